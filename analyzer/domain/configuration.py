@@ -1,0 +1,128 @@
+"""One point of the search space, its canonical form and its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+Precision = Literal["fp32", "fp16", "int8"]
+Quantization = Literal["static", "dynamic"]
+Backend = Literal["onnxruntime", "tensorrt", "python"]
+DeviceKind = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantKey:
+    """Which file of the model a configuration serves."""
+
+    precision: Precision
+    quantization: Quantization | None = None
+    backend: Backend = "onnxruntime"
+
+    @property
+    def label(self) -> str:
+        """A short name for people: ``fp32``, ``int8-dynamic``, ``fp16 tensorrt``."""
+        name = self.precision + (f"-{self.quantization}" if self.quantization else "")
+        return name if self.backend != "tensorrt" else f"{name} tensorrt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A deployment: which variant, how it batches, how many instances with how many threads.
+
+    Args:
+        precision: Precision of the graph.
+        quantization: How int8 was made; None for other precisions.
+        backend: Triton's backend.
+        device: Where the instances run.
+        max_batch_size: Triton's field; 0 for a model that cannot be batched.
+        dynamic_batching: Whether requests are joined into batches.
+        preferred_batch_size: Triton's field, ascending; None without dynamic batching.
+        max_queue_delay_us: Triton's field, microseconds; None without dynamic batching.
+        instance_count: Instances per device.
+        intra_op_threads: ONNX Runtime's threads per instance; None where it has no effect (GPU).
+    """
+
+    precision: Precision = "fp32"
+    quantization: Quantization | None = None
+    backend: Backend = "onnxruntime"
+    device: DeviceKind = "cpu"
+    max_batch_size: int = 0
+    dynamic_batching: bool = False
+    preferred_batch_size: tuple[int, ...] | None = None
+    max_queue_delay_us: int | None = None
+    instance_count: int = 1
+    intra_op_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.max_batch_size >= 0, self.max_batch_size
+        assert self.instance_count >= 1, self.instance_count
+        assert self.max_queue_delay_us is None or self.max_queue_delay_us >= 0
+        assert self.intra_op_threads is None or self.intra_op_threads >= 0
+        assert (self.precision == "int8") or self.quantization is None, self.quantization
+        preferred = self.preferred_batch_size or ()
+        assert all(1 <= size <= max(self.max_batch_size, 1) for size in preferred), preferred
+
+    @property
+    def variant(self) -> VariantKey:
+        """The variant that is served."""
+        return VariantKey(
+            precision=self.precision, quantization=self.quantization, backend=self.backend
+        )
+
+    def canonical(self) -> Configuration:
+        """The same deployment in its one canonical spelling.
+
+        An empty preferred list equals ``[max_batch_size]``; settings without effect are None:
+        batching fields without dynamic batching, dynamic batching itself with a maximum below 2,
+        quantization of a model that is not int8, CPU threads of a model on a GPU.
+        """
+        batching = self.dynamic_batching and self.max_batch_size > 1
+        preferred = tuple(sorted(set(self.preferred_batch_size or (self.max_batch_size,))))
+        return replace(
+            self,
+            quantization=self.quantization if self.precision == "int8" else None,
+            dynamic_batching=batching,
+            preferred_batch_size=preferred if batching else None,
+            max_queue_delay_us=(self.max_queue_delay_us or 0) if batching else None,
+            intra_op_threads=self.intra_op_threads if self.device == "cpu" else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The canonical configuration as JSON-ready values, keys as in the contract."""
+        values = asdict(self.canonical())
+        preferred = values["preferred_batch_size"]
+        values["preferred_batch_size"] = list(preferred) if preferred is not None else None
+        return values
+
+    @property
+    def config_id(self) -> str:
+        """The first 12 hex digits of the SHA-256 of the canonical configuration's JSON."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Configuration:
+        """The configuration that :meth:`to_dict` wrote."""
+        fields = dict(values)
+        if fields.get("preferred_batch_size") is not None:
+            fields["preferred_batch_size"] = tuple(fields["preferred_batch_size"])
+        return cls(**fields).canonical()
+
+
+def baseline_configuration(*, batchable: bool, device: DeviceKind = "cpu") -> Configuration:
+    """What Triton would do with an ONNX model alone (its automatic configuration).
+
+    On a CPU with ONNX Runtime: two instances, ``max_batch_size`` 4 and ``dynamic_batching {}``
+    where the model can be batched; one instance on a GPU. Threads are ONNX Runtime's default (0:
+    one per core).
+    """
+    return Configuration(
+        device=device,
+        max_batch_size=4 if batchable else 0,
+        dynamic_batching=batchable,
+        instance_count=2 if device == "cpu" else 1,
+        intra_op_threads=0 if device == "cpu" else None,
+    ).canonical()

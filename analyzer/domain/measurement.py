@@ -1,0 +1,260 @@
+"""What was measured: load tests, measurements of a configuration, and failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration
+
+CertificateVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
+
+# Outcome of one request, as the generator saw it.
+STATUS_OK = 0
+STATUS_ERROR = 1
+STATUS_TIMEOUT = 2
+STATUS_UNFINISHED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestLog:
+    """Every request of one load test in order of its intended send time; arrays of length n.
+
+    Args:
+        intended_s: Intended send times, seconds from the run's start, float64.
+        send_lag_s: How late each was sent, float64; NaN if it never was.
+        latency_s: Intended send time to the reply's receipt, float64; inf for a request that
+            failed, timed out or never came back.
+        batch_size: Inferences of each request, int32.
+        status: One of the STATUS codes, uint8.
+        queue_s, compute_input_s, compute_infer_s, compute_output_s: The server's own breakdown of
+            each request, float32; NaN where the target does not tell.
+        warmup: How many of the first requests are warm-up, stored apart and not counted.
+    """
+
+    intended_s: NDArray[np.float64]
+    send_lag_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    batch_size: NDArray[np.int32]
+    status: NDArray[np.uint8]
+    queue_s: NDArray[np.float32]
+    compute_input_s: NDArray[np.float32]
+    compute_infer_s: NDArray[np.float32]
+    compute_output_s: NDArray[np.float32]
+    warmup: int = 0
+
+    def __len__(self) -> int:
+        return len(self.intended_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validity:
+    """Whether a run says anything, with the reasons where it does not."""
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySummary:
+    """Latency in milliseconds; nearest-rank percentiles, None where one falls among failures."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    sla: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Mean milliseconds a request spent in each stage; None where the target does not tell.
+
+    ``overhead`` is what is left of the client's mean latency.
+    """
+
+    queue: float | None = None
+    compute_input: float | None = None
+    compute_infer: float | None = None
+    compute_output: float | None = None
+    overhead: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceUse:
+    """Peaks and means over a load test; None where it was not measured.
+
+    Args:
+        memory_bytes_peak: Peak resident memory of the server's processes.
+        gpu_memory_bytes_peak: Peak GPU memory, from ``gpu_memory_source``.
+        gpu_memory_source: ``process`` (NVML, the server's own) or ``device`` (difference under the
+            exclusive lease).
+        gpu_utilization: Mean, 0 to 1.
+        power_watts: Mean.
+        cpu_utilization: Mean CPU of the server's processes over the machine's cores, 0 to 1.
+    """
+
+    memory_bytes_peak: int | None = None
+    gpu_memory_bytes_peak: int | None = None
+    gpu_memory_source: str | None = None
+    gpu_utilization: float | None = None
+    power_watts: float | None = None
+    cpu_utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTest:
+    """One load test, summarised. Rates count requests per second, ``_ips`` inferences.
+
+    Args:
+        kind: Why it was run: ``probe``, ``edge``, ``certify``, ``target``, ``verify``, ``measure``.
+        offered_rps: Rate of the arrival schedule; for a closed loop the rate achieved.
+        achieved_rps: Replies per second, from the first intended send to the last reply.
+        concurrency: Requests kept in flight by a closed loop; None for an open one.
+        requests: Requests counted (warm-up apart).
+        over_budget: Requests whose latency exceeds the budget, or that failed, timed out or never
+            came back; None without a budget.
+        errors: Requests that failed, timed out or never came back.
+        duration_s: Length of the counted part.
+        send_lag_ms_p99: How late the generator was.
+        batch_size_mean: Mean inferences per execution; None where the target does not tell.
+        aborted: The run ended early because its rate was hopeless.
+        seed: Seed of the arrival schedule.
+    """
+
+    kind: str
+    offered_rps: float
+    achieved_rps: float
+    throughput_ips: float
+    concurrency: int | None = None
+    requests: int
+    over_budget: int | None
+    errors: int
+    duration_s: float
+    latency_ms: LatencySummary
+    breakdown_ms: Breakdown = Breakdown()
+    send_lag_ms_p99: float | None
+    batch_size_mean: float | None = None
+    resources: ResourceUse = ResourceUse()
+    validity: Validity
+    aborted: bool = False
+    seed: int = 0
+    started_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How well a variant answers, against labels or against the fp32 reference.
+
+    Args:
+        metric: ``label_accuracy``, ``top1_agreement``, ``cosine`` or ``relative_error``.
+        value: The metric of this variant, 0 to 1.
+        drop: Reference minus variant (absolute); 0 for the reference itself.
+        interval: Confidence interval of ``drop``.
+        samples: Rows that scored (none of them calibrated).
+        synthetic: The inputs were made up, so that only the numerical error means anything.
+    """
+
+    metric: str
+    value: float | None
+    drop: float | None
+    interval: tuple[float, float] | None
+    samples: int = 0
+    synthetic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What may be claimed of a rate, and on how much evidence.
+
+    Args:
+        verdict: PASS, FAIL or UNDECIDED, never more certain than the data.
+        requests: Requests counted.
+        over_budget: Of these, over budget.
+        effective_requests: ``requests`` over the variance inflation of correlated requests.
+        confidence: Confidence of the verdict.
+        mlperf: The verdict of MLPerf's early-stopping rule, which takes requests for independent.
+        inflation: The variance inflation used, and where it comes from.
+        inflation_source: ``batch_means``, ``twin``, ``lower_threshold`` or ``none``.
+        requests_missing: Requests still needed for a decision; None if decided or unknown.
+    """
+
+    verdict: CertificateVerdict
+    requests: int
+    over_budget: int
+    effective_requests: float
+    confidence: float
+    mlperf: CertificateVerdict
+    inflation: float | None = None
+    inflation_source: str = "none"
+    requests_missing: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """The highest rate that keeps the SLA, estimated: requests per second and an interval."""
+
+    rate_rps: float | None
+    interval_rps: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the twin says of a configuration, and how far off it was where both are known."""
+
+    edge_rps: float | None = None
+    latency_ms_p99: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """All that was measured of one configuration on a live target.
+
+    Args:
+        configuration: The canonical configuration.
+        edge: Estimated from ``load_tests``.
+        capacity_rps: The certified rate; None if none was certified.
+        certificate: Of ``capacity_rps`` (or of the rate that was tried last); None if none was tried.
+        headline: The load test at the certified rate, or at the target rate for the objectives
+            latency and memory; None if there is none.
+        load_tests: Every load test in order, the invalid ones included.
+        load_test_seconds: Time under load, warm-up included.
+        memory_bytes_peak: Peak over all load tests.
+    """
+
+    configuration: Configuration
+    edge: Edge
+    capacity_rps: float | None = None
+    certificate: Certificate | None = None
+    headline: LoadTest | None = None
+    load_tests: tuple[LoadTest, ...] = ()
+    load_test_seconds: float = 0.0
+    resources: ResourceUse = ResourceUse()
+    accuracy: Accuracy | None = None
+    predicted: Prediction = Prediction()
+    hardware: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A configuration that could not be measured, and why.
+
+    Args:
+        stage: ``build``, ``start``, ``load``, ``worker``.
+        reason: A short class for tables: ``build``, ``out_of_memory``, ``timeout``, ``crash``,
+            ``start``, ``worker_lost``, ``invalid``, ``accuracy``.
+        message: The sentence for people.
+    """
+
+    configuration: Configuration
+    stage: str
+    reason: str
+    message: str
+    hint: str = ""
+    load_test_seconds: float = 0.0

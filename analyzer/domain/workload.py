@@ -1,0 +1,196 @@
+"""Arrival schedules: drawn before a run, in seconds from its start."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.errors import DataError, UsageError
+
+
+class ArrivalProcess(Protocol):
+    """A family of schedules, one for each rate."""
+
+    @property
+    def name(self) -> str:
+        """How the command line spells it: ``poisson``, ``gamma:2``."""
+
+    def interarrival_s(
+        self, count: int, rate_rps: float, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """``count`` gaps, float64 [count]; the first is the gap before the first request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poisson:
+    """Exponential gaps: independent users."""
+
+    @property
+    def name(self) -> str:
+        return "poisson"
+
+    def interarrival_s(
+        self, count: int, rate_rps: float, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        return rng.exponential(1.0 / rate_rps, count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Equal gaps; the first request comes at 0."""
+
+    @property
+    def name(self) -> str:
+        return "constant"
+
+    def interarrival_s(
+        self, count: int, rate_rps: float, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        gaps = np.full(count, 1.0 / rate_rps)
+        gaps[:1] = 0.0
+        return gaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gamma:
+    """Gamma-distributed gaps with the coefficient of variation ``cv`` (1 is Poisson)."""
+
+    cv: float
+
+    @property
+    def name(self) -> str:
+        return f"gamma:{self.cv:g}"
+
+    def interarrival_s(
+        self, count: int, rate_rps: float, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        shape = 1.0 / self.cv**2
+        return rng.gamma(shape, 1.0 / (rate_rps * shape), count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """Recorded arrivals, repeated as often as needed and scaled to a rate.
+
+    Args:
+        path: Where it was read from.
+        arrival_s: Arrival times, float64 [n], ascending, the first at 0 after :func:`read_trace`
+            when used as a process; read-only.
+        batch_size: Inferences of each request, int64 [n].
+    """
+
+    path: str
+    arrival_s: NDArray[np.float64]
+    batch_size: NDArray[np.int64]
+
+    @property
+    def name(self) -> str:
+        return f"trace:{self.path}"
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean rate: gaps over the time they take."""
+        span = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self.arrival_s) > 1 else 0.0
+        return (len(self.arrival_s) - 1) / span if span > 0 else float("inf")
+
+    def interarrival_s(
+        self, count: int, rate_rps: float, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        own = np.diff(self.arrival_s)
+        if len(own) == 0 or own.sum() <= 0:
+            raise DataError(
+                f"The trace {self.path} has no two arrivals at different times.",
+                hint="A trace that is scaled to a rate needs at least two rows apart in time.",
+            )
+        # The gap that closes the circle is the mean one, so that the rate holds over repetitions.
+        cycle = np.append(own, own.mean()) * (own.mean() and 1.0 / (own.mean() * rate_rps))
+        gaps = np.empty(count)
+        gaps[:1] = 0.0
+        gaps[1:] = np.resize(cycle, max(count - 1, 0))
+        return gaps
+
+    def batch_sizes(self, count: int) -> NDArray[np.int64]:
+        """The batch sizes that go with ``count`` gaps, int64 [count]."""
+        return np.resize(self.batch_size, count)
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a CSV file with the header ``arrival_ms[,batch_size]``, sorted stably.
+
+    Raises:
+        DataError: It cannot be read; the message names the row.
+    """
+    rows: list[tuple[float, int]] = []
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if "arrival_ms" not in (reader.fieldnames or []):
+                raise DataError(
+                    f"{path}: the header must be arrival_ms[,batch_size], "
+                    f"not {','.join(reader.fieldnames or [])!r}.",
+                    hint="The first line of a trace names its columns.",
+                )
+            for row in reader:
+                where = f"{path}, row {len(rows) + 1} (line {reader.line_num})"
+                try:
+                    arrival_ms = float(row["arrival_ms"])
+                    batch_size = int(row.get("batch_size") or 1)
+                except (TypeError, ValueError) as error:
+                    raise DataError(f"{where}: {error}.", hint="Each row is a number, then an integer.") from error
+                if not np.isfinite(arrival_ms) or batch_size < 1:
+                    raise DataError(
+                        f"{where}: arrival_ms {row['arrival_ms']}, batch_size {batch_size}.",
+                        hint="Arrivals are finite and batch sizes at least 1.",
+                    )
+                rows.append((arrival_ms, batch_size))
+    except OSError as error:
+        raise DataError(f"The trace {path} cannot be read: {error.strerror}.") from error
+    if not rows:
+        raise DataError(f"The trace {path} has no rows.")
+    arrival_ms_all = np.array([row[0] for row in rows])
+    order = np.argsort(arrival_ms_all, kind="stable")
+    return Trace(
+        path=str(path),
+        arrival_s=arrival_ms_all[order] / 1e3,
+        batch_size=np.array([row[1] for row in rows], dtype=np.int64)[order],
+    )
+
+
+def parse_arrivals(text: str) -> ArrivalProcess:
+    """The process that ``--arrivals`` names: ``poisson``, ``constant``, ``gamma:CV``, ``trace:FILE``.
+
+    Raises:
+        UsageError: It names none.
+        DataError: The trace cannot be read.
+    """
+    kind, _, argument = text.partition(":")
+    if kind == "poisson" and not argument:
+        return Poisson()
+    if kind == "constant" and not argument:
+        return Constant()
+    if kind == "gamma":
+        try:
+            cv = float(argument)
+        except ValueError:
+            cv = 0.0
+        if not (np.isfinite(cv) and cv > 0):
+            raise UsageError(f"{text!r}: gamma needs a positive coefficient of variation.", hint="Write gamma:2.")
+        return Gamma(cv=cv)
+    if kind == "trace" and argument:
+        return read_trace(Path(argument))
+    raise UsageError(
+        f"{text!r} names no arrival process.",
+        hint="Use poisson, constant, gamma:CV or trace:FILE.",
+    )
+
+
+def draw_arrivals_s(
+    process: ArrivalProcess, *, rate_rps: float, count: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Intended send times of ``count`` requests, float64 [count], ascending."""
+    return np.cumsum(process.interarrival_s(count, rate_rps, rng))

@@ -1,0 +1,139 @@
+"""The tree of errors. Each says what is wrong and where; ``hint`` says what to do next.
+
+AnalyzerError                    1  a fault of the program
+├── UsageError                   2  a wrong option or argument
+├── InputError                   2  unusable input
+│   ├── ModelError                  the model file or directory
+│   ├── DataError                   calibration data, traces, tables
+│   ├── SpaceError                  a search space file
+│   ├── StoreError                  the results database
+│   ├── RepositoryError             a Triton model repository (read or export)
+│   └── MissingPartError            a library, device or server that is not here
+├── TargetError                  1  the server under test
+│   ├── TargetStartError            it did not come up
+│   ├── TargetCrashError            it went away while it was under test
+│   ├── TargetMemoryError           it ran out of memory
+│   └── TargetTimeoutError          it did not answer in time
+├── BuildError                   1  a variant or engine that could not be built
+└── RunInterruptedError         130  Ctrl-C or SIGTERM
+"""
+
+from __future__ import annotations
+
+
+class AnalyzerError(Exception):
+    """A fault of the program.
+
+    Args:
+        message: What is wrong and where (file, key, value), as a sentence.
+        hint: What to do next, as a sentence; empty if nothing helps.
+    """
+
+    exit_code = 1
+    code = "internal"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keeps the hint when an error crosses a process boundary."""
+        return (_rebuild, (type(self), self.message, self.hint))
+
+
+def _rebuild(kind: type[AnalyzerError], message: str, hint: str) -> AnalyzerError:
+    return kind(message, hint=hint)
+
+
+class UsageError(AnalyzerError):
+    """A wrong option or argument."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class InputError(AnalyzerError):
+    """Input that cannot be used."""
+
+    exit_code = 2
+    code = "input"
+
+
+class ModelError(InputError):
+    """A model file or directory that cannot be used."""
+
+    code = "model"
+
+
+class DataError(InputError):
+    """Calibration data, a trace or a table that cannot be used."""
+
+    code = "data"
+
+
+class SpaceError(InputError):
+    """A search space that cannot be used."""
+
+    code = "space"
+
+
+class StoreError(InputError):
+    """A results database that cannot be used."""
+
+    code = "store"
+
+
+class RepositoryError(InputError):
+    """A Triton model repository that cannot be read or written."""
+
+    code = "repository"
+
+
+class MissingPartError(InputError):
+    """A library, device or server that this machine does not have."""
+
+    code = "missing"
+
+
+class TargetError(AnalyzerError):
+    """The server under test failed."""
+
+    code = "target"
+
+
+class TargetStartError(TargetError):
+    """The server under test did not come up."""
+
+    code = "target_start"
+
+
+class TargetCrashError(TargetError):
+    """The server under test went away."""
+
+    code = "target_crash"
+
+
+class TargetMemoryError(TargetError):
+    """The server under test ran out of memory."""
+
+    code = "target_memory"
+
+
+class TargetTimeoutError(TargetError):
+    """The server under test did not answer in time."""
+
+    code = "target_timeout"
+
+
+class BuildError(AnalyzerError):
+    """A variant or an engine could not be built."""
+
+    code = "build"
+
+
+class RunInterruptedError(AnalyzerError):
+    """The user interrupted the run; everything measured so far is stored."""
+
+    exit_code = 130
+    code = "interrupted"
