@@ -1,0 +1,134 @@
+"""A search as it is told to people: its facts, from which every report is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+
+Verdict = Literal["found", "infeasible", "undecided"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """What a machine costs, where that is known.
+
+    Args:
+        instance_type: The cloud's name of the machine; None if only a price was given.
+        price_per_hour: US dollars; None if unknown, and every cost is then None.
+        devices_per_machine: GPUs (or whole CPUs) of a machine that serve replicas.
+        source: Where the price comes from: ``--price``, or the catalogue's entry and date.
+    """
+
+    instance_type: str | None = None
+    price_per_hour: float | None = None
+    devices_per_machine: int = 1
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of the way from fp32, one instance and no batching to the winner.
+
+    Args:
+        setting: The setting changed, as a short phrase (``dynamic_batching: on``).
+        config_id: The configuration after the step.
+        edge_rps: Its edge; None if it never keeps the SLA or is unknown.
+        measured: Whether ``edge_rps`` was measured; otherwise the twin predicted it.
+    """
+
+    setting: str
+    config_id: str
+    edge_rps: float | None
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What the twin expects of one changed setting, marked as predicted everywhere."""
+
+    setting: str
+    from_value: str
+    to_value: str
+    predicted_edge_rps: float | None
+    change_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why the winner wins, from the twin (predicted) and from what was measured.
+
+    Args:
+        limited_by: ``queue``, ``compute`` or ``threads``, as a sentence; empty if unknown.
+        trusted: Whether the twin could be trusted in this study, and ``trust_reason`` why (not).
+        contributions: From the plainest configuration to the winner, in order.
+        importance: Share of the variance of the edge that each parameter explains, 0 to 1.
+    """
+
+    limited_by: str = ""
+    trusted: bool | None = None
+    trust_reason: str = ""
+    error_median: float | None = None
+    contributions: tuple[Step, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+    importance: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSummary:
+    """How the search went; the contract's ``search``."""
+
+    sampler: str
+    space: str = ""
+    space_size: int | None = None
+    evaluated_live: int = 0
+    evaluated_twin: int = 0
+    failed: int = 0
+    load_test_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    bound: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A claim measured again."""
+
+    claim: dict[str, Any]
+    verdict: Literal["holds", "refuted", "undecided"]
+    measured: Measurement
+    server: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFacts:
+    """Everything that a report says.
+
+    Args:
+        outcomes: Every measured or failed configuration, in the order of the trials; the
+            baseline and the recommendation (with its certificate) are among them.
+        recommended_id: ``config_id`` of the recommendation; None without one.
+        baseline_id: ``config_id`` of the baseline.
+        provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``, JSON-ready.
+        warnings: Sentences that qualify the result (fallbacks taken, data that was not there).
+    """
+
+    name: str
+    verdict: Verdict
+    model: ModelInfo
+    sla: Sla
+    arrivals: str
+    request_batch_size: int
+    server: str
+    outcomes: tuple[Measurement | Failure, ...]
+    recommended_id: str | None
+    baseline_id: str
+    pricing: Pricing
+    search: SearchSummary
+    explanation: Explanation
+    provenance: dict[str, Any]
+    verifications: tuple[Verification, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
