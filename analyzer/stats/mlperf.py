@@ -1,0 +1,93 @@
+"""MLPerf Inference's rules for a percentile's limit, which take requests for independent.
+
+Source: MLPerf Inference rules and LoadGen's ``early_stopping.cc``.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Literal
+
+MlperfVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
+
+
+def tail_share(percentile: float) -> float:
+    """Returns the share of requests that may be over budget: 0.01 for 99."""
+    return (100.0 - percentile) / 100.0
+
+
+def fixed_size(percentile: float, *, confidence: float = 0.99) -> int:
+    """Returns LoadGen's fixed number of queries, ``n = z² p(1-p) / m²`` with ``m = (1-p) / 20``.
+
+    Args:
+        percentile: 0 to 100, both exclusive.
+        confidence: Two-sided.
+    """
+    from scipy.special import ndtri
+
+    share = tail_share(percentile)
+    z = float(ndtri(1.0 - (1.0 - confidence) / 2.0))
+    margin = share / 20.0
+    # LoadGen rounds to the nearest query.
+    return round(z * z * share * (1.0 - share) / (margin * margin))
+
+
+def pass_probability(requests: float, over_budget: float, share: float) -> float:
+    """Returns P(at most ``over_budget`` misses) if each of ``requests`` misses by chance ``share``.
+
+    The binomial distribution function through the incomplete beta function, so that effective
+    numbers need not be whole.
+    """
+    from scipy.special import betainc
+
+    if over_budget >= requests:
+        return 1.0
+    return float(betainc(requests - over_budget, over_budget + 1.0, 1.0 - share))
+
+
+def fail_probability(requests: float, over_budget: float, share: float) -> float:
+    """Returns P(at least ``over_budget`` misses); the mirror image of ``pass_probability``."""
+    from scipy.special import betainc
+
+    if over_budget <= 0:
+        return 1.0
+    return float(betainc(over_budget, max(requests - over_budget, 0.0) + 1.0, share))
+
+
+def verdict(
+    requests: int, over_budget: int, *, percentile: float, confidence: float
+) -> MlperfVerdict:
+    """Returns PASS or FAIL once a one-sided Clopper-Pearson bound decides, else UNDECIDED.
+
+    PASS is early stopping's rule, ``binom.cdf(t, n, 1-p) <= 1-c``; FAIL is its mirror image.
+
+    Args:
+        requests: Requests counted.
+        over_budget: Of these, over budget.
+        percentile: The SLA's, 0 to 100, both exclusive.
+        confidence: One-sided, between 0 and 1.
+    """
+    share = tail_share(percentile)
+    if requests <= 0:
+        return "UNDECIDED"
+    if pass_probability(requests, over_budget, share) <= 1.0 - confidence:
+        return "PASS"
+    if fail_probability(requests, over_budget, share) <= 1.0 - confidence:
+        return "FAIL"
+    return "UNDECIDED"
+
+
+def least_requests(over_budget: int, *, percentile: float, confidence: float) -> int:
+    """Returns the least number of requests at which ``over_budget`` misses pass."""
+    share = tail_share(percentile)
+    alpha = 1.0 - confidence
+    low, high = over_budget, max(2, ceil((over_budget + 1) / share))
+    while pass_probability(high, over_budget, share) > alpha:
+        low, high = high, high * 2
+    while high - low > 1:  # the probability falls as requests grow
+        middle = (low + high) // 2
+        if pass_probability(middle, over_budget, share) <= alpha:
+            high = middle
+        else:
+            low = middle
+    return high
