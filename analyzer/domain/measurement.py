@@ -219,7 +219,7 @@ class Measurement:
         configuration: The canonical configuration.
         edge: Estimated from ``load_tests``.
         capacity_rps: The certified rate; None if none was certified.
-        certificate: Of ``capacity_rps`` (or of the rate that was tried last); None if none was tried.
+        certificate: Of ``capacity_rps`` (or of the rate tried last); None if none was.
         headline: The load test at the certified rate, or at the target rate for the objectives
             latency and memory; None if there is none.
         load_tests: Every load test in order, the invalid ones included.

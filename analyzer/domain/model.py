@@ -52,7 +52,7 @@ class ModelInfo:
         path: Absolute path of the ONNX file.
         sha256: Hash of the graph and its external weights, 64 hex digits.
         batchable: Whether every input and output has a dynamic first dimension.
-        fixed_batch: The size of a first dimension that is fixed although it looks like a batch; None
+        fixed_batch: The size of a fixed first dimension that looks like a batch; None
             otherwise.
         inputs: Inputs in the graph's order, every dynamic dimension resolved (``--input-shape``).
         outputs: Outputs in the graph's order.

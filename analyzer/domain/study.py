@@ -112,7 +112,7 @@ class StudyFacts:
             baseline and the recommendation (with its certificate) are among them.
         recommended_id: ``config_id`` of the recommendation; None without one.
         baseline_id: ``config_id`` of the baseline.
-        provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``, JSON-ready.
+        provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``.
         warnings: Sentences that qualify the result (fallbacks taken, data that was not there).
     """
 

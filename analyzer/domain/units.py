@@ -111,7 +111,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """``seconds`` as people write it, with three significant digits: ``16.2ms``, ``1.5s``, ``5m``."""
+    """``seconds`` as people write it: ``16.2ms``, ``1.5s``, ``5m``."""
     for unit, scale in (("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale and not (unit in "hm" and seconds % scale):
             return f"{seconds / scale:.4g}{unit}"

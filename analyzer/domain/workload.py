@@ -141,7 +141,9 @@ def read_trace(path: Path) -> Trace:
                     arrival_ms = float(row["arrival_ms"])
                     batch_size = int(row.get("batch_size") or 1)
                 except (TypeError, ValueError) as error:
-                    raise DataError(f"{where}: {error}.", hint="Each row is a number, then an integer.") from error
+                    raise DataError(
+                        f"{where}: {error}.", hint="Each row is a number, then an integer."
+                    ) from error
                 if not np.isfinite(arrival_ms) or batch_size < 1:
                     raise DataError(
                         f"{where}: arrival_ms {row['arrival_ms']}, batch_size {batch_size}.",
@@ -162,7 +164,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_arrivals(text: str) -> ArrivalProcess:
-    """The process that ``--arrivals`` names: ``poisson``, ``constant``, ``gamma:CV``, ``trace:FILE``.
+    """The process that ``--arrivals`` names (``poisson``, ``gamma:2``, ``trace:FILE``).
 
     Raises:
         UsageError: It names none.
@@ -179,7 +181,9 @@ def parse_arrivals(text: str) -> ArrivalProcess:
         except ValueError:
             cv = 0.0
         if not (np.isfinite(cv) and cv > 0):
-            raise UsageError(f"{text!r}: gamma needs a positive coefficient of variation.", hint="Write gamma:2.")
+            raise UsageError(
+                f"{text!r}: gamma needs a positive coefficient of variation.", hint="Write gamma:2."
+            )
         return Gamma(cv=cv)
     if kind == "trace" and argument:
         return read_trace(Path(argument))

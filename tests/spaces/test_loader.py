@@ -1,0 +1,84 @@
+"""Search spaces from YAML: resolution for a machine, and errors that name file and key."""
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import SpaceError
+from analyzer.spaces.loader import Surroundings, load_space, space_names
+
+TWO_CORES = Surroundings(device="cpu", cores=2)
+
+
+def _load(tmp_path: Path, text: str, around: Surroundings = TWO_CORES):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return load_space(str(path), around)
+
+
+def test_every_shipped_space_resolves_for_its_device() -> None:
+    assert space_names() == ["ablation", "cpu", "gpu"]
+    assert load_space("cpu", TWO_CORES).candidates()
+    assert load_space("gpu", Surroundings(device="gpu", cores=16, tensorrt=True)).candidates()
+
+
+def test_the_cpu_space_keeps_instances_times_threads_within_the_cores() -> None:
+    candidates = load_space("cpu", TWO_CORES).candidates()
+    pairs = {(c.instance_count, c.intra_op_threads) for c, _ in candidates.values()}
+    assert pairs == {(1, 1), (1, 2), (2, 1)}
+    # 4 variants × 3 pairs × (no batching + 5 sizes × 6 delays)
+    assert len(candidates) == 4 * 3 * 31
+
+
+def test_the_ablation_has_eight_configurations_and_says_what_stands_for_tensorrt() -> None:
+    space = load_space("ablation", TWO_CORES)
+    labels = space.labels()
+    assert len(labels) == 8
+    assert sum("stands where TensorRT stands" in label for label in labels.values()) == 4
+
+
+def test_precisions_narrow_the_space() -> None:
+    only = Surroundings(device="cpu", cores=2, precisions=("fp32",))
+    assert {c.precision for c, _ in load_space("cpu", only).candidates().values()} == {"fp32"}
+    assert len(load_space("ablation", only).candidates()) == 4
+
+
+def test_a_model_that_cannot_be_batched_has_max_batch_size_zero() -> None:
+    around = Surroundings(device="cpu", cores=2, batchable=False)
+    assert {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()} == {0}
+
+
+def test_batches_are_never_smaller_than_the_request() -> None:
+    around = Surroundings(device="cpu", cores=2, request_batch_size=4)
+    sizes = {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()}
+    assert sizes == {4, 8, 16, 32}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("paramters:\n  precision: [fp32]\n", "'parameters'"),
+        ("parameters:\n  max_batchsize: [1]\n", "'max_batch_size'"),
+        ("parameters:\n  precision: [fp31]\n", "fp31"),
+        ("parameters:\n  max_queue_delay: [100]\n", "100us|100ms"),
+        ("parameters:\n  instance_count: [0]\n", "instance_count"),
+        ("parameters: [1]\n", "mapping"),
+        ("parameters:\n  precision: []\n", "precision"),
+        ("name: x\n", "exactly one"),
+        ("parameters:\n  quantization: {choices: [static], when: {precison: int8}}\n", "precison"),
+        ("device: gpu\nparameters:\n  precision: [fp32]\n", "gpu"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        _load(tmp_path, text)
+    message = f"{caught.value.message} {caught.value.hint}"
+    assert "mine.yaml" in message
+    assert any(part in message for part in says.split("|"))
+
+
+def test_an_unknown_name_lists_the_shipped_ones() -> None:
+    with pytest.raises(SpaceError, match="no search space") as caught:
+        load_space("cpuu", TWO_CORES)
+    assert "cpu" in caught.value.hint
