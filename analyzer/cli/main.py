@@ -1,0 +1,158 @@
+"""The command ``analyze``: finds the subcommand, and turns every error into a sentence.
+
+Subcommands are imported when they are used, so that ``--help`` stays fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from analyzer import __version__
+from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
+
+# Name of the command -> (module, one line for the overview).
+_COMMANDS = {
+    "search": ("search", "Find the configuration that keeps a latency promise (the default)."),
+    "report": ("report", "Write a study's report: HTML, Markdown, CSV or JSON."),
+    "export": ("export", "Write a configuration as a Triton model repository."),
+    "verify": ("verify", "Measure a claim again, with fresh arrivals and a restart."),
+    "serve": ("serve", "Serve a model repository over KServe v2 (HTTP and gRPC)."),
+    "measure": ("measure", "Run one load test against an endpoint or a local model."),
+    "simulate": ("simulate", "Run Triton's scheduler in virtual time."),
+    "studies": ("studies", "List studies, or show one trial by trial."),
+    "doctor": ("doctor", "Show what this machine has, and what missing parts would add."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; imports one when it is needed.
+
+    A first word that is no command is a model: ``analyze MODEL …`` is ``analyze search MODEL …``.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"analyzer.cli.{_COMMANDS[cmd_name][0]}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_command(args))
+
+
+def _with_command(args: list[str]) -> list[str]:
+    """``args`` with ``search`` put first where no command is named.
+
+    Raises:
+        UsageError: The first word is neither a command nor a file.
+    """
+    if not args or args[0] in _COMMANDS or args[0] in ("--help", "-h", "--version"):
+        return args
+    first = args[0]
+    if first.startswith("-") or Path(first).exists():
+        return ["search", *args]
+    near = difflib.get_close_matches(first, _COMMANDS, n=3, cutoff=0.5)
+    raise UsageError(
+        f"{first!r} is neither a command nor a model file.",
+        hint=(f"Did you mean {' or '.join(near)}?" if near else "Commands: " + ", ".join(_COMMANDS))
+        + ("" if near else ".")
+        + " A model is given by its path.",
+    )
+
+
+@click.group(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example:  analyze model.onnx --latency-budget 50ms --target-rate 500/s",
+)
+@click.version_option(__version__, prog_name="analyze")
+def cli() -> None:
+    """Find, prove and export the NVIDIA Triton configuration that keeps a latency promise.
+
+    \b
+    analyze MODEL --latency-budget 50ms        searches, and prints the recommendation
+    analyze report -o report.html              writes the page about the newest study
+    analyze export --repository models/        writes the winner for Triton
+    """
+
+
+def _raise_interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits with the contract's code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        code = cli.main(args=args, prog_name="analyze", standalone_mode=False)
+        status = code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        status = 2
+    except click.ClickException as error:
+        status = _show(_from_click(error), args)
+    except (KeyboardInterrupt, click.Abort):
+        status = _show(RunInterruptedError("Interrupted."), args)
+    except AnalyzerError as error:
+        status = _show(error, args)
+    except BrokenPipeError:
+        # Whoever read our answer stopped reading; a flush at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:
+        status = _show(_unexpected(error), args)
+    sys.exit(status)
+
+
+def _from_click(error: click.ClickException) -> AnalyzerError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "analyze"
+    return UsageError(error.format_message(), hint=f"See {path} --help.")
+
+
+def _unexpected(error: Exception) -> AnalyzerError:
+    wrapped = AnalyzerError(
+        f"A fault of the program: {type(error).__name__}: {error}.",
+        hint="Run it again with -v for the traceback, and report it.",
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _show(error: AnalyzerError, args: Sequence[str]) -> int:
+    """Prints ``error`` (and as JSON where that was asked for); returns its exit code."""
+    if any(arg in ("-v", "--verbose", "-vv") for arg in args):
+        traceback.print_exception(error)
+    click.echo(f"Error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  {error.hint}", err=True)
+    if "--json" in args:
+        body = {"code": error.code, "message": error.message, "hint": error.hint}
+        click.echo(json.dumps({"schema": 1, "error": body}))
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

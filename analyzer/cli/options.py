@@ -1,0 +1,128 @@
+"""Option types and options that several commands share; names and meanings are the contract's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from analyzer.domain import units
+from analyzer.errors import UsageError
+
+DEFAULT_STORE = "sqlite:///results.db"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Quantity(click.ParamType):
+    """A number with a unit; a bare number is refused with the right spelling."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | int:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        try:
+            return self._parse(value)
+        except UsageError as error:
+            option = param.opts[0] if param is not None else self.name
+            raise UsageError(f"{option}: {error.message}", hint=error.hint) from error
+
+
+DURATION_MS = Quantity("DUR", units.parse_duration_ms)
+DURATION_S = Quantity("DUR", units.parse_duration_s)
+RATE_RPS = Quantity("RATE", units.parse_rate_rps)
+SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes)
+PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
+
+
+class Percentile(click.ParamType):
+    """A percentile above 0 and below 100."""
+
+    name = "P"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(str(value).removeprefix("p"))
+        except ValueError:
+            number = -1.0
+        if not 0 < number < 100:
+            raise UsageError(
+                f"--percentile: {value!r} is no number between 0 and 100.", hint="Write 99 or 99.9."
+            )
+        return number
+
+
+class Fraction(click.ParamType):
+    """A number from 0 (exclusive, if asked for) to 1."""
+
+    name = "FRACTION"
+
+    def __init__(self, *, open_ends: bool = False) -> None:
+        self._open = open_ends
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        option = param.opts[0] if param is not None else "value"
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not (0 < number < 1 if self._open else 0 <= number <= 1):
+            raise UsageError(
+                f"{option}: {value!r} is no fraction from 0 to 1.", hint="Write 0.01 for 1 %."
+            )
+        return number
+
+
+def common(function: _F) -> _F:
+    """Adds ``--json``, ``-v`` and ``-q``."""
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="No progress, no warnings."),
+        click.option("-v", "--verbose", is_flag=True, help="More detail; tracebacks of errors."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    ):
+        function = option(function)
+    return function
+
+
+def store(function: _F) -> _F:
+    """Adds ``--store URL``."""
+    return click.option(
+        "--store",
+        "store_url",
+        metavar="URL",
+        default=DEFAULT_STORE,
+        show_default=True,
+        help="Database of the results (SQLite or PostgreSQL).",
+    )(function)
+
+
+def sla(function: _F) -> _F:
+    """Adds the options of the promise: budget, percentile, confidence."""
+    for option in (
+        click.option(
+            "--confidence",
+            type=Fraction(open_ends=True),
+            default=0.95,
+            show_default=True,
+            help="Confidence of every claim.",
+        ),
+        click.option(
+            "--percentile",
+            type=Percentile(),
+            default=99.0,
+            show_default=True,
+            help="Share of requests within the budget, in percent.",
+        ),
+    ):
+        function = option(function)
+    return function
