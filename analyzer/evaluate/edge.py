@@ -1,0 +1,142 @@
+"""Finds the edge: which rate to try next, and what the tried rates say.
+
+Pure: it is told what each rate did and answers with the next one, so that it can be tested on
+simulated servers. The search starts from a rate near the expected edge (the twin's, or a share of
+the saturation throughput), moves by growing steps until it has a rate that keeps the SLA below one
+that does not, and then halves the gap on a logarithmic scale. A queue delay can make the feasible
+rates a band; the edge is the upper end of the band that the search has found.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from analyzer.domain.measurement import Edge
+
+# Share by which the true edge may lie outside the last two rates because runs are short.
+_NOISE = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateOutcome:
+    """What one rate did.
+
+    Args:
+        rate_rps: The offered rate.
+        requests, over_budget: Counted requests, and those over budget.
+        latency_ms: Latency at the SLA's percentile; None if it falls among failures or the run was
+            ended early.
+        aborted: The run was ended early as hopeless.
+    """
+
+    rate_rps: float
+    requests: int
+    over_budget: int
+    latency_ms: float | None
+    aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeGoal:
+    """What is searched.
+
+    Args:
+        budget_ms: The latency budget.
+        miss_rate_max: The allowed fraction of requests over budget.
+        start_rps: First rate tried.
+        step: First factor from one rate to the next; a small one where the start can be trusted.
+        precision: The search ends when the two rates around the edge are this close (a ratio).
+        floor_rps: No lower rate is tried: a run of the length that is allowed would be too small.
+        ceiling_rps: No higher rate is tried; None if there is no limit.
+    """
+
+    budget_ms: float
+    miss_rate_max: float
+    start_rps: float
+    step: float = 1.25
+    precision: float = 1.05
+    floor_rps: float = 1.0
+    ceiling_rps: float | None = None
+
+
+class EdgeSearch:
+    """The state of one search for an edge."""
+
+    def __init__(self, goal: EdgeGoal) -> None:
+        self._goal = goal
+        self._outcomes: list[RateOutcome] = []
+        self._step = goal.step
+
+    def keeps(self, outcome: RateOutcome) -> bool:
+        """Whether the rate kept the SLA, as far as its run tells."""
+        return (
+            not outcome.aborted
+            and outcome.requests > 0
+            and outcome.over_budget <= self._goal.miss_rate_max * outcome.requests
+        )
+
+    def record(self, outcome: RateOutcome) -> None:
+        """Takes in what a rate did."""
+        self._outcomes.append(outcome)
+
+    def next_rate_rps(self) -> float | None:
+        """The rate to try next; None when the edge is known well enough, or there is none."""
+        goal = self._goal
+        if not self._outcomes:
+            return self._clip(goal.start_rps)
+        low, high = self._around()
+        if low is not None and high is not None:
+            if high.rate_rps / low.rate_rps <= goal.precision:
+                return None
+            return math.sqrt(low.rate_rps * high.rate_rps)
+        if low is not None:
+            rate = low.rate_rps * self._step
+        else:
+            assert high is not None
+            rate = high.rate_rps / self._step
+        self._step = min(self._step**1.6, 3.0)
+        rate = self._clip(rate)
+        if any(abs(rate / tried.rate_rps - 1.0) < 1e-3 for tried in self._outcomes):
+            return None
+        return rate
+
+    def _clip(self, rate_rps: float) -> float:
+        ceiling = self._goal.ceiling_rps
+        return max(self._goal.floor_rps, rate_rps if ceiling is None else min(rate_rps, ceiling))
+
+    def _around(self) -> tuple[RateOutcome | None, RateOutcome | None]:
+        """The highest rate that keeps the SLA, and the lowest above it that does not."""
+        kept = [outcome for outcome in self._outcomes if self.keeps(outcome)]
+        low = max(kept, key=lambda outcome: outcome.rate_rps, default=None)
+        failed = [
+            outcome
+            for outcome in self._outcomes
+            if not self.keeps(outcome) and (low is None or outcome.rate_rps > low.rate_rps)
+        ]
+        return low, min(failed, key=lambda outcome: outcome.rate_rps, default=None)
+
+    def edge(self) -> Edge:
+        """The estimate so far. Its rate is None if no rate kept the SLA.
+
+        Between the two rates around it the edge is where the percentile, interpolated in
+        logarithms, crosses the budget; where the higher run has no percentile, their geometric
+        mean.
+        """
+        low, high = self._around()
+        if low is None:
+            upper = None if high is None else high.rate_rps * (1 + _NOISE)
+            return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
+        if high is None:
+            return Edge(
+                rate_rps=low.rate_rps, interval_rps=(low.rate_rps * (1 - _NOISE), None)
+            )
+        rate = math.sqrt(low.rate_rps * high.rate_rps)
+        budget = self._goal.budget_ms
+        if low.latency_ms and high.latency_ms and low.latency_ms < budget < high.latency_ms:
+            share = math.log(budget / low.latency_ms) / math.log(high.latency_ms / low.latency_ms)
+            rate = low.rate_rps * (high.rate_rps / low.rate_rps) ** share
+        return Edge(
+            rate_rps=rate,
+            interval_rps=(low.rate_rps * (1 - _NOISE), high.rate_rps * (1 + _NOISE)),
+        )
