@@ -1,0 +1,167 @@
+"""Puts a real tritonserver and perf_analyzer into ``.tools/``, from the wheels that carry them.
+
+``make tools`` runs it. It needs pip and a package index, nothing else: the wheels are downloaded
+with ``pip download --no-deps``, and of their contents only the programs and the libraries these
+load are unpacked. It can be run again; what is there already is left alone. It ends with 0 if both
+are there, with 1 if one is missing; the reason is printed, and every other part of the program
+works without.
+
+Layout:
+    .tools/triton/pytriton/tritonserver/{bin,backends}   the server and its python backend
+    .tools/triton/nvidia_pytriton.libs/                  its libraries
+    .tools/perf_analyzer/{bin,lib}/                      the program and links to the two libraries
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+TRITON_WHEEL = "nvidia-pytriton==0.7.0"  # server 2.51.0, core of release 24.10, python backend
+# The last release whose wheel carries the program; later ones are the library alone.
+PERF_ANALYZER_WHEEL = "tritonclient==2.50.0"
+PLATFORM = ("linux", "x86_64")
+# The names under which perf_analyzer asks for its libraries, and how the wheel's own names begin.
+PERF_ANALYZER_LIBRARIES = {"libb64.so.0d": "libb64-", "libcudart.so.12": "libcudart-"}
+
+
+class FetchError(Exception):
+    """A part could not be fetched; the message says why."""
+
+
+def download(requirement: str, folder: Path) -> Path:
+    """The wheel of ``requirement``, downloaded into ``folder``.
+
+    Raises:
+        FetchError: pip found none or could not reach its index.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), requirement]
+    if "tritonclient" in requirement:
+        # pip takes the plain "any" wheel of newer tags first; the program is in this one alone.
+        command += ["--platform", "manylinux1_x86_64"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise FetchError(
+            f"pip could not download {requirement}: {lines[-1] if lines else 'no wheel'}"
+        )
+    return wheels[0]
+
+
+def unpack(wheel: Path, members: dict[str, str], destination: Path) -> None:
+    """Unpacks ``members``: name in the wheel -> path under ``destination``; all executable."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name, relative in members.items():
+            target = destination / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            target.chmod(target.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def place(staging: Path, destination: Path) -> None:
+    """Moves ``staging`` to ``destination``; an older, incomplete one is replaced."""
+    if destination.exists():
+        shutil.rmtree(destination)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    staging.rename(destination)
+
+
+def fetch_triton(home: Path) -> str:
+    """Makes ``home`` hold a tritonserver with its python backend for this Python.
+
+    Raises:
+        FetchError: The wheel is out of reach or has no stub for this Python.
+    """
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    server = home / "pytriton" / "tritonserver"
+    # The stub embeds one version of Python, so the folder remembers which one it was made for.
+    marker = server / "backends" / "python" / f".stub-{python}"
+    if marker.is_file() and (server / "bin" / "tritonserver").is_file():
+        return f"tritonserver is already in {home}"
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        wheel = download(TRITON_WHEEL, Path(scratch))
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+        stub = f"pytriton/tritonserver/python_backend_stubs/{python}/triton_python_backend_stub"
+        if stub not in names:
+            have = sorted(n.split("/")[3] for n in names if "python_backend_stubs/" in n)
+            raise FetchError(
+                f"{wheel.name} has no stub for Python {python}, only for {', '.join(have)}"
+            )
+        kept = ("nvidia_pytriton.libs/", "pytriton/tritonserver/bin/")
+        kept += ("pytriton/tritonserver/backends/", "pytriton/tritonserver/caches/")
+        members = {name: name for name in names if name.startswith(kept) and name != stub}
+        members[stub] = "pytriton/tritonserver/backends/python/triton_python_backend_stub"
+        staging = Path(scratch) / "triton"
+        unpack(wheel, members, staging)
+        (staging / marker.relative_to(home)).touch()
+        place(staging, home)
+    return f"tritonserver was unpacked into {home} (python backend for Python {python})"
+
+
+def fetch_perf_analyzer(home: Path, triton: Path) -> str:
+    """Makes ``home`` hold perf_analyzer and the libraries it asks for, linked from ``triton``'s.
+
+    Raises:
+        FetchError: The wheel is out of reach or does not carry the program.
+    """
+    program = home / "bin" / "perf_analyzer"
+    if program.is_file() and all((home / "lib" / n).exists() for n in PERF_ANALYZER_LIBRARIES):
+        return f"perf_analyzer is already in {home}"
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        staging = Path(scratch) / "perf_analyzer"
+        (staging / "lib").mkdir(parents=True)
+        for plain, prefix in PERF_ANALYZER_LIBRARIES.items():
+            found = sorted((triton / "nvidia_pytriton.libs").glob(f"{prefix}*"))
+            if not found:
+                raise FetchError(f"{plain} is not among tritonserver's libraries in {triton}")
+            # Copied, not linked: each folder then works without the other.
+            shutil.copy2(found[0], staging / "lib" / plain)
+        wheel = download(PERF_ANALYZER_WHEEL, Path(scratch))
+        with zipfile.ZipFile(wheel) as archive:
+            names = [n for n in archive.namelist() if n.endswith("/data/bin/perf_analyzer")]
+        if not names:
+            raise FetchError(f"{wheel.name} does not carry perf_analyzer")
+        unpack(wheel, {names[0]: "bin/perf_analyzer"}, staging)
+        place(staging, home)
+    return f"perf_analyzer was unpacked into {home}"
+
+
+def main() -> int:
+    """Fetches what is missing and prints what it did."""
+    parser = argparse.ArgumentParser(
+        description="Puts tritonserver and perf_analyzer into .tools/."
+    )
+    default = Path(__file__).resolve().parent.parent / ".tools"
+    parser.add_argument("--into", type=Path, default=default, help="folder (default: .tools)")
+    root = parser.parse_args().into.resolve()
+    here = (sys.platform, platform.machine())
+    if here != PLATFORM:
+        print(f"tools: the wheels are for {'/'.join(PLATFORM)}, this is {'/'.join(here)}")
+        return 1
+    root.mkdir(parents=True, exist_ok=True)
+    missing = False
+    triton, perf_analyzer = root / "triton", root / "perf_analyzer"
+    for part in (lambda: fetch_triton(triton), lambda: fetch_perf_analyzer(perf_analyzer, triton)):
+        try:
+            print(f"tools: {part()}", flush=True)
+        except (FetchError, OSError, zipfile.BadZipFile) as error:
+            missing = True
+            print(f"tools: {error}", flush=True)
+    if missing:
+        print("tools: what needs them is skipped or says so; run make tools again with a network.")
+    return int(missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
