@@ -128,9 +128,7 @@ class EdgeSearch:
             upper = None if high is None else high.rate_rps * (1 + _NOISE)
             return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
         if high is None:
-            return Edge(
-                rate_rps=low.rate_rps, interval_rps=(low.rate_rps * (1 - _NOISE), None)
-            )
+            return Edge(rate_rps=low.rate_rps, interval_rps=(low.rate_rps * (1 - _NOISE), None))
         rate = math.sqrt(low.rate_rps * high.rate_rps)
         budget = self._goal.budget_ms
         if low.latency_ms and high.latency_ms and low.latency_ms < budget < high.latency_ms:

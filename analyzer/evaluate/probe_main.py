@@ -91,9 +91,7 @@ def _time_executions(runtimes: list[Runtime], inputs: Tensors, seconds: float) -
         raise failures[0]
     # The first execution still meets cold caches; the last ones of a slower instance run alone.
     together_until = min(own[-1][1] for own in spans)
-    return [
-        (end - begin) * 1e3 for own in spans for begin, end in own[1:] if end <= together_until
-    ]
+    return [(end - begin) * 1e3 for own in spans for begin, end in own[1:] if end <= together_until]
 
 
 def main() -> None:

@@ -1,0 +1,106 @@
+"""Certifies a rate: picks the highest that the time allows, and goes down where it fails.
+
+Pure but for the runs, which the caller gives as a function. Near the edge correlated requests make
+evidence dear (``field.md``), so the first rate tried is the highest whose expected need of requests
+fits into the time that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from analyzer.domain.measurement import Certificate, LoadTest
+
+# Shares of the edge at which a certificate is tried, from close to safe.
+_LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
+_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyGoal:
+    """What is to be certified.
+
+    Args:
+        edge_rps: The estimated edge; every rate tried is a share of it.
+        seconds: Time under load that may be spent.
+        requests_needed: Requests that a PASS at a rate is expected to take, from the variance
+            inflation and the miss rate expected there; None where no number is enough.
+        fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
+    """
+
+    edge_rps: float
+    seconds: float
+    requests_needed: Callable[[float], float | None]
+    fixed_rps: float | None = None
+
+
+@dataclass(slots=True)
+class Certified:
+    """What came of it.
+
+    Args:
+        rate_rps: The rate of ``certificate``; None if no run was made.
+        passed: Whether ``rate_rps`` may be claimed.
+        blocks: The valid runs at ``rate_rps``.
+        runs: Every run made, in order.
+    """
+
+    rate_rps: float | None = None
+    certificate: Certificate | None = None
+    passed: bool = False
+    blocks: list[LoadTest] = field(default_factory=list)
+    runs: list[LoadTest] = field(default_factory=list)
+
+
+def certify_capacity(
+    goal: CertifyGoal,
+    run: Callable[[float, float], LoadTest],
+    judge: Callable[[float, Sequence[int]], Certificate],
+) -> Certified:
+    """Returns the highest rate that could be certified in the time, with its certificate.
+
+    Args:
+        goal: What is to be certified.
+        run: Offers a rate (requests per second) for a number of seconds, with fresh arrivals.
+        judge: The certificate of a rate from the runs with these indices in the order of ``run``.
+    """
+    result = Certified()
+    left_s = goal.seconds
+    rates = [goal.fixed_rps] if goal.fixed_rps else [goal.edge_rps * share for share in _LADDER]
+    rates = _affordable(goal, [rate for rate in rates if rate], left_s)
+    while rates and left_s > 0.2:
+        rate = rates.pop(0)
+        needed = goal.requests_needed(rate) or 0.0
+        block_s = min(max(needed * 1.1 / rate / _BLOCKS, 0.5), left_s)
+        indices: list[int] = []
+        while left_s > 0.2:
+            test = run(rate, min(block_s, left_s))
+            result.runs.append(test)
+            left_s -= test.duration_s
+            # An invalid run may still count against a claim's FAIL, never for it: the judge knows.
+            indices.append(len(result.runs) - 1)
+            certificate = judge(rate, indices)
+            result.rate_rps, result.certificate = rate, certificate
+            result.blocks = [result.runs[index] for index in indices]
+            if certificate.verdict == "PASS":
+                result.passed = True
+                return result
+            if certificate.verdict == "FAIL" or test.aborted:
+                break
+            missing = certificate.requests_missing
+            if missing is not None and missing / rate > left_s and rates:
+                break
+            if missing is not None:
+                block_s = max(missing / rate / _BLOCKS, 0.5)
+        rates = _affordable(goal, rates, left_s)
+    return result
+
+
+def _affordable(goal: CertifyGoal, rates: list[float], left_s: float) -> list[float]:
+    """``rates`` from the first whose expected need fits into the time; at least the last one."""
+    for index, rate in enumerate(rates):
+        needed = goal.requests_needed(rate)
+        if needed is not None and needed / rate <= 0.8 * left_s:
+            return rates[index:]
+    return rates[-1:]
