@@ -1,0 +1,63 @@
+# Works on a machine that has only Python (3.11 or newer, with venv), make and a compiler.
+# The same targets serve people and CI.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TESTS ?= tests
+# Two workers would disturb each other's load tests on two cores.
+PYTEST ?= $(BIN)/python -m pytest -q
+
+.PHONY: help demo test test-long test-gpu fuzz check lint type bench docs tools clean
+
+help:            ## shows the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+env: $(STAMP)    ## makes the environment in .venv
+
+demo: $(STAMP)   ## searches, reports and exports the example model (about two minutes)
+	$(BIN)/analyze examples/digits.onnx --latency-budget 50ms --budget 60s \
+	  --calibration-data examples/digits.npz --store sqlite:///demo/results.db \
+	  --report demo/report.html --export demo/model_repository
+
+tools:           ## fetches a real Triton server and perf_analyzer into .tools (for tests marked triton)
+	$(PYTHON) tools/fetch_tools.py
+
+test: $(STAMP)   ## runs the tests (below 20 minutes on two cores)
+	-$(PYTHON) tools/fetch_tools.py
+	$(PYTEST) -m 'not gpu and not long' $(TESTS)
+
+test-long: $(STAMP) ## runs the long tests as well
+	$(PYTEST) -m 'not gpu' $(TESTS)
+
+test-gpu: $(STAMP)  ## runs what needs an NVIDIA GPU
+	$(PYTEST) -m gpu $(TESTS)
+
+fuzz: $(STAMP)   ## fuzzes the HTTP and gRPC front ends for ten minutes
+	FUZZ_SECONDS=600 $(PYTEST) --timeout 1200 tests/serving/test_fuzz.py
+
+check: lint type ## lint and types
+
+lint: $(STAMP)   ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(STAMP)   ## mypy, strict
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## runs the benches one after the other and writes bench/results (long; quiet machine)
+	for bench in generator server twin store certificate landscape replay search wire; do \
+	  $(BIN)/python bench/$$bench.py || exit 1; done
+
+docs: $(STAMP)   ## writes the generated tables of docs/ and checks them against the code
+	$(BIN)/python docs/generate.py
+
+clean:           ## removes the environment and what the demo wrote
+	rm -rf $(VENV) demo
