@@ -1,0 +1,160 @@
+"""Between the domain's objects and the rows that hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+from analyzer.store import codec
+from analyzer.store.blobs import pack_load_tests, unpack_load_tests
+from analyzer.store.records import StoredOutcome, StudyRecord
+
+
+def study_row(record: StudyRecord) -> dict[str, Any]:
+    """The columns of ``tritune_studies`` apart from the id."""
+    return {
+        "name": record.name,
+        "model_name": record.model.name,
+        "status": record.status,
+        "verdict": record.verdict,
+        "started_at": record.started_at,
+        "seed": None if record.seed is None else str(record.seed),
+        "model": codec.dumps(record.model),
+        "sla": codec.dumps(record.sla),
+        "options": codec.dumps(record.options),
+        "provenance": codec.dumps(record.provenance),
+    }
+
+
+def study_record(row: Mapping[str, Any]) -> StudyRecord:
+    """The record that :func:`study_row` wrote.
+
+    Raises:
+        ValueError: A column cannot be read.
+    """
+    return StudyRecord(
+        name=row["name"],
+        model=codec.loads(row["model"], ModelInfo),
+        sla=codec.loads(row["sla"], Sla),
+        options=codec.loads_plain(row["options"]),
+        seed=None if row["seed"] is None else int(row["seed"]),
+        started_at=row["started_at"],
+        status=row["status"],
+        verdict=row["verdict"],
+        provenance=codec.loads_plain(row["provenance"]),
+    )
+
+
+def outcome_row(
+    outcome: Measurement | Failure, params: Mapping[str, Any], *, cost_per_hour: float | None
+) -> dict[str, Any]:
+    """The columns of ``tritune_outcomes`` that come from the outcome itself."""
+    row: dict[str, Any] = {
+        "config_id": outcome.configuration.config_id,
+        "variant": outcome.configuration.variant.label,
+        "load_test_seconds": _finite(outcome.load_test_seconds),
+        "cost_per_hour": _finite(cost_per_hour),
+        "params": codec.dumps(dict(params)),
+    }
+    if isinstance(outcome, Failure):
+        return row | {
+            "state": "failed",
+            "reason": outcome.reason,
+            "message": outcome.message,
+            "body": codec.dumps(outcome),
+            "load_tests": None,
+            **dict.fromkeys(_MEASURED),
+        }
+    return row | {
+        "state": "measured",
+        "reason": None,
+        "message": None,
+        "body": codec.dumps(dataclasses.replace(outcome, load_tests=())),
+        "load_tests": pack_load_tests(outcome.load_tests),
+        **_measured_columns(outcome),
+    }
+
+
+_MEASURED = (
+    "edge_rps",
+    "capacity_rps",
+    "certificate",
+    "measured_at_rps",
+    "throughput_ips",
+    "latency_ms_p50",
+    "latency_ms_p99",
+    "latency_ms_sla",
+    "memory_bytes_peak",
+    "gpu_memory_bytes_peak",
+    "gpu_utilization",
+    "power_watts",
+    "cpu_utilization",
+    "accuracy_drop",
+)
+
+
+def _measured_columns(outcome: Measurement) -> dict[str, Any]:
+    headline = outcome.headline
+    latency = headline.latency_ms if headline else None
+    # The headline's own figures go with its latencies; peaks over all load tests are the fallback.
+    use = headline.resources if headline else outcome.resources
+    values = (
+        _finite(outcome.edge.rate_rps),
+        _finite(outcome.capacity_rps),
+        outcome.certificate.verdict if outcome.certificate else None,
+        _finite(headline.offered_rps) if headline else None,
+        _finite(headline.throughput_ips) if headline else None,
+        _finite(latency.p50) if latency else None,
+        _finite(latency.p99) if latency else None,
+        _finite(latency.sla) if latency else None,
+        _whole(use.memory_bytes_peak or outcome.resources.memory_bytes_peak),
+        _whole(use.gpu_memory_bytes_peak or outcome.resources.gpu_memory_bytes_peak),
+        _finite(use.gpu_utilization),
+        _finite(use.power_watts),
+        _finite(use.cpu_utilization),
+        _finite(outcome.accuracy.drop) if outcome.accuracy else None,
+    )
+    return dict(zip(_MEASURED, values, strict=True))
+
+
+def _finite(value: float | None) -> float | None:
+    """A column's number: plain Python, None for what SQL cannot compare."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _whole(value: int | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def read_outcome(body: str, load_tests: bytes | None) -> Measurement | Failure:
+    """The outcome of a row; without its load tests if ``load_tests`` is None.
+
+    Raises:
+        ValueError: The row is damaged.
+    """
+    outcome: Measurement | Failure = codec.loads(body, Measurement, Failure)
+    if load_tests is None or isinstance(outcome, Failure):
+        return outcome
+    return dataclasses.replace(outcome, load_tests=unpack_load_tests(load_tests))
+
+
+def stored_outcome(row: Any) -> StoredOutcome:
+    """The outcome and its trial of one row of :class:`ResultStore`'s query, by position.
+
+    Raises:
+        ValueError: The row is damaged.
+    """
+    number, trial_number, role, params, created_at, body, load_tests = row
+    return StoredOutcome(
+        number=number,
+        trial_number=trial_number,
+        role=role,
+        params=codec.loads_plain(params),
+        outcome=read_outcome(body, load_tests),
+        created_at=created_at,
+    )

@@ -1,0 +1,189 @@
+"""The contract of the store, kept by SQLite and PostgreSQL alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from analyzer.domain.study import Verification
+from analyzer.errors import StoreError
+from analyzer.store.results import ResultStore, open_store
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[ResultStore]:
+    with open_store(store_url) as store:
+        yield store
+
+
+def test_a_study_comes_back_equal_and_stamped(store: ResultStore, make: ModuleType) -> None:
+    record = make.make_record("mine")
+    created = store.create_study(record)
+    assert dataclasses.replace(created, started_at="") == record
+    assert created.started_at.endswith("+00:00")
+    assert store.study("mine") == created == store.newest_study()
+    assert store.has_study("mine") and not store.has_study("yours")
+
+
+def test_names_are_numbered_for_each_model(store: ResultStore, make: ModuleType) -> None:
+    for name in ("", "", "digits-9", "digits-x", "digits_1-50"):
+        store.create_study(make.make_record(name))
+    assert store.create_study(make.make_record()).name == "digits-10"
+    assert store.create_study(make.make_record(model="digits_1")).name == "digits_1-51"
+    assert store.create_study(make.make_record(model="100%")).name == "100%-1"
+    assert {s.name for s in store.list_studies()} >= {"digits-1", "digits-2"}
+
+
+def test_concurrent_creators_get_different_names(store_url: str, make: ModuleType) -> None:
+    def create(_: int) -> str:
+        with open_store(store_url) as own:  # the tables are made in the same race
+            return own.create_study(make.make_record()).name
+
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(create, range(16)))
+    assert sorted(names, key=lambda name: int(name[7:])) == [f"digits-{n}" for n in range(1, 17)]
+
+
+def test_an_existing_name_is_refused(store: ResultStore, make: ModuleType) -> None:
+    store.create_study(make.make_record("mine"))
+    with pytest.raises(StoreError, match="'mine' exists already") as caught:
+        store.create_study(make.make_record("mine"))
+    assert "--resume" in caught.value.hint
+
+
+def test_a_missing_study_names_those_that_are_there(store: ResultStore, make: ModuleType) -> None:
+    with pytest.raises(StoreError, match="no studies yet"):
+        store.newest_study()
+    store.create_study(make.make_record("mine"))
+    for use in (
+        store.study, store.outcomes, store.trial_rows, store.document, store.verifications,
+        lambda name: store.add_outcome(name, 0, {}, make.make_failure()),
+        lambda name: store.finish_study(name, "found", {}),
+    ):  # fmt: skip
+        with pytest.raises(StoreError, match="no study named 'yours'") as caught:
+            use("yours")
+        assert "mine" in caught.value.hint
+
+
+def test_outcomes_come_back_equal_in_order(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    failing = make.make_load_test(failing=True)
+    stored = [
+        (3, "trial", {"p": "int8", "n": 2}, make.make_measurement()),
+        (0, "trial", {}, make.make_failure()),
+        (3, "recommendation", {"x": float("inf")}, make.make_measurement(None, headline=failing)),
+        (-1, "baseline", {}, make.make_measurement(load_tests=(), accuracy=None, headline=None)),
+    ]
+    for number, role, params, outcome in stored:
+        store.add_outcome(name, number, params, outcome, role=role)
+    back = store.outcomes(name)
+    assert [(s.trial_number, s.role, s.params, s.outcome) for s in back] == stored
+    assert [s.number for s in back] == sorted(s.number for s in back)
+    other = store.create_study(make.make_record()).name
+    assert store.outcomes(other) == []
+
+
+def test_load_tests_are_read_for_those_asked_for(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    one, other = make.make_measurement(), make.make_measurement()
+    plain = dataclasses.replace(one.configuration, instance_count=7)
+    other = dataclasses.replace(other, configuration=plain)
+    store.add_outcomes(name, [(0, {}, one), (1, {"a": 1}, other), (2, {}, make.make_failure())])
+    assert [s.outcome for s in store.outcomes(name)] == [one, other, make.make_failure()]
+    back = store.outcomes(name, load_tests_of=[plain.config_id])
+    assert back[0].outcome == dataclasses.replace(one, load_tests=())
+    assert back[1].outcome == other
+    none = store.outcomes(name, load_tests_of=())
+    assert all(not getattr(s.outcome, "load_tests", ()) for s in none)
+
+
+def test_rows_hold_the_figures(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    measured = make.make_measurement(float("nan"))
+    store.add_outcome(name, 5, {}, measured, cost_per_hour=0.75)
+    store.add_outcome(name, 6, {}, make.make_failure())
+    row, failed = store.trial_rows(name)
+    assert (row.trial_number, row.state, row.variant) == (5, "measured", "int8-dynamic")
+    assert row.config_id == measured.configuration.config_id
+    assert row.edge_rps is None  # a NaN is nothing that SQL could compare
+    assert (row.capacity_rps, row.measured_at_rps, row.certificate) == (300.0, 300.0, "PASS")
+    assert (row.latency_ms_p99, row.throughput_ips, row.cost_per_hour) == (23.0, 1200.0, 0.75)
+    assert row.memory_bytes_peak == 1 << 33
+    assert (failed.state, failed.reason, failed.message) == (
+        "failed", "out_of_memory", "It needed 9 GiB.",
+    )  # fmt: skip
+    assert failed.edge_rps is None and failed.load_test_seconds == 1.5
+    assert store.list_studies()[0].trials == 2
+
+
+def test_raw_requests_come_back(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    logs = [make.make_log(500), make.make_log(0)]
+    store.add_outcome(name, 1, {}, make.make_measurement(), logs=logs)
+    store.add_outcome(name, 1, {}, make.make_failure(), role="probe", logs=[make.make_log(3)])
+    back = store.request_logs(name, 1, role="trial")
+    assert [len(log) for log in back] == [500, 0]
+    assert back[0].warmup == 7
+    for field in dataclasses.fields(logs[0]):
+        before, after = getattr(logs[0], field.name), getattr(back[0], field.name)
+        if isinstance(before, np.ndarray):
+            assert after.dtype == before.dtype
+            np.testing.assert_allclose(after, before, rtol=2e-7)
+    np.testing.assert_array_equal(back[0].intended_s, logs[0].intended_s)
+    assert [len(log) for log in store.request_logs(name, 1)] == [500, 0, 3]
+    assert store.request_logs(name, 2) == []
+
+
+def test_a_study_is_finished_and_updated(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    assert store.document(name) is None
+    store.update_study(name, status="interrupted", options={"budget_s": 5})
+    assert store.study(name).status == "interrupted"
+    assert store.study(name).options == {"budget_s": 5}
+    for document in ({"schema": 1, "x": None}, {"schema": 1, "recommendation": {"y": [1.5]}}):
+        store.finish_study(name, "infeasible", document)
+        assert store.document(name) == document
+    assert store.study(name).verdict == "infeasible"
+    (summary,) = store.list_studies(limit=5)
+    assert (summary.status, summary.verdict, summary.model) == ("finished", "infeasible", "digits")
+
+
+def test_studies_are_listed_newest_first(store: ResultStore, make: ModuleType) -> None:
+    for _ in range(3):
+        store.create_study(make.make_record())
+    assert [s.name for s in store.list_studies(limit=2)] == ["digits-3", "digits-2"]
+
+
+def test_verifications_come_back_equal(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    verification = Verification(
+        claim={"rate_rps": 300.0, "limits": [1, float("inf")]}, verdict="holds",
+        measured=make.make_measurement(), server="embedded", at="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    store.add_verification(name, verification)
+    assert store.verifications(name) == [verification]
+
+
+def test_the_cache_keeps_the_last_value(store: ResultStore) -> None:
+    assert store.get_cache("calibration", "k") is None
+    for value in ({"a": 1.5}, {"a": [float("-inf")]}):
+        store.put_cache("calibration", "k", value)
+        assert store.get_cache("calibration", "k") == value
+    assert store.get_cache("other", "k") is None
+
+
+def test_several_studies_write_at_once(store_url: str, make: ModuleType) -> None:
+    def search(_: int) -> int:
+        with open_store(store_url) as own:
+            name = own.create_study(make.make_record()).name
+            for number in range(20):
+                own.add_outcome(name, number, {}, make.make_measurement(), logs=[make.make_log(9)])
+            return len(own.outcomes(name))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(search, range(4))) == [20] * 4
