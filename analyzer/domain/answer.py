@@ -1,0 +1,331 @@
+"""The answer to a search: what counts as good, what keeps the limits, and what came closest.
+
+Ranking and the Pareto front are about the estimated edge; what is recommended, and what it costs,
+is about the certified capacity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from analyzer.domain.cost import (
+    cost_per_million_inferences,
+    machines_needed,
+    replicas_needed,
+)
+from analyzer.domain.measurement import Failure, LoadTest, Measurement, ResourceUse
+from analyzer.domain.pareto import Direction, non_dominated
+from analyzer.domain.sla import Sla
+from analyzer.domain.study import Pricing
+
+# Rates that a schedule and a command line spell the same differ by rounding at most.
+_RATE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """One limit that a configuration does not keep.
+
+    Args:
+        limit: The SLA's key (``latency_budget_ms``, ``target_rate_rps``, ``max_memory_bytes``,
+            ``max_accuracy_drop``), or ``certified_requests`` where only evidence is missing.
+        required: What the SLA asks for, in the unit of the key; None if it is unknown (the number
+            of requests that a certificate still needs).
+        observed: What was measured; None where it falls among failed requests or was not measured.
+    """
+
+    limit: str
+    required: float | None
+    observed: float | None
+
+
+def measured(outcomes: Iterable[Measurement | Failure]) -> tuple[Measurement, ...]:
+    """One measurement per configuration, in order of first appearance.
+
+    Where a configuration was measured more than once, the certified measurement counts, then the
+    later one.
+    """
+    best: dict[str, Measurement] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            continue
+        config_id = outcome.configuration.config_id
+        known = best.get(config_id)
+        if known is None or known.capacity_rps is None or outcome.capacity_rps is not None:
+            best[config_id] = outcome
+    return tuple(best.values())
+
+
+def memory_bytes(measurement: Measurement) -> int | None:
+    """The peak over all load tests that ``--max-memory`` limits.
+
+    GPU memory on a GPU, else the server's own; None where the machine does not tell.
+    """
+    uses = [measurement.resources, *(test.resources for test in measurement.load_tests)]
+    if measurement.headline is not None:
+        uses.append(measurement.headline.resources)
+    peaks = [_limited_memory(measurement, use) for use in uses]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _limited_memory(measurement: Measurement, use: ResourceUse) -> int | None:
+    on_gpu = measurement.configuration.device == "gpu"
+    return use.gpu_memory_bytes_peak if on_gpu else use.memory_bytes_peak
+
+
+def keeps_budget(test: LoadTest, sla: Sla) -> bool:
+    """Whether the share of requests over budget is within the SLA in this one run."""
+    if test.over_budget is None or not test.requests:
+        return False
+    return test.over_budget <= sla.miss_rate_max * test.requests
+
+
+def representative_test(measurement: Measurement, sla: Sla) -> LoadTest | None:
+    """The load test that stands for a configuration.
+
+    The headline (at the certified or the target rate). Where nothing was certified: the valid
+    open-loop test at the highest rate that kept the budget; else the one with the fewest requests
+    over budget. None without a valid test.
+    """
+    if measurement.headline is not None:
+        return measurement.headline
+    tests = [
+        test
+        for test in measurement.load_tests
+        if test.validity.valid and test.concurrency is None and test.requests
+    ]
+    kept = [test for test in tests if not test.aborted and keeps_budget(test, sla)]
+    if kept:
+        return max(kept, key=lambda test: test.offered_rps)
+    return min(
+        tests,
+        key=lambda test: (_over_budget_share(test), test.offered_rps),
+        default=None,
+    )
+
+
+def _over_budget_share(test: LoadTest) -> float:
+    return math.inf if test.over_budget is None else test.over_budget / test.requests
+
+
+def misses(measurement: Measurement, sla: Sla) -> tuple[Miss, ...]:
+    """The limits that a configuration does not keep, judged by its edge; empty if it keeps all.
+
+    A limit on something that was not measured (memory on a machine that does not tell, accuracy
+    without data) is not missed.
+    """
+    found: list[Miss] = []
+    edge_rps = measurement.edge.rate_rps
+    if edge_rps is None:
+        test = representative_test(measurement, sla)
+        found.append(
+            Miss(
+                limit="latency_budget_ms",
+                required=sla.latency_budget_ms,
+                observed=test.latency_ms.sla if test else None,
+            )
+        )
+    elif sla.objective in ("latency", "memory") and sla.target_rate_rps is not None:
+        reached = max(edge_rps, measurement.capacity_rps or 0.0)
+        if reached < sla.target_rate_rps * (1 - _RATE_TOLERANCE):
+            found.append(
+                Miss(limit="target_rate_rps", required=sla.target_rate_rps, observed=edge_rps)
+            )
+    peak = memory_bytes(measurement)
+    if sla.max_memory_bytes is not None and peak is not None and peak > sla.max_memory_bytes:
+        found.append(Miss(limit="max_memory_bytes", required=sla.max_memory_bytes, observed=peak))
+    drop = accuracy_drop_worst(measurement)
+    if drop is not None and drop > sla.max_accuracy_drop:
+        found.append(Miss(limit="max_accuracy_drop", required=sla.max_accuracy_drop, observed=drop))
+    return tuple(found)
+
+
+def accuracy_drop_worst(measurement: Measurement) -> float | None:
+    """The bad end of the interval of the accuracy's drop; None without real data."""
+    accuracy = measurement.accuracy
+    if accuracy is None or accuracy.synthetic:
+        return None
+    return accuracy.interval[1] if accuracy.interval is not None else accuracy.drop
+
+
+def objective_value(
+    measurement: Measurement, sla: Sla, *, devices_per_machine: int = 1
+) -> float | None:
+    """The objective in its own unit, from the edge; None where it is unknown.
+
+    ``capacity``: requests per second, more is better. ``cost``: machines at the target rate (the
+    price of one is a common factor), ``latency``: milliseconds at the SLA's percentile,
+    ``memory``: bytes; less is better.
+    """
+    rate_rps = measurement.edge.rate_rps
+    return _objective(measurement, sla, rate_rps, devices_per_machine)
+
+
+def _objective(
+    measurement: Measurement, sla: Sla, rate_rps: float | None, devices_per_machine: int
+) -> float | None:
+    if not rate_rps:
+        return None
+    if sla.objective == "capacity":
+        return rate_rps
+    if sla.objective == "cost":
+        assert sla.target_rate_rps is not None
+        replicas = replicas_needed(sla.target_rate_rps, rate_rps)
+        return float(machines_needed(replicas, devices_per_machine))
+    if sla.objective == "latency":
+        test = representative_test(measurement, sla)
+        return test.latency_ms.sla if test is not None else None
+    headline = measurement.headline
+    peak = _limited_memory(measurement, headline.resources) if headline is not None else None
+    peak = peak if peak is not None else memory_bytes(measurement)
+    return float(peak) if peak is not None else None
+
+
+def rank(
+    outcomes: Sequence[Measurement | Failure], sla: Sla, *, devices_per_machine: int = 1
+) -> tuple[Measurement, ...]:
+    """The measured configurations, the best by its edge first.
+
+    Those that keep every limit come first, by the objective, then the higher edge, then their id;
+    the others follow, the closest miss first.
+    """
+    feasible: list[tuple[float, float, str, Measurement]] = []
+    rest: list[tuple[int, float, str, Measurement]] = []
+    for measurement in measured(outcomes):
+        config_id = measurement.configuration.config_id
+        missed = misses(measurement, sla)
+        value = objective_value(measurement, sla, devices_per_machine=devices_per_machine)
+        if missed or value is None:
+            rest.append((*_distance(missed, measurement, sla), config_id, measurement))
+            continue
+        loss = -value if sla.objective == "capacity" else value
+        feasible.append((loss, -(measurement.edge.rate_rps or 0.0), config_id, measurement))
+    feasible.sort(key=lambda entry: entry[:3])
+    rest.sort(key=lambda entry: entry[:3])
+    return tuple(entry[3] for entry in feasible) + tuple(entry[3] for entry in rest)
+
+
+def _distance(missed: tuple[Miss, ...], measurement: Measurement, sla: Sla) -> tuple[int, float]:
+    """How far a configuration is from keeping the SLA: unknown last, then the worst ratio."""
+    unknown = 0
+    worst = 0.0
+    for miss in missed:
+        if miss.observed is None or miss.required is None:
+            unknown += 1
+        elif miss.limit == "target_rate_rps":
+            worst = max(worst, miss.required / miss.observed - 1 if miss.observed else math.inf)
+        elif miss.required > 0:
+            worst = max(worst, miss.observed / miss.required - 1)
+        else:
+            worst = max(worst, 1.0 + miss.observed)
+    if unknown:
+        # Latency among the failures: the share over budget still tells how bad it is.
+        test = representative_test(measurement, sla)
+        worst = _over_budget_share(test) if test is not None else math.inf
+    return unknown, worst
+
+
+def closest_miss(
+    outcomes: Sequence[Measurement | Failure], sla: Sla
+) -> tuple[Measurement, tuple[Miss, ...]] | None:
+    """What came closest when nothing is recommended, and what it missed; None if nothing ran.
+
+    A configuration that keeps every limit by its edge but was not certified misses evidence:
+    ``certified_requests``, the requests that the certificate would need against those it has.
+    """
+    ranked = rank(outcomes, sla)
+    if not ranked:
+        return None
+    best = ranked[0]
+    missed = misses(best, sla)
+    certificate = best.certificate
+    if certificate is not None and certificate.verdict == "FAIL" and not missed:
+        test = representative_test(best, sla)
+        observed = test.latency_ms.sla if test is not None else None
+        missed = (
+            Miss(limit="latency_budget_ms", required=sla.latency_budget_ms, observed=observed),
+        )
+    elif not missed:
+        missed = (_missing_evidence(best, sla),)
+    return best, missed
+
+
+def _missing_evidence(measurement: Measurement, sla: Sla) -> Miss:
+    certificate = measurement.certificate
+    if certificate is None:
+        # Without a single miss and independent requests: n with percentile^n <= 1 - confidence.
+        fewest = math.ceil(math.log(1 - sla.confidence) / math.log(1 - sla.miss_rate_max))
+        return Miss(limit="certified_requests", required=fewest, observed=0)
+    missing = certificate.requests_missing
+    return Miss(
+        limit="certified_requests",
+        required=certificate.requests + missing if missing is not None else None,
+        observed=certificate.requests,
+    )
+
+
+def pareto_front(
+    outcomes: Sequence[Measurement | Failure],
+    sla: Sla,
+    *,
+    pricing: Pricing | None = None,
+    request_batch_size: int = 1,
+) -> tuple[Measurement, ...]:
+    """The measured configurations that keep the limits and that no other beats in everything.
+
+    Objectives: the edge (up), the latency at the SLA's percentile (down), peak memory (down) and,
+    where a price is known, the cost of a million inferences at the edge (down). The highest edge
+    comes first.
+    """
+    # The target rate decides what is recommended, not what is a sensible trade-off.
+    limits = Sla(
+        latency_budget_ms=sla.latency_budget_ms,
+        percentile=sla.percentile,
+        confidence=sla.confidence,
+        max_memory_bytes=sla.max_memory_bytes,
+        max_accuracy_drop=sla.max_accuracy_drop,
+    )
+    candidates = [m for m in measured(outcomes) if m.edge.rate_rps and not misses(m, limits)]
+    price = pricing.price_per_hour if pricing is not None else None
+    directions: list[Direction] = ["up", "down", "down"]
+    rows: list[list[float | None]] = []
+    for candidate in candidates:
+        test = representative_test(candidate, sla)
+        edge_rps = candidate.edge.rate_rps
+        rows.append([edge_rps, test.latency_ms.sla if test else None, memory_bytes(candidate)])
+        if price is not None and pricing is not None and edge_rps is not None:
+            rows[-1].append(
+                cost_per_million_inferences(
+                    price, edge_rps * request_batch_size, pricing.devices_per_machine
+                )
+            )
+    if price is not None:
+        directions.append("down")
+    front = [candidates[index] for index in non_dominated(rows, directions)]
+    return tuple(
+        sorted(front, key=lambda m: (-(m.edge.rate_rps or 0.0), m.configuration.config_id))
+    )
+
+
+def speedup(
+    sla: Sla,
+    recommendation: Measurement | None,
+    baseline: Measurement | None,
+    *,
+    devices_per_machine: int = 1,
+) -> float | None:
+    """The objective, recommendation against baseline: above 1 where the recommendation is better.
+
+    Certified capacity over certified capacity; for the objectives that want less, baseline over
+    recommendation: machines at the target rate (hence dollars), latency or memory at the target
+    rate. None if the baseline never keeps the SLA or either side is unknown.
+    """
+    if recommendation is None or baseline is None or misses(baseline, sla):
+        return None
+    ours = _objective(recommendation, sla, recommendation.capacity_rps, devices_per_machine)
+    theirs = _objective(baseline, sla, baseline.capacity_rps, devices_per_machine)
+    if not ours or not theirs:
+        return None
+    return ours / theirs if sla.objective == "capacity" else theirs / ours

@@ -1,0 +1,215 @@
+"""The JSON document: every key of the contract, null where nothing was measured, strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from facts_example import (
+    BASELINE,
+    OUTCOMES,
+    WINNER,
+    example_facts,
+    infeasible_facts,
+    load_test,
+    undecided_facts,
+)
+
+from analyzer.domain.measurement import Accuracy, Failure, Measurement
+from analyzer.domain.study import Pricing, StudyFacts
+from analyzer.report.document import (
+    FAILURES_MAX,
+    build_document,
+    build_entry,
+    build_load_test_entry,
+    render_json,
+)
+
+TOP = {
+    "schema", "study", "verdict", "model", "sla", "recommendation", "baseline", "speedup",
+    "pareto", "closest", "search", "provenance",
+}  # fmt: skip
+ENTRY = {
+    "config_id", "config", "capacity_rps", "edge_rps", "edge_interval_rps", "measured_at_rps",
+    "throughput_ips", "latency_ms", "breakdown_ms", "errors", "memory_bytes_peak",
+    "gpu_memory_bytes_peak", "gpu_memory_source", "gpu_utilization", "power_watts", "accuracy",
+    "certificate", "fleet", "hardware", "instance_type", "predicted",
+}  # fmt: skip
+CONFIG = {
+    "precision", "quantization", "backend", "device", "max_batch_size", "dynamic_batching",
+    "preferred_batch_size", "max_queue_delay_us", "instance_count", "intra_op_threads",
+}  # fmt: skip
+
+
+def winner() -> Measurement:
+    found = next(o for o in OUTCOMES if o.configuration == WINNER)
+    assert isinstance(found, Measurement)
+    return found
+
+
+def check_entry(entry: dict[str, Any]) -> None:
+    assert set(entry) >= ENTRY
+    assert set(entry["config"]) == CONFIG
+    assert set(entry["latency_ms"]) == {"mean", "p50", "p90", "p95", "p99", "sla"}
+    assert set(entry["breakdown_ms"]) == {
+        "queue", "compute_input", "compute_infer", "compute_output", "overhead",
+    }  # fmt: skip
+    assert set(entry["predicted"]) == {"edge_rps", "latency_ms_p99", "error"}
+
+
+@pytest.mark.parametrize("facts", [example_facts(), infeasible_facts(), undecided_facts()])
+def test_every_key_of_the_contract_is_there(facts: StudyFacts) -> None:
+    document = build_document(facts)
+    assert set(document) >= TOP
+    assert document["schema"] == 1
+    assert set(document["model"]) == {"name", "sha256", "batchable", "inputs", "outputs"}
+    assert document["model"]["inputs"] == [
+        {"name": "image", "datatype": "FP32", "shape": [1, 32, 32]}
+    ]
+    assert set(document["search"]) >= {
+        "sampler", "space_size", "evaluated_live", "evaluated_twin", "failed",
+        "load_test_seconds", "wall_seconds", "bound",
+    }  # fmt: skip
+    assert set(document["provenance"]) >= {
+        "analyzer", "hardware", "libraries", "seeds", "started_at",
+    }  # fmt: skip
+    assert set(document["sla"]) >= {
+        "latency_budget_ms", "percentile", "confidence", "target_rate_rps", "objective",
+        "max_memory_bytes", "max_accuracy_drop", "arrivals", "request_batch_size",
+    }  # fmt: skip
+    for entry in [document["baseline"], *document["pareto"]]:
+        check_entry(entry)
+    if document["closest"]:
+        check_entry(document["closest"]["entry"])
+        for miss in document["closest"]["misses"]:
+            assert set(miss) == {"limit", "required", "observed"}
+    assert json.loads(render_json(document)) == document
+
+
+def test_the_answer_of_a_found_study() -> None:
+    document = build_document(example_facts())
+    best = document["recommendation"]
+    check_entry(best)
+    assert best["config_id"] == WINNER.config_id
+    assert document["closest"] is None
+    assert best["capacity_rps"] == best["measured_at_rps"] == pytest.approx(556.2)
+    assert best["capacity_rps"] <= best["edge_rps"]
+    assert best["certificate"]["verdict"] == best["certificate"]["mlperf"] == "PASS"
+    # 2,000/s over 556.2/s is 4 devices; the baseline's 191.2/s takes 11.
+    assert best["fleet"]["replicas"] == best["fleet"]["machines"] == 4
+    assert best["fleet"]["cost_per_hour"] == pytest.approx(4 * 0.7364)
+    assert best["fleet"]["cost_per_million_inferences"] == pytest.approx(
+        0.7364 / (556.2 * 3600) * 1e6
+    )
+    assert (best["fleet"]["currency"], best["instance_type"]) == ("USD", "ml.g4dn.xlarge")
+    assert document["baseline"]["config_id"] == BASELINE.config_id
+    assert document["speedup"] == pytest.approx(11 / 4)
+
+
+def test_the_front_is_sorted_by_its_edge_and_holds_no_failure() -> None:
+    document = build_document(example_facts())
+    edges = [entry["edge_rps"] for entry in document["pareto"]]
+    assert edges == sorted(edges, reverse=True)
+    assert document["pareto"][0]["config_id"] == WINNER.config_id
+    assert len(document["failures"]) == 2
+    assert document["failures"][1]["reason"] == "out_of_memory"
+
+
+def test_an_uncertified_entry_says_at_what_rate_it_was_measured() -> None:
+    document = build_document(example_facts())
+    entry = next(e for e in document["pareto"] if e["capacity_rps"] is None)
+    assert entry["fleet"] is None
+    assert entry["certificate"] is None
+    assert entry["measured_at_rps"] < entry["edge_rps"]
+    assert entry["throughput_ips"] is not None
+
+
+def test_without_price_and_target_the_fleet_is_null() -> None:
+    facts = example_facts(pricing=Pricing(), sla=infeasible_facts().sla)
+    assert build_document(facts)["recommendation"]["fleet"] is None
+
+
+def test_without_a_price_the_replicas_stay() -> None:
+    fleet = build_document(example_facts(pricing=Pricing()))["recommendation"]["fleet"]
+    assert fleet["replicas"] == 4
+    assert fleet["cost_per_hour"] is fleet["currency"] is fleet["price_source"] is None
+
+
+def test_accuracy_on_made_up_inputs_is_null() -> None:
+    made_up = replace(
+        winner(),
+        accuracy=Accuracy(metric="cosine", value=0.99, drop=0.01, interval=None, synthetic=True),
+    )
+    facts = example_facts()
+    entry = build_entry(made_up, sla=facts.sla, pricing=facts.pricing)
+    assert entry["accuracy"] is None
+
+
+def test_a_baseline_that_failed_is_an_entry_with_nothing_measured() -> None:
+    failed = Failure(configuration=BASELINE, stage="start", reason="crash", message="It died.")
+    document = build_document(example_facts(outcomes=(failed, *OUTCOMES[1:])))
+    check_entry(document["baseline"])
+    assert document["baseline"]["config_id"] == BASELINE.config_id
+    assert document["baseline"]["edge_rps"] is document["baseline"]["edge_interval_rps"] is None
+    assert document["baseline"]["latency_ms"]["p99"] is None
+    assert document["speedup"] is None
+
+
+def test_an_infeasible_study_names_the_closest() -> None:
+    document = build_document(infeasible_facts())
+    assert document["recommendation"] is document["speedup"] is None
+    assert document["pareto"] == []
+    miss = document["closest"]["misses"][0]
+    assert miss["limit"] == "latency_budget_ms"
+    assert miss["observed"] > miss["required"] == 4.0
+
+
+def test_an_undecided_study_says_what_evidence_is_missing() -> None:
+    document = build_document(undecided_facts())
+    assert document["closest"]["misses"] == [
+        {"limit": "certified_requests", "required": 7500, "observed": 2400}
+    ]
+    assert document["closest"]["entry"]["certificate"]["requests_missing"] == 5100
+
+
+def test_nothing_measured_at_all_still_makes_a_document() -> None:
+    facts = replace(undecided_facts(), outcomes=())
+    document = build_document(facts)
+    assert document["baseline"] is document["closest"] is document["recommendation"] is None
+
+
+def test_infinities_and_numpy_numbers_become_plain_json() -> None:
+    facts = example_facts(
+        provenance={"seeds": {"study": np.int64(5)}, "hardware": {"x": float("nan")}},
+        search=replace(example_facts().search, wall_seconds=math.inf),
+    )
+    document = json.loads(render_json(build_document(facts)))
+    assert document["provenance"]["seeds"]["study"] == 5
+    assert document["provenance"]["hardware"]["x"] is None
+    assert document["search"]["wall_seconds"] is None
+
+
+def test_predictions_never_stand_under_a_measured_key() -> None:
+    steps = build_document(example_facts())["explanation"]["contributions"]
+    assert all((s["edge_rps"] is None) != (s["predicted_edge_rps"] is None) for s in steps)
+
+
+def test_very_many_failures_are_listed_in_part() -> None:
+    failure = next(o for o in OUTCOMES if isinstance(o, Failure))
+    document = build_document(example_facts(outcomes=(*OUTCOMES, *[failure] * 500)))
+    assert len(document["failures"]) == FAILURES_MAX
+
+
+def test_a_single_load_test_has_the_keys_of_measure() -> None:
+    test = load_test(rate_rps=100.0, edge_rps=200.0, service_ms=5.0, kind="measure")
+    entry = build_load_test_entry(test, hardware="a machine")
+    assert set(entry) >= (ENTRY - {"config_id", "config"}) | {
+        "requests", "offered_rps", "achieved_rps", "send_lag_ms_p99", "validity",
+    }  # fmt: skip
+    assert entry["validity"] == {"valid": True, "reasons": []}
+    assert entry["edge_rps"] is None
+    json.loads(render_json(entry))

@@ -1,0 +1,38 @@
+"""The catalogue of prices."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.errors import UsageError
+from analyzer.spaces.prices import lookup_price, read_prices
+
+
+@pytest.mark.parametrize(
+    ("name", "price", "devices"),
+    [("ml.g4dn.xlarge", 0.7364, 1), ("ml.g4dn.2xlarge", 0.94, 1), ("ml.g4dn.12xlarge", 4.89, 4)],
+)
+def test_the_instances_of_the_published_table(name: str, price: float, devices: int) -> None:
+    pricing = lookup_price(name)
+    assert (pricing.price_per_hour, pricing.devices_per_machine) == (price, devices)
+    assert "2024-03-28" in (pricing.source or "")
+
+
+def test_every_entry_has_a_date_and_an_address() -> None:
+    for pricing in read_prices().values():
+        assert pricing.price_per_hour and pricing.price_per_hour > 0
+        assert pricing.source and "https://" in pricing.source and "catalogue, 20" in pricing.source
+
+
+def test_an_unknown_type_suggests_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        lookup_price("ml.g4dn.xlrge")
+    assert "ml.g4dn.xlarge" in caught.value.hint
+    assert "--price" in caught.value.hint
+
+
+def test_a_given_price_wins_and_keeps_the_devices() -> None:
+    pricing = lookup_price("ml.g4dn.12xlarge", price_per_hour=3.5)
+    assert (pricing.price_per_hour, pricing.devices_per_machine) == (3.5, 4)
+    assert pricing.source == "--price"
+    assert lookup_price("my.own", price_per_hour=1.0).devices_per_machine == 1
