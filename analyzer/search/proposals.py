@@ -1,0 +1,215 @@
+"""The Optuna study: who proposes configurations, and what it is told about them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.sla import Sla
+from analyzer.domain.space import Choice, Params, SearchSpace
+from analyzer.errors import MissingPartError
+from analyzer.search.request import SamplerName
+
+if TYPE_CHECKING:
+    import optuna
+
+# Proposals of configurations that are measured already, in a row, before a sampler is held to be
+# going in circles.
+_REPEATS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A configuration to measure, and the trial that proposed it."""
+
+    trial_number: int
+    configuration: Configuration
+    params: Params
+
+
+def make_sampler(
+    name: SamplerName, *, seed: int, space: SearchSpace, parallel: bool
+) -> optuna.samplers.BaseSampler:
+    """Optuna's own sampler of that name.
+
+    Raises:
+        MissingPartError: ``gp`` without PyTorch.
+    """
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == "tpe":
+            return optuna.samplers.TPESampler(
+                seed=seed,
+                n_startup_trials=min(10, max(4, len(space.candidates()) // 10)),
+                constant_liar=parallel,
+                warn_independent_sampling=False,
+            )
+        if name == "nsga2":
+            return optuna.samplers.NSGAIISampler(seed=seed, population_size=10)
+        if name == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        if name == "grid":
+            grid: Mapping[str, Any] = {p.name: list(p.choices) for p in space.parameters}
+            return optuna.samplers.GridSampler(grid or {"configuration": [0]}, seed=seed)
+        assert name == "gp", name
+        try:
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise MissingPartError(
+                "--sampler gp needs PyTorch, which is not installed.",
+                hint="Install the extra: pip install 'tritune[gp]'; or use --sampler twin.",
+            ) from error
+        return optuna.samplers.GPSampler(seed=seed, deterministic_objective=False)
+
+
+class Proposals:
+    """One Optuna study in the same database as our own tables.
+
+    Args:
+        study: The Optuna study; its direction is to maximise :func:`objective_value`.
+        space: What may be proposed.
+        allowed: Ids of the configurations that may be measured (its variant exists and keeps the
+            accuracy limit).
+    """
+
+    def __init__(
+        self, study: optuna.Study, space: SearchSpace, sla: Sla, allowed: frozenset[str]
+    ) -> None:
+        self._study = study
+        self._space = space
+        self._sla = sla
+        self._allowed = allowed
+        self._open: dict[int, optuna.Trial] = {}
+
+    def ask(
+        self, done: Mapping[str, Measurement | Failure], pending: frozenset[str]
+    ) -> Proposal | None:
+        """A configuration that is neither measured nor being measured.
+
+        One that is measured already is told again from what is known, and never measured twice.
+
+        Returns:
+            None when the sampler finds nothing new: the space is used up or it goes in circles.
+        """
+        if self._allowed <= done.keys() | pending:
+            return None
+        for _ in range(_REPEATS_MAX):
+            trial = self._study.ask()
+            params = self._suggest(trial)
+            configuration = self._space.configuration(params)
+            if configuration is None or configuration.config_id not in self._allowed:
+                self._tell_unusable(trial)
+                continue
+            config_id = configuration.config_id
+            if config_id in done:
+                self._open[trial.number] = trial
+                self.tell(trial.number, done[config_id])
+                continue
+            if config_id in pending:
+                self._tell_unusable(trial)
+                continue
+            self._open[trial.number] = trial
+            return Proposal(trial_number=trial.number, configuration=configuration, params=params)
+        return None
+
+    def _suggest(self, trial: optuna.Trial) -> Params:
+        if self._space.listed:
+            labels = [fixed.label for fixed in self._space.listed]
+            label = trial.suggest_categorical("configuration", labels)
+            return dict(self._space.listed[labels.index(str(label))].params)
+        params: Params = {}
+        for parameter in self._space.parameters:
+            if parameter.active(params):
+                value: Any = trial.suggest_categorical(parameter.name, parameter.choices)
+                params[parameter.name] = value
+        return params
+
+    def tell(self, trial_number: int, outcome: Measurement | Failure) -> None:
+        """Tells what a proposed configuration turned out to be.
+
+        A failure is told with the worst value and its constraint broken, so that it teaches the
+        sampler too.
+        """
+        trial = self._open.pop(trial_number, None)
+        if trial is None:
+            return
+        for name, value in constraints(outcome, self._sla).items():
+            trial.set_constraint(name, value)
+        self._study.tell(trial, objective_value(outcome, self._sla), skip_if_finished=True)
+
+    def _tell_unusable(self, trial: optuna.Trial) -> None:
+        trial.set_constraint("usable", 1.0)
+        self._study.tell(trial, 0.0)
+
+    def abandon(self) -> None:
+        """Ends what is still open (the search stops); such trials teach nothing."""
+        import optuna
+
+        for trial in self._open.values():
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        self._open.clear()
+
+
+def objective_value(outcome: Measurement | Failure, sla: Sla) -> float:
+    """What Optuna maximises: the edge, or minus the latency or memory at the target rate.
+
+    A failure and a configuration that never keeps the SLA have the worst value.
+    """
+    if isinstance(outcome, Failure):
+        return 0.0 if sla.objective in ("capacity", "cost") else -1e12
+    if sla.objective in ("capacity", "cost"):
+        return outcome.edge.rate_rps or 0.0
+    headline = outcome.headline
+    if sla.objective == "latency":
+        value = headline.latency_ms.sla if headline is not None else None
+    else:
+        value = _memory_bytes(outcome)
+    return -float(value) if value is not None else -1e12
+
+
+def constraints(outcome: Measurement | Failure, sla: Sla) -> dict[str, float]:
+    """Optuna's constraints by name; at most 0 is feasible."""
+    if isinstance(outcome, Failure):
+        return {"works": 1.0}
+    found = {"works": 0.0}
+    if sla.objective in ("capacity", "cost"):
+        found["sla"] = -1.0 if outcome.edge.rate_rps else 1.0
+    else:
+        headline = outcome.headline
+        if headline is None or headline.over_budget is None or not headline.requests:
+            found["sla"] = 1.0
+        else:
+            found["sla"] = headline.over_budget / headline.requests - sla.miss_rate_max
+    memory = _memory_bytes(outcome)
+    if sla.max_memory_bytes is not None and memory is not None:
+        found["memory"] = memory / sla.max_memory_bytes - 1.0
+    accuracy = outcome.accuracy
+    if accuracy is not None and accuracy.interval is not None:
+        found["accuracy"] = accuracy.interval[1] - sla.max_accuracy_drop
+    return found
+
+
+def _memory_bytes(outcome: Measurement) -> int | None:
+    """GPU memory on a GPU, resident memory of the server otherwise."""
+    use = outcome.resources
+    if outcome.configuration.device == "gpu":
+        return use.gpu_memory_bytes_peak
+    return use.memory_bytes_peak
+
+
+def feasible(outcome: Measurement | Failure, sla: Sla) -> bool:
+    """Whether an outcome keeps every limit, as far as it was measured."""
+    return isinstance(outcome, Measurement) and all(
+        value <= 0 for value in constraints(outcome, sla).values()
+    )
+
+
+def freeze(params: Mapping[str, Choice]) -> tuple[tuple[str, Choice], ...]:
+    """``params`` as a hashable value, by name."""
+    return tuple(sorted(params.items()))

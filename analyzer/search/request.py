@@ -1,0 +1,77 @@
+"""What a search is asked to do, with every option resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from analyzer.domain.configuration import DeviceKind
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+from analyzer.domain.space import SearchSpace
+from analyzer.domain.study import Pricing
+from analyzer.domain.workload import ArrivalProcess
+
+SamplerName = Literal["twin", "tpe", "nsga2", "gp", "random", "grid"]
+SAMPLERS: tuple[SamplerName, ...] = ("twin", "tpe", "nsga2", "gp", "random", "grid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """One search.
+
+    Args:
+        study: Its name in the store.
+        precisions: Those that may be recommended, and ``precisions_named`` whether the user named
+            them: without real data int8 is recommended only then.
+        calibration_path: Real inputs; None for made-up ones.
+        budget_s: Time for everything after the start, certificate included.
+        trials_max: Upper limit of measured configurations; None for no limit.
+        server: ``embedded``, ``triton`` or an endpoint's URL.
+        seed: Root of every random number.
+    """
+
+    study: str
+    model: ModelInfo
+    sla: Sla
+    space: SearchSpace
+    precisions: tuple[str, ...] = ("fp32", "fp16", "int8")
+    precisions_named: bool = False
+    calibration_path: Path | None = None
+    arrivals: ArrivalProcess
+    request_batch_size: int = 1
+    budget_s: float = 300.0
+    trials_max: int | None = None
+    sampler: SamplerName = "twin"
+    server: str = "embedded"
+    device: DeviceKind = "cpu"
+    pricing: Pricing = Pricing()
+    seed: int = 0
+    provenance: dict[str, Any]
+
+
+class Progress(Protocol):
+    """Where a search tells what it is doing."""
+
+    def phase(self, name: str, expected_s: float) -> None:
+        """A new phase begins and is expected to take so long."""
+
+    def detail(self, text: str) -> None:
+        """What is being done now."""
+
+    def warn(self, text: str) -> None:
+        """A sentence that qualifies the result."""
+
+
+class SilentProgress:
+    """Tells nobody."""
+
+    def phase(self, name: str, expected_s: float) -> None:
+        pass
+
+    def detail(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
