@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from analyzer.batching.policy import BatchingPolicy
-from analyzer.batching.scheduler import Decisions, Execution, QueueFullError, Scheduler
+from analyzer.batching.scheduler import Execution, QueueFullError, Scheduler
 from analyzer.domain.exchange import ServerStatistics
 from analyzer.runtime.base import Runtime, Tensors
 from analyzer.serving.counters import BatchStatistics, Counters, ModelStatistics
@@ -72,7 +72,7 @@ class ServedModel:
         assert runtimes
         self.name = name
         self._batchable = batchable
-        self._batch_size_max = max(policy.max_batch_size, 1)
+        self._batch_size_max = policy.batch_limit
         self._enforce_shapes = enforce_shapes
         self._after_batch = after_batch
         self._on_failure = on_failure
@@ -128,7 +128,11 @@ class ServedModel:
             for request in requests:
                 try:
                     ticket, late = self._enqueue(request)
-                except (QueueFullError, ServerStopping) as error:
+                except QueueFullError:
+                    full = InferenceReply(None, "Exceeds maximum queue size", "unavailable")
+                    refused.append((request, full))
+                    ticket = -1
+                except ServerStopping as error:
                     refused.append((request, InferenceReply(None, str(error), "unavailable")))
                     ticket = -1
                 except InvalidRequestError as error:
@@ -146,13 +150,20 @@ class ServedModel:
     def cancel(self, ticket: int) -> bool:
         """Takes a request back; False if it runs already or is done. No reply follows a True."""
         with self._lock:
-            if ticket not in self._waiting or not self._scheduler.cancel(ticket):
-                return False
-            del self._waiting[ticket]
-            self._counters.cancelled_count += 1
-            _, rejected = self._decide(time.monotonic_ns())
+            cancelled, rejected = self._cancel([ticket] if ticket in self._waiting else [])
         self._reject(rejected)
-        return True
+        return cancelled == 1
+
+    def cancel_where(self, wanted: Callable[[InferenceRequest], bool]) -> int:
+        """Takes back every request that has not started and that ``wanted`` is true of.
+
+        No reply follows. ``wanted`` runs under the lock and must be quick. Returns how many.
+        """
+        with self._lock:
+            tickets = [t for t, (request, _) in self._waiting.items() if wanted(request)]
+            cancelled, rejected = self._cancel(tickets)
+        self._reject(rejected)
+        return cancelled
 
     def statistics(self) -> ServerStatistics:
         """Triton's counters since the start; a request is counted before its reply goes out."""
@@ -224,33 +235,48 @@ class ServedModel:
         skip = 1 if self._batchable else 0
         return tuple((name, array.shape[skip:]) for name, array in sorted(request.inputs.items()))
 
+    def _cancel(self, tickets: list[int]) -> tuple[int, list[InferenceRequest]]:
+        for ticket in tickets:
+            # One that stands in a payload already stays there; it is left out when that starts.
+            self._scheduler.cancel(ticket)
+            del self._waiting[ticket]
+        self._counters.cancelled_count += len(tickets)
+        return len(tickets), self._decide(time.monotonic_ns())[1]
+
     def _decide(self, now_ns: int, own: int = -1) -> tuple[Work | None, list[InferenceRequest]]:
         """Hands out what is due; returns the work of instance ``own`` and the rejected requests."""
-        if self._closed:
-            return None, []
-        decisions: Decisions = self._scheduler.advance(now_ns)
-        mine = None
-        for execution in decisions.executions:
-            work = self._take(execution)
-            if execution.instance == own:
-                mine = work
-            else:
-                self._queues[execution.instance].put(work)
+        mine: Work | None = None
+        rejected: list[InferenceRequest] = []
+        again = not self._closed
+        while again:
+            again = False
+            decisions = self._scheduler.advance(now_ns)
+            for execution in decisions.executions:
+                work = self._take(execution)
+                if not work:  # every request was cancelled after the payload had formed
+                    self._scheduler.release(now_ns, execution.instance)
+                    again = True
+                elif execution.instance == own:
+                    mine = work
+                else:
+                    self._queues[execution.instance].put(work)
+            if decisions.rejected:
+                late = [self._waiting.pop(ticket) for ticket in decisions.rejected]
+                self._counters.rejected_count += len(late)
+                self._counters.fail(late, now_ns)
+                rejected += [request for request, _ in late]
         due_ns = self._scheduler.next_timer_ns()
         if due_ns is not None and due_ns < self._armed_ns:
             self._armed_ns = due_ns
             self._wake_timer()
-        if not decisions.rejected:
-            return mine, []
-        rejected = [self._waiting.pop(ticket) for ticket in decisions.rejected]
-        self._counters.rejected_count += len(rejected)
-        self._counters.fail(rejected, now_ns)
-        return mine, [request for request, _ in rejected]
+        return mine, rejected
 
     def _take(self, execution: Execution) -> Work:
-        self._busy += 1
-        pop = self._waiting.pop
-        return [pop(ticket) for ticket in execution.tickets]
+        waiting = self._waiting
+        work = [waiting.pop(ticket) for ticket in execution.tickets if ticket in waiting]
+        if work:
+            self._busy += 1
+        return work
 
     def _wake_timer(self) -> None:
         if self._timer is None:
@@ -297,19 +323,21 @@ class ServedModel:
             outputs = runtime.run(inputs)
             infer_ns = time.monotonic_ns()
             parts = _split(outputs, work)
+            end_ns = time.monotonic_ns()
         except Exception as failure:
+            end_ns = time.monotonic_ns()
             error = f"{type(failure).__name__}: {failure}"
             if self._on_failure is not None:
                 self._on_failure(failure)
         with self._lock:
-            end_ns = time.monotonic_ns()
+            now_ns = time.monotonic_ns()
             if error is None:
                 self._counters.succeed(work, start_ns, input_ns, infer_ns, end_ns)
             else:
                 self._counters.fail(work, end_ns)
             self._busy -= 1
-            self._scheduler.release(end_ns, index)
-            mine, rejected = self._decide(end_ns, own=index)
+            self._scheduler.release(now_ns, index)
+            mine, rejected = self._decide(now_ns, own=index)
         self._reject(rejected)
         spans = (input_ns - start_ns, infer_ns - input_ns, end_ns - infer_ns)
         try:

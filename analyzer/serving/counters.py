@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analyzer.load.target import ServerStatistics
+from analyzer.domain.exchange import ServerStatistics
 from analyzer.serving.requests import InferenceRequest
 
 
