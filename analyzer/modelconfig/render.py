@@ -80,7 +80,7 @@ def render_config(
         wanted.backend == "tensorrt" and wanted.max_batch_size > 1 and not wanted.dynamic_batching
     )
     text = (
-        _environment()
+        template_environment()
         .get_template("config.pbtxt.j2")
         .render(
             generator_version=__version__,
@@ -277,7 +277,8 @@ def _backend_of_platform(platform: str) -> str:
     return names.get(platform, platform)
 
 
-def _environment() -> jinja2.Environment:
+def template_environment() -> jinja2.Environment:
+    """Jinja2 over the shipped templates, with a filter that quotes for protobuf's text format."""
     # Nothing here is HTML; strings are quoted by the filter, as protobuf's text format wants.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_dir()),

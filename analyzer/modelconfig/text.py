@@ -6,6 +6,7 @@ module and its neighbours are the only ones that touch it.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,32 @@ def config_from_json(text: str | dict[str, Any], *, where: str = "config") -> An
         RepositoryError: It is no JSON, has an unknown field or a value of a wrong type.
     """
     try:
-        if isinstance(text, dict):
-            return json_format.ParseDict(text, ModelConfig())
-        return json_format.Parse(text, ModelConfig())
-    except json_format.ParseError as error:
+        values = json.loads(text) if isinstance(text, str) else text
+        return json_format.ParseDict(_upper_enums(values, ModelConfig.DESCRIPTOR), ModelConfig())
+    except (json_format.ParseError, ValueError, RecursionError) as error:
         raise RepositoryError(
             f"{where}: {error}", hint="Field names are those of config.pbtxt (input, not inputs)."
         ) from error
+
+
+def _upper_enums(values: Any, descriptor: Any) -> Any:
+    """``values`` with enumeration names in capitals: Triton takes them in any case."""
+    if not isinstance(values, dict):
+        return values
+    fixed = {}
+    for key, value in values.items():
+        field = descriptor.fields_by_name.get(key)
+        if field is None:
+            fixed[key] = value
+        elif field.enum_type is not None:
+            fixed[key] = value.upper() if isinstance(value, str) else value
+        elif field.message_type is None or field.message_type.GetOptions().map_entry:
+            fixed[key] = value
+        elif isinstance(value, list):
+            fixed[key] = [_upper_enums(item, field.message_type) for item in value]
+        else:
+            fixed[key] = _upper_enums(value, field.message_type)
+    return fixed
 
 
 def config_to_json(proto: Any) -> dict[str, Any]:

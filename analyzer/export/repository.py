@@ -1,0 +1,210 @@
+"""Writes a Triton model repository: atomically, with its evidence, beside older versions.
+
+A model's folder has one ``config.pbtxt`` for all its versions, and the one that is written serves
+the newest version only (``latest { num_versions: 1 }``). So a new version with the same
+configuration is simply added; one with another configuration changes how the model is served and
+needs ``force``. The older versions stay, and their ``config.pbtxt`` stays in the manifest, so that
+going back is a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from analyzer.domain.configuration import Backend, Configuration
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import RepositoryError
+from analyzer.export.atomic import (
+    copy_durably,
+    link_or_copy,
+    locked,
+    put_in_place,
+    staging_folder,
+)
+from analyzer.export.manifest import (
+    MANIFEST_NAME,
+    MANIFEST_SCHEMA,
+    Manifest,
+    read_versions,
+    sha256_of,
+)
+from analyzer.modelconfig.files import ModelFiles, model_files
+from analyzer.modelconfig.render import configuration_from_config
+from analyzer.modelconfig.repository import list_versions
+from analyzer.modelconfig.text import CONFIG_NAME, parse_config, read_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """Where a configuration was exported; the contract's keys of ``export --json``.
+
+    Args:
+        path: The repository's folder, absolute.
+        model: The model's name.
+        version: The new version.
+        config_id: The exported entry's.
+        notes: Sentences that qualify the export (a configuration replaced, files relinked).
+    """
+
+    path: str
+    model: str
+    version: int
+    config_id: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's keys."""
+        return {
+            "path": self.path,
+            "model": self.model,
+            "version": self.version,
+            "config_id": self.config_id,
+        }
+
+
+def export_repository(
+    model: ModelInfo,
+    variant_file: Path,
+    configuration: Configuration,
+    destination: Path,
+    *,
+    backend: Literal["auto"] | Backend = "auto",
+    evidence: dict[str, Any] | None = None,
+    force: bool = False,
+    name: str | None = None,
+) -> ExportResult:
+    """Adds a version of ``model`` to the repository ``destination`` (made if it is not there).
+
+    The model's folder is written beside the repository, its ``config.pbtxt`` read back and compared
+    with the configuration, and put in place in one step: it is there whole or not at all.
+
+    Args:
+        model: The model's tensors and name.
+        variant_file: The graph or engine that ``configuration`` serves.
+        configuration: The study's entry.
+        destination: The repository's folder.
+        backend: Triton's backend; ``auto`` is the configuration's own.
+        evidence: JSON-ready proof for the manifest (``entry``, ``sla``, ``study``, ``provenance``).
+        force: Whether a different ``config.pbtxt`` of an existing model may be replaced.
+        name: The name of the model in the repository; the model's own by default.
+
+    Raises:
+        RepositoryError: The folder cannot be written, the disk is full, a different configuration
+            is there and ``force`` is not set, or Triton cannot serve the model like this. Nothing
+            is changed then.
+    """
+    files = model_files(
+        model,
+        variant_file,
+        configuration,
+        backend=None if backend == "auto" else backend,
+        name=name,
+    )
+    made = not destination.exists()
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        with locked(destination), staging_folder(destination.resolve()) as staging:
+            return _export(
+                files, configuration, destination.resolve(), staging, evidence or {}, force
+            )
+    except OSError as error:
+        raise RepositoryError(
+            f"The repository {destination} cannot be written: {error.strerror or error}"
+            f"{f' ({error.filename})' if error.filename else ''}.",
+            hint=f"About {files.size_bytes / 2**20:.0f} MiB are needed in a folder that is yours "
+            "to write; nothing was changed.",
+        ) from error
+    finally:
+        if made and destination.is_dir() and not any(destination.iterdir()):
+            destination.rmdir()
+
+
+def _export(
+    files: ModelFiles,
+    configuration: Configuration,
+    destination: Path,
+    staging: Path,
+    evidence: dict[str, Any],
+    force: bool,
+) -> ExportResult:
+    target = destination / files.name
+    notes: list[str] = []
+    staged = staging / files.name
+    version = 1
+    versions: dict[str, Any] = {}
+    if target.exists():
+        if not target.is_dir():
+            raise RepositoryError(
+                f"{target} is a file, where the model's folder should be.",
+                hint="Remove it, or use another --repository.",
+            )
+        version = max(list_versions(target), default=0) + 1
+        versions = dict(read_versions(target))
+        if not _same_configuration(target / CONFIG_NAME, files.config_text):
+            if not force:
+                raise RepositoryError(
+                    f"{target} already serves another configuration ({CONFIG_NAME} differs).",
+                    hint="Use --force to replace it (the older versions stay beside the new one), "
+                    "or another --repository.",
+                )
+            notes.append(f"{target / CONFIG_NAME} was replaced; older versions are still there.")
+        shutil.copytree(
+            target,
+            staged,
+            symlinks=True,
+            copy_function=link_or_copy,
+            ignore=lambda folder, _: (CONFIG_NAME, MANIFEST_NAME) if Path(folder) == target else (),
+        )
+    copy_durably(files.config_text.encode(), staged / CONFIG_NAME)
+    hashes = {CONFIG_NAME: sha256_of(staged / CONFIG_NAME)}
+    for name, content in files.version_files.items():
+        written = staged / str(version) / name
+        copy_durably(content, written)
+        hashes[f"{version}/{name}"] = sha256_of(written)
+    read_back = configuration_from_config(read_config(staged / CONFIG_NAME))
+    if read_back != files.configuration:
+        raise RepositoryError(
+            f"{CONFIG_NAME} reads back as {read_back.to_dict()}, "
+            f"not as {files.configuration.to_dict()}.",
+            hint="This is a fault of the program; nothing was exported.",
+        )
+    manifest = Manifest(
+        repository=destination,
+        model=files.name,
+        version=version,
+        config_id=configuration.config_id,
+        configuration=configuration.canonical(),
+        backend=files.configuration.backend,
+        config_text=files.config_text,
+        files=hashes,
+        evidence=evidence,
+        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    versions[str(version)] = manifest.to_dict()
+    document = {"schema": MANIFEST_SCHEMA, "model": files.name, "versions": versions}
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    copy_durably(text.encode(), staged / MANIFEST_NAME)
+    staged.chmod(0o755)
+    put_in_place(staged, target)
+    return ExportResult(
+        path=str(destination),
+        model=files.name,
+        version=version,
+        config_id=manifest.config_id,
+        notes=tuple(notes),
+    )
+
+
+def _same_configuration(path: Path, text: str) -> bool:
+    """Whether the file at ``path`` says what ``text`` says; comments and layout aside."""
+    if not path.is_file():
+        return False
+    try:
+        return bool(read_config(path) == parse_config(text))
+    except RepositoryError:
+        return False  # what cannot be read is another configuration, and only force replaces it

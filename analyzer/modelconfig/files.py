@@ -1,0 +1,154 @@
+"""The files of one model version as Triton wants them, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from analyzer import __version__
+from analyzer.domain.configuration import Backend, Configuration
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import RepositoryError
+from analyzer.modelconfig.render import (
+    MODEL_FILENAMES,
+    render_config,
+    served_configuration,
+    template_environment,
+)
+from analyzer.modelconfig.repository import check_model_name
+
+ONNX_FILENAME = "model.onnx"
+_ENGINE_SUFFIXES = (".plan", ".engine", ".trt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """A model ready to be written to a repository or sent to a server.
+
+    Args:
+        name: The model's name.
+        config_text: Contents of its ``config.pbtxt``.
+        configuration: What ``config_text`` says, canonical, on the backend that serves it.
+        version_files: Contents of a version's folder by name: a path to copy or the bytes.
+    """
+
+    name: str
+    config_text: str
+    configuration: Configuration
+    version_files: Mapping[str, Path | bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the version's files."""
+        return sum(
+            len(content) if isinstance(content, bytes) else content.stat().st_size
+            for content in self.version_files.values()
+        )
+
+
+def model_files(
+    model: ModelInfo,
+    variant_file: Path,
+    configuration: Configuration,
+    *,
+    backend: Backend | None = None,
+    name: str | None = None,
+    warmup: bool = True,
+) -> ModelFiles:
+    """The files that serve ``variant_file`` as ``configuration`` says.
+
+    Args:
+        model: Its tensors.
+        variant_file: The ONNX graph, or the engine for TensorRT.
+        configuration: How it is served.
+        backend: The backend that serves it, if not the configuration's; ``python`` runs ONNX
+            Runtime in a ``model.py``.
+        name: The name under which it is served; the model's by default.
+        warmup: Whether instances warm up before they are ready.
+
+    Raises:
+        RepositoryError: The name is none, the file is not there or not what the backend runs, or
+            Triton cannot serve the model like this.
+    """
+    served = served_configuration(configuration, backend)
+    served_as = check_model_name(name or model.name)
+    if not variant_file.is_file():
+        raise RepositoryError(
+            f"The model file {variant_file} is not there.",
+            hint="Run the search again: variants are made anew where their cache was cleared.",
+        )
+    engine = variant_file.suffix in _ENGINE_SUFFIXES
+    if engine != (served.backend == "tensorrt"):
+        raise RepositoryError(
+            f"The {served.backend} backend cannot serve {variant_file.name}.",
+            hint="A TensorRT engine needs --backend tensorrt, an ONNX graph any other.",
+        )
+    contents: dict[str, Path | bytes] = {}
+    if engine:
+        contents[MODEL_FILENAMES["tensorrt"]] = variant_file
+    else:
+        contents[ONNX_FILENAME] = variant_file
+        contents.update(external_files(variant_file))
+    if served.backend == "python":
+        contents[MODEL_FILENAMES["python"]] = python_model().encode()
+    return ModelFiles(
+        name=served_as,
+        config_text=render_config(model, served, warmup=warmup, name=served_as),
+        configuration=served,
+        version_files=contents,
+    )
+
+
+def python_model() -> str:
+    """The ``model.py`` that runs ``model.onnx`` in Triton's python backend."""
+    template = template_environment().get_template("model.py.j2")
+    return template.render(filename=ONNX_FILENAME, generator_version=__version__)
+
+
+def external_files(onnx_file: Path) -> dict[str, Path]:
+    """Files with external weights that ``onnx_file`` names: name relative to its folder -> path.
+
+    Raises:
+        RepositoryError: The file is no ONNX graph, or one of them is missing or outside its folder.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    except DecodeError as error:
+        raise RepositoryError(f"{onnx_file} is not an ONNX file.") from error
+    found: dict[str, Path] = {}
+    for tensor in _tensors(graph):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        location = next(e.value for e in tensor.external_data if e.key == "location")
+        relative = PurePosixPath(location)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise RepositoryError(
+                f"{onnx_file} keeps weights in {location}, outside its folder.",
+                hint="Save the model with its external weights beside it.",
+            )
+        path = onnx_file.parent / relative
+        if not path.is_file():
+            raise RepositoryError(
+                f"{onnx_file} keeps weights in {location}, which is not beside it.",
+                hint="Copy the file with external weights next to the model.",
+            )
+        found[str(relative)] = path
+    return found
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Every tensor of a graph: initializers and attributes, subgraphs included."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for subgraph in (attribute.g, *attribute.graphs):
+                if subgraph.node or subgraph.initializer:
+                    yield from _tensors(subgraph)

@@ -1,0 +1,193 @@
+"""config.pbtxt: rendered, parsed with Triton's own protobuf, and equal to the configuration."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.errors import RepositoryError
+from analyzer.modelconfig.render import (
+    configuration_from_config,
+    render_config,
+    served_configuration,
+    unexpressed_settings,
+)
+from analyzer.modelconfig.text import parse_config
+
+
+def model(*, batchable: bool = True, **changes: object) -> ModelInfo:
+    shape = (3, 8) if batchable else (2, 3, 8)
+    values: dict[str, object] = {
+        "name": "m",
+        "path": "/models/m.onnx",
+        "sha256": "0" * 64,
+        "batchable": batchable,
+        "inputs": (TensorSpec(name="x", datatype="FP32", shape=shape),),
+        "outputs": (TensorSpec(name="y", datatype="FP32", shape=shape),),
+    }
+    return ModelInfo(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> Configuration:
+    precision = draw(st.sampled_from(["fp32", "fp16", "int8"]))
+    maximum = draw(st.integers(1, 128))
+    preferred = draw(st.none() | st.lists(st.integers(1, maximum), max_size=4).map(tuple))
+    device = draw(st.sampled_from(["cpu", "gpu"]))
+    return Configuration(
+        precision=precision,
+        quantization=draw(st.sampled_from(["static", "dynamic"])) if precision == "int8" else None,
+        backend=draw(st.sampled_from(["onnxruntime", "tensorrt", "python"])),
+        device=device,
+        max_batch_size=maximum,
+        dynamic_batching=draw(st.booleans()),
+        preferred_batch_size=preferred,
+        max_queue_delay_us=draw(st.none() | st.integers(0, 10**12)),
+        instance_count=draw(st.integers(1, 64)),
+        intra_op_threads=draw(st.integers(0, 64)) if device == "cpu" else None,
+    ).canonical()
+
+
+@given(configurations())
+def test_a_rendered_configuration_reads_back_equal(configuration: Configuration) -> None:
+    if configuration.backend == "tensorrt" and configuration.device == "cpu":
+        return  # TensorRT has no CPU
+    text = render_config(model(), configuration)
+    read = configuration_from_config(parse_config(text))
+    assert read == configuration
+    assert read.config_id == configuration.config_id
+
+
+def test_the_baseline_reads_back_with_the_same_id() -> None:
+    for batchable in (True, False):
+        wanted = baseline_configuration(batchable=batchable)
+        text = render_config(model(batchable=batchable), wanted)
+        assert configuration_from_config(parse_config(text)).config_id == wanted.config_id
+
+
+def test_an_empty_configuration_of_an_onnx_model_is_two_instances_of_onnx_runtimes_default() -> (
+    None
+):
+    proto = parse_config(
+        'name: "m" platform: "onnxruntime_onnx" max_batch_size: 4 dynamic_batching {}'
+    )
+    assert configuration_from_config(proto) == baseline_configuration(batchable=True)
+
+
+def test_a_fixed_batch_is_served_with_full_dimensions_and_no_batching() -> None:
+    text = render_config(model(batchable=False), Configuration(max_batch_size=0))
+    proto = parse_config(text)
+    assert proto.max_batch_size == 0
+    assert list(proto.input[0].dims) == [2, 3, 8]
+    assert not proto.HasField("dynamic_batching")
+
+
+def test_batching_a_model_without_a_batch_axis_is_refused() -> None:
+    with pytest.raises(RepositoryError, match="no batch axis"):
+        render_config(model(batchable=False), Configuration(max_batch_size=8))
+
+
+def test_a_batched_scalar_becomes_one_dimension_with_an_empty_reshape() -> None:
+    scalar = (TensorSpec(name="s", datatype="FP32", shape=()),)
+    output = parse_config(
+        render_config(model(outputs=scalar), Configuration(max_batch_size=4))
+    ).output[0]
+    assert list(output.dims) == [1]
+    assert output.HasField("reshape")
+    assert list(output.reshape.shape) == []
+    with pytest.raises(RepositoryError, match="scalar"):
+        render_config(model(batchable=False, outputs=scalar), Configuration(max_batch_size=0))
+
+
+def test_names_are_quoted() -> None:
+    odd = 'a"b\\c{}\nü'
+    tensors = (TensorSpec(name=odd, datatype="FP32", shape=(1,)),)
+    proto = parse_config(render_config(model(inputs=tensors), Configuration(max_batch_size=1)))
+    assert proto.input[0].name == odd
+
+
+def test_every_input_and_output_is_written_so_that_triton_leaves_batching_off() -> None:
+    text = render_config(model(), Configuration(max_batch_size=8, dynamic_batching=False))
+    proto = parse_config(text)
+    assert [t.name for t in proto.input] == ["x"]
+    assert [t.name for t in proto.output] == ["y"]
+    assert not proto.HasField("dynamic_batching")
+
+
+def test_warm_up_runs_zeros_at_one_and_at_the_maximum() -> None:
+    proto = parse_config(render_config(model(), Configuration(max_batch_size=8)))
+    assert [(w.batch_size, w.inputs["x"].zero_data) for w in proto.model_warmup] == [
+        (1, True),
+        (8, True),
+    ]
+    assert not parse_config(
+        render_config(model(), Configuration(max_batch_size=8), warmup=False)
+    ).model_warmup
+
+
+def test_there_is_no_warm_up_where_zero_is_no_valid_index() -> None:
+    table = (TensorSpec(name="x", datatype="INT64", shape=(4,), value_range=(1, 9)),)
+    assert not parse_config(render_config(model(inputs=table), Configuration())).model_warmup
+
+
+def test_tensorrt_without_batching_says_what_the_server_needs() -> None:
+    on_gpu = Configuration(backend="tensorrt", device="gpu", max_batch_size=8)
+    assert "--disable-auto-complete-config" in render_config(model(), on_gpu)
+
+
+def test_another_backend_keeps_everything_else() -> None:
+    wanted = Configuration(
+        max_batch_size=8, dynamic_batching=True, instance_count=3, intra_op_threads=2
+    )
+    proto = parse_config(render_config(model(), wanted, backend="python", name="other"))
+    assert (proto.name, proto.backend, proto.default_model_filename) == (
+        "other",
+        "python",
+        "model.py",
+    )
+    assert configuration_from_config(proto) == served_configuration(wanted, "python")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('backend: "pytorch"', "pytorch"),
+        (
+            (
+                'backend: "onnxruntime" '
+                'parameters { key: "tritune_precision" value { string_value: "fp7" } }'
+            ),
+            "fp7",
+        ),
+        (
+            (
+                'backend: "python" '
+                'parameters { key: "intra_op_thread_count" value { string_value: "x" } }'
+            ),
+            "'x'",
+        ),
+        (
+            'backend: "onnxruntime" max_batch_size: 4 dynamic_batching { preferred_batch_size: 9 }',
+            "batching",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_by_name(text: str, said: str) -> None:
+    with pytest.raises(RepositoryError, match=said):
+        configuration_from_config(parse_config(text))
+
+
+def test_settings_that_a_configuration_cannot_say_are_named() -> None:
+    proto = parse_config(
+        "dynamic_batching { preserve_ordering: true } response_cache { enable: true }"
+        " instance_group { count: 1 } instance_group { count: 2 }"
+    )
+    assert unexpressed_settings(proto) == (
+        "response_cache",
+        "dynamic_batching.preserve_ordering",
+        "instance_group (more than one)",
+    )
+    assert unexpressed_settings(parse_config(render_config(model(), Configuration()))) == ()
