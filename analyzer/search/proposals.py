@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.domain.space import Choice, Params, SearchSpace
+from analyzer.domain.space import Params, SearchSpace
 from analyzer.errors import MissingPartError
 from analyzer.search.request import SamplerName
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Proposals of configurations that are measured already, in a row, before a sampler is held to be
 # going in circles.
 _REPEATS_MAX = 200
+_WORST = -1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,55 +163,32 @@ def objective_value(outcome: Measurement | Failure, sla: Sla) -> float:
 
     A failure and a configuration that never keeps the SLA have the worst value.
     """
-    if isinstance(outcome, Failure):
-        return 0.0 if sla.objective in ("capacity", "cost") else -1e12
     if sla.objective in ("capacity", "cost"):
-        return outcome.edge.rate_rps or 0.0
-    headline = outcome.headline
-    if sla.objective == "latency":
-        value = headline.latency_ms.sla if headline is not None else None
-    else:
-        value = _memory_bytes(outcome)
-    return -float(value) if value is not None else -1e12
+        return (outcome.edge.rate_rps or 0.0) if isinstance(outcome, Measurement) else 0.0
+    value = answer.objective_value(outcome, sla) if isinstance(outcome, Measurement) else None
+    return -value if value is not None else _WORST
 
 
 def constraints(outcome: Measurement | Failure, sla: Sla) -> dict[str, float]:
     """Optuna's constraints by name; at most 0 is feasible."""
     if isinstance(outcome, Failure):
         return {"works": 1.0}
-    found = {"works": 0.0}
-    if sla.objective in ("capacity", "cost"):
-        found["sla"] = -1.0 if outcome.edge.rate_rps else 1.0
-    else:
-        headline = outcome.headline
+    found = {"works": 0.0, "sla": -1.0 if outcome.edge.rate_rps else 1.0}
+    headline = outcome.headline
+    if sla.objective not in ("capacity", "cost"):
         if headline is None or headline.over_budget is None or not headline.requests:
             found["sla"] = 1.0
         else:
             found["sla"] = headline.over_budget / headline.requests - sla.miss_rate_max
-    memory = _memory_bytes(outcome)
-    if sla.max_memory_bytes is not None and memory is not None:
-        found["memory"] = memory / sla.max_memory_bytes - 1.0
-    accuracy = outcome.accuracy
-    if accuracy is not None and accuracy.interval is not None:
-        found["accuracy"] = accuracy.interval[1] - sla.max_accuracy_drop
+    memory_bytes = answer.memory_bytes(outcome)
+    if sla.max_memory_bytes is not None and memory_bytes is not None:
+        found["memory"] = memory_bytes / sla.max_memory_bytes - 1.0
+    drop = answer.accuracy_drop_worst(outcome)
+    if drop is not None:
+        found["accuracy"] = drop - sla.max_accuracy_drop
     return found
-
-
-def _memory_bytes(outcome: Measurement) -> int | None:
-    """GPU memory on a GPU, resident memory of the server otherwise."""
-    use = outcome.resources
-    if outcome.configuration.device == "gpu":
-        return use.gpu_memory_bytes_peak
-    return use.memory_bytes_peak
 
 
 def feasible(outcome: Measurement | Failure, sla: Sla) -> bool:
     """Whether an outcome keeps every limit, as far as it was measured."""
-    return isinstance(outcome, Measurement) and all(
-        value <= 0 for value in constraints(outcome, sla).values()
-    )
-
-
-def freeze(params: Mapping[str, Choice]) -> tuple[tuple[str, Choice], ...]:
-    """``params`` as a hashable value, by name."""
-    return tuple(sorted(params.items()))
+    return all(value <= 0 for value in constraints(outcome, sla).values())

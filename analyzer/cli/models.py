@@ -1,0 +1,45 @@
+"""Which model is meant where the command line names none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analyzer.errors import ModelError
+
+
+def find_model(folder: Path) -> Path:
+    """The one model of ``folder``: in its ``model_repository``, else its one ``.onnx`` file.
+
+    Raises:
+        ModelError: There is none, or more than one; the message lists what was found.
+    """
+    repository = folder / "model_repository"
+    if repository.is_dir():
+        models = sorted(
+            path
+            for path in repository.iterdir()
+            if path.is_dir() and any(path.glob("*/model.onnx"))
+        )
+        if len(models) == 1:
+            return models[0]
+        if len(models) > 1:
+            raise _several(models, "model_repository holds")
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) == 1:
+        return files[0]
+    if len(files) > 1:
+        raise _several(files, "The working folder holds")
+    found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+    raise ModelError(
+        "No MODEL was given, and there is neither a model in ./model_repository nor an .onnx file "
+        f"in the working folder (found: {found}).",
+        hint="Name the model: analyze model.onnx --latency-budget 50ms.",
+    )
+
+
+def _several(paths: list[Path], where: str) -> ModelError:
+    names = ", ".join(path.name for path in paths[:10])
+    return ModelError(
+        f"{where} {len(paths)} models: {names}.",
+        hint=f"Name the one that is meant, for instance: analyze {paths[0]}.",
+    )

@@ -1,0 +1,177 @@
+"""``analyze search``: from a model and a promise to a proven configuration."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from analyzer.cli import options
+from analyzer.errors import UsageError
+
+if TYPE_CHECKING:
+    from analyzer.cli.search_run import SearchOptions
+
+EXIT_CODES = {"found": 0, "infeasible": 3, "undecided": 4}
+
+
+def _precisions(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    known = ("fp32", "fp16", "int8")
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise UsageError(
+            f"--precisions: {', '.join(wrong) or 'nothing'} is none of {', '.join(known)}.",
+            hint="Write --precisions fp32,fp16.",
+        )
+    return names
+
+
+def _input_shapes(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for text in value:
+        name, separator, dims = text.rpartition(":")
+        try:
+            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
+        except ValueError:
+            shape = (0,)
+        if not separator or not name or any(dim < 1 for dim in shape):
+            raise UsageError(
+                f"--input-shape: {text!r} is no NAME:DIM,DIM,….",
+                hint="Write --input-shape image:3,224,224 (without the batch axis).",
+            )
+        shapes[name] = shape
+    return shapes
+
+
+@click.command()
+@click.argument("model", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--latency-budget",
+    type=options.DURATION_MS,
+    required=True,
+    help="A request that takes longer breaks the promise (50ms).",
+)
+@options.sla
+@click.option("--target-rate", type=options.RATE_RPS, help="Rate to carry (500/s).")
+@click.option(
+    "--objective",
+    type=click.Choice(["capacity", "cost", "latency", "memory"]),
+    help="What is optimised.  [default: capacity; cost with a target rate]",
+)
+@click.option("--max-memory", type=options.SIZE_BYTES, help="Limit on peak memory (8GiB).")
+@click.option(
+    "--max-accuracy-drop",
+    type=options.Fraction(),
+    default=0.01,
+    show_default=True,
+    help="Limit on the absolute loss of accuracy.",
+)
+@click.option(
+    "--precisions", callback=_precisions, metavar="LIST", help="Of fp32,fp16,int8.  [default: all]"
+)
+@click.option(
+    "--calibration-data",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Real inputs, one array each; optionally labels.",
+)
+@click.option(
+    "--input-shape",
+    "input_shapes",
+    multiple=True,
+    callback=_input_shapes,
+    metavar="NAME:DIMS",
+    help="Shape of an input with dynamic dimensions (image:3,224,224).",
+)
+@click.option("--space", metavar="NAME|FILE", help="Search space.  [default: cpu or gpu]")
+@click.option(
+    "--arrivals",
+    default="poisson",
+    show_default=True,
+    metavar="PROCESS",
+    help="poisson, constant, gamma:CV or trace:FILE.",
+)
+@click.option(
+    "--request-batch-size",
+    type=click.IntRange(1, 65536),
+    default=1,
+    show_default=True,
+    help="Inferences in each request.",
+)
+@click.option(
+    "--budget", type=options.DURATION_S, default="5m", show_default=True, help="Time to spend."
+)
+@click.option("--max-trials", type=click.IntRange(1), help="Configurations to measure at most.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["twin", "tpe", "nsga2", "gp", "random", "grid"]),
+    default="twin",
+    show_default=True,
+    help="Who proposes configurations.",
+)
+@click.option(
+    "--server",
+    default="embedded",
+    show_default=True,
+    metavar="SERVER",
+    help="embedded, triton, grpc://HOST:PORT or http://HOST:PORT.",
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True
+)
+@click.option("--workers", type=click.IntRange(1), help="Workers.  [default: one per device]")
+@click.option("--ray-address", metavar="ADDR", help="A Ray cluster.  [default: a local Ray]")
+@click.option("--instance-type", metavar="NAME", help="Machine type of the price catalogue.")
+@click.option("--price", type=options.PRICE_PER_HOUR, help="Price of a machine (0.7364/h).")
+@options.store
+@click.option("--study", metavar="NAME", help="Name of the study.  [default: model and a number]")
+@click.option("--resume", is_flag=True, help="Go on with the study.")
+@click.option(
+    "--export", "export_dir", type=click.Path(path_type=Path), metavar="DIR",
+    help="Write the winner as a Triton repository.",
+)  # fmt: skip
+@click.option(
+    "--report", "report_file", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write the report (.html, .md, .csv, .json).",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="[default: drawn and recorded]")
+@click.option(
+    "--executor",
+    type=click.Choice(["ray", "in-process"]),
+    default="ray",
+    show_default=True,
+    help="Where trials run: Ray actors, or this process.",
+)
+@options.common
+def search(**values: Any) -> int:
+    """Find the configuration of MODEL that keeps a latency promise, and prove it.
+
+    MODEL is an ONNX file or a Triton model directory; without it, the one model in
+    ./model_repository or the one .onnx file here.
+
+    \b
+    analyze model.onnx --latency-budget 50ms --target-rate 500/s --price 0.7364/h
+    analyze model.onnx --latency-budget 50ms --budget 60s --report report.html --export models/
+    """
+    started = time.monotonic()
+    from analyzer.cli.search_run import SearchOptions, run_search_command
+
+    chosen: SearchOptions = SearchOptions(
+        **{
+            **values,
+            "seed": values["seed"] if values["seed"] is not None else secrets.randbits(48),
+        },
+        seed_given=values["seed"] is not None,
+        started=started,
+    )
+    return EXIT_CODES[run_search_command(chosen)]

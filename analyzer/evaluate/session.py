@@ -1,0 +1,143 @@
+"""One target under load: warm-up, single load tests, peaks of memory; knows no strategy."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from analyzer.domain.measurement import LoadTest, RequestLog, ResourceUse
+from analyzer.domain.workload import Trace, draw_arrivals_s
+from analyzer.errors import TargetCrashError
+from analyzer.evaluate.plan import LoadPlan
+from analyzer.hardware.sampler import ResourceSampler
+from analyzer.load.generator import AbortRule, run_closed_loop, run_open_loop
+from analyzer.load.summarize import summarize
+from analyzer.load.target import Target
+
+_REQUESTS_MIN = 50
+_REQUESTS_MAX = 2_000_000
+# A request that takes this many budgets is given up; it is over budget long before.
+_TIMEOUT_BUDGETS = 20.0
+_TIMEOUT_S_MIN = 2.0
+
+
+class LoadSession:
+    """Runs load tests against one target, one at a time, and keeps all of them.
+
+    Args:
+        target: Ready to answer.
+        plan: How it is loaded.
+        gpu_index: The GPU whose memory and power are sampled; None for none.
+    """
+
+    def __init__(self, target: Target, plan: LoadPlan, *, gpu_index: int | None = None) -> None:
+        self._target = target
+        self._plan = plan
+        self._gpu_index = gpu_index
+        self._draws = 0
+        self.tests: list[LoadTest] = []
+        self.logs: list[RequestLog] = []
+        self.seconds = 0.0
+
+    def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
+        """Runs a short closed loop, whose latencies are not kept; returns its replies per second."""
+        with self._target.connect() as connection:
+            run = run_closed_loop(
+                connection,
+                concurrency,
+                self._plan.request_batch_size,
+                duration_s=seconds,
+                timeout_s=self._timeout_s,
+            )
+        self.seconds += run.wall_s
+        good = int(np.isfinite(run.log.latency_s).sum())
+        if good == 0:
+            raise TargetCrashError(
+                f"Not one of {len(run.log)} warm-up requests was answered.",
+                hint="Run it again with -v; the server's own messages are in the log.",
+            )
+        return good / max(run.wall_s, 1e-9)
+
+    @property
+    def _timeout_s(self) -> float:
+        budget_s = self._plan.sla.latency_budget_ms / 1e3
+        return max(_TIMEOUT_S_MIN, _TIMEOUT_BUDGETS * budget_s)
+
+    def run(
+        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+    ) -> LoadTest:
+        """Offers ``rate_rps`` for ``seconds`` (at least 50 requests) and keeps what came of it.
+
+        Args:
+            stream: Which arrivals: runs of the same stream and position share them.
+            abort: Whether a hopeless run may end early.
+        """
+        plan, sla = self._plan, self._plan.sla
+        count = int(np.clip(rate_rps * seconds, _REQUESTS_MIN, _REQUESTS_MAX))
+        position = 0 if stream == 1 else self._draws
+        self._draws += 1
+        rng = np.random.default_rng([plan.seed, stream, position])
+        arrivals_s = draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng)
+        sizes: int | np.ndarray[tuple[int], np.dtype[np.int64]] = plan.request_batch_size
+        if isinstance(plan.arrivals, Trace):
+            sizes = plan.arrivals.batch_sizes(count)
+        before = self._target.statistics()
+        started_at = time.time()
+        with (
+            self._target.connect() as connection,
+            ResourceSampler(self._target.pids, gpu_index=self._gpu_index) as sampler,
+        ):
+            run = run_open_loop(
+                connection,
+                arrivals_s,
+                sizes,
+                timeout_s=self._timeout_s,
+                drain_s=self._timeout_s,
+                budget_s=sla.latency_budget_ms / 1e3,
+                stop=AbortRule.hopeless(count, sla.miss_rate_max) if abort else None,
+            )
+        test = summarize(
+            run,
+            kind=kind,
+            offered_rps=rate_rps,
+            budget_ms=sla.latency_budget_ms,
+            percentile=sla.percentile,
+            resources=sampler.result(),
+            statistics=(before, self._target.statistics()),
+            seed=plan.seed,
+            started_at=started_at,
+        )
+        self.seconds += run.wall_s
+        self.tests.append(test)
+        self.logs.append(run.log)
+        return test
+
+    def peak(self) -> ResourceUse:
+        """Peaks and means over all load tests so far."""
+        return combine([test.resources for test in self.tests])
+
+
+def combine(uses: list[ResourceUse]) -> ResourceUse:
+    """The peaks of memory and the means of everything else; None where nothing was measured."""
+
+    def values(name: str) -> list[float]:
+        return [value for use in uses if (value := getattr(use, name)) is not None]
+
+    def peak(name: str) -> int | None:
+        found = values(name)
+        return int(max(found)) if found else None
+
+    def mean(name: str) -> float | None:
+        found = values(name)
+        return float(np.mean(found)) if found else None
+
+    sources = [use.gpu_memory_source for use in uses if use.gpu_memory_source is not None]
+    return ResourceUse(
+        memory_bytes_peak=peak("memory_bytes_peak"),
+        gpu_memory_bytes_peak=peak("gpu_memory_bytes_peak"),
+        gpu_memory_source=sources[-1] if sources else None,
+        gpu_utilization=mean("gpu_utilization"),
+        power_watts=mean("power_watts"),
+        cpu_utilization=mean("cpu_utilization"),
+    )
