@@ -1,0 +1,181 @@
+"""The certificate: PASS, FAIL or UNDECIDED for "the percentile keeps the budget".
+
+Counts are deflated to effective numbers by the variance inflation (``batchmeans``) and judged by
+evidence that stays valid however often one looks (``evidence``). Where neither the run nor the
+twin can tell how correlated the requests were, the answer is UNDECIDED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.measurement import Certificate, CertificateVerdict
+from analyzer.stats import mlperf
+from analyzer.stats.batchmeans import (
+    BATCHES,
+    MISSES_MIN,
+    lower_threshold_inflation,
+    variance_inflation,
+)
+from analyzer.stats.evidence import evidence_above, evidence_below
+
+_REQUESTS_MAX = 1e10
+
+T = TypeVar("T", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedInflation:
+    """The variance inflation that a certificate rests on, and which source was the largest."""
+
+    value: float
+    source: str
+
+
+def certify(
+    over_budget: NDArray[np.bool_] | Sequence[NDArray[np.bool_]],
+    *,
+    percentile: float,
+    confidence: float,
+    twin_inflation: float | None = None,
+    latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
+) -> Certificate:
+    """Returns what may be claimed of the rate at which the requests were offered.
+
+    The verdict may be asked for after every request and the run ended at the first decision: the
+    chance of a wrong PASS (or FAIL) stays below 1 - confidence.
+
+    Args:
+        over_budget: True for a request over budget (failed ones included), shape (n,), in the
+            order of the intended send times, warm-up left out; or one such array per run where
+            several runs at one rate count together.
+        percentile: The SLA's, 0 to 100, both exclusive.
+        confidence: One-sided, between 0 and 1.
+        twin_inflation: Variance inflation of the over-budget indicator that the twin finds at this
+            rate; at the simulated latency's own percentile if its miss rate is below 1 - p. None
+            (or not finite) if there is no twin or it is not trusted.
+        latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
+            the inflation at lower thresholds is taken from. None if unknown.
+    """
+    blocks = _as_blocks(over_budget)
+    requests = sum(len(block) for block in blocks)
+    misses = sum(int(np.count_nonzero(block)) for block in blocks)
+    latencies = _as_blocks(latency_s) if latency_s is not None else None
+    used = used_inflation(blocks, twin_inflation=twin_inflation, latency_s=latencies)
+    found: CertificateVerdict = "UNDECIDED"
+    missing: int | None = None
+    if used is not None:
+        found = decide(requests, misses, used.value, percentile=percentile, confidence=confidence)
+        if found == "UNDECIDED" and requests:
+            needed = expected_requests(
+                miss_rate=misses / requests,
+                inflation=used.value,
+                percentile=percentile,
+                confidence=confidence,
+            )
+            missing = max(needed - requests, 1) if needed is not None else None
+    return Certificate(
+        verdict=found,
+        requests=requests,
+        over_budget=misses,
+        effective_requests=requests / used.value if used is not None else 0.0,
+        confidence=confidence,
+        mlperf=mlperf.verdict(requests, misses, percentile=percentile, confidence=confidence),
+        inflation=used.value if used is not None else None,
+        inflation_source=used.source if used is not None else "none",
+        requests_missing=missing,
+    )
+
+
+def decide(
+    requests: int, over_budget: int, inflation: float, *, percentile: float, confidence: float
+) -> CertificateVerdict:
+    """Returns the verdict on counts whose variance inflation is known.
+
+    A larger inflation never turns UNDECIDED into a verdict (Jensen's inequality: a mixture of
+    powers 1/f of ratios is at most the power 1/f of their mixture).
+    """
+    share = mlperf.tail_share(percentile)
+    needed = 1.0 / (1.0 - confidence)
+    effective, deflated = requests / inflation, over_budget / inflation
+    if evidence_below(effective, deflated, share) >= needed:
+        return "PASS"
+    if evidence_above(effective, deflated, share) >= needed:
+        return "FAIL"
+    return "UNDECIDED"
+
+
+def used_inflation(
+    blocks: Sequence[NDArray[np.bool_]],
+    *,
+    twin_inflation: float | None = None,
+    latency_s: Sequence[NDArray[np.floating]] | None = None,
+) -> UsedInflation | None:
+    """Returns the largest inflation that any source finds; None where none can be trusted.
+
+    With the twin, the run's own estimates are held against it as they are. Without, their upper
+    estimates count, since nothing else guards against a run that was too short to see its slow
+    swings.
+    """
+    twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
+    own = variance_inflation(blocks)
+    lower = lower_threshold_inflation(latency_s) if latency_s is not None else None
+    candidates = []
+    if twin is not None:
+        candidates.append((max(twin, 1.0), "twin"))
+    if own is not None:
+        candidates.append((own.point if twin is not None else own.upper, "batch_means"))
+    if lower is not None:
+        candidates.append((lower.point if twin is not None else lower.upper, "lower_threshold"))
+    if not candidates:
+        # Nearly every request is late: no variance to see. The most that batch means could have
+        # found is that a twentieth of the run is one observation.
+        requests = sum(len(block) for block in blocks)
+        misses = sum(int(np.count_nonzero(block)) for block in blocks)
+        if requests >= BATCHES[0] and requests - misses < MISSES_MIN < misses:
+            return UsedInflation(value=requests / BATCHES[0], source="batch_means")
+        return None
+    value, source = max(candidates)
+    return UsedInflation(value=value, source=source)
+
+
+def expected_requests(
+    *, miss_rate: float, inflation: float, percentile: float, confidence: float
+) -> int | None:
+    """Returns how many requests decide if ``miss_rate`` goes on; None where no number does.
+
+    Args:
+        miss_rate: Share over budget, 0 to 1.
+        inflation: Variance inflation, at least 1.
+        percentile, confidence: As in ``certify``.
+    """
+    share = mlperf.tail_share(percentile)
+    needed = 1.0 / (1.0 - confidence)
+    evidence = evidence_below if miss_rate < share else evidence_above
+
+    def decided(effective: float) -> bool:
+        return evidence(effective, effective * miss_rate, share) >= needed
+
+    high = 1.0
+    while not decided(high):
+        high *= 2.0
+        if high * inflation > _REQUESTS_MAX:
+            return None
+    low = high / 2.0
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2.0
+        if decided(middle):
+            high = middle
+        else:
+            low = middle
+    return ceil(high * inflation)
+
+
+def _as_blocks(arrays: NDArray[T] | Sequence[NDArray[T]]) -> list[NDArray[T]]:
+    return [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
