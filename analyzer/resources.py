@@ -27,3 +27,8 @@ def templates_dir() -> Path:
 def search_spaces_dir() -> Path:
     """The folder of the shipped search spaces."""
     return resource_dir("search_spaces")
+
+
+def package_root() -> Path:
+    """The folder that holds the package, for the module path of child processes."""
+    return _PACKAGE.parent

@@ -2,7 +2,7 @@
 
 Reads a JSON document from standard input::
 
-    {"model_path", "backend", "device", "inputs_path", "batch_ms_max",
+    {"model_path", "backend", "device", "batchable", "inputs_path", "batch_ms_max", "parent_pid",
      "probes": [{"threads", "busy", "batch", "seconds"}, …]}
 
 and writes one JSON line per probe to standard output, in order, with ``samples_ms`` (milliseconds
@@ -26,7 +26,7 @@ from analyzer.hardware.lifetime import die_with_parent
 from analyzer.runtime.base import Runtime, Tensors
 from analyzer.runtime.open import open_runtime
 
-_EXECUTIONS_MIN = 6
+_EXECUTIONS_MIN = 4
 
 
 class _Instances:
@@ -96,8 +96,8 @@ def _time_executions(runtimes: list[Runtime], inputs: Tensors, seconds: float) -
 
 def main() -> None:
     """Runs the probes of standard input."""
-    die_with_parent()
     spec = json.load(sys.stdin)
+    die_with_parent(parent_pid=spec["parent_pid"])
     with np.load(spec["inputs_path"]) as file:
         pool = {name: file[name] for name in file.files}
     instances = _Instances(spec)

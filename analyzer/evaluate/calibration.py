@@ -1,0 +1,143 @@
+"""Service-time models from probes: what the twin knows of a variant on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.evaluate.probe import Probe, ProbeResult
+from analyzer.twin.service import ServiceTime
+
+# Enough for the shape of the noise; more only makes the records longer.
+_RESIDUALS_MAX = 256
+# What a request costs outside the queue and the model until live runs have told: the socket, the
+# scheduler, two thread switches.
+OVERHEAD_MS_GUESS = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCalibration:
+    """Everything the probes gave for one variant.
+
+    Args:
+        results: The probes that were not skipped.
+    """
+
+    variant: VariantKey
+    results: tuple[ProbeResult, ...]
+
+    def service(self, threads: int, instances: int) -> ServiceTime | None:
+        """Service times with ``threads`` threads and up to ``instances`` busy; None if unknown.
+
+        The curve comes from one busy instance; its shape is taken from another thread count where
+        only some batch sizes were probed with this one.
+        """
+        alone = self._means(threads, 1)
+        if not alone:
+            return None
+        sizes = sorted(alone)
+        residuals = self._residuals(threads)
+        return ServiceTime(
+            batch_sizes=tuple(sizes),
+            service_ms=tuple(alone[size] for size in sizes),
+            distribution="empirical" if len(residuals) >= 8 else "deterministic",
+            residuals=residuals if len(residuals) >= 8 else (),
+            interference=self._interference(threads, instances, alone),
+        )
+
+    def _means(self, threads: int, busy: int) -> dict[int, float]:
+        return {
+            result.probe.batch: result.mean_ms
+            for result in self.results
+            if result.probe.threads == threads and result.probe.busy == busy and result.samples_ms
+        }
+
+    def _interference(
+        self, threads: int, instances: int, alone: dict[int, float]
+    ) -> tuple[float, ...]:
+        """Slow-down by busy instances; between probed numbers a straight line, beyond the slope."""
+        known = {1: 1.0}
+        for busy in {result.probe.busy for result in self.results} - {1}:
+            beside = self._means(threads, busy)
+            ratios = [beside[size] / alone[size] for size in beside.keys() & alone.keys()]
+            if ratios:
+                known[busy] = max(1.0, float(np.exp(np.mean(np.log(ratios)))))
+        if len(known) == 1 and instances > 1:
+            # Never probed side by side: as if the cores were shared in turn.
+            known[instances] = float(max(1, instances * max(threads, 1) / 2))
+        at = sorted(known)
+        factors = np.interp(np.arange(1, instances + 1), at, [known[k] for k in at])
+        return tuple(float(factor) for factor in factors)
+
+    def _residuals(self, threads: int) -> tuple[float, ...]:
+        """Single executions over their probe's mean, thinned to 256, ascending."""
+        found: list[float] = []
+        for result in self.results:
+            if result.probe.threads == threads and len(result.samples_ms) >= 4:
+                found += [sample / result.mean_ms for sample in result.samples_ms]
+        ordered = np.sort(np.asarray(found))
+        if len(ordered) > _RESIDUALS_MAX:
+            ordered = np.quantile(ordered, (np.arange(_RESIDUALS_MAX) + 0.5) / _RESIDUALS_MAX)
+        return tuple(round(float(value), 5) for value in ordered)
+
+    def cost_ms(self) -> float | None:
+        """Milliseconds of one core per inference at its best; None without a probe."""
+        costs = [
+            result.mean_ms * max(result.probe.threads, 1) / result.probe.batch
+            for result in self.results
+            if result.samples_ms and result.probe.busy == 1 and result.probe.threads > 0
+        ]
+        return min(costs) if costs else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, for the cache."""
+        return {
+            "results": [
+                {
+                    "threads": result.probe.threads,
+                    "busy": result.probe.busy,
+                    "batch": result.probe.batch,
+                    "seconds": result.probe.seconds,
+                    "samples_ms": list(result.samples_ms),
+                }
+                for result in self.results
+            ]
+        }
+
+    @classmethod
+    def from_dict(cls, variant: VariantKey, values: dict[str, Any]) -> VariantCalibration:
+        """What :meth:`to_dict` wrote."""
+        results = []
+        for record in values["results"]:
+            samples = tuple(record.pop("samples_ms"))
+            results.append(ProbeResult(probe=Probe(**record), samples_ms=samples))
+        return cls(variant=variant, results=tuple(results))
+
+    def merged(self, more: Iterable[ProbeResult]) -> VariantCalibration:
+        """With further probes; a repeated one replaces the earlier."""
+        by_place = {_place(result.probe): result for result in (*self.results, *more)}
+        return VariantCalibration(variant=self.variant, results=tuple(by_place.values()))
+
+    def lacks(self, probes: Sequence[Probe]) -> list[Probe]:
+        """Those of ``probes`` that were not run yet."""
+        have = {_place(result.probe) for result in self.results}
+        return [probe for probe in probes if _place(probe) not in have]
+
+
+def _place(probe: Probe) -> tuple[int, int, int]:
+    return probe.threads, probe.busy, probe.batch
+
+
+def service_of(
+    calibrations: dict[VariantKey, VariantCalibration], configuration: Configuration
+) -> ServiceTime | None:
+    """The service times that the twin uses for ``configuration``; None if they are unknown."""
+    calibration = calibrations.get(configuration.variant)
+    if calibration is None:
+        return None
+    threads = configuration.intra_op_threads
+    return calibration.service(threads if threads is not None else 0, configuration.instance_count)

@@ -1,0 +1,139 @@
+"""Probes: short runs that give service times by batch size, busy instances and threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from analyzer.errors import TargetCrashError, TargetTimeoutError
+from analyzer.resources import package_root
+
+PROBES_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One short run: ``busy`` instances with ``threads`` threads each execute ``batch``."""
+
+    threads: int
+    busy: int
+    batch: int
+    seconds: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What it gave: milliseconds of single executions; empty if the probe was skipped as slow."""
+
+    probe: Probe
+    samples_ms: tuple[float, ...]
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean without the slowest percent, which belongs to the machine and not to the curve."""
+        ordered = np.sort(np.asarray(self.samples_ms))
+        return float(ordered[: max(1, int(np.ceil(0.99 * len(ordered))))].mean())
+
+
+def plan_probes(
+    *,
+    deployments: Sequence[tuple[int, int]],
+    batch_max: int,
+    request_batch_size: int = 1,
+    seconds: float = 0.15,
+) -> list[Probe]:
+    """The probes of one variant, at most 20, where they inform most.
+
+    For the first (plainest) deployment the curve over the batch sizes; for the others the ends of
+    the curve, alone and side by side: the ratio is the interference.
+
+    Args:
+        deployments: (instances, threads) pairs of the space, the plainest first.
+        batch_max: Largest batch of the space; 1 for a model that cannot be batched.
+    """
+    smallest = min(request_batch_size, batch_max)
+    sizes = sorted({smallest, *(s for s in (2, 4, 8, 16, 32, 64) if smallest < s <= batch_max)})
+    if len(sizes) > 5:
+        sizes = [sizes[0], *sizes[2:-1:2], sizes[-1]] if len(sizes) > 6 else sizes
+    ends = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    probes: dict[Probe, None] = {}
+    threads_seen: set[int] = set()
+    # ONNX Runtime's own default (0) comes last: it is the baseline's, hardly ever the winner's.
+    for instances, threads in sorted(deployments, key=lambda pair: (pair[1] or 1 << 30, pair[0])):
+        if threads not in threads_seen:
+            threads_seen.add(threads)
+            first = len(threads_seen) == 1
+            for size in sizes if first else ends:
+                probes[Probe(threads=threads, busy=1, batch=size, seconds=seconds)] = None
+        if instances > 1:
+            for size in {ends[0], ends[-1]}:
+                probes[Probe(threads=threads, busy=instances, batch=size, seconds=seconds)] = None
+    ordered = sorted(probes, key=lambda p: (p.threads or 1 << 30, p.busy, p.batch))
+    return ordered[:PROBES_MAX]
+
+
+def run_probes(
+    *,
+    model_path: Path,
+    backend: str,
+    device: str,
+    batchable: bool,
+    inputs_path: Path,
+    probes: Sequence[Probe],
+    batch_ms_max: float,
+    timeout_s: float,
+) -> list[ProbeResult]:
+    """Runs ``probes`` in a process of their own; no other load may run meanwhile.
+
+    Args:
+        batch_ms_max: Larger batches are skipped once a batch takes longer than this.
+
+    Raises:
+        TargetCrashError: The process ended before its time; its last words are in the message.
+        TargetTimeoutError: It took longer than ``timeout_s``.
+    """
+    spec = {
+        "model_path": str(model_path),
+        "backend": backend,
+        "device": device,
+        "batchable": batchable,
+        "inputs_path": str(inputs_path),
+        "batch_ms_max": batch_ms_max,
+        "parent_pid": os.getpid(),
+        "probes": [asdict(probe) for probe in probes],
+    }
+    path = os.pathsep.join([str(package_root()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "analyzer.evaluate.probe_main"],
+            input=json.dumps(spec),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TargetTimeoutError(
+            f"The probes of {model_path.name} took longer than {timeout_s:.0f} s.",
+            hint="Give the search more time with --budget.",
+        ) from error
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    failed = next((record for record in records if "error" in record), None)
+    if failed is not None or done.returncode != 0:
+        words = failed["error"] if failed else done.stderr.strip()[-500:] or "no message"
+        raise TargetCrashError(
+            f"The probes of {model_path.name} ended with exit code {done.returncode}: {words}",
+            hint=failed["hint"] if failed else "",
+        )
+    return [
+        ProbeResult(probe=probe, samples_ms=tuple(record["samples_ms"]))
+        for probe, record in zip(probes, records, strict=True)
+    ]
