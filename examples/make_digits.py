@@ -1,8 +1,8 @@
 """Writes ``digits.onnx`` and ``digits.npz``: a small convolutional network and real data for it.
 
-The images are scikit-learn's handwritten digits (8 × 8 pixels), enlarged to 64 × 64. The network is a
-stack of convolutions with random weights, and a linear head that is fitted by ridge regression, so
-that its accuracy is real although nothing was trained for long. The head is fitted on one part of the
+The images are scikit-learn's handwritten digits (8 × 8 pixels), enlarged to 64 × 64. The network is
+a stack of convolutions with random weights and a linear head that is fitted by ridge regression, so
+that its accuracy is real although nothing was trained. The head is fitted on one part of the
 images; the other part, which it has never seen, goes into ``digits.npz`` with its labels.
 
     python examples/make_digits.py [FOLDER]
@@ -26,13 +26,13 @@ SIDE = 64
 CLASSES = 10
 HELD_OUT = 800
 SEED = 20
-# (output channels, kernel, pooling): each convolution is followed by ReLU and, where pooling is above
+# (output channels, kernel, pooling): each convolution is followed by ReLU and, if pooling exceeds
 # 1, by the maximum over squares of that side. The sizes make a request cost a few milliseconds.
 LAYERS = ((32, 9, 1), (48, 5, 2), (64, 5, 1), (96, 3, 4))
 
 
 def load_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All digits in a shuffled order: images ``[n, 1, SIDE, SIDE]`` from 0 to 16, labels ``[n]``."""
+    """All digits, shuffled: images ``[n, 1, SIDE, SIDE]`` from 0 to 16, labels ``[n]``."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -51,7 +51,7 @@ def load_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def build_network(head: NDArray[np.float32], bias: NDArray[np.float32]) -> onnx.ModelProto:
-    """The network with the given head: ``head`` is ``[features, CLASSES]``, ``bias`` ``[CLASSES]``."""
+    """The network with a head ``[features, CLASSES]`` and its bias ``[CLASSES]``."""
     rng = np.random.default_rng(SEED)
     nodes = [helper.make_node("Mul", ["image", "scale"], ["act0"], name="scale_pixels")]
     tensors = [numpy_helper.from_array(np.float32(1 / 16), "scale")]

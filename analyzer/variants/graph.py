@@ -1,0 +1,222 @@
+"""What an ONNX graph says without running it: its weight files and the tables inputs index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+# Operators that hand values on unchanged, with the inputs whose values they hand on.
+_PASS_THROUGH: dict[str, tuple[int, ...]] = {
+    "Cast": (0,),
+    "CastLike": (0,),
+    "Identity": (0,),
+    "Unsqueeze": (0,),
+    "Squeeze": (0,),
+    "Reshape": (0,),
+    "Flatten": (0,),
+    "Transpose": (0,),
+    "Expand": (0,),
+    "Slice": (0,),
+    "Split": (0,),
+    "Tile": (0,),
+    "Dropout": (0,),
+    "Gather": (0,),
+    "GatherElements": (0,),
+    "GatherND": (0,),
+    "Where": (1, 2),
+    "Concat": tuple(range(1024)),
+}
+
+
+def all_tensors(graph: Any) -> Iterator[Any]:
+    """Every constant tensor of ``graph`` (a GraphProto), subgraphs and attributes included."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for subgraph in _subgraphs(attribute):
+                yield from all_tensors(subgraph)
+
+
+def external_pieces(graph: Any) -> Iterator[tuple[str, str, int, int | None]]:
+    """``(file, tensor, offset, length)`` of every tensor whose data lies outside the graph.
+
+    The file is relative to the model's folder; the length is None where the graph does not tell.
+    """
+    for tensor in all_tensors(graph):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        length = entries.get("length")
+        yield (
+            entries.get("location", ""),
+            tensor.name,
+            int(entries.get("offset") or 0),
+            int(length) if length else None,
+        )
+
+
+def table_ranges(model: Any) -> dict[str, tuple[int, int]]:
+    """Valid values (both ends included) of each input that indexes a table of known length.
+
+    An input is followed through operators that hand its values on (``Cast``, ``Reshape``, …) and
+    through additions of constants, to the indices of ``Gather``, ``GatherElements``, ``OneHot`` and
+    the like. Where it indexes several tables, the shortest decides.
+
+    Args:
+        model: A ModelProto; its weights need not be loaded.
+    """
+    tracer = _Tracer(model)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    ranges = {}
+    for value in model.graph.input:
+        if value.name not in initializers:
+            found = tracer.trace(value.name)
+            if found is not None:
+                ranges[value.name] = found
+    return ranges
+
+
+class _Tracer:
+    """Follows values through one model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._consumers: dict[str, list[Any]] = {}
+        self._producers: dict[str, Any] = {}
+        self._constants: dict[str, Any] = {}
+        self._shapes: dict[str, tuple[int | None, ...]] | None = None
+        for graph in _all_graphs(model.graph):
+            self._constants.update((tensor.name, tensor) for tensor in graph.initializer)
+            for node in graph.node:
+                for name in set(node.input):
+                    self._consumers.setdefault(name, []).append(node)
+                for name in node.output:
+                    self._producers[name] = node
+                if node.op_type == "Constant":
+                    for attribute in node.attribute:
+                        if attribute.name == "value":
+                            self._constants[node.output[0]] = attribute.t
+
+    def trace(self, name: str) -> tuple[int, int] | None:
+        """The range of the values of ``name``, None if they index no table of known length."""
+        lows, highs = [], []
+        seen: set[tuple[str, int, int]] = set()
+        queue = [(name, 0, 0)]
+        while queue:
+            state = queue.pop()
+            if state in seen or len(seen) > 100_000:
+                continue
+            seen.add(state)
+            value, shift_low, shift_high = state
+            for node in self._consumers.get(value, ()):
+                rows = self._rows_indexed(node, value)
+                if rows is not None:
+                    lows.append(max(0, -shift_low))
+                    highs.append(rows - 1 - shift_high)
+                queue += self._follow(node, value, shift_low, shift_high)
+        if not highs or min(highs) < max(lows):
+            return None
+        return max(lows), min(highs)
+
+    def _follow(self, node: Any, value: str, low: int, high: int) -> Iterator[tuple[str, int, int]]:
+        if node.op_type in ("Add", "Sub") and len(node.input) == 2:
+            first = node.input[0] == value
+            constant = self._values(node.input[1] if first else node.input[0])
+            if constant is None or (node.op_type == "Sub" and not first):
+                return
+            sign = 1 if node.op_type == "Add" else -1
+            ends = (sign * int(constant.min()), sign * int(constant.max()))
+            yield node.output[0], low + min(ends), high + max(ends)
+            return
+        positions = _PASS_THROUGH.get(node.op_type, ())
+        if any(i in positions and name == value for i, name in enumerate(node.input)):
+            for output in node.output[:1] if node.op_type != "Split" else node.output:
+                yield output, low, high
+
+    def _rows_indexed(self, node: Any, value: str) -> int | None:
+        """Length of the table that ``node`` indexes with ``value``; None if it does not."""
+        inputs = list(node.input)
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        if node.op_type in ("Gather", "GatherElements", "GatherBlockQuantized"):
+            if node.op_type == "GatherBlockQuantized":
+                axis = next((a.i for a in node.attribute if a.name == "gather_axis"), 0)
+            return self._dimension(inputs[0], axis) if inputs[1:2] == [value] else None
+        if node.op_type in ("ScatterElements", "ScatterND", "GatherND", "Scatter"):
+            return self._dimension(inputs[0], axis) if inputs[1:2] == [value] else None
+        if node.op_type == "OneHot" and inputs[0] == value:
+            depth = self._values(inputs[1])
+            return int(depth.reshape(-1)[0]) if depth is not None and depth.size else None
+        if node.op_type in ("EmbedLayerNormalization", "SkipEmbedLayerNormalization"):
+            for index, table in ((0, 2), (1, 4), (8, 3)):
+                if inputs[index : index + 1] == [value] and len(inputs) > table and inputs[table]:
+                    return self._dimension(inputs[table], 0)
+        return None
+
+    def _values(self, name: str) -> Any:
+        """The constant ``name`` as an integer array if it is small and at hand, else None."""
+        from onnx import numpy_helper
+
+        tensor = self._constants.get(name)
+        if tensor is None:
+            producer = self._producers.get(name)
+            if producer is not None and producer.op_type in ("Cast", "Identity", "Unsqueeze"):
+                return self._values(producer.input[0])
+            return None
+        size = 1
+        for dim in tensor.dims:
+            size *= dim
+        if tensor.data_location == tensor.EXTERNAL or not 0 < size <= 1_000_000:
+            return None
+        return numpy_helper.to_array(tensor)
+
+    def _dimension(self, name: str, axis: int) -> int | None:
+        tensor = self._constants.get(name)
+        shape: tuple[int | None, ...] | None
+        if tensor is not None:
+            shape = tuple(tensor.dims)
+        else:
+            shape = self._inferred_shapes().get(name)
+        if not shape or not -len(shape) <= axis < len(shape):
+            return None
+        rows = shape[axis]
+        return rows if rows and rows > 0 else None
+
+    def _inferred_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Shapes of intermediate values by ONNX's inference; computed at the first need."""
+        if self._shapes is None:
+            import onnx
+
+            self._shapes = {}
+            try:
+                inferred = onnx.shape_inference.infer_shapes(self._model, data_prop=True)
+            except Exception:  # a graph that defeats the inference only costs us a range
+                return self._shapes
+            for graph in _all_graphs(inferred.graph):
+                for value in (*graph.value_info, *graph.input):
+                    if value.type.tensor_type.HasField("shape"):
+                        self._shapes[value.name] = tuple(
+                            dim.dim_value if dim.HasField("dim_value") else None
+                            for dim in value.type.tensor_type.shape.dim
+                        )
+        return self._shapes
+
+
+def _subgraphs(attribute: Any) -> Iterator[Any]:
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def _all_graphs(graph: Any) -> Iterator[Any]:
+    """``graph`` and the graphs inside its nodes (If, Loop, Scan)."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for subgraph in _subgraphs(attribute):
+                yield from _all_graphs(subgraph)

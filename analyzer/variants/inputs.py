@@ -1,0 +1,263 @@
+"""Inputs for a model: made-up ones that are valid, and real ones from ``--calibration-data``."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
+from analyzer.errors import DataError
+
+ROWS_MAX = 4096
+CALIBRATING_ROWS_MAX = 128
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CalibrationData:
+    """Real inputs of a model.
+
+    Args:
+        inputs: One array per input, ``[rows, *shape]`` in the input's data type; of a model that
+            cannot be batched each row is a whole request.
+        labels: Class numbers, ``[rows]`` (or ``[rows, batch]`` where a request holds several); None
+            if unknown.
+        rows: Rows of every array.
+        sha256: Hash of everything above.
+        source: Where it comes from, for messages.
+    """
+
+    inputs: Arrays
+    labels: NDArray[np.int64] | None
+    rows: int
+    sha256: str
+    source: str = ""
+
+
+def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArray[np.generic]]:
+    """Made-up valid inputs ``[rows, *shape]``, the same for the same seed.
+
+    Floats are standard normal. Integers are uniform over the input's valid range, or over all of
+    an 8-bit type without one; masks are all ones, so that every position takes part.
+
+    Args:
+        model: Whose inputs; all of its dimensions are known.
+        rows: How many; of a model that cannot be batched each row is a whole request.
+        seed: Of the random generator; every input draws from a stream of its own.
+    """
+    return {
+        spec.name: _synthetic(spec, rows, np.random.default_rng([seed, index]))
+        for index, spec in enumerate(model.inputs)
+    }
+
+
+def _synthetic(spec: TensorSpec, rows: int, rng: np.random.Generator) -> NDArray[np.generic]:
+    dtype = np.dtype(NUMPY_DTYPES[spec.datatype])
+    shape = (rows, *spec.shape)
+    if dtype.kind == "b" or (dtype.kind in "iu" and "mask" in spec.name.lower()):
+        return np.ones(shape, dtype)
+    if spec.value_range is not None:
+        low, high = spec.value_range
+        return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    return rng.standard_normal(shape, np.float32).astype(dtype)
+
+
+def split_rows(
+    rows: int, *, seed: int = 0, calibrating_max: int = CALIBRATING_ROWS_MAX
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers that calibrate and row numbers that score; no row does both.
+
+    An eighth of the rows (at least one, at most ``calibrating_max``) calibrates; a single row only
+    scores. The split depends on ``rows`` and ``seed`` alone.
+    """
+    order = np.random.default_rng([seed, rows]).permutation(rows)
+    count = 0 if rows < 2 else min(calibrating_max, max(1, rows // 8))
+    return np.sort(order[:count]), np.sort(order[count:])
+
+
+def take_rows(inputs: Arrays, rows: NDArray[np.int64]) -> dict[str, NDArray[np.generic]]:
+    """The given rows of every array."""
+    return {name: array[rows] for name, array in inputs.items()}
+
+
+def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) -> CalibrationData:
+    """The inputs, and the labels if there are any, in the ``.npz`` file ``path``.
+
+    An array belongs to the input of its name; where model and file have one input each, the name
+    does not matter. ``labels`` holds class numbers, unless an input is called so. Of a longer file
+    the first ``rows_max`` rows are used.
+
+    Raises:
+        DataError: The file cannot be read, or an array's name, shape, type, number of rows or
+            values do not fit the model.
+    """
+    path = Path(path)
+    arrays = _read_npz(path)
+    names = [spec.name for spec in model.inputs]
+    labels = arrays.pop("labels", None) if "labels" not in names else None
+    if len(names) == 1 and len(arrays) == 1 and names[0] not in arrays:
+        arrays = {names[0]: next(iter(arrays.values()))}
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} has no array for the input {missing[0]!r} (it has:"
+            f" {', '.join(arrays) or 'none'}).",
+            hint="Save one array per input, under the input's name: np.savez(FILE,"
+            f" {', '.join(f'{name}=…' for name in names)}).",
+        )
+    unknown = sorted(set(arrays) - set(names))
+    if unknown:
+        raise DataError(
+            f"{path} has an array {unknown[0]!r}, which is no input of the model.",
+            hint=f"The inputs are: {', '.join(names)}; class numbers are called 'labels'.",
+        )
+    inputs = {
+        spec.name: _fit(path, spec, arrays[spec.name], model, rows_max) for spec in model.inputs
+    }
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) > 1:
+        raise DataError(
+            f"{path}: the arrays have different numbers of rows ("
+            + ", ".join(f"{name} {count}" for name, count in counts.items())
+            + ").",
+            hint="Each row is one example and needs a value for every input.",
+        )
+    rows = counts[names[0]]
+    if rows == 0:
+        raise DataError(f"{path} has no rows.", hint="Save at least a few dozen examples.")
+    checked = None if labels is None else _fit_labels(path, labels, model, rows, rows_max)
+    return CalibrationData(
+        inputs=inputs,
+        labels=checked,
+        rows=rows,
+        sha256=_hash(inputs, checked),
+        source=str(path),
+    )
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    hint = "Save the arrays with numpy.savez(FILE, input_name=array, labels=classes)."
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path} holds one array without a name.", hint=hint)
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist.", hint="Check --calibration-data.") from error
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+        raise DataError(f"{path} cannot be read as .npz: {error}.", hint=hint) from error
+
+
+def _fit(
+    path: Path, spec: TensorSpec, array: NDArray[Any], model: ModelInfo, rows_max: int
+) -> NDArray[np.generic]:
+    """``array`` as ``[rows, *shape]`` in the input's data type."""
+    where = f"{path}: the array {spec.name!r}"
+    shape = tuple(spec.shape)
+    if array.shape[1:] != shape or array.ndim == 0:
+        batch = None if model.batchable else model.fixed_batch
+        if batch and array.ndim == len(shape) and array.shape[1:] == shape[1:]:
+            # One example per row: as many as fit into whole requests.
+            whole = len(array) // batch * batch
+            array = array[:whole].reshape(-1, *shape)
+        else:
+            raise DataError(
+                f"{where} has the shape {_show(array.shape)}, and"
+                f" {_show(('rows', *shape))} is needed.",
+                hint="The first axis counts the examples; the others are the input's shape.",
+            )
+    array = array[:rows_max]
+    dtype = np.dtype(NUMPY_DTYPES[spec.datatype])
+    castable = array.dtype.kind in "biuf" and (
+        np.can_cast(array.dtype, dtype, "same_kind")
+        or (array.dtype.kind in "iu" and dtype.kind in "iu")
+    )
+    if not castable:
+        raise DataError(
+            f"{where} has the type {array.dtype}, which does not fit the input's {spec.datatype}.",
+            hint=f"Save it with .astype(numpy.{dtype.name}).",
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    lost = (
+        cast != array if dtype.kind in "iu" else ~np.isfinite(cast) if dtype.kind == "f" else None
+    )
+    if lost is not None and lost.any():
+        row = int(np.argwhere(lost)[0][0])
+        raise DataError(
+            f"{where} has a value in row {row} that {spec.datatype} cannot hold.",
+            hint="Check that row, or the input's data type.",
+        )
+    if spec.value_range is not None and dtype.kind in "iu" and _is_table(spec):
+        low, high = spec.value_range
+        outside = (cast < low) | (cast > high)
+        if outside.any():
+            place = tuple(np.argwhere(outside)[0])
+            raise DataError(
+                f"{where} has the value {cast[place]} in row {place[0]}, outside {low} to {high},"
+                " the rows of the table that it indexes.",
+                hint="Check that the examples were made for this model.",
+            )
+    return np.ascontiguousarray(cast)
+
+
+def _is_table(spec: TensorSpec) -> bool:
+    """Whether the range comes from a table; (0, 1) may only be the guess for an unknown input."""
+    return spec.value_range != (0, 1)
+
+
+def _fit_labels(
+    path: Path, labels: NDArray[Any], model: ModelInfo, rows: int, rows_max: int
+) -> NDArray[np.int64]:
+    where = f"{path}: the array 'labels'"
+    if labels.dtype.kind not in "iu" and not (
+        labels.dtype.kind == "f" and (labels == np.floor(labels)).all()
+    ):
+        raise DataError(
+            f"{where} has the type {labels.dtype}; class numbers are needed.",
+            hint="Save integers from 0, in the order of the model's classes.",
+        )
+    batch = 1 if model.batchable else model.fixed_batch or 1
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 1 and batch > 1:
+        labels = labels[: len(labels) // batch * batch].reshape(-1, batch)
+    labels = labels[:rows_max]
+    if labels.ndim != (2 if batch > 1 else 1) or len(labels) != rows:
+        raise DataError(
+            f"{where} has the shape {_show(labels.shape)}, and ({rows},) is needed.",
+            hint="One class number per example; take the argmax of one-hot labels.",
+        )
+    if (labels < 0).any():
+        raise DataError(f"{where} has negative class numbers.", hint="Count classes from 0.")
+    return labels.astype(np.int64)
+
+
+def _show(shape: tuple[object, ...]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _hash(inputs: Arrays, labels: NDArray[np.int64] | None) -> str:
+    total = hashlib.sha256()
+    arrays: dict[str, NDArray[Any]] = dict(inputs)
+    if labels is not None:
+        arrays["labels"] = labels
+    for name, array in sorted(arrays.items()):
+        total.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        total.update(np.ascontiguousarray(array).data if array.size else b"")
+    return total.hexdigest()

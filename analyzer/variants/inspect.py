@@ -1,0 +1,382 @@
+"""Reads a model: its tensors, whether it can be batched, and what its inputs may hold.
+
+Whether ONNX Runtime can run a model is asked of ONNX Runtime itself, by opening a session. ONNX's
+own checker is not used: it refuses models that run (operators beside the standard, weights behind
+symbolic links) and accepts models that do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
+from analyzer.errors import MissingPartError, ModelError
+from analyzer.runtime.ort import first_line, import_onnxruntime, is_out_of_memory
+from analyzer.variants.graph import external_pieces, table_ranges
+
+_ORT_TYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float": "FP32",
+    "double": "FP64",
+}
+_WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
+
+Dims = tuple[int | str | None, ...]
+
+
+def locate_onnx(path: Path) -> Path:
+    """The ONNX file that ``path`` means: itself, or that of a Triton model directory.
+
+    In a directory it is ``model.onnx`` (or the only ``.onnx``) of the highest numeric version, as
+    Triton's default policy; a directory without versions may hold the file itself. Triton also
+    allows ``model.onnx`` to be a folder with ``model.onnx`` and its weights in it.
+
+    Raises:
+        ModelError: There is none.
+    """
+    if not path.exists():
+        raise ModelError(
+            f"{path} does not exist.",
+            hint="Give the path of an ONNX file or a Triton model folder.",
+        )
+    if path.is_file():
+        return path
+    versions = [
+        entry
+        for entry in path.iterdir()
+        if entry.is_dir() and re.fullmatch(r"[1-9][0-9]*", entry.name)
+    ]
+    folder = max(versions, key=lambda entry: int(entry.name)) if versions else path
+    if (folder / "model.onnx").is_dir():
+        folder = folder / "model.onnx"
+    if (folder / "model.onnx").is_file():
+        return folder / "model.onnx"
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) == 1 and files[0].is_file():
+        return files[0]
+    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+    what = "several .onnx files and no model.onnx" if files else "no ONNX file"
+    raise ModelError(
+        f"{folder} holds {what} (found: {found}).",
+        hint="A Triton model folder holds VERSION/model.onnx; otherwise give the .onnx file.",
+    )
+
+
+def inspect_model(
+    path: Path,
+    *,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    name: str | None = None,
+) -> ModelInfo:
+    """What there is to know about the model at ``path``; opens a session to be sure that it runs.
+
+    Ranges of integer inputs: those of the tables they index (:func:`~analyzer.variants.graph.
+    table_ranges`); without a table, 8-bit ones may hold anything and wider ones hold 0 and 1, which
+    is right for masks and segment ids and inside any table.
+
+    Args:
+        path: An ONNX file or a Triton model directory.
+        input_shapes: Shapes by input, without the batch axis, for inputs with dynamic dimensions; a
+            named dimension given once holds for every input that has it.
+        name: The name to serve it under; default from the file or directory.
+
+    Raises:
+        ModelError: The file cannot be used, or ``input_shapes`` do not fit or are missing.
+        MissingPartError: ONNX Runtime is not installed.
+    """
+    path = Path(path)
+    file = locate_onnx(path).absolute()
+    proto = _load(file)
+    external = _check_external(file, proto)
+    session = _open_session(file)
+    inputs = [(i.name, _datatype(i, "input"), _dims(i.shape)) for i in session.get_inputs()]
+    outputs = [(o.name, _datatype(o, "output"), _dims(o.shape)) for o in session.get_outputs()]
+    del session
+    if not inputs:
+        raise ModelError(
+            f"{file} has no inputs, so there is nothing to send to it.",
+            hint="Export the model with its inputs.",
+        )
+    batchable = all(dims and not isinstance(dims[0], int) for *_, dims in inputs + outputs)
+    first_dims = {dims[0] for *_, dims in inputs if dims and isinstance(dims[0], int)}
+    shapes, symbols = _resolve(inputs, dict(input_shapes or {}), batchable)
+    ranges = _value_ranges(proto, [(n, t) for n, t, _ in inputs])
+    drop = 1 if batchable else 0
+    return ModelInfo(
+        name=name or default_name(path),
+        path=str(file),
+        sha256=hash_model(file, external),
+        batchable=batchable,
+        fixed_batch=first_dims.pop() if not batchable and len(first_dims) == 1 else None,
+        inputs=tuple(
+            TensorSpec(name=n, datatype=t, shape=shapes[n], value_range=ranges.get(n))
+            for n, t, _ in inputs
+        ),
+        outputs=tuple(
+            TensorSpec(name=n, datatype=t, shape=_known(dims[drop:], symbols))
+            for n, t, dims in outputs
+        ),
+        opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
+        size_bytes=sum((file.parent / part).stat().st_size for part in (file.name, *external)),
+        external_files=external,
+    )
+
+
+def as_unbatched(model: ModelInfo) -> ModelInfo:
+    """``model`` as one that cannot be batched, every request holding one row.
+
+    For models whose first dimension is declared dynamic although the graph works for one row only.
+    """
+    if not model.batchable:
+        return model
+    return replace(
+        model,
+        batchable=False,
+        fixed_batch=1,
+        inputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.inputs),
+        outputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.outputs),
+    )
+
+
+def default_name(path: Path) -> str:
+    """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory."""
+    path = Path(path).absolute()
+    stem = path.name if path.is_dir() else path.stem
+    if path.is_file() and re.fullmatch(r"[0-9]+", path.parent.name):
+        stem = path.parent.parent.name  # VERSION/model.onnx of a model directory
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("._-") or "model"
+
+
+def hash_model(file: Path, external: Sequence[str] = ()) -> str:
+    """SHA-256 of ``file``; with external weights that of all files' digests and names, in order."""
+    try:
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if not external:
+            return digest
+        total = hashlib.sha256(digest.encode())
+        for part in sorted(external):
+            with (file.parent / part).open("rb") as stream:
+                total.update(f"{part} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+        return total.hexdigest()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}.") from error
+
+
+def _load(file: Path) -> Any:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    hint = "Give an ONNX file; one that was cut short while copying has to be copied again."
+    try:
+        size = file.stat().st_size
+        if not size:
+            raise ModelError(f"{file} is empty.", hint=hint)
+        proto = onnx.load(str(file), format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise ModelError(
+            f"{file} cannot be read: {error.strerror or error}.", hint="Check its permissions."
+        ) from error
+    except (DecodeError, ValueError, MemoryError) as error:
+        raise ModelError(
+            f"{file} ({size:,} bytes) is no ONNX file, or it is truncated: {first_line(error)}.",
+            hint=hint,
+        ) from error
+    if not proto.HasField("graph") or not proto.graph.output:
+        raise ModelError(f"{file} is no ONNX file: it holds no graph with outputs.", hint=hint)
+    return proto
+
+
+def _check_external(file: Path, proto: Any) -> tuple[str, ...]:
+    """Names of the files with external weights, each there and long enough."""
+    needed: dict[str, int] = {}
+    for location, tensor, offset, length in external_pieces(proto.graph):
+        part = file.parent / location
+        if not location or not part.is_file():
+            raise ModelError(
+                f"{file} keeps the weights of {tensor!r} in {location!r}, which is not beside it.",
+                hint="Copy the file with the external weights into the model's folder.",
+            )
+        needed[location] = max(needed.get(location, 0), offset + (length or 0))
+    for location, end in needed.items():
+        size = (file.parent / location).stat().st_size
+        if size < end:
+            raise ModelError(
+                f"{file.parent / location} is truncated: it has {size:,} bytes and the model needs"
+                f" {end:,}.",
+                hint="Copy the file with the external weights again.",
+            )
+    return tuple(sorted(needed))
+
+
+def _open_session(file: Path) -> Any:
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        try:
+            return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception:
+            # Some operators exist for CUDA only.
+            providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+            if providers[0] not in ort.get_available_providers():
+                raise
+            return ort.InferenceSession(str(file), options, providers=providers)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise MissingPartError(
+                f"{file} does not fit into this machine's memory: {first_line(error)}.",
+                hint="Use a machine with more memory.",
+            ) from error
+        reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error))
+        operator = re.search(
+            r"No Op registered for (\S+)|Fatal error: (\S+?)(?:\(-?\d+\))? is not a registered"
+            r"|Could not find an implementation for (\S+?)(?:\(-?\d+\))? ",
+            str(error),
+        )
+        if operator:
+            which = next(group for group in operator.groups() if group)
+            raise ModelError(
+                f"{file} uses the operator {which}, which ONNX Runtime {ort.__version__} does not"
+                f" have: {reason}.",
+                hint="Export the model with standard operators, or with an opset that this ONNX"
+                " Runtime knows.",
+            ) from error
+        raise ModelError(
+            f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}",
+            hint="Check the export; ONNX Runtime has to run the model before it can be tuned.",
+        ) from error
+
+
+def _datatype(value: Any, role: str) -> str:
+    """Triton's name of the type of ``value``, a NodeArg of a session."""
+    match = re.fullmatch(r"tensor\((\w+)\)", value.type)
+    datatype = _ORT_TYPES.get(match.group(1)) if match else None
+    if datatype is not None:
+        return datatype
+    if value.type == "tensor(string)":
+        raise ModelError(
+            f"The {role} {value.name!r} holds strings, which cannot be tuned.",
+            hint="Export the model without its text pre- or post-processing (numbers in, numbers"
+            " out).",
+        )
+    hint = (
+        "For scikit-learn models, convert with options={id(model): {'zipmap': False}}."
+        if value.type.startswith(("seq", "map"))
+        else "Supported: " + ", ".join(NUMPY_DTYPES) + "."
+    )
+    raise ModelError(
+        f"The {role} {value.name!r} has the type {value.type}, which cannot be served.", hint=hint
+    )
+
+
+def _dims(shape: Sequence[int | str | None] | None) -> Dims:
+    """A session's shape with every dynamic dimension as its name or None."""
+    return tuple(
+        None if dim is None or dim == "" or (isinstance(dim, int) and dim < 0) else dim
+        for dim in shape or ()
+    )
+
+
+def _known(dims: Dims, symbols: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(
+        dim if isinstance(dim, int) else symbols.get(dim, -1) if dim is not None else -1
+        for dim in dims
+    )
+
+
+def _resolve(
+    inputs: list[tuple[str, str, Dims]], given: dict[str, tuple[int, ...]], batchable: bool
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Shapes of the inputs without dynamic dimensions, and the named dimensions that were given."""
+    names = [name for name, *_ in inputs]
+    for name in given:
+        if name not in names:
+            raise ModelError(
+                f"--input-shape names {name!r}, which is no input of the model.",
+                hint=f"Its inputs are: {', '.join(names)}.",
+            )
+    symbols: dict[str, int] = {}
+    wanted: dict[str, Dims] = {}
+    for name, _, dims in inputs:
+        own: Dims = dims[1:] if batchable else dims
+        if not batchable and dims and not isinstance(dims[0], int):
+            own = (1, *dims[1:])  # a batch axis that the rest of the model does not have
+        wanted[name] = own
+        if name in given:
+            _check_shape(name, own, given[name], symbols)
+    shapes = {}
+    for name, own in wanted.items():
+        shape = _known(own, symbols)
+        if name in given:
+            full = own[: len(own) - len(given[name])] + tuple(given[name])
+            shape = tuple(int(dim) for dim in full if dim is not None)
+        if -1 in shape:
+            offset = 0 if batchable else 1
+            index = shape.index(-1)
+            label = own[index]
+            example = ",".join(
+                str(dim) if dim != -1 else "N" for dim in (shape if batchable else shape[offset:])
+            )
+            raise ModelError(
+                f"Dimension {index + (1 if batchable else 0)}"
+                + (f" ({label})" if label else "")
+                + f" of the input {name!r} is dynamic, so its size must be given.",
+                hint=f"Add --input-shape {name}:{example} with a number for each N"
+                " (without the batch axis).",
+            )
+        shapes[name] = shape
+    return shapes, symbols
+
+
+def _check_shape(name: str, own: Dims, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
+    """Holds a given shape against what the model fixes and notes its named dimensions."""
+    spelled = f"--input-shape {name}:{','.join(map(str, shape))}"
+    shown = ",".join("?" if dim is None else str(dim) for dim in own) or "(none)"
+    skipped = len(own) - len(shape)
+    if skipped not in (0, 1) or (skipped == 1 and not isinstance(own[0], int)):
+        raise ModelError(
+            f"{spelled} has {len(shape)} dimensions, and the input has {len(own)} ({shown}).",
+            hint="Give every dimension except the batch axis.",
+        )
+    for dim, value in zip(own[skipped:], shape, strict=True):
+        clash = dim if isinstance(dim, int) else symbols.get(dim, value) if dim else value
+        if value < 1 or clash != value:
+            raise ModelError(
+                f"{spelled} does not fit the input's shape {shown}: {value} where"
+                f" {clash if value >= 1 else 'a positive number'} is needed.",
+                hint="Change only the dynamic dimensions.",
+            )
+        if isinstance(dim, str):
+            symbols[dim] = value
+
+
+def _value_ranges(proto: Any, inputs: list[tuple[str, str]]) -> dict[str, tuple[int, int]]:
+    import onnx
+
+    if proto.functions:
+        try:
+            proto = onnx.inliner.inline_local_functions(proto)
+        except Exception:
+            return {n: (0, 1) for n, t in inputs if t in _WIDE_INTEGERS}
+    ranges = table_ranges(proto)
+    return {
+        name: ranges.get(name, (0, 1))
+        for name, datatype in inputs
+        if name in ranges or datatype in _WIDE_INTEGERS
+    }
