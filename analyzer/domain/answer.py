@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.cost import (
     cost_per_million_inferences,
     machines_needed,
@@ -47,15 +48,31 @@ def measured(outcomes: Iterable[Measurement | Failure]) -> tuple[Measurement, ..
     Where a configuration was measured more than once, the certified measurement counts, then the
     later one.
     """
-    best: dict[str, Measurement] = {}
+    best: dict[Configuration, Measurement] = {}
     for outcome in outcomes:
         if isinstance(outcome, Failure):
             continue
-        config_id = outcome.configuration.config_id
-        known = best.get(config_id)
+        known = best.get(outcome.configuration)
         if known is None or known.capacity_rps is None or outcome.capacity_rps is not None:
-            best[config_id] = outcome
+            best[outcome.configuration] = outcome
     return tuple(best.values())
+
+
+def find(measurements: Sequence[Measurement], config_id: str | None) -> Measurement | None:
+    """The measurement of ``config_id``; None if there is none.
+
+    An id is a hash: those with a certificate are tried first, since they are few and what is
+    looked for (recommendation and baseline) is among them.
+    """
+    if config_id is None:
+        return None
+    for certified in (True, False):
+        for measurement in measurements:
+            if (measurement.certificate is not None) is not certified:
+                continue
+            if measurement.configuration.config_id == config_id:
+                return measurement
+    return None
 
 
 def memory_bytes(measurement: Measurement) -> int | None:
@@ -188,23 +205,22 @@ def rank(
 ) -> tuple[Measurement, ...]:
     """The measured configurations, the best by its edge first.
 
-    Those that keep every limit come first, by the objective, then the higher edge, then their id;
-    the others follow, the closest miss first.
+    Those that keep every limit come first, by the objective, then the higher edge; the others
+    follow, the closest miss first. Ties keep the order of the outcomes.
     """
-    feasible: list[tuple[float, float, str, Measurement]] = []
-    rest: list[tuple[int, float, str, Measurement]] = []
+    feasible: list[tuple[float, float, Measurement]] = []
+    rest: list[tuple[int, float, Measurement]] = []
     for measurement in measured(outcomes):
-        config_id = measurement.configuration.config_id
         missed = misses(measurement, sla)
         value = objective_value(measurement, sla, devices_per_machine=devices_per_machine)
         if missed or value is None:
-            rest.append((*_distance(missed, measurement, sla), config_id, measurement))
+            rest.append((*_distance(missed, measurement, sla), measurement))
             continue
         loss = -value if sla.objective == "capacity" else value
-        feasible.append((loss, -(measurement.edge.rate_rps or 0.0), config_id, measurement))
-    feasible.sort(key=lambda entry: entry[:3])
-    rest.sort(key=lambda entry: entry[:3])
-    return tuple(entry[3] for entry in feasible) + tuple(entry[3] for entry in rest)
+        feasible.append((loss, -(measurement.edge.rate_rps or 0.0), measurement))
+    feasible.sort(key=lambda entry: entry[:2])
+    rest.sort(key=lambda entry: entry[:2])
+    return tuple(entry[2] for entry in feasible) + tuple(entry[2] for entry in rest)
 
 
 def _distance(missed: tuple[Miss, ...], measurement: Measurement, sla: Sla) -> tuple[int, float]:

@@ -124,6 +124,8 @@ class LoadTest:
         batch_size_mean: Mean inferences per execution; None where the target does not tell.
         aborted: The run ended early because its rate was hopeless.
         seed: Seed of the arrival schedule.
+        started_at: Seconds since the epoch.
+        notes: What else should be known of the run (it was not stationary).
     """
 
     kind: str
@@ -144,6 +146,7 @@ class LoadTest:
     aborted: bool = False
     seed: int = 0
     started_at: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from analyzer.domain.measurement import LoadTest, RequestLog, ResourceUse
 from analyzer.domain.workload import Trace, draw_arrivals_s
 from analyzer.errors import TargetCrashError
-from analyzer.evaluate.plan import LoadPlan
+from analyzer.evaluate.plan import STREAM_EDGE, LoadPlan
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load.generator import AbortRule, run_closed_loop, run_open_loop
-from analyzer.load.summarize import summarize
+from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize
 from analyzer.load.target import Target
+from analyzer.load.warmup import detect_warmup
 
-_REQUESTS_MIN = 50
+_REQUESTS_MIN = 20
 _REQUESTS_MAX = 2_000_000
 # A request that takes this many budgets is given up; it is over budget long before.
 _TIMEOUT_BUDGETS = 20.0
@@ -41,13 +40,13 @@ class LoadSession:
         self.seconds = 0.0
 
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
-        """Runs a short closed loop, whose latencies are not kept; returns its replies per second."""
+        """Runs a short closed loop, whose latencies are not kept; returns replies per second."""
         with self._target.connect() as connection:
             run = run_closed_loop(
                 connection,
                 concurrency,
-                self._plan.request_batch_size,
                 duration_s=seconds,
+                batch_size=self._plan.request_batch_size,
                 timeout_s=self._timeout_s,
             )
         self.seconds += run.wall_s
@@ -67,7 +66,7 @@ class LoadSession:
     def run(
         self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
     ) -> LoadTest:
-        """Offers ``rate_rps`` for ``seconds`` (at least 50 requests) and keeps what came of it.
+        """Offers ``rate_rps`` for ``seconds`` (at least 20 requests) and keeps what came of it.
 
         Args:
             stream: Which arrivals: runs of the same stream and position share them.
@@ -75,7 +74,7 @@ class LoadSession:
         """
         plan, sla = self._plan, self._plan.sla
         count = int(np.clip(rate_rps * seconds, _REQUESTS_MIN, _REQUESTS_MAX))
-        position = 0 if stream == 1 else self._draws
+        position = 0 if stream == STREAM_EDGE else self._draws
         self._draws += 1
         rng = np.random.default_rng([plan.seed, stream, position])
         arrivals_s = draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng)
@@ -83,7 +82,6 @@ class LoadSession:
         if isinstance(plan.arrivals, Trace):
             sizes = plan.arrivals.batch_sizes(count)
         before = self._target.statistics()
-        started_at = time.time()
         with (
             self._target.connect() as connection,
             ResourceSampler(self._target.pids, gpu_index=self._gpu_index) as sampler,
@@ -95,8 +93,11 @@ class LoadSession:
                 timeout_s=self._timeout_s,
                 drain_s=self._timeout_s,
                 budget_s=sla.latency_budget_ms / 1e3,
-                stop=AbortRule.hopeless(count, sla.miss_rate_max) if abort else None,
+                stop=AbortRule(percentile=sla.percentile, factor=3.0) if abort else None,
             )
+        # A claim counts every request: the target was warmed up before, and what detection would cut
+        # off could be an early overload.
+        warmup = 0 if abort is False or run.aborted else detect_warmup(run.log.latency_s)
         test = summarize(
             run,
             kind=kind,
@@ -104,13 +105,13 @@ class LoadSession:
             budget_ms=sla.latency_budget_ms,
             percentile=sla.percentile,
             resources=sampler.result(),
-            statistics=(before, self._target.statistics()),
+            warmup=warmup,
+            statistics_delta=statistics_between(before, self._target.statistics()),
             seed=plan.seed,
-            started_at=started_at,
         )
         self.seconds += run.wall_s
         self.tests.append(test)
-        self.logs.append(run.log)
+        self.logs.append(set_warmup_apart(run.log, warmup))
         return test
 
     def peak(self) -> ResourceUse:
