@@ -14,6 +14,7 @@ from typing import Any
 from analyzer.domain.answer import (
     Miss,
     closest_miss,
+    find,
     measured,
     pareto_front,
     representative_test,
@@ -48,10 +49,10 @@ def build_document(facts: StudyFacts) -> dict[str, Any]:
     Args:
         facts: The study; its outcomes may be many (100,000 are fine).
     """
-    by_id = {m.configuration.config_id: m for m in measured(facts.outcomes)}
+    measurements = measured(facts.outcomes)
     failures = [outcome for outcome in facts.outcomes if isinstance(outcome, Failure)]
-    recommendation = by_id.get(facts.recommended_id) if facts.recommended_id else None
-    baseline = by_id.get(facts.baseline_id)
+    recommendation = find(measurements, facts.recommended_id)
+    baseline = find(measurements, facts.baseline_id)
 
     def entry(measurement: Measurement) -> dict[str, Any]:
         return build_entry(
@@ -62,12 +63,12 @@ def build_document(facts: StudyFacts) -> dict[str, Any]:
         )
 
     front = pareto_front(
-        facts.outcomes,
+        measurements,
         facts.sla,
         pricing=facts.pricing,
         request_batch_size=facts.request_batch_size,
     )
-    closest = closest_miss(facts.outcomes, facts.sla) if recommendation is None else None
+    closest = closest_miss(measurements, facts.sla) if recommendation is None else None
     document = {
         "schema": SCHEMA,
         "study": facts.name,

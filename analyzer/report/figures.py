@@ -1,0 +1,411 @@
+"""Draws the charts: plain data in, Plotly figures (as JSON-ready dictionaries) out.
+
+Colours are written as CSS variables (``var(--accent)``); the page's script replaces them by the
+values of the theme in use, so that a chart follows light, dark and print.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analyzer.report.plots import STAGES, Curve, FrontPoint, Plots, Role
+from analyzer.report.wording import (
+    dollars,
+    milliseconds,
+    number,
+    percent,
+    percentile_name,
+    rate,
+    size,
+)
+
+Figure = dict[str, Any]
+
+_MIB = 1 << 20
+_ROLE_NAMES: dict[Role, str] = {
+    "recommended": "recommended",
+    "baseline": "Triton's default",
+    "front": "on the front",
+    "other": "dominated",
+}
+_ROLE_COLOURS: dict[Role, str] = {
+    "recommended": "var(--accent)",
+    "baseline": "var(--baseline)",
+    "front": "var(--front)",
+    "other": "var(--faint)",
+}
+_ROLE_MARKERS: dict[Role, dict[str, Any]] = {
+    "recommended": {"symbol": "star", "size": 17},
+    "baseline": {"symbol": "diamond", "size": 12},
+    "front": {"symbol": "circle", "size": 10},
+    "other": {"symbol": "circle-open", "size": 7},
+}
+_STAGE_NAMES = {
+    "queue": "waits in the queue",
+    "compute_input": "input",
+    "compute_infer": "inference",
+    "compute_output": "output",
+    "overhead": "wire and client",
+}
+_STAGE_COLOURS = {
+    "queue": "var(--stage-queue)",
+    "compute_input": "var(--stage-input)",
+    "compute_infer": "var(--stage-infer)",
+    "compute_output": "var(--stage-output)",
+    "overhead": "var(--stage-overhead)",
+}
+_CURVE_COLOURS = ("var(--front)", "var(--curve-a)", "var(--curve-b)", "var(--curve-c)")
+
+
+def front_figure(plots: Plots, sla: dict[str, Any]) -> Figure | None:
+    """The trade-off: edge over latency, memory or cost (the page switches the x axis)."""
+    if not plots.points:
+        return None
+    tail = percentile_name(sla["percentile"])
+    traces = []
+    for role in ("other", "front", "baseline", "recommended"):
+        points = [point for point in plots.points if point.role == role]
+        if points:
+            traces.append(_front_trace(role, points))
+    priced = any(point.cost_per_million is not None for point in plots.points)
+    axes = [{"key": "latency", "title": f"latency {tail} at the rate measured, ms"}]
+    axes.append({"key": "memory", "title": "peak memory, MiB"})
+    if priced:
+        axes.append({"key": "cost", "title": "cost of a million inferences at the edge, $"})
+    return {
+        "data": traces,
+        "layout": _layout(
+            height=440,
+            xaxis={"title": {"text": axes[0]["title"]}},
+            yaxis={"title": {"text": "edge, requests/s"}, "rangemode": "tozero"},
+            hovermode="closest",
+            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        ),
+        "axes": axes,
+    }
+
+
+def _front_trace(role: Role, points: list[FrontPoint]) -> dict[str, Any]:
+    def share(point: FrontPoint, bound: float | None, sign: int) -> float:
+        return max(0.0, sign * (bound - point.edge_rps)) if bound is not None else 0.0
+
+    latency = [point.latency_ms for point in points]
+    memory = [p.memory_bytes / _MIB if p.memory_bytes is not None else None for p in points]
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": _ROLE_NAMES[role],
+        "x": latency,
+        "y": [point.edge_rps for point in points],
+        "alternatives": {
+            "latency": latency,
+            "memory": memory,
+            "cost": [point.cost_per_million for point in points],
+        },
+        "customdata": [_hover(point) for point in points],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "marker": {
+            **_ROLE_MARKERS[role],
+            "color": _ROLE_COLOURS[role],
+            "line": {"width": 1.5, "color": _ROLE_COLOURS[role]},
+        },
+    }
+    if role in ("recommended", "baseline"):
+        trace["mode"] = "markers+text"
+        trace["texttemplate"] = f"  {_ROLE_NAMES[role]}"
+        trace["textposition"] = "middle right"
+        trace["textfont"] = {"color": _ROLE_COLOURS[role], "size": 13}
+        trace["cliponaxis"] = False
+    if role != "other":
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [share(p, p.edge_high_rps, 1) for p in points],
+            "arrayminus": [share(p, p.edge_low_rps, -1) for p in points],
+            "thickness": 1,
+            "width": 3,
+            "color": _ROLE_COLOURS[role],
+        }
+    return trace
+
+
+def _hover(point: FrontPoint) -> str:
+    low, high = point.edge_low_rps, point.edge_high_rps
+    bounds = f" ({number(low)} to {number(high)})" if low is not None and high is not None else ""
+    lines = [
+        f"<b>{point.label}</b>",
+        f"edge {rate(point.edge_rps)}{bounds}",
+        f"certified {rate(point.capacity_rps)}",
+        f"{milliseconds(point.latency_ms)} at {rate(point.measured_at_rps)}",
+        f"memory {size(point.memory_bytes)}",
+    ]
+    if point.cost_per_million is not None:
+        lines.append(f"{dollars(point.cost_per_million)} a million inferences")
+    if point.accuracy is not None:
+        lines.append(f"accuracy {percent(point.accuracy)}")
+    lines.append(f"<i>{point.config_id}</i>")
+    return "<br>".join(lines)
+
+
+def load_figure(plots: Plots, sla: dict[str, Any]) -> Figure | None:
+    """Latency over load: the tail solid, the median dotted, the budget as a line."""
+    if not plots.curves:
+        return None
+    budget = sla["latency_budget_ms"]
+    tail = percentile_name(sla["percentile"])
+    traces: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    others = 0
+    for curve in plots.curves:
+        colour = _ROLE_COLOURS[curve.role]
+        if curve.role not in ("recommended", "baseline"):
+            colour = _CURVE_COLOURS[others % len(_CURVE_COLOURS)]
+            others += 1
+        traces += _curve_traces(curve, colour, tail)
+    ceiling = _ceiling(plots.curves, budget)
+    annotations.append(
+        {
+            "xref": "paper",
+            "x": 0,
+            "xanchor": "left",
+            "y": budget,
+            "yanchor": "bottom",
+            "text": f"budget {milliseconds(budget)}",
+            "showarrow": False,
+            "font": {"color": "var(--budget)", "size": 12},
+        }
+    )
+    return {
+        "data": traces,
+        "layout": _layout(
+            height=420,
+            xaxis={
+                "title": {"text": "offered load, requests/s"},
+                "range": [0, _rate_max(plots.curves, ceiling)],
+            },
+            yaxis={"title": {"text": "latency, ms"}, "range": [0, ceiling]},
+            hovermode="closest",
+            shapes=[
+                {
+                    "type": "line",
+                    "xref": "paper",
+                    "x0": 0,
+                    "x1": 1,
+                    "y0": budget,
+                    "y1": budget,
+                    "line": {"color": "var(--budget)", "width": 1.5, "dash": "dash"},
+                }
+            ],
+            annotations=annotations,
+            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        ),
+    }
+
+
+def _curve_traces(curve: Curve, colour: str, tail: str) -> list[dict[str, Any]]:
+    name = {"recommended": "recommended: ", "baseline": "Triton's default: "}.get(curve.role, "")
+    strong = curve.role in ("recommended", "baseline")
+    common = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": list(curve.offered_rps),
+        "legendgroup": curve.config_id,
+    }
+    return [
+        {
+            **common,
+            "name": name + curve.label,
+            "y": list(curve.latency_ms_sla),
+            "line": {"color": colour, "width": 3 if strong else 1.75},
+            "marker": {"size": 7 if strong else 5, "color": colour},
+            "hovertemplate": f"<b>{curve.label}</b><br>{tail} %{{y:.3~g}} ms at %{{x:.4~g}} /s"
+            "<extra></extra>",
+        },
+        {
+            **common,
+            "name": f"{curve.label}, median",
+            "showlegend": False,
+            "mode": "lines",
+            "y": list(curve.latency_ms_p50),
+            "line": {"color": colour, "width": 1.25, "dash": "dot"},
+            "hovertemplate": f"<b>{curve.label}</b><br>median %{{y:.3~g}} ms at %{{x:.4~g}} /s"
+            "<extra></extra>",
+        },
+    ]
+
+
+def _ceiling(curves: tuple[Curve, ...], budget_ms: float) -> float:
+    """Twice the budget, or less if nothing is that slow; always room above the budget."""
+    highest = max((v for curve in curves for v in curve.latency_ms_sla if v is not None), default=0)
+    return max(budget_ms * 1.2, min(budget_ms * 2, highest * 1.05))
+
+
+def _rate_max(curves: tuple[Curve, ...], ceiling_ms: float) -> float:
+    """A little beyond the highest rate that lies below the ceiling: overload is off the chart."""
+    visible = [
+        offered
+        for curve in curves
+        for offered, latency in zip(curve.offered_rps, curve.latency_ms_sla, strict=True)
+        if latency is not None and latency <= ceiling_ms
+    ]
+    return 1.08 * max(visible or [curve.offered_rps[-1] for curve in curves])
+
+
+def stage_figure(plots: Plots) -> Figure | None:
+    """Latency stacked by stage, a bar per configuration."""
+    if not plots.bars:
+        return None
+    bars = plots.bars[::-1]  # a horizontal bar chart counts from below
+    prefix = {"recommended": "★ ", "baseline": "◆ "}
+    names = [
+        f"{prefix.get(bar.role, '')}{bar.label}<br><i>at {rate(bar.rate_rps)}</i>" for bar in bars
+    ]
+    traces = []
+    for index, stage in enumerate(STAGES):
+        values = [bar.stages_ms[index] for bar in bars]
+        if all(value is None for value in values):
+            continue
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": _STAGE_NAMES[stage],
+                "y": names,
+                "x": values,
+                "marker": {"color": _STAGE_COLOURS[stage]},
+                "hovertemplate": f"{_STAGE_NAMES[stage]}: %{{x:.3~g}} ms<extra></extra>",
+            }
+        )
+    return {
+        "data": traces,
+        "layout": _layout(
+            height=110 + 52 * len(bars),
+            barmode="stack",
+            bargap=0.35,
+            xaxis={"title": {"text": "mean latency, ms"}, "rangemode": "tozero"},
+            yaxis={"automargin": True, "ticks": "", "showgrid": False},
+            legend={
+                "orientation": "h",
+                "x": 0,
+                "y": 1.02,
+                "yanchor": "bottom",
+                "traceorder": "normal",
+            },
+        ),
+    }
+
+
+def steps_figure(plots: Plots) -> Figure | None:
+    """From the plainest configuration to the winner: a floating bar per step."""
+    steps = [step for step in plots.steps if step.edge_rps is not None]
+    if len(steps) < 2:
+        return None
+    bases, widths, colours, shapes, texts = [], [], [], [], []
+    for index, step in enumerate(steps):
+        change = step.change_rps
+        edge = step.edge_rps or 0.0
+        first = index == 0 or change is None
+        bases.append(0.0 if first else edge - (change or 0.0))
+        widths.append(edge if first else change)
+        rising = (change or 0.0) >= 0
+        colours.append("var(--faint-bar)" if first else f"var(--{'gain' if rising else 'loss'})")
+        shapes.append("" if step.measured else "/")
+        start = edge - (change or 0.0)
+        ratio = f" ({(change or 0.0) / start:+.0%})" if not first and start else ""
+        texts.append(rate(edge) + ratio)
+    names = [step.setting + ("" if step.measured else " <i>(predicted)</i>") for step in steps]
+    ends = [max(base, base + (width or 0.0)) for base, width in zip(bases, widths, strict=True)]
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": names,
+                "x": widths,
+                "base": bases,
+                "marker": {"color": colours, "pattern": {"shape": shapes, "solidity": 0.35}},
+                "hovertemplate": "%{y}<extra></extra>",
+                "showlegend": False,
+            },
+            {
+                "type": "scatter",
+                "mode": "text",
+                "y": names,
+                "x": ends,
+                "text": [f" {text}" for text in texts],
+                "textposition": "middle right",
+                "hoverinfo": "skip",
+                "showlegend": False,
+                "cliponaxis": False,
+            },
+        ],
+        "layout": _layout(
+            height=90 + 42 * len(steps),
+            bargap=0.35,
+            xaxis={
+                "title": {"text": "edge, requests/s"},
+                "range": [0, max(ends) * 1.28],
+            },
+            yaxis={"autorange": "reversed", "automargin": True, "ticks": "", "showgrid": False},
+        ),
+    }
+
+
+def importance_figure(plots: Plots) -> Figure | None:
+    """How much of the edge's variance each parameter explains."""
+    items = plots.importance[:10]
+    if not items:
+        return None
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": [name for name, _ in items],
+                "x": [share for _, share in items],
+                "text": [percent(share, 2) for _, share in items],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "marker": {"color": "var(--front)"},
+                "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
+            }
+        ],
+        "layout": _layout(
+            height=90 + 34 * len(items),
+            bargap=0.4,
+            xaxis={
+                "tickformat": ".0%",
+                "range": [0, max(share for _, share in items) * 1.18 or 1],
+                "title": {"text": "share of the edge's variance"},
+            },
+            yaxis={"autorange": "reversed", "automargin": True, "ticks": "", "showgrid": False},
+        ),
+    }
+
+
+def _layout(**fields: Any) -> dict[str, Any]:
+    """The common look: no frame, faint grid, the page's own type and colours."""
+    axis = {
+        "gridcolor": "var(--grid)",
+        "linecolor": "var(--axis)",
+        "zerolinecolor": "var(--axis)",
+        "tickcolor": "var(--axis)",
+        "automargin": True,
+    }
+    layout: dict[str, Any] = {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "var(--font)", "size": 13, "color": "var(--ink-2)"},
+        "margin": {"l": 56, "r": 16, "t": 40, "b": 48},
+        "hoverlabel": {
+            "bgcolor": "var(--panel)",
+            "bordercolor": "var(--axis)",
+            "font": {"family": "var(--font)", "color": "var(--ink)"},
+            "align": "left",
+        },
+        "dragmode": False,
+    }
+    layout.update(fields)
+    for name in ("xaxis", "yaxis"):
+        layout[name] = {**axis, **fields.get(name, {})}
+    return layout

@@ -1,0 +1,246 @@
+"""What the charts of a report show, as plain data; drawing is in ``figures``.
+
+A study may hold 100,000 outcomes: the charts show the front, the baseline, the recommendation, the
+next best and an even sample of the rest, and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from analyzer.domain.answer import (
+    find,
+    measured,
+    memory_bytes,
+    pareto_front,
+    rank,
+    representative_test,
+)
+from analyzer.domain.cost import cost_per_million_inferences
+from analyzer.domain.measurement import Measurement
+from analyzer.domain.study import StudyFacts
+from analyzer.report.wording import configuration_label
+
+Role = Literal["recommended", "baseline", "front", "other"]
+
+POINTS_MAX = 600
+NEXT_BEST = 200
+CURVES_MAX = 5
+BARS_MAX = 8
+
+STAGES = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """One configuration in the trade-off chart; latency at ``measured_at_rps``."""
+
+    config_id: str
+    label: str
+    role: Role
+    edge_rps: float
+    edge_low_rps: float | None
+    edge_high_rps: float | None
+    measured_at_rps: float | None
+    latency_ms: float | None
+    memory_bytes: int | None
+    cost_per_million: float | None
+    capacity_rps: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Latency over load of one configuration, by offered rate ascending; valid runs alone."""
+
+    config_id: str
+    label: str
+    role: Role
+    offered_rps: tuple[float, ...]
+    latency_ms_p50: tuple[float | None, ...]
+    latency_ms_sla: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBar:
+    """Mean milliseconds in each of STAGES at ``rate_rps``; None where the target does not tell."""
+
+    config_id: str
+    label: str
+    role: Role
+    rate_rps: float
+    stages_ms: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBar:
+    """One step from the plainest configuration to the winner."""
+
+    setting: str
+    edge_rps: float | None
+    change_rps: float | None
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plots:
+    """All charts of a report.
+
+    Args:
+        points: Of the trade-off chart, the recommendation and the baseline last (drawn on top).
+        points_total: How many configurations have an edge; more than ``points`` if some are left
+            out.
+    """
+
+    points: tuple[FrontPoint, ...]
+    points_total: int
+    curves: tuple[Curve, ...]
+    bars: tuple[StageBar, ...]
+    steps: tuple[StepBar, ...]
+    importance: tuple[tuple[str, float], ...]
+    best: tuple[Measurement, ...]
+
+
+def plot_facts(facts: StudyFacts) -> Plots:
+    """The charts of a study."""
+    measurements = measured(facts.outcomes)
+    ranked = rank(measurements, facts.sla, devices_per_machine=facts.pricing.devices_per_machine)
+    front = pareto_front(
+        measurements,
+        facts.sla,
+        pricing=facts.pricing,
+        request_batch_size=facts.request_batch_size,
+    )
+    recommended = find(measurements, facts.recommended_id)
+    baseline = find(measurements, facts.baseline_id)
+    roles: dict[int, Role] = {id(m): "front" for m in front}
+    if baseline is not None:
+        roles[id(baseline)] = "baseline"
+    if recommended is not None:
+        roles[id(recommended)] = "recommended"
+
+    def role(measurement: Measurement) -> Role:
+        return roles.get(id(measurement), "other")
+
+    with_edge = [m for m in ranked if m.edge.rate_rps]
+    shown = _sample(with_edge, [m for m in with_edge if id(m) in roles])
+    order: dict[Role, int] = {"other": 0, "front": 1, "baseline": 2, "recommended": 3}
+    points = [_point(m, role(m), facts) for m in shown]
+    points.sort(key=lambda point: (order[point.role], -point.edge_rps))
+
+    # The recommendation, the baseline, then the front: the ones a reader compares.
+    leaders = [m for m in (recommended, baseline) if m is not None]
+    leaders += [m for m in (front or ranked) if all(m is not known for known in leaders)]
+    curves = [_curve(m, role(m)) for m in leaders[:CURVES_MAX]]
+    bars = [_bar(m, role(m), facts) for m in leaders[:BARS_MAX]]
+    return Plots(
+        points=tuple(points),
+        points_total=len(with_edge),
+        curves=tuple(curve for curve in curves if curve.offered_rps),
+        bars=tuple(bar for bar in bars if bar is not None),
+        steps=_steps(facts),
+        importance=tuple(sorted(facts.explanation.importance, key=lambda item: -item[1])),
+        best=ranked[:25],
+    )
+
+
+def _sample(ranked: Sequence[Measurement], always: Sequence[Measurement]) -> list[Measurement]:
+    """``always``, the NEXT_BEST after them, and an even sample of the rest; POINTS_MAX at most.
+
+    ``always`` itself may exceed the limit (a front can be large); it is then sampled evenly too,
+    its two ends kept.
+    """
+    known = {id(m) for m in always}
+    rest = [m for m in ranked if id(m) not in known]
+    head, tail = rest[:NEXT_BEST], rest[NEXT_BEST:]
+    chosen = [*_even(always, POINTS_MAX - NEXT_BEST), *head]
+    return [*chosen, *_even(tail, POINTS_MAX - len(chosen))]
+
+
+def _even(items: Sequence[Measurement], count: int) -> list[Measurement]:
+    if len(items) <= count:
+        return list(items)
+    step = (len(items) - 1) / max(count - 1, 1)
+    return [items[round(index * step)] for index in range(count)]
+
+
+def _point(measurement: Measurement, role: Role, facts: StudyFacts) -> FrontPoint:
+    test = representative_test(measurement, facts.sla)
+    edge_rps = measurement.edge.rate_rps
+    assert edge_rps
+    price = facts.pricing.price_per_hour
+    low, high = measurement.edge.interval_rps
+    accuracy = measurement.accuracy
+    return FrontPoint(
+        config_id=measurement.configuration.config_id,
+        label=configuration_label(measurement.configuration),
+        role=role,
+        edge_rps=edge_rps,
+        edge_low_rps=low,
+        edge_high_rps=high,
+        measured_at_rps=test.offered_rps if test else None,
+        latency_ms=test.latency_ms.sla if test else None,
+        memory_bytes=memory_bytes(measurement),
+        cost_per_million=cost_per_million_inferences(
+            price, edge_rps * facts.request_batch_size, facts.pricing.devices_per_machine
+        )
+        if price is not None
+        else None,
+        capacity_rps=measurement.capacity_rps,
+        accuracy=accuracy.value if accuracy is not None and not accuracy.synthetic else None,
+    )
+
+
+def _curve(measurement: Measurement, role: Role) -> Curve:
+    tests = sorted(
+        (
+            test
+            for test in measurement.load_tests
+            if test.validity.valid and test.concurrency is None and test.kind != "probe"
+        ),
+        key=lambda test: test.offered_rps,
+    )
+    return Curve(
+        config_id=measurement.configuration.config_id,
+        label=configuration_label(measurement.configuration),
+        role=role,
+        offered_rps=tuple(test.offered_rps for test in tests),
+        latency_ms_p50=tuple(test.latency_ms.p50 for test in tests),
+        latency_ms_sla=tuple(test.latency_ms.sla for test in tests),
+    )
+
+
+def _bar(measurement: Measurement, role: Role, facts: StudyFacts) -> StageBar | None:
+    test = representative_test(measurement, facts.sla)
+    if test is None:
+        return None
+    stages: list[Any] = [getattr(test.breakdown_ms, stage) for stage in STAGES]
+    if all(stage is None for stage in stages):
+        return None
+    return StageBar(
+        config_id=measurement.configuration.config_id,
+        label=configuration_label(measurement.configuration),
+        role=role,
+        rate_rps=test.offered_rps,
+        stages_ms=tuple(stages),
+    )
+
+
+def _steps(facts: StudyFacts) -> tuple[StepBar, ...]:
+    """Each step with its change against the last step whose edge is known."""
+    bars: list[StepBar] = []
+    before: float | None = None
+    for step in facts.explanation.contributions:
+        known = step.edge_rps is not None and before is not None
+        bars.append(
+            StepBar(
+                setting=step.setting,
+                edge_rps=step.edge_rps,
+                change_rps=(step.edge_rps or 0.0) - (before or 0.0) if known else None,
+                measured=step.measured,
+            )
+        )
+        before = step.edge_rps if step.edge_rps is not None else before
+    return tuple(bars)

@@ -1,0 +1,150 @@
+"""Numbers and configurations as people read them; a dash where nothing was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.units import format_duration, format_size
+
+NOT_MEASURED = "–"
+
+_BACKENDS = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "python": "Python backend"}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """``value`` with ``digits`` significant digits, thousands apart, without an exponent."""
+    if value is None:
+        return NOT_MEASURED
+    if value == 0:
+        return "0"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    text = f"{value:.{digits}g}"
+    return f"{value:.6f}".rstrip("0") if "e" in text else text
+
+
+def rate(value: float | None) -> str:
+    """Requests per second: ``556 /s``."""
+    return NOT_MEASURED if value is None else f"{number(value)} /s"
+
+
+def milliseconds(value: float | None) -> str:
+    """``39.3 ms``."""
+    return NOT_MEASURED if value is None else f"{number(value)} ms"
+
+
+def size(value: float | None) -> str:
+    """``131MiB``."""
+    return NOT_MEASURED if value is None else format_size(value)
+
+
+def dollars(value: float | None) -> str:
+    """``$2.95``; four digits below a dollar."""
+    if value is None:
+        return NOT_MEASURED
+    return f"${value:,.2f}" if value >= 1 or value == 0 else f"${value:.3g}"
+
+
+def percent(value: float | None, digits: int = 3) -> str:
+    """The fraction ``value`` (0 to 1) in percent: ``96.7 %``."""
+    return NOT_MEASURED if value is None else f"{number(value * 100, digits)} %"
+
+
+def times(value: float | None) -> str:
+    """A ratio: ``2.91×``."""
+    return NOT_MEASURED if value is None else f"{value:.3g}×"
+
+
+def interval(bounds: list[float | None] | None) -> str:
+    """``593 to 637``; empty without an interval."""
+    if bounds is None:
+        return ""
+    low, high = bounds
+    if low is None:
+        return f"below {number(high)}"
+    return f"above {number(low)}" if high is None else f"{number(low)} to {number(high)}"
+
+
+def percentile_name(percentile: float) -> str:
+    """``p99``, ``p99.9``."""
+    return f"p{percentile:g}"
+
+
+def delay(delay_us: int | None) -> str:
+    """A queue delay: ``2ms``; ``none`` for 0."""
+    if delay_us is None:
+        return NOT_MEASURED
+    return format_duration(delay_us / 1e6) if delay_us else "none"
+
+
+def precision_label(config: dict[str, Any]) -> str:
+    """``int8 static``, ``fp16 TensorRT``."""
+    parts = [config["precision"], config["quantization"] or ""]
+    if config["backend"] == "tensorrt":
+        parts.append("TensorRT")
+    return " ".join(part for part in parts if part)
+
+
+def config_label(config: dict[str, Any]) -> str:
+    """A short name for charts: ``int8 static · batch ≤16, 2ms · 1 inst × 2 thr``."""
+    if config["dynamic_batching"]:
+        batching = f"batch ≤{config['max_batch_size']}"
+        if config["max_queue_delay_us"]:
+            batching += f", {delay(config['max_queue_delay_us'])}"
+    else:
+        batching = "no batching"
+    instances = f"{config['instance_count']} inst"
+    if config["intra_op_threads"]:
+        instances += f" × {config['intra_op_threads']} thr"
+    return " · ".join((precision_label(config), batching, instances))
+
+
+def configuration_label(configuration: Configuration) -> str:
+    """:func:`config_label` of a configuration."""
+    return config_label(configuration.to_dict())
+
+
+def config_sentence(config: dict[str, Any]) -> str:
+    """The configuration in words, to follow ``Serve the model as``."""
+    if config["dynamic_batching"]:
+        preferred = config["preferred_batch_size"] or []
+        batching = f"dynamic batches of up to {config['max_batch_size']}"
+        if preferred and preferred != [config["max_batch_size"]]:
+            batching += f" (preferred {', '.join(map(str, preferred))})"
+        if config["max_queue_delay_us"]:
+            batching += f" that wait up to {delay(config['max_queue_delay_us'])} for company"
+    else:
+        batching = "no dynamic batching"
+    count = config["instance_count"]
+    instances = "one instance" if count == 1 else f"{count} instances"
+    threads = config["intra_op_threads"]
+    if threads:
+        instances += f" with {threads} thread{'s' if threads > 1 else ''}"
+        instances += " each" if count > 1 else ""
+    backend = _BACKENDS[config["backend"]]
+    place = "the GPU" if config["device"] == "gpu" else "the CPU"
+    precision = " ".join(filter(None, (config["precision"], config["quantization"])))
+    return f"{precision} in {backend} on {place}, {batching}, {instances}"
+
+
+def config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each setting under its own name, as Triton spells it; those without effect are left out."""
+    preferred = config["preferred_batch_size"]
+    threads = config["intra_op_threads"]
+    rows = [
+        ("precision", " ".join(filter(None, (config["precision"], config["quantization"])))),
+        ("backend", config["backend"]),
+        ("device", config["device"]),
+        ("max_batch_size", str(config["max_batch_size"])),
+        ("dynamic_batching", "on" if config["dynamic_batching"] else "off"),
+    ]
+    if config["dynamic_batching"]:
+        rows.append(("preferred_batch_size", ", ".join(map(str, preferred or []))))
+        rows.append(("max_queue_delay", delay(config["max_queue_delay_us"])))
+    rows.append(("instance_count", str(config["instance_count"])))
+    if threads is not None:
+        rows.append(("intra_op_threads", str(threads) if threads else "one per core"))
+    return rows
