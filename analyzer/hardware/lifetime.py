@@ -9,12 +9,13 @@ import signal
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(signum: int = signal.SIGKILL) -> None:
+def die_with_parent(signum: int = signal.SIGKILL, *, parent_pid: int | None = None) -> None:
     """Makes the kernel send this process ``signum`` when its parent's thread ends (Linux).
 
-    Called first thing in the child; a parent that is already gone ends it at once.
+    Called first thing in the child. With ``parent_pid`` (the parent's own ``os.getpid()``) a parent
+    that is gone already ends the child at once.
     """
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-    if parent == 1 or os.getppid() != parent:
+    if os.getppid() != parent or (parent_pid is not None and parent != parent_pid):
         os.kill(os.getpid(), signum)

@@ -29,36 +29,35 @@ _SAMPLES_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRule:
-    """When a run is given up: too many requests are over budget for its percentile to hold.
+    """When a run is given up: more than ``over_max`` requests are over budget.
 
-    A request counts once its budget has passed. The run ends when more than ``factor`` times what
-    the percentile allows in the whole schedule are over budget (and at least ``over_min``): with
-    ``factor`` 1 it cannot hold any more, with 2 not even if half of them were warm-up.
+    A request is judged once, when its budget is up.
 
     Args:
-        percentile: The SLA's, 0 to 100.
-        factor: See above; at least 1.
-        over_min: Fewer than these never end a run.
+        over_max: The most that may be over budget.
         skip_s: Requests due earlier do not count (warm-up).
         check_s: Time between two looks.
     """
 
-    percentile: float
-    factor: float = 2.0
-    over_min: int = 10
+    over_max: int
     skip_s: float = 0.0
     check_s: float = 0.05
 
-    def limit(self, requests: int) -> int:
-        """How many of ``requests`` may be over budget before the run is given up."""
-        allowed = math.floor(requests * (100.0 - self.percentile) / 100.0 + 1e-9)
-        return max(math.floor(self.factor * allowed), self.over_min)
+    @classmethod
+    def hopeless(cls, requests: int, miss_rate_max: float, *, factor: float = 2.0) -> AbortRule:
+        """Gives up when ``factor`` times what a run of ``requests`` may miss is over budget.
+
+        With factor 1 the percentile cannot hold any more; with 2 not even if half of the misses
+        were warm-up. At least 10 misses are always let pass.
+        """
+        allowed = math.floor(requests * miss_rate_max + 1e-9)
+        return cls(over_max=max(math.floor(factor * allowed), 10))
 
 
 def run_open_loop(
     connection: Connection,
     arrivals_s: NDArray[np.float64],
-    batch_size: int | NDArray[np.int32] = 1,
+    batch_size: int | NDArray[np.integer] = 1,
     *,
     timeout_s: float,
     drain_s: float,
@@ -144,10 +143,10 @@ def _open_loop(
 def run_closed_loop(
     connection: Connection,
     concurrency: int,
+    batch_size: int = 1,
     *,
     duration_s: float | None = None,
     requests: int | None = None,
-    batch_size: int = 1,
     timeout_s: float = 30.0,
     sample_seed: int = 0,
 ) -> LoadRun:
@@ -241,7 +240,7 @@ class _BudgetWatch:
         self._done = np.frombuffer(recorder.done_ns, np.int64)
         self._status = np.frombuffer(recorder.status, np.uint8)
         self._judged = int(np.searchsorted(self._due, int(rule.skip_s * 1e9)))
-        self._limit = rule.limit(len(self._due) - self._judged)
+        self._limit = rule.over_max
         self._over = 0
         self.next_ns = self._check_ns
 

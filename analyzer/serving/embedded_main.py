@@ -186,8 +186,8 @@ class EmbeddedServer:
         if self._spec.inputs_path is not None:
             with np.load(self._spec.inputs_path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        elif self._spec.batchable:
-            # A scripted model tells the size of a batch by its rows.
+        else:
+            # A scripted model tells the size of a batch by the rows of its input.
             arrays = {"rows": np.zeros((256, 1), np.uint8)}
         pool = InputPool(arrays, batchable=self._spec.batchable)
         runtimes = open_runtimes(self._spec)

@@ -12,6 +12,8 @@ import numpy as np
 
 from analyzer.errors import TargetError, TargetMemoryError
 from analyzer.runtime.base import Runtime, Tensors
+from analyzer.runtime.open import open_runtime
+from analyzer.runtime.scripted import NullRuntime, batch_rows, linear_service_time_s
 from analyzer.serving.spec import EmbeddedSpec, EngineModel, NullModel, OnnxModel, ScriptedModel
 
 
@@ -26,13 +28,11 @@ def open_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
     count = spec.configuration.instance_count
     model = spec.model
     if isinstance(model, NullModel):
-        return [_Null() for _ in range(count)]
+        return [NullRuntime() for _ in range(count)]
     if isinstance(model, ScriptedModel):
         stage = _Stage(model)
         return [_Scripted(stage, index) for index in range(count)]
     assert isinstance(model, OnnxModel | EngineModel)
-    from analyzer.runtime.open import open_runtime
-
     return [
         open_runtime(
             Path(model.path),
@@ -45,23 +45,12 @@ def open_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
     ]
 
 
-class _Null:
-    """Answers at once, with nothing."""
-
-    def run(self, inputs: Tensors) -> Tensors:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
 class _Stage:
     """What the instances of a scripted model share: how many are busy, and when the fault comes."""
 
     def __init__(self, model: ScriptedModel) -> None:
         self.model = model
-        self.sizes = [size for size, _ in model.points]
-        self.times_s = [ms / 1e3 for _, ms in model.points]
+        self.service_time_s = linear_service_time_s([(b, ms / 1e3) for b, ms in model.points])
         self._lock = threading.Lock()
         self._busy = 0
         self._executions = itertools.count()
@@ -79,7 +68,7 @@ class _Stage:
 
 
 class _Scripted:
-    """Sleeps for the time of a batch; the batch size is the length of the input ``rows``."""
+    """Sleeps for the time of a batch, which uses no CPU, as if a GPU were at work."""
 
     def __init__(self, stage: _Stage, index: int) -> None:
         self._stage = stage
@@ -91,8 +80,7 @@ class _Scripted:
         try:
             if faulty:
                 _fail(stage.model)
-            rows = len(next(iter(inputs.values()))) if inputs else 1
-            seconds = float(np.interp(rows, stage.sizes, stage.times_s))
+            seconds = stage.service_time_s(batch_rows(inputs))
             seconds *= 1.0 + (stage.model.interference or 0.0) * others
             if stage.model.distribution == "exponential":
                 seconds = self._rng.exponential(seconds)

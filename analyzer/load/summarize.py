@@ -1,0 +1,166 @@
+"""From a run to the facts of a load test."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.exchange import ServerStatistics
+from analyzer.domain.measurement import (
+    STATUS_OK,
+    Breakdown,
+    LoadTest,
+    RequestLog,
+    ResourceUse,
+    Validity,
+)
+from analyzer.load.record import LoadRun
+from analyzer.load.warmup import Warmup, detect_warmup
+from analyzer.stats.percentiles import nearest_rank, summarize_latency
+from analyzer.stats.validity import judge
+
+
+def summarize(
+    run: LoadRun,
+    *,
+    kind: str,
+    offered_rps: float | None = None,
+    budget_ms: float | None = None,
+    percentile: float = 99.0,
+    warmup: Warmup | int | None = None,
+    resources: ResourceUse | None = None,
+    statistics: tuple[ServerStatistics | None, ServerStatistics | None] = (None, None),
+    seed: int = 0,
+    started_at: float | None = None,
+) -> LoadTest:
+    """Returns the run's facts, its warm-up set apart, and whether it is valid.
+
+    Args:
+        run: Of either generator.
+        kind: Why it was run.
+        offered_rps: Rate of the arrival schedule; None for a closed loop.
+        budget_ms: Latency budget; None without one.
+        percentile: The SLA's.
+        warmup: Leading requests that do not count; None to find them (``detect_warmup``).
+        resources: What was sampled meanwhile.
+        statistics: The server's counters before and after.
+        seed: Seed of the schedule.
+        started_at: Seconds since the epoch; None for the run's own.
+    """
+    log = run.log
+    if warmup is None:
+        warmup = detect_warmup(log.latency_s)
+    skip = warmup.requests if isinstance(warmup, Warmup) else warmup
+    counted = statistics_between(*statistics)
+    assert 0 <= skip < max(len(log), 1), (skip, len(log))
+    latency_s = log.latency_s[skip:]
+    succeeded = log.status[skip:] == STATUS_OK
+    duration_s = _duration_s(log, skip, run)
+    achieved_rps = int(succeeded.sum()) / duration_s
+    lag_s = nearest_rank(log.send_lag_s[skip:][~np.isnan(log.send_lag_s[skip:])], 99.0)
+    lag_ms = lag_s * 1e3 if lag_s is not None else None
+    offered = offered_rps if offered_rps is not None else achieved_rps
+    over = None
+    if budget_ms is not None:
+        over = int(np.count_nonzero(~(latency_s * 1e3 <= budget_ms)))
+    latency_ms = summarize_latency(latency_s, percentile)
+    return LoadTest(
+        kind=kind,
+        offered_rps=offered,
+        achieved_rps=achieved_rps,
+        throughput_ips=float(log.batch_size[skip:][succeeded].sum()) / duration_s,
+        concurrency=run.concurrency,
+        requests=len(latency_s),
+        over_budget=over,
+        errors=int(np.count_nonzero(~succeeded)),
+        duration_s=duration_s,
+        latency_ms=latency_ms,
+        breakdown_ms=_breakdown(log, skip, succeeded, latency_ms.mean),
+        send_lag_ms_p99=lag_ms,
+        batch_size_mean=(
+            counted.inference_count / counted.execution_count
+            if counted is not None and counted.execution_count
+            else None
+        ),
+        resources=resources if resources is not None else ResourceUse(),
+        validity=_validity(run, offered, budget_ms, lag_ms),
+        aborted=run.aborted,
+        seed=seed,
+        started_at=run.started_at if started_at is None else started_at,
+    )
+
+
+def set_warmup_apart(log: RequestLog, warmup: Warmup | int) -> RequestLog:
+    """Returns the log with its number of warm-up requests, for the store."""
+    return replace(log, warmup=warmup.requests if isinstance(warmup, Warmup) else warmup)
+
+
+def statistics_between(
+    before: ServerStatistics | None, after: ServerStatistics | None
+) -> ServerStatistics | None:
+    """Returns what was counted from ``before`` to ``after``; None if either is not known."""
+    if before is None or after is None:
+        return None
+    counts = {
+        field.name: getattr(after, field.name) - getattr(before, field.name)
+        for field in fields(ServerStatistics)
+        if field.name != "batches"
+    }
+    earlier = dict(before.batches)
+    batches = ((size, count - earlier.get(size, 0)) for size, count in after.batches)
+    return ServerStatistics(**counts, batches=tuple(pair for pair in batches if pair[1]))
+
+
+def _duration_s(log: RequestLog, skip: int, run: LoadRun) -> float:
+    """From the first counted send to the last counted reply, or to the end if some are missing."""
+    if len(log) == skip:
+        return max(run.wall_s, 1e-9)
+    done_s = log.intended_s[skip:] + log.latency_s[skip:]
+    finite = done_s[np.isfinite(done_s)]
+    last_s = float(finite.max()) if len(finite) == len(done_s) else run.wall_s
+    return max(last_s - float(log.intended_s[skip]), 1e-9)
+
+
+def _breakdown(
+    log: RequestLog, skip: int, succeeded: NDArray[np.bool_], mean_ms: float | None
+) -> Breakdown:
+    stages = []
+    for column in (log.queue_s, log.compute_input_s, log.compute_infer_s, log.compute_output_s):
+        values = column[skip:][succeeded]
+        values = values[~np.isnan(values)]
+        stages.append(float(values.mean(dtype=np.float64)) * 1e3 if len(values) else None)
+    told = [stage for stage in stages if stage is not None]
+    overhead = None
+    if mean_ms is not None and len(told) == len(stages):
+        overhead = max(mean_ms - sum(told), 0.0)
+    return Breakdown(
+        queue=stages[0],
+        compute_input=stages[1],
+        compute_infer=stages[2],
+        compute_output=stages[3],
+        overhead=overhead,
+    )
+
+
+def _validity(
+    run: LoadRun, offered_rps: float, budget_ms: float | None, lag_ms: float | None
+) -> Validity:
+    """Judges the whole run, warm-up included: Little's law knows no warm-up."""
+    log = run.log
+    sent_s = log.intended_s + log.send_lag_s
+    sent_s = sent_s[np.isfinite(sent_s)]
+    span_s = float(sent_s[-1] - log.intended_s[0]) if len(sent_s) > 1 else 0.0
+    window_s = run.wall_s - float(log.intended_s[0]) if len(log) else 0.0
+    return judge(
+        send_lag_ms_p99=lag_ms,
+        budget_ms=budget_ms,
+        offered_rps=offered_rps,
+        achieved_offered_rps=(len(sent_s) - 1) / span_s if span_s > 0 else offered_rps,
+        in_flight_mean=run.in_flight_mean if run.in_flight_s_mean is not None else None,
+        throughput_rps=len(log) / window_s if window_s > 0 else 0.0,
+        latency_s_mean=run.in_flight_s_mean,
+        closed_loop=run.concurrency is not None,
+        requests=len(log),
+    )
