@@ -95,8 +95,8 @@ class LoadSession:
                 budget_s=sla.latency_budget_ms / 1e3,
                 stop=AbortRule(percentile=sla.percentile, factor=3.0) if abort else None,
             )
-        # A claim counts every request: the target was warmed up before, and what detection would cut
-        # off could be an early overload.
+        # A claim counts every request: the target was warmed up before, and what detection would
+        # cut off could be an early overload.
         warmup = 0 if abort is False or run.aborted else detect_warmup(run.log.latency_s)
         test = summarize(
             run,
