@@ -22,7 +22,7 @@ BATCHES = (20, 40, 80, 160)
 BATCH_REQUESTS_MIN = 8
 MISSES_MIN = 10
 # One-sided: the true inflation exceeds the upper estimate in one case of ten, if means are normal.
-_UPPER_TAIL = 0.1
+_UPPER_TAIL = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

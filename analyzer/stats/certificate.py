@@ -119,9 +119,11 @@ def used_inflation(
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
 
-    With the twin, the run's own estimates are held against it as they are. Without, their upper
-    estimates count, since nothing else guards against a run that was too short to see its slow
-    swings.
+    With a twin, the run's own estimates are held against it as they are: they guard against a twin
+    that is wrong, such as one that leaves an interference out. Without one their upper estimates
+    count, since nothing else guards against a run too short to see its slow swings. Lower
+    thresholds count beside batch means, because a short run sees more of those swings there than
+    in its few misses.
     """
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)

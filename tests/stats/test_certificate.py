@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from analyzer.stats.batchmeans import lower_threshold_inflation, variance_inflation
+from analyzer.stats.certificate import certify, decide, expected_requests
+from analyzer.stats.evidence import evidence_above, evidence_below
+
+
+def clustered(rng: np.random.Generator, requests: int, share: float, run: int) -> NDArray[np.bool_]:
+    """Flags in runs of ``run`` equal ones: a variance inflation of exactly ``run``."""
+    return np.repeat(rng.random(-(-requests // run)) < share, run)[:requests]
+
+
+def none_late(requests: int) -> NDArray[np.bool_]:
+    return np.zeros(requests, dtype=bool)
+
+
+def test_no_miss_at_inflation_one_needs_about_300() -> None:
+    needed = expected_requests(miss_rate=0.0, inflation=1.0, percentile=99, confidence=0.95)
+    assert needed is not None and 299 <= needed <= 350
+
+
+def test_no_miss_at_inflation_25_needs_about_7500() -> None:
+    def verdict(requests: int) -> str:
+        return certify(
+            none_late(requests), percentile=99, confidence=0.95, twin_inflation=25.0
+        ).verdict
+
+    assert verdict(7_400) == "UNDECIDED"
+    assert verdict(8_750) == "PASS"
+
+
+def test_without_any_inflation_it_is_undecided_and_mlperf_stands_beside() -> None:
+    found = certify(none_late(5_000), percentile=99, confidence=0.95)
+    assert found.verdict == "UNDECIDED" and found.mlperf == "PASS"
+    assert found.inflation is None and found.inflation_source == "none"
+    assert found.requests_missing is None and found.effective_requests == 0.0
+
+
+def test_few_misses_take_the_inflation_from_lower_thresholds() -> None:
+    rng = np.random.default_rng(7)
+    latency_s = np.repeat(rng.exponential(0.01, 400), 10)
+    found = certify(none_late(4_000), percentile=99, confidence=0.95, latency_s=latency_s)
+    assert found.inflation_source == "lower_threshold"
+    assert found.inflation is not None and 10 <= found.inflation <= 40
+    independent = certify(
+        none_late(4_000),
+        percentile=99,
+        confidence=0.95,
+        latency_s=rng.exponential(0.01, 4_000),
+    )
+    assert independent.verdict == "PASS"
+
+
+def test_the_larger_inflation_counts() -> None:
+    flags = clustered(np.random.default_rng(3), 40_000, 0.02, 50)
+    found = certify(flags, percentile=99, confidence=0.95, twin_inflation=2.0)
+    assert found.inflation_source == "batch_means"
+    assert found.inflation == pytest.approx(60, rel=0.5)
+    trusting = certify(flags, percentile=99, confidence=0.95, twin_inflation=500.0)
+    assert trusting.inflation_source == "twin" and trusting.inflation == 500.0
+
+
+def test_an_untold_or_infinite_twin_inflation_is_no_twin() -> None:
+    flags = none_late(5_000)
+    for value in (None, float("inf"), float("nan")):
+        found = certify(flags, percentile=99, confidence=0.95, twin_inflation=value)
+        assert found.inflation_source == "none"
+
+
+def test_a_clear_failure_is_found_soon() -> None:
+    late = np.arange(400) >= 200  # a growing queue: late from the middle on
+    assert certify(late, percentile=99, confidence=0.95).verdict == "FAIL"
+    everything = certify(np.ones(200, dtype=bool), percentile=99, confidence=0.95)
+    assert everything.verdict == "FAIL"
+
+
+def test_one_overload_is_no_failure() -> None:
+    late = none_late(1_000)
+    late[500:530] = True
+    found = certify(late, percentile=99, confidence=0.95)
+    assert found.verdict == "UNDECIDED" and found.mlperf == "FAIL"
+
+
+def test_requests_missing_decide() -> None:
+    first = certify(none_late(2_000), percentile=99, confidence=0.95, twin_inflation=20.0)
+    assert first.verdict == "UNDECIDED" and first.requests_missing is not None
+    total = 2_000 + first.requests_missing
+    then = certify(none_late(total), percentile=99, confidence=0.95, twin_inflation=20.0)
+    assert then.verdict == "PASS"
+
+
+def test_a_rate_at_the_limit_is_never_decided() -> None:
+    assert expected_requests(miss_rate=0.01, inflation=5.0, percentile=99, confidence=0.95) is None
+
+
+def test_runs_count_together_and_batches_stay_within_them() -> None:
+    rng = np.random.default_rng(11)
+    blocks = [clustered(rng, size, 0.05, 10) for size in (3_000, 5_000, 1_700)]
+    together = certify(blocks, percentile=99, confidence=0.95)
+    assert together.requests == 9_700
+    assert together.over_budget == sum(int(block.sum()) for block in blocks)
+    assert together.verdict == "FAIL"
+
+
+def test_no_requests_are_undecided() -> None:
+    found = certify(none_late(0), percentile=99, confidence=0.95, twin_inflation=3.0)
+    assert found.verdict == "UNDECIDED" and found.requests == 0
+
+
+@given(st.integers(0, 3000), st.floats(0, 1), st.floats(1, 50), st.floats(1, 4))
+def test_more_inflation_never_decides(
+    requests: int, miss_rate: float, inflation: float, factor: float
+) -> None:
+    over = int(requests * miss_rate)
+    verdict = decide(requests, over, inflation, percentile=99, confidence=0.95)
+    if verdict == "UNDECIDED":
+        more = decide(requests, over, inflation * factor, percentile=99, confidence=0.95)
+        assert more == "UNDECIDED"
+
+
+@pytest.mark.parametrize(("share", "true"), [(0.01, 0.01), (0.01, 0.011), (0.1, 0.1)])
+def test_evidence_is_rarely_wrong_however_often_one_looks(share: float, true: float) -> None:
+    rng = np.random.default_rng(5)
+    passed = failed = 0
+    for _ in range(300):
+        over = np.cumsum(rng.random(3_000) < true)
+        looks = range(50, 3_001, 50)
+        passed += any(evidence_below(n, over[n - 1], share) >= 20 for n in looks)
+        failed += any(evidence_above(n, over[n - 1], share) >= 20 for n in looks)
+    assert passed <= 24  # 5 % of 300, and 2.4 standard deviations
+    if true == share:
+        assert failed <= 24
+
+
+def test_inflation_of_clusters_is_their_length() -> None:
+    flags = clustered(np.random.default_rng(1), 200_000, 0.05, 25)
+    found = variance_inflation([flags])
+    assert found is not None
+    assert found.point == pytest.approx(28, rel=0.25)  # the largest of four estimates
+    assert found.upper > found.point
+
+
+def test_independent_flags_inflate_little() -> None:
+    found = variance_inflation([np.random.default_rng(2).random(50_000) < 0.01])
+    assert found is not None and 1.0 <= found.point < 2.0
+
+
+def test_too_few_misses_or_requests_give_no_inflation() -> None:
+    assert variance_inflation([none_late(10_000)]) is None
+    assert variance_inflation([np.ones(50, dtype=bool)]) is None
+    assert lower_threshold_inflation([np.zeros(0)]) is None
+    assert lower_threshold_inflation([np.full(5_000, np.inf)]) is None
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=5), st.integers(0, 2**31))
+def test_any_split_into_runs_is_survived(sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    blocks = [rng.random(size) < 0.3 for size in sizes]
+    latencies = [rng.exponential(size=size) for size in sizes]
+    found = certify(blocks, percentile=90, confidence=0.9, latency_s=latencies)
+    assert found.requests == sum(sizes)
+    assert found.inflation is None or found.inflation >= 1.0
