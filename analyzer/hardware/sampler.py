@@ -1,0 +1,206 @@
+"""Peaks and means of a target's memory, CPU, GPU and power while it is under load."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from analyzer.domain.measurement import ResourceUse
+from analyzer.hardware.nvml import nvml_session
+from analyzer.hardware.processes import (
+    cpu_seconds,
+    reset_peak,
+    resident_bytes,
+    resident_bytes_peak,
+    with_children,
+)
+
+_CHILDREN_EVERY = 10  # samples between two looks for new children
+
+
+class ResourceSampler:
+    """Samples from ``with`` until its end, on a thread of its own.
+
+    The peak of one process comes from the kernel, which misses nothing; that of several is the
+    highest sum that was sampled, since their own peaks need not coincide.
+
+    Args:
+        pids: The target's processes; their children count too. Empty for a target elsewhere.
+        gpu_index: NVML's number of the GPU; None for none.
+        gpu_base_bytes: What was in use on the GPU before the target started, under the exclusive
+            lease. Needed where NVML does not tell the memory of single processes.
+        interval_s: Between two samples.
+        nvml: Stands in for the module ``pynvml`` (tests).
+    """
+
+    def __init__(
+        self,
+        pids: Sequence[int],
+        *,
+        gpu_index: int | None = None,
+        gpu_base_bytes: int | None = None,
+        interval_s: float = 0.1,
+        nvml: Any | None = None,
+    ) -> None:
+        self._roots = tuple(pids)
+        self._interval_s = interval_s
+        self._gpu = _GpuMeter(gpu_index, gpu_base_bytes, nvml) if gpu_index is not None else None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pids: tuple[int, ...] = ()
+        self._exact = False
+        self._memory_peak = 0
+        self._cpu_start: dict[int, float] = {}
+        self._cpu_last: dict[int, float] = {}
+        self._start_s = self._end_s = 0.0
+
+    def __enter__(self) -> ResourceSampler:
+        self._pids = with_children(self._roots)
+        self._cpu_start = {pid: cpu_seconds(pid) for pid in self._pids}
+        self._cpu_last = dict(self._cpu_start)
+        self._exact = len(self._pids) == 1 and reset_peak(self._pids[0])
+        self._start_s = self._end_s = time.monotonic()
+        if self._gpu is not None:
+            self._gpu.open()
+        self._sample()
+        self._thread = threading.Thread(target=self._run, name="resource-sampler", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._refresh()
+        self._sample()
+        self._end_s = time.monotonic()
+        if self._exact and len(self._pids) == 1:
+            self._memory_peak = max(self._memory_peak, resident_bytes_peak(self._pids[0]) or 0)
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def result(self) -> ResourceUse:
+        """What was seen; complete after the ``with`` block."""
+        elapsed_s = self._end_s - self._start_s
+        cpu = None
+        if self._cpu_last and elapsed_s > 0:
+            used_s = sum(last - self._cpu_start.get(p, 0.0) for p, last in self._cpu_last.items())
+            cpu = min(max(used_s / (elapsed_s * len(os.sched_getaffinity(0))), 0.0), 1.0)
+        gpu = self._gpu.result() if self._gpu is not None else ResourceUse()
+        return ResourceUse(
+            memory_bytes_peak=self._memory_peak or None,
+            gpu_memory_bytes_peak=gpu.gpu_memory_bytes_peak,
+            gpu_memory_source=gpu.gpu_memory_source,
+            gpu_utilization=gpu.gpu_utilization,
+            power_watts=gpu.power_watts,
+            cpu_utilization=cpu,
+        )
+
+    def _run(self) -> None:
+        count = 0
+        while not self._stop.wait(self._interval_s):
+            count += 1
+            if count % _CHILDREN_EVERY == 0:
+                self._refresh()
+            self._sample()
+
+    def _refresh(self) -> None:
+        """Looks for children that came or went, and at the CPU time of all."""
+        living = with_children(self._roots)
+        if living:
+            self._pids = living
+        for pid in living:
+            self._cpu_last[pid] = max(cpu_seconds(pid), self._cpu_last.get(pid, 0.0))
+
+    def _sample(self) -> None:
+        # One process's peak is the kernel's business; while it runs there is nothing to do.
+        if self._pids and not (self._exact and len(self._pids) == 1 and self._memory_peak):
+            self._memory_peak = max(self._memory_peak, sum(map(resident_bytes, self._pids)))
+        if self._gpu is not None:
+            self._gpu.sample(self._pids)
+
+
+def gpu_used_bytes(index: int, *, nvml: Any | None = None) -> int | None:
+    """Memory in use on the GPU now, all processes together; None where NVML does not tell."""
+    with nvml_session(nvml) as library:
+        if library is None:
+            return None
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            return int(library.nvmlDeviceGetMemoryInfo(handle).used)
+        except library.NVMLError:
+            return None
+
+
+class _GpuMeter:
+    """Memory, utilization and power of one GPU."""
+
+    def __init__(self, index: int, base_bytes: int | None, library: Any | None) -> None:
+        self._index = index
+        self._base_bytes = base_bytes
+        self._library = library
+        self._stack = ExitStack()
+        self._nvml: Any | None = None
+        self._handle: Any = None
+        self._own_peak = 0
+        self._device_peak = 0
+        self._utilization: list[float] = []
+        self._power: list[float] = []
+
+    def open(self) -> None:
+        self._nvml = self._stack.enter_context(nvml_session(self._library))
+        if self._nvml is None:
+            return
+        try:
+            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
+        except self._nvml.NVMLError:
+            self._nvml = None
+
+    def close(self) -> None:
+        self._stack.close()
+        self._nvml = None
+
+    def sample(self, pids: Sequence[int]) -> None:
+        nvml, handle = self._nvml, self._handle
+        if nvml is None:
+            return
+        for own in self._ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)):
+            # None where the driver does not tell (a container's own process numbers, MIG).
+            used = [p.usedGpuMemory for p in own if p.pid in pids and p.usedGpuMemory is not None]
+            self._own_peak = max(self._own_peak, sum(used))
+        for memory in self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle)):
+            self._device_peak = max(self._device_peak, int(memory.used))
+        for rates in self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle)):
+            self._utilization.append(rates.gpu / 100.0)
+        for milliwatts in self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)):
+            self._power.append(milliwatts / 1000.0)
+
+    def result(self) -> ResourceUse:
+        memory, source = None, None
+        if self._own_peak:
+            memory, source = self._own_peak, "process"
+        elif self._device_peak and self._base_bytes is not None:
+            memory, source = max(self._device_peak - self._base_bytes, 0), "device"
+        return ResourceUse(
+            gpu_memory_bytes_peak=memory,
+            gpu_memory_source=source,
+            gpu_utilization=_mean(self._utilization),
+            power_watts=_mean(self._power),
+        )
+
+    def _ask(self, question: Callable[[], Any]) -> Iterator[Any]:
+        """The answer, or nothing where this GPU does not tell."""
+        assert self._nvml is not None
+        try:
+            answer = question()
+        except self._nvml.NVMLError:
+            return
+        yield answer
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
