@@ -324,6 +324,6 @@ def _advice(document: dict[str, Any]) -> tuple[str, ...]:
             advice.append("Lower --target-rate: one device does not carry it.")
     if not closest:
         advice.append("Every configuration failed: the failures below say why.")
-    if verdict == "infeasible" and document["sla"]["objective"] == "capacity":
-        advice.append("A faster machine, or int8 and fp16 (--precisions), also shorten latency.")
+    if verdict == "infeasible":
+        advice.append("A faster machine or a smaller model shortens every latency.")
     return tuple(advice)

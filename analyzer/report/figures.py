@@ -235,9 +235,11 @@ def _curve_traces(curve: Curve, colour: str, tail: str) -> list[dict[str, Any]]:
 
 
 def _ceiling(curves: tuple[Curve, ...], budget_ms: float) -> float:
-    """Twice the budget, or less if nothing is that slow; always room above the budget."""
-    highest = max((v for curve in curves for v in curve.latency_ms_sla if v is not None), default=0)
-    return max(budget_ms * 1.2, min(budget_ms * 2, highest * 1.05))
+    """Twice the budget, or less if nothing is that slow; the start of every curve is visible."""
+    known = [[v for v in curve.latency_ms_sla if v is not None] for curve in curves]
+    highest = max((max(values) for values in known if values), default=0.0)
+    starts = max((min(values) for values in known if values), default=0.0)
+    return max(budget_ms * 1.2, starts * 1.25, min(budget_ms * 2, highest * 1.05))
 
 
 def _rate_max(curves: tuple[Curve, ...], ceiling_ms: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ from analyzer.report.wording import (
 from analyzer.resources import templates_dir
 
 FAILURES_SHOWN = 40
+
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:ms|/s|%|s|W)(?![\w]))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ def render_html(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_keep_units,
     )
     plots = plot_facts(facts)
     figures = draw_figures(plots, document["sla"])
@@ -200,6 +204,13 @@ def _failures_caption(document: dict[str, Any]) -> str:
     if total > listed:
         return f"The first {listed:,} of {total:,}; the store has them all (analyze studies show)."
     return "Failures are results: they are stored, and the search learns from them."
+
+
+def _keep_units(value: Any) -> Any:
+    """Text in which a number and its unit stay on one line."""
+    if type(value) is not str:  # markup is a subclass, and stays as it is
+        return value
+    return _NUMBER_AND_UNIT.sub("\u00a0", value)
 
 
 def _script_json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Makes the example study importable under importlib mode."""
+"""Makes the helpers beside these tests importable under pytest's importlib mode."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-_SPEC = importlib.util.spec_from_file_location(
-    "facts_example", Path(__file__).parent / "facts_example.py"
-)
-assert _SPEC is not None and _SPEC.loader is not None
-_MODULE = importlib.util.module_from_spec(_SPEC)
-sys.modules.setdefault("facts_example", _MODULE)
-_SPEC.loader.exec_module(_MODULE)
+for _name in ("facts_example", "chromium"):
+    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).parent / f"{_name}.py")
+    assert _spec is not None
+    assert _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules[_name] = _module
+    _spec.loader.exec_module(_module)

@@ -1,0 +1,99 @@
+"""The page in a real headless Chromium: it draws, it is quiet, it asks the network for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Page, chromium_page, find_chromium
+from facts_example import example_facts, infeasible_facts, undecided_facts
+
+from analyzer.domain.study import StudyFacts
+from analyzer.report.document import build_document
+from analyzer.report.html import render_html
+
+pytestmark = pytest.mark.browser
+
+PBTXT = 'name: "digits"\nmax_batch_size: 16\n'
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian's package: chromium)")
+    with chromium_page(program) as opened:
+        yield opened
+
+
+def write(facts: StudyFacts, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(render_html(facts, build_document(facts), config_pbtxt=PBTXT), encoding="utf-8")
+    return path
+
+
+def assert_quiet(page: Page, path: Path) -> None:
+    page.settle()
+    assert page.console == []
+    outside = [
+        url for url in page.requests if not url.startswith(("data:", "blob:", path.as_uri()))
+    ]
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "charts"),
+    [(example_facts(), 5), (infeasible_facts(), 2), (undecided_facts(), 3)],
+    ids=["found", "infeasible", "undecided"],
+)
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_it_draws_quietly_and_fits(
+    facts: StudyFacts, charts: int, width: int, dark: bool, page: Page, tmp_path: Path
+) -> None:
+    path = write(facts, tmp_path)
+    page.open(path, width=width, dark=dark)
+    assert page.evaluate("document.querySelectorAll('.chart .main-svg').length > 0")
+    assert page.evaluate("document.querySelectorAll('.chart.js-plotly-plot').length") == charts
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_quiet(page, path)
+
+
+def test_the_axis_switches_and_colours_follow_the_theme(page: Page, tmp_path: Path) -> None:
+    path = write(example_facts(), tmp_path)
+    page.open(path, width=1280)
+    title = "document.querySelector('#chart-front .xtitle').textContent"
+    assert "latency" in page.evaluate(title)
+    page.evaluate("document.querySelector('button[data-axis=memory]').click()")
+    page.settle()
+    assert "memory" in page.evaluate(title)
+    colour = "document.querySelector('#chart-load .ytitle').style.fill"
+    light = page.evaluate(colour)
+    page.call(
+        "Emulation.setEmulatedMedia",
+        features=[{"name": "prefers-color-scheme", "value": "dark"}],
+    )
+    page.settle()
+    assert page.evaluate(colour) != light
+    assert_quiet(page, path)
+
+
+def test_a_point_shows_its_configuration_on_hover(page: Page, tmp_path: Path) -> None:
+    path = write(example_facts(), tmp_path)
+    page.open(path, width=1280, height=2600)
+    page.evaluate("Plotly.Fx.hover('chart-front', [{curveNumber: 3, pointNumber: 0}])")
+    page.settle()
+    text = page.evaluate("document.querySelector('#chart-front .hoverlayer').textContent")
+    assert "int8 static" in text
+    assert "certified 556 /s" in text
+    assert_quiet(page, path)
+
+
+def test_names_from_outside_cannot_become_markup(page: Page, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    facts = example_facts(name=evil, warnings=(evil,))
+    path = write(facts, tmp_path)
+    page.open(path, width=1280)
+    assert page.evaluate("document.images.length") == 0
+    assert evil in page.evaluate("document.body.textContent")
+    assert_quiet(page, path)
