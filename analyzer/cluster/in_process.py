@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import socket
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Self
 import psutil
 
 from analyzer.cluster import outcome, processes
+from analyzer.cluster.desk import JobDesk
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import TargetTimeoutError
 from analyzer.evaluate.jobs import Job, JobResult, WorkerContext
@@ -92,13 +92,7 @@ class InProcessExecutor:
         )
         self._kill_timeout_s = kill_timeout_s
         self._mark = uuid.uuid4().hex
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
-        self._cancelled = threading.Event()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._lock = threading.Lock()
-        self._waiting = 0
+        self._desk = JobDesk()
         self._stuck: _Run | None = None
         self._thread: threading.Thread | None = None
 
@@ -113,7 +107,7 @@ class InProcessExecutor:
     ) -> None:
         self.cancel_all()
         if self._thread is not None:
-            self._jobs.put(None)
+            self._desk.close(1)
             self._thread.join(self._kill_timeout_s)
             self._thread = None
         if os.environ.get(processes.MARK) == self._mark:
@@ -130,37 +124,18 @@ class InProcessExecutor:
                 target=self._work, name="in-process worker", daemon=True
             )
             self._thread.start()
-        with self._lock:
-            self._waiting += 1
-            self._idle.clear()
-        self._jobs.put(job)
+        self._desk.put(job)
 
     def next_result(self, timeout_s: float) -> JobResult | None:
-        try:
-            return self._results.get(timeout=max(timeout_s, 0.0))
-        except queue.Empty:
-            return None
+        return self._desk.next_result(timeout_s)
 
     def cancel_all(self) -> None:
-        self._cancelled.set()
-        try:
-            # The worker throws waiting jobs away and ends the running one within its own limits.
-            self._idle.wait(3 * self._kill_timeout_s)
-            while self.next_result(0.0) is not None:
-                pass
-        finally:
-            self._cancelled.clear()
+        # The worker sees the cancellation and ends the running job within its own limits.
+        self._desk.cancel(lambda: None, timeout_s=3 * self._kill_timeout_s)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if not self._cancelled.is_set():
-                result = self._run(job)
-                if not self._cancelled.is_set():
-                    self._results.put(result)
-            with self._lock:
-                self._waiting -= 1
-                if self._waiting == 0:
-                    self._idle.set()
+        while (job := self._desk.take()) is not None:
+            self._desk.finish(self._run(job))
 
     def _run(self, job: Job) -> JobResult:
         worker_id = self._context.worker_id
@@ -199,7 +174,7 @@ class InProcessExecutor:
         deadline = time.monotonic() + timeout_s
         while run.thread.is_alive():
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._cancelled.is_set():
+            if left_s <= 0 or self._desk.cancelled.is_set():
                 return False
             run.thread.join(min(left_s, _POLL_S))
         return True

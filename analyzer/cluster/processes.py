@@ -23,7 +23,7 @@ _POLL_S = 0.02
 def descendants(pid: int) -> set[psutil.Process]:
     """The live processes below ``pid``, without itself."""
     with suppress(psutil.NoSuchProcess):
-        return {child for child in psutil.Process(pid).children(recursive=True) if _lives(child)}
+        return {child for child in psutil.Process(pid).children(recursive=True) if lives(child)}
     return set()
 
 
@@ -37,7 +37,7 @@ def marked(mark: str) -> set[psutil.Process]:
         with suppress(OSError, psutil.Error):  # it ended meanwhile, or belongs to somebody else
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 process = psutil.Process(pid)
-                if _lives(process):
+                if lives(process):
                     found.add(process)
     return found
 
@@ -71,7 +71,8 @@ def oom_kills() -> int:
     return 0
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Whether it still runs; one that is dead but not yet waited for does not."""
     try:
         if process.status() != psutil.STATUS_ZOMBIE:
             return process.is_running()

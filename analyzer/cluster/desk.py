@@ -1,0 +1,86 @@
+"""Jobs that wait, results that come back, and who is still busy: the bookkeeping of executors."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from analyzer.evaluate.jobs import Job, JobResult
+
+
+class JobDesk:
+    """A queue of jobs and one of results between one consumer and any number of worker threads.
+
+    A worker takes a job, and answers each one that it took with :meth:`finish` or
+    :meth:`put_back`.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._unfinished = 0
+        self.cancelled = threading.Event()
+
+    def put(self, job: Job) -> None:
+        """Queues a job of the consumer's."""
+        with self._idle:
+            self._unfinished += 1
+        self._jobs.put(job)
+
+    def take(self) -> Job | None:
+        """The next job, waiting for it; None when the desk was closed for this worker."""
+        while (job := self._jobs.get()) is not None:
+            if not self.cancelled.is_set():
+                return job
+            self._count_down()
+        return None
+
+    def put_back(self, job: Job) -> None:
+        """Returns a job that was taken but not started, for another worker."""
+        self._jobs.put(job)
+
+    def finish(self, result: JobResult) -> None:
+        """Hands a result over, unless the job was cancelled meanwhile."""
+        if not self.cancelled.is_set():
+            self._results.put(result)
+        self._count_down()
+
+    def next_result(self, timeout_s: float) -> JobResult | None:
+        """The next result; None after ``timeout_s``."""
+        try:
+            return self._results.get(timeout=max(timeout_s, 0.0))
+        except queue.Empty:
+            return None
+
+    def cancel(self, kill: Callable[[], None], *, timeout_s: float) -> bool:
+        """Forgets waiting jobs and results, and waits for workers that ``kill`` has interrupted.
+
+        Returns:
+            Whether no job is left after at most ``timeout_s``.
+        """
+        self.cancelled.set()
+        try:
+            kill()
+            deadline = time.monotonic() + timeout_s
+            with self._idle:
+                while self._unfinished and (left_s := deadline - time.monotonic()) > 0:
+                    self._idle.wait(left_s)
+                idle = self._unfinished == 0
+            while self.next_result(0.0) is not None:
+                pass
+            return idle
+        finally:
+            self.cancelled.clear()
+
+    def close(self, workers: int) -> None:
+        """Sends that many workers home once the queue before them is empty."""
+        for _ in range(workers):
+            self._jobs.put(None)
+
+    def _count_down(self) -> None:
+        with self._idle:
+            self._unfinished -= 1
+            self._idle.notify_all()

@@ -1,0 +1,221 @@
+"""The executor whose workers are Ray actors, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Self
+
+from analyzer.cluster import outcome
+from analyzer.cluster.desk import JobDesk
+from analyzer.cluster.ray_lease import Lease, choose_devices, find_devices
+from analyzer.cluster.ray_session import as_startup_error, ray_session
+from analyzer.domain.configuration import DeviceKind
+from analyzer.errors import AnalyzerError, UsageError
+from analyzer.evaluate.jobs import Job, JobResult
+
+_START_TIMEOUT_S = 60.0
+_CANCEL_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 30.0
+
+
+class RayExecutor:
+    """Workers that hang, crash or run out of memory are replaced; the program goes on.
+
+    Ray starts in the background (:meth:`start_async`), while the caller does something else. A
+    worker's device is free for the next job only after every process of the last one is gone.
+
+    Args:
+        device: What each worker leases: a GPU, or all cores of a machine.
+        cache_dir: See :class:`WorkerContext`; on each machine of its own.
+        workers: How many; None for one per device.
+        ray_address: A running cluster (``auto``, ``HOST:PORT``), on whose machines this package is
+            installed in the same version; None starts Ray on this machine, and ends it.
+        cores: CPU cores that a local Ray gives out; None for all that this process may use.
+        start_timeout_s: How long a worker may take to come up.
+
+    Raises:
+        UsageError: More workers than devices, where that is known before Ray starts.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: DeviceKind,
+        cache_dir: Path,
+        workers: int | None = None,
+        ray_address: str | None = None,
+        cores: int | None = None,
+        start_timeout_s: float = _START_TIMEOUT_S,
+    ) -> None:
+        if ray_address is None and device == "cpu" and workers not in (None, 1):
+            raise UsageError(
+                f"--workers {workers}: this machine's cores are one device.",
+                hint="One load test at a time per device: another worker would disturb what is "
+                "measured. More machines come with --ray-address.",
+            )
+        self._kind = device
+        self._cache_dir = cache_dir.absolute()
+        self._asked = workers
+        self._address = ray_address
+        self._cores = cores or len(os.sched_getaffinity(0))
+        self._start_timeout_s = start_timeout_s
+        self._desk = JobDesk()
+        self._leases: list[Lease] = []
+        self._threads: list[threading.Thread] = []
+        self._running: set[Lease] = set()
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._stop = threading.Event()
+        self._startup_error: AnalyzerError | None = None
+        self._session: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start_async()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is None:
+            return
+        self.cancel_all()
+        self._stop.set()
+        self._session.join(_END_TIMEOUT_S)
+        self._session = None
+
+    def start_async(self) -> threading.Event:
+        """Starts Ray and the workers in the background.
+
+        Returns:
+            An event that is set when the workers are known, or their start has failed: then every
+            other method raises the reason.
+        """
+        if self._session is None:
+            # A daemon: a program that ends without leaving the context does not wait for it.
+            self._session = threading.Thread(target=self._host, name="ray session", daemon=True)
+            self._session.start()
+        return self._ready
+
+    @property
+    def workers(self) -> int:
+        self._ready.wait()
+        self._check()
+        return len(self._leases)
+
+    def submit(self, job: Job) -> None:
+        assert self._session is not None, "submit() outside the context"
+        self._check()
+        self._desk.put(job)
+
+    def next_result(self, timeout_s: float) -> JobResult | None:
+        deadline = time.monotonic() + timeout_s
+        if not self._ready.wait(max(timeout_s, 0.0)):
+            return None
+        self._check()
+        return self._desk.next_result(deadline - time.monotonic())
+
+    def cancel_all(self) -> None:
+        if self._startup_error is None:
+            self._desk.cancel(self._interrupt, timeout_s=_CANCEL_TIMEOUT_S)
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            for lease in self._running:
+                lease.interrupt()
+
+    def _check(self) -> None:
+        if self._startup_error is not None:
+            raise self._startup_error
+
+    def _host(self) -> None:
+        """The thread of Ray's session, in which the session is entered and left."""
+        try:
+            with ray_session(address=self._address, cores=self._cores) as ray:
+                self._open_leases(ray)
+                self._ready.set()
+                self._stop.wait()
+                self._close_leases()
+        except BaseException as error:  # handed to whoever waits for the workers
+            self._startup_error = as_startup_error(error)
+        finally:
+            self._ready.set()
+
+    def _open_leases(self, ray: ModuleType) -> None:
+        devices = find_devices(ray.nodes(), self._kind)
+        for device in choose_devices(devices, self._kind, self._asked):
+            lease = Lease(
+                ray, device, cache_dir=self._cache_dir, start_timeout_s=self._start_timeout_s
+            )
+            self._leases.append(lease)
+            thread = threading.Thread(
+                target=self._serve, args=(lease,), name=device.worker_id, daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _close_leases(self) -> None:
+        self._desk.close(len(self._threads))
+        deadline = time.monotonic() + _END_TIMEOUT_S / 2
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+    def _serve(self, lease: Lease) -> None:
+        """One thread for each lease: takes jobs until it is sent home."""
+        self._try(lease.ready)  # starts the worker before the first job is there
+        while (job := self._desk.take()) is not None:
+            started = time.monotonic()
+            error = self._try(lease.ready)
+            if error is not None and self._retire(lease):
+                self._desk.put_back(job)
+                return
+            if error is not None:
+                self._desk.finish(
+                    outcome.failed(
+                        job,
+                        error,
+                        seconds=time.monotonic() - started,
+                        worker_id=lease.device.worker_id,
+                        lost=True,
+                    )
+                )
+                continue
+            with self._lock:
+                cancelled = self._desk.cancelled.is_set()
+                self._running.add(lease)
+            try:
+                if cancelled:
+                    self._desk.finish(_CANCELLED)
+                else:
+                    self._desk.finish(lease.run(job))
+            finally:
+                with self._lock:
+                    self._running.discard(lease)
+        lease.release()
+
+    def _retire(self, lease: Lease) -> bool:
+        """Gives up a lease whose machine is gone, if another can take over; whether it did."""
+        with self._lock:
+            if len(self._leases) < 2 or lease.alive():
+                return False
+            self._leases.remove(lease)
+            return True
+
+    @staticmethod
+    def _try(action: Callable[[], None]) -> AnalyzerError | None:
+        try:
+            action()
+        except Exception as error:
+            return as_startup_error(error)
+        return None
+
+
+# Stands for the result of a job that was cancelled: the desk throws it away.
+_CANCELLED = JobResult(job_id="", value=None, error=None, lost=True, seconds=0.0, worker_id="")

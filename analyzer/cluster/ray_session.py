@@ -1,0 +1,181 @@
+"""Ray, started quietly and ended without a trace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+
+from analyzer.cluster import guardian
+from analyzer.errors import AnalyzerError, MissingPartError, UsageError
+
+_SESSION = "TRITUNE_SESSION"
+_OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
+# Ray's sockets lie some 65 characters below its folder, and a socket's path ends at 107.
+_FOLDER_LENGTH_MAX = 40
+
+# What a local Ray does besides running actors is switched off: it would only disturb what is
+# measured. Users' own settings win.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    # Leaves CUDA_VISIBLE_DEVICES alone in workers without a GPU (and is silent about it).
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def ray_session(*, address: str | None, cores: int) -> Iterator[ModuleType]:
+    """Ray's module, connected; disconnected or ended at the end.
+
+    Must be entered and left by one thread that lives as long: the kernel ends Ray's daemons with
+    the *thread* that started them.
+
+    Args:
+        address: A running cluster (``auto``, ``HOST:PORT``); None to start Ray on this machine.
+        cores: CPU cores that a local Ray may give out.
+
+    Raises:
+        MissingPartError: Ray is not installed, or cannot be started.
+        UsageError: No cluster answers at the address.
+    """
+    with _environment(_QUIET | (_token() if address is None else {})):
+        ray = _import_ray()
+        logger = logging.getLogger("ray")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            if ray.is_initialized():  # somebody else's: used as it is, and left to them
+                yield ray
+            elif address is not None:
+                yield from _connected(ray, address)
+            else:
+                yield from _local(ray, cores)
+        finally:
+            logger.setLevel(level)
+
+
+def _import_ray() -> ModuleType:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingPartError(
+            f"Ray cannot be imported: {error}.",
+            hint="pip install ray; without it one worker runs inside this program.",
+        ) from error
+    module: ModuleType = ray
+    return module
+
+
+def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except Exception as error:  # Ray raises whatever its layers raise
+        raise UsageError(
+            f"No Ray cluster could be used at {address!r}: {_first_line(error)}",
+            hint="Start one (ray start --head), with the same versions of Ray and Python, or leave "
+            "out --ray-address.",
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
+    folder = Path(tempfile.mkdtemp(prefix="tritune-"))
+    mark = uuid.uuid4().hex
+    places = {"_temp_dir": str(folder)} if len(str(folder)) <= _FOLDER_LENGTH_MAX else {}
+    with _guardian(f"{_SESSION}={mark}", folder):
+        try:
+            with _environment({_SESSION: mark}):
+                ray.init(
+                    address="local",
+                    num_cpus=cores,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level=logging.CRITICAL,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    **places,
+                )
+        except Exception as error:  # Ray raises whatever its layers raise
+            with suppress(Exception):
+                ray.shutdown()
+            raise MissingPartError(
+                f"Ray does not start on this machine: {_first_line(error)}",
+                hint="Free memory or /dev/shm may be short; --workers 1 without Ray always works.",
+            ) from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _guardian(mark: str, folder: Path) -> Iterator[None]:
+    """A process that cleans up after us at the end of the block, or when we are killed in it."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guardian.__file__, mark, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        process.communicate()  # closes its input, whereupon it kills what is left and ends
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _token() -> dict[str, str]:
+    """A secret for the local Ray, so that it need not write one into the user's home.
+
+    One for the life of this process, since Ray keeps the first that it sees.
+    """
+    if "RAY_AUTH_MODE" in os.environ or "ray" in sys.modules:
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Sets variables that are not set yet, and removes them at the end."""
+    mine = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            # Ray reads the token once more in each session, and keeps its own copy of the first.
+            if not name.startswith("RAY_AUTH"):
+                os.environ.pop(name, None)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def as_startup_error(error: BaseException) -> AnalyzerError:
+    """What the consumer is told when the workers do not come up."""
+    if isinstance(error, AnalyzerError):
+        return error
+    ours = AnalyzerError(
+        f"Ray's workers could not be started: {type(error).__name__}: {_first_line(error)}",
+        hint="-v shows where it happened; --workers 1 without Ray always works.",
+    )
+    ours.__cause__ = error
+    return ours
