@@ -1,8 +1,8 @@
 """Triton's batch formation as a pure state machine: time is an input, decisions are the output.
 
 The rules are Triton's (``dynamic_batch_scheduler.cc``, ``scheduler_utils.cc``,
-``instance_queue.cc``, ``rate_limiter.cc``): requests wait in a priority queue *Q*; the batcher moves
-them into the *forming payload* P, which stands in the FIFO *F* and keeps growing until it is
+``instance_queue.cc``, ``rate_limiter.cc``): requests wait in a priority queue *Q*; the batcher
+moves them into the *forming payload* P, which stands in the FIFO *F* and keeps growing until it is
 saturated or an idle instance takes the head of F.
 
 Triton's threads race. Here every event (an arrival, the end of an execution, a timer) is followed

@@ -1,0 +1,124 @@
+"""How long an execution takes: by batch size, by busy instances, and by chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.batching.policy import BatchingPolicy
+
+Distribution = Literal["deterministic", "exponential", "lognormal", "empirical"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTime:
+    """The time of one execution = curve(batch size) × interference(busy instances) × noise.
+
+    The curve is linear between its points; one point is a constant; below the first and beyond the
+    last the nearest slope goes on, never below 0.
+
+    Args:
+        batch_sizes: Inferences of the points, strictly ascending, at least 1.
+        service_ms: Mean time at each point, milliseconds, at least 0.
+        distribution: Law of the noise, whose mean is 1: none, exponential, lognormal with ``cv``,
+            or drawn from ``residuals``.
+        cv: Coefficient of variation of the lognormal law.
+        residuals: Observed factors of the empirical law (scaled to the mean 1 when used).
+        interference: Factor by the number of busy instances, itself included: ``interference[0]``
+            for one. The last one goes on. It applies to the whole of an execution, as of its start.
+    """
+
+    batch_sizes: tuple[int, ...]
+    service_ms: tuple[float, ...]
+    distribution: Distribution = "deterministic"
+    cv: float = 0.0
+    residuals: tuple[float, ...] = ()
+    interference: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        sizes = self.batch_sizes
+        assert sizes and len(sizes) == len(self.service_ms), (sizes, self.service_ms)
+        assert sizes[0] >= 1 and all(a < b for a, b in pairwise(sizes)), sizes
+        assert all(np.isfinite(ms) and ms >= 0 for ms in self.service_ms), self.service_ms
+        assert self.cv >= 0, self.cv
+        assert self.interference and all(f > 0 for f in self.interference), self.interference
+        assert self.distribution != "empirical" or sum(self.residuals) > 0, self.residuals
+
+    @classmethod
+    def constant(cls, service_ms: float) -> ServiceTime:
+        """The same time for every batch size."""
+        return cls(batch_sizes=(1,), service_ms=(service_ms,))
+
+    def curve_ms(self, batch_size: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean time alone on the device at each batch size, milliseconds, float64."""
+        sizes = np.asarray(self.batch_sizes, dtype=np.float64)
+        times = np.asarray(self.service_ms, dtype=np.float64)
+        at = np.asarray(batch_size, dtype=np.float64)
+        if len(sizes) == 1:
+            return np.full(at.shape, times[0])
+        segment = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, len(sizes) - 2)
+        width = sizes[segment + 1] - sizes[segment]
+        rise = times[segment + 1] - times[segment]
+        # Multiplied before it is divided: exact wherever the inputs are small whole numbers.
+        result: NDArray[np.float64] = times[segment] + rise * (at - sizes[segment]) / width
+        return np.maximum(result, 0.0)
+
+    def table_ns(self, limit: int) -> NDArray[np.float64]:
+        """Mean time at each batch size from 0 (unused) to ``limit``, nanoseconds, [limit + 1]."""
+        return self.curve_ms(np.arange(limit + 1)) * 1e6
+
+    def interference_table(self, instances: int) -> NDArray[np.float64]:
+        """Factor with k busy instances at index k (0 is unused), float64 [instances + 1]."""
+        factors = self.interference
+        return np.array([1.0] + [factors[min(k, len(factors) - 1)] for k in range(instances)])
+
+    def draw_noise(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Factors for ``count`` executions in the order of their starts; [1] if there is none."""
+        if self.distribution == "exponential":
+            return rng.exponential(1.0, count)
+        if self.distribution == "lognormal" and self.cv > 0:
+            variance = float(np.log1p(self.cv**2))
+            return rng.lognormal(-variance / 2, np.sqrt(variance), count)
+        if self.distribution == "empirical":
+            pool = np.asarray(self.residuals, dtype=np.float64)
+            return rng.choice(pool / pool.mean(), count)
+        return np.ones(1)
+
+    def noise_at(self, quantile: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The noise at each quantile in (0, 1), float64 [n]; [1] if there is none.
+
+        With evenly spread quantiles in random order, a small pool has exactly the law's tails.
+        """
+        if self.distribution == "exponential":
+            return -np.log1p(-quantile)
+        if self.distribution == "lognormal" and self.cv > 0:
+            from scipy.special import ndtri
+
+            variance = float(np.log1p(self.cv**2))
+            law: NDArray[np.float64] = np.exp(np.sqrt(variance) * ndtri(quantile) - variance / 2)
+            return law
+        if self.distribution == "empirical":
+            pool = np.sort(np.asarray(self.residuals, dtype=np.float64))
+            return (pool / pool.mean())[(quantile * len(pool)).astype(np.int64)]
+        return np.ones(1)
+
+    def saturation_rps(self, policy: BatchingPolicy, request_batch_size: int = 1) -> float:
+        """The request rate that no schedule of the policy exceeds, 1/s.
+
+        Infinite if a batch takes no time. The largest of k · b / time(b, k busy) over the
+        instances k and the batches b that requests of ``request_batch_size`` can form.
+        """
+        per_batch = 1
+        if policy.dynamic_batching:
+            per_batch = max(policy.batch_limit // request_batch_size, 1)
+        requests = np.arange(1, per_batch + 1)
+        batch_ms = self.curve_ms(requests * request_batch_size)
+        factors = self.interference_table(policy.instance_count)[1:]
+        busy = np.max(np.arange(1, len(factors) + 1) / factors)
+        if np.any(batch_ms <= 0):
+            return float("inf")
+        return float(np.max(requests / batch_ms) * busy * 1e3)
