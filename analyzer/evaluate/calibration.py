@@ -17,6 +17,8 @@ _RESIDUALS_MAX = 256
 # What a request costs outside the queue and the model until live runs have told: the socket, the
 # scheduler, two thread switches.
 OVERHEAD_MS_GUESS = 0.3
+# Time falls with this power of the threads, where nobody probed.
+_THREADS_GAIN = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,19 @@ class VariantCalibration:
     def service(self, threads: int, instances: int) -> ServiceTime | None:
         """Service times with ``threads`` threads and up to ``instances`` busy; None if unknown.
 
-        The curve comes from one busy instance; its shape is taken from another thread count where
-        only some batch sizes were probed with this one.
+        The curve comes from one busy instance. A thread count that was not probed (the variant was
+        too slow to be worth it) is taken from one that was, with a usual gain from threads.
         """
         alone = self._means(threads, 1)
         if not alone:
-            return None
+            probed = [r.probe.threads for r in self.results if r.probe.threads and r.samples_ms]
+            if not probed or not threads:
+                return None
+            other = min(probed)
+            gain = (threads / other) ** _THREADS_GAIN
+            alone = {size: mean / gain for size, mean in self._means(other, 1).items()}
+            if not alone:
+                return None
         sizes = sorted(alone)
         residuals = self._residuals(threads)
         return ServiceTime(

@@ -10,7 +10,7 @@ from analyzer.errors import TargetCrashError
 from analyzer.evaluate.plan import STREAM_EDGE, LoadPlan
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load.generator import AbortRule, run_closed_loop, run_open_loop
-from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize
+from analyzer.load.summarize import set_warmup_apart, summarize
 from analyzer.load.target import Target
 from analyzer.load.warmup import detect_warmup
 
@@ -93,7 +93,7 @@ class LoadSession:
                 timeout_s=self._timeout_s,
                 drain_s=self._timeout_s,
                 budget_s=sla.latency_budget_ms / 1e3,
-                stop=AbortRule(percentile=sla.percentile, factor=3.0) if abort else None,
+                stop=AbortRule.hopeless(count, sla.miss_rate_max, factor=3.0) if abort else None,
             )
         # A claim counts every request: the target was warmed up before, and what detection would
         # cut off could be an early overload.
@@ -106,7 +106,7 @@ class LoadSession:
             percentile=sla.percentile,
             resources=sampler.result(),
             warmup=warmup,
-            statistics_delta=statistics_between(before, self._target.statistics()),
+            statistics=(before, self._target.statistics()),
             seed=plan.seed,
         )
         self.seconds += run.wall_s

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import (
@@ -42,6 +43,9 @@ from analyzer.evaluate.session import LoadSession
 from analyzer.evaluate.targets import open_target
 from analyzer.load.target import Target
 
+if TYPE_CHECKING:
+    from analyzer.variants.build import Variant
+
 _POOL_ROWS = 64
 _POOL_BYTES_MAX = 256 << 20
 _WARM_CONCURRENCY_MAX = 64
@@ -62,25 +66,41 @@ class Assets:
     seed: int = 0
     batch_sizes: tuple[int, ...] = (1,)
 
-    def build(self, key: VariantKey, cache_dir: Path) -> Any:
-        """The variant ``key``, from the cache or built now."""
-        from analyzer.variants.build import build_variant
+    def build(
+        self, keys: Sequence[VariantKey], context: WorkerContext
+    ) -> dict[VariantKey, Variant | AnalyzerError]:
+        """The variants ``keys``, from the worker's cache or built now, side by side."""
+        from analyzer.variants.build import build_variants
         from analyzer.variants.inputs import load_calibration
+        from analyzer.variants.tensorrt_build import EngineOptions
 
         calibration = (
             load_calibration(Path(self.calibration_path), self.model)
             if self.calibration_path
             else None
         )
-        return build_variant(
+        sizes = self.batch_sizes
+        return build_variants(
             self.model,
-            key,
+            keys,
             calibration=calibration,
-            cache_dir=cache_dir,
+            cache_dir=context.cache_dir,
+            device=context.device,
             confidence=self.confidence,
             seed=self.seed,
-            batch_sizes=self.batch_sizes,
+            engine=EngineOptions(batch_sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1])),
         )
+
+    def variant(self, key: VariantKey, context: WorkerContext) -> Variant:
+        """One variant.
+
+        Raises:
+            AnalyzerError: It cannot be built.
+        """
+        built = self.build([key], context)[key]
+        if isinstance(built, AnalyzerError):
+            raise built
+        return built
 
     def request_inputs(self, cache_dir: Path) -> Path:
         """A ``.npz`` with the rows that requests are made of: real ones where there are any."""
@@ -102,46 +122,24 @@ class Assets:
             rows = synthetic_inputs(self.model, self._pool_rows(one), self.seed)
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache_dir, suffix=".npz", delete=False) as file:
-            np.savez(file, **rows)
+            np.savez(file, **rows)  # type: ignore[arg-type]
         os.replace(file.name, path)  # noqa: PTH105 - one atomic step for several workers
         return path
 
-    def _pool_rows(self, arrays: dict[str, Any]) -> int:
-        row_bytes = sum(array[:1].nbytes for array in arrays.values())
+    def _pool_rows(self, arrays: Mapping[str, NDArray[np.generic]]) -> int:
+        row_bytes = sum(int(array[:1].nbytes) for array in arrays.values())
         return max(1, min(_POOL_ROWS, _POOL_BYTES_MAX // max(row_bytes, 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantReport:
-    """A variant that was built: where on the worker, how well it answers, how long it took."""
-
-    key: VariantKey
-    path: str
-    sha256: str
-    size_bytes: int
-    accuracy: Accuracy | None
-    build_seconds: float
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTask:
-    """Builds one variant."""
+    """Builds variants side by side."""
 
     assets: Assets
-    key: VariantKey
+    keys: tuple[VariantKey, ...]
 
-    def __call__(self, context: WorkerContext) -> VariantReport:
-        variant = self.assets.build(self.key, context.cache_dir)
-        return VariantReport(
-            key=self.key,
-            path=str(variant.path),
-            sha256=variant.sha256,
-            size_bytes=variant.size_bytes,
-            accuracy=variant.accuracy,
-            build_seconds=variant.build_seconds,
-            notes=tuple(variant.notes),
-        )
+    def __call__(self, context: WorkerContext) -> dict[VariantKey, Variant | AnalyzerError]:
+        return self.assets.build(self.keys, context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +154,7 @@ class ProbeTask:
     timeout_s: float
 
     def __call__(self, context: WorkerContext) -> list[ProbeResult]:
-        variant = self.assets.build(self.key, context.cache_dir)
+        variant = self.assets.variant(self.key, context)
         return run_probes(
             model_path=Path(variant.path),
             backend=self.key.backend,
@@ -217,7 +215,7 @@ class MeasureTask:
         stage = "build"
         session: LoadSession | None = None
         try:
-            variant = self.assets.build(self.configuration.variant, context.cache_dir)
+            variant = self.assets.variant(self.configuration.variant, context)
             inputs = self.assets.request_inputs(context.cache_dir)
             stage = "start"
             with self._open(Path(variant.path), inputs, context) as target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def make_sampler(
             return optuna.samplers.GridSampler(grid or {"configuration": [0]}, seed=seed)
         assert name == "gp", name
         try:
-            import torch  # noqa: F401
+            importlib.import_module("torch")
         except ImportError as error:
             raise MissingPartError(
                 "--sampler gp needs PyTorch, which is not installed.",
@@ -144,6 +145,17 @@ class Proposals:
         for name, value in constraints(outcome, self._sla).items():
             trial.set_constraint(name, value)
         self._study.tell(trial, objective_value(outcome, self._sla), skip_if_finished=True)
+
+    def reconcile(self, trial_number: int, outcome: Measurement | Failure) -> None:
+        """Tells what was stored before an interruption, unless Optuna knows it already."""
+        import optuna
+
+        if trial_number < 0:
+            return
+        trials = self._study.get_trials(deepcopy=False)
+        if trial_number < len(trials) and not trials[trial_number].state.is_finished():
+            self._open[trial_number] = optuna.Trial(self._study, trials[trial_number]._trial_id)
+            self.tell(trial_number, outcome)
 
     def _tell_unusable(self, trial: optuna.Trial) -> None:
         trial.set_constraint("usable", 1.0)

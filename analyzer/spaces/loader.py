@@ -144,7 +144,7 @@ class _Reader:
     def _parameters(self, value: Any) -> tuple[Parameter, ...]:
         names = [n for n in (*PARAMETER_NAMES, *_FILE_NAMES) if n not in _FILE_NAMES.values()]
         table = self._keys("parameters", value, names)
-        found = []
+        found: list[Parameter] = []
         for key, raw in table.items():
             where = f"parameters.{key}"
             body = (

@@ -1,0 +1,250 @@
+"""Why the winner wins: steps from the plainest configuration, what-if, importance, the limit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.study import Explanation, Step, WhatIf
+
+# A configuration's predicted edge, corrected by what was measured; None if unknown.
+PredictEdge = Callable[[Configuration], float | None]
+
+_SETTINGS = (
+    "precision",
+    "backend",
+    "instance_count",
+    "intra_op_threads",
+    "dynamic_batching",
+    "preferred_batch_size",
+    "max_queue_delay_us",
+)
+
+
+def contributions(
+    winner: Configuration,
+    outcomes: Sequence[Measurement | Failure],
+    predict: PredictEdge,
+    *,
+    request_batch_size: int = 1,
+) -> tuple[Step, ...]:
+    """From fp32, one instance, one thread and no batching to ``winner``, one setting at a time."""
+    measured = {
+        outcome.configuration.config_id: outcome.edge.rate_rps
+        for outcome in outcomes
+        if isinstance(outcome, Measurement) and outcome.edge.interval_rps != (None, None)
+    }
+    at = Configuration(
+        device=winner.device,
+        max_batch_size=request_batch_size if winner.max_batch_size else 0,
+        intra_op_threads=1 if winner.device == "cpu" else None,
+    ).canonical()
+    steps = [_step("fp32, one instance, no batching", at, measured, predict)]
+    for setting in _SETTINGS:
+        after = _towards(at, winner, setting)
+        if after.config_id != at.config_id:
+            steps.append(_step(_phrase(setting, after), after, measured, predict))
+            at = after
+    assert at.config_id == winner.config_id, (at, winner)
+    return tuple(steps)
+
+
+def _towards(at: Configuration, winner: Configuration, setting: str) -> Configuration:
+    if setting == "precision":
+        changed = replace(at, precision=winner.precision, quantization=winner.quantization)
+    elif setting == "dynamic_batching":
+        changed = replace(
+            at,
+            dynamic_batching=winner.dynamic_batching,
+            max_batch_size=winner.max_batch_size,
+            preferred_batch_size=None,
+        )
+    else:
+        changed = replace(at, **{setting: getattr(winner, setting)})
+    return changed.canonical()
+
+
+def _phrase(setting: str, configuration: Configuration) -> str:
+    if setting == "precision":
+        return configuration.variant.label
+    if setting == "dynamic_batching":
+        return f"batches of up to {configuration.max_batch_size}"
+    if setting == "max_queue_delay_us":
+        return f"queue delay {configuration.max_queue_delay_us} us"
+    if setting == "preferred_batch_size":
+        return f"preferred batches {list(configuration.preferred_batch_size or ())}"
+    if setting == "backend":
+        return configuration.backend
+    name = {"instance_count": "instances", "intra_op_threads": "threads"}[setting]
+    return f"{getattr(configuration, setting)} {name}"
+
+
+def _step(
+    phrase: str,
+    configuration: Configuration,
+    measured: Mapping[str, float | None],
+    predict: PredictEdge,
+) -> Step:
+    config_id = configuration.config_id
+    known = config_id in measured
+    return Step(
+        setting=phrase,
+        config_id=config_id,
+        edge_rps=measured[config_id] if known else predict(configuration),
+        measured=known,
+    )
+
+
+def what_if(
+    winner: Configuration, candidates: Sequence[Configuration], predict: PredictEdge
+) -> tuple[WhatIf, ...]:
+    """What the twin expects of each candidate that differs from ``winner`` in one setting.
+
+    Of the values of one setting only the neighbours of the winner's are told.
+    """
+    base = predict(winner)
+    own = winner.to_dict()
+    found: dict[str, list[Configuration]] = defaultdict(list)
+    for candidate in candidates:
+        values = candidate.to_dict()
+        differing = [name for name in values if values[name] != own[name]]
+        settings = {"quantization": "precision"}
+        names = {settings.get(name, name) for name in differing}
+        if winner.dynamic_batching and "max_batch_size" in names:
+            # With no preferred list of its own the preferred size is the maximum itself.
+            names -= {"preferred_batch_size"}
+        if len(names) == 1:
+            found[names.pop()].append(candidate)
+    rows = []
+    for setting, others in sorted(found.items()):
+        for other in _neighbours(winner, others, setting):
+            edge = predict(other)
+            rows.append(
+                WhatIf(
+                    setting=setting,
+                    from_value=_value(winner, setting),
+                    to_value=_value(other, setting),
+                    predicted_edge_rps=edge,
+                    change_fraction=edge / base - 1.0 if edge is not None and base else None,
+                )
+            )
+    return tuple(rows)
+
+
+def _neighbours(
+    winner: Configuration, others: Sequence[Configuration], setting: str
+) -> list[Configuration]:
+    if setting in ("precision", "backend", "dynamic_batching", "preferred_batch_size"):
+        return list(others)
+    own = getattr(winner, setting) or 0
+
+    def value(configuration: Configuration) -> int:
+        return int(getattr(configuration, setting) or 0)
+
+    below = [other for other in others if value(other) < own]
+    above = [other for other in others if value(other) > own]
+    return [
+        *([max(below, key=value)] if below else []),
+        *([min(above, key=value)] if above else []),
+    ]
+
+
+def _value(configuration: Configuration, setting: str) -> str:
+    if setting == "precision":
+        return configuration.variant.label
+    return str(configuration.to_dict()[setting])
+
+
+def importance(
+    candidates: Sequence[Configuration], edges: Sequence[float | None]
+) -> tuple[tuple[str, float], ...]:
+    """The share of the edges' variance that each setting alone explains, the largest first.
+
+    The first-order index of Sobol: the variance of the conditional means over the whole variance,
+    over all candidates with equal weight. What only works together is in none of them.
+    """
+    values = np.array([edge or 0.0 for edge in edges])
+    total = float(values.var()) if len(values) else 0.0
+    if total <= 0:
+        return ()
+    shares = []
+    rows = [candidate.to_dict() for candidate in candidates]
+    for setting in (
+        "precision", "instance_count", "intra_op_threads", "dynamic_batching", "max_batch_size",
+        "max_queue_delay_us", "backend",
+    ):  # fmt: skip
+        groups: dict[str, list[float]] = defaultdict(list)
+        for row, value in zip(rows, values, strict=True):
+            label = str(row[setting])
+            if setting == "precision":
+                label += str(row["quantization"])
+            groups[label].append(float(value))
+        if len(groups) > 1:
+            mean = float(values.mean())
+            between = sum(len(g) * (np.mean(g) - mean) ** 2 for g in groups.values()) / len(values)
+            shares.append((setting, float(between / total)))
+    return tuple(sorted(shares, key=lambda pair: -pair[1]))
+
+
+def limited_by(winner: Measurement, cores: int) -> str:
+    """What keeps the winner from more, from its headline; empty without one."""
+    test = winner.headline
+    if test is None:
+        return ""
+    stages = test.breakdown_ms
+    queue, infer = stages.queue or 0.0, stages.compute_infer or 0.0
+    cpu = test.resources.cpu_utilization
+    if cpu is not None and cpu > 0.85:
+        return (
+            f"Threads: the server keeps {cpu:.0%} of the {cores} cores busy; more instances or "
+            "threads would only share them."
+        )
+    if queue > infer:
+        return (
+            f"Queue: a request waits {queue:.3g} ms for its turn and computes {infer:.3g} ms; "
+            "a faster variant or a further device shortens both."
+        )
+    return (
+        f"Compute: a request computes {infer:.3g} ms and waits {queue:.3g} ms; a faster variant "
+        "is what would help."
+    )
+
+
+def explanation(
+    *,
+    winner: Measurement | None,
+    outcomes: Sequence[Measurement | Failure],
+    candidates: Sequence[Configuration],
+    predict: PredictEdge,
+    cores: int,
+    request_batch_size: int,
+    trusted: bool | None,
+    trust_reason: str,
+    error_median: float | None,
+) -> Explanation:
+    """All of it; without a winner only the importance and whether the twin was trusted."""
+    edges = [predict(candidate) for candidate in candidates]
+    shares = importance(candidates, edges) if any(edges) else ()
+    if winner is None:
+        return Explanation(
+            trusted=trusted,
+            trust_reason=trust_reason,
+            error_median=error_median,
+            importance=shares,
+        )
+    return Explanation(
+        limited_by=limited_by(winner, cores),
+        trusted=trusted,
+        trust_reason=trust_reason,
+        error_median=error_median,
+        contributions=contributions(
+            winner.configuration, outcomes, predict, request_batch_size=request_batch_size
+        ),
+        what_if=what_if(winner.configuration, candidates, predict),
+        importance=shares,
+    )

@@ -1,0 +1,292 @@
+"""What a search does before its first trial: builds the variants, probes them, asks the twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Accuracy, Failure
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import ArrivalProcess
+from analyzer.errors import AnalyzerError
+from analyzer.evaluate.calibration import (
+    OVERHEAD_MS_GUESS,
+    VariantCalibration,
+    service_of,
+)
+from analyzer.evaluate.failures import as_failure
+from analyzer.evaluate.jobs import Executor, Job, JobResult
+from analyzer.evaluate.probe import Probe, plan_probes
+from analyzer.evaluate.tasks import Assets, BuildTask, ProbeTask
+from analyzer.search.request import Progress, SearchRequest
+
+if TYPE_CHECKING:
+    from analyzer.twin.bands import Candidate
+    from analyzer.variants.build import Variant
+
+# A variant that costs this many times the cheapest one's core time is not probed further.
+_PRUNE_FACTOR = 2.0
+_BUILD_TIMEOUT_S = 1800.0
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What is known before the first trial.
+
+    Args:
+        variants: Those that were built, with their accuracy.
+        excluded: Why a variant may not be recommended, as a failure of its plainest configuration.
+        calibrations: Probed service times.
+    """
+
+    variants: dict[VariantKey, Variant] = field(default_factory=dict)
+    excluded: dict[VariantKey, Failure] = field(default_factory=dict)
+    calibrations: dict[VariantKey, VariantCalibration] = field(default_factory=dict)
+
+
+def run_jobs(
+    executor: Executor, jobs: Sequence[Job], on_result: Callable[[JobResult], None]
+) -> None:
+    """Runs ``jobs`` to their end, telling each result as it comes."""
+    for job in jobs:
+        executor.submit(job)
+    waiting = len(jobs)
+    while waiting:
+        result = executor.next_result(1.0)
+        if result is not None:
+            waiting -= 1
+            on_result(result)
+
+
+def build_variants(
+    request: SearchRequest,
+    assets: Assets,
+    keys: Sequence[VariantKey],
+    plainest: Mapping[VariantKey, Configuration],
+    executor: Executor,
+    progress: Progress,
+) -> Prepared:
+    """Builds ``keys`` on the workers and sets apart those that break the accuracy limit."""
+    prepared = Prepared()
+
+    def finished(result: JobResult) -> None:
+        if result.error is not None:
+            raise result.error
+        assert isinstance(result.value, dict)
+        for key, built in result.value.items():
+            if isinstance(built, AnalyzerError):
+                prepared.excluded[key] = as_failure(plainest[key], built, stage="build")
+                continue
+            prepared.variants[key] = built
+            reason = exclusion(built.accuracy, key, request)
+            if reason:
+                prepared.excluded[key] = Failure(
+                    configuration=plainest[key], stage="build", reason="accuracy", message=reason
+                )
+
+    progress.detail(", ".join(key.label for key in keys))
+    task = BuildTask(assets=assets, keys=tuple(keys))
+    run_jobs(executor, [Job("build", task, _BUILD_TIMEOUT_S, "build variants")], finished)
+    return prepared
+
+
+def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest) -> str:
+    """Why a variant may not be recommended; empty if it may."""
+    if key.precision == "fp32" or accuracy is None:
+        return ""
+    limit = request.sla.max_accuracy_drop
+    if accuracy.synthetic:
+        if key.precision == "int8":
+            if request.precisions_named:
+                return ""
+            return (
+                f"{key.label} is not considered: without real data nobody knows its accuracy. "
+                "Give --calibration-data, or name it with --precisions."
+            )
+        if accuracy.drop is not None and accuracy.drop > limit:
+            return f"{key.label} is numerically off: {accuracy.metric} {accuracy.value}."
+        return ""
+    worst = accuracy.interval[1] if accuracy.interval is not None else accuracy.drop
+    if worst is not None and worst > limit:
+        return (
+            f"{key.label} may lose {worst:.4f} of {accuracy.metric} (drop {accuracy.drop:.4f}, "
+            f"limit {limit:g})."
+        )
+    return ""
+
+
+class ProbeCache:
+    """Where probes are kept between studies; the store behind two functions."""
+
+    def __init__(
+        self,
+        read: Callable[[str], dict[str, object] | None],
+        write: Callable[[str, dict[str, object]], None],
+        hardware_key: str,
+    ) -> None:
+        self._read = read
+        self._write = write
+        self._hardware_key = hardware_key
+
+    def load(self, report: Variant) -> VariantCalibration | None:
+        """What earlier studies probed of this file on this hardware."""
+        values = self._read(self._key(report))
+        return VariantCalibration.from_dict(report.key, values) if values else None
+
+    def save(self, report: Variant, calibration: VariantCalibration) -> None:
+        """Keeps ``calibration`` for the next study."""
+        self._write(self._key(report), calibration.to_dict())
+
+    def _key(self, report: Variant) -> str:
+        return f"{report.sha256}:{self._hardware_key}"
+
+
+def probe_variants(
+    request: SearchRequest,
+    assets: Assets,
+    prepared: Prepared,
+    configurations: Sequence[Configuration],
+    executor: Executor,
+    progress: Progress,
+    cache: ProbeCache,
+    *,
+    seconds: float,
+) -> list[str]:
+    """Probes what the twin needs: a first look at every variant, then those that can still win.
+
+    Returns:
+        Sentences about variants that could not be probed.
+    """
+    problems: list[str] = []
+    keys = [key for key in prepared.variants if key not in prepared.excluded]
+
+    def probe(plans: Mapping[VariantKey, list[Probe]]) -> None:
+        jobs = []
+        for key, probes in plans.items():
+            known = prepared.calibrations.get(key) or cache.load(prepared.variants[key])
+            if known is not None:
+                prepared.calibrations[key] = known
+                probes = known.lacks(probes)
+            if probes:
+                task = ProbeTask(
+                    assets=assets,
+                    key=key,
+                    device=request.device,
+                    probes=tuple(probes),
+                    batch_ms_max=request.sla.latency_budget_ms,
+                    timeout_s=60.0 + 10.0 * len(probes),
+                )
+                jobs.append(
+                    Job(f"probe-{key.label}", task, task.timeout_s + 60.0, f"probe {key.label}")
+                )
+        by_job = {f"probe-{key.label}": key for key in plans}
+
+        def finished(result: JobResult) -> None:
+            key = by_job[result.job_id]
+            progress.detail(f"probed {key.label}")
+            if result.error is not None:
+                problems.append(f"{key.label} could not be probed: {result.error.message}")
+                return
+            assert isinstance(result.value, list)
+            empty = VariantCalibration(variant=key, results=())
+            merged = prepared.calibrations.get(key, empty).merged(result.value)
+            prepared.calibrations[key] = merged
+            cache.save(prepared.variants[key], merged)
+
+        run_jobs(executor, jobs, finished)
+
+    size_max = max((c.max_batch_size for c in configurations), default=1) or 1
+    batch = request.request_batch_size
+    threads = sorted({c.intra_op_threads or 0 for c in configurations}, key=lambda t: t or 1 << 30)
+    first = plan_probes(
+        deployments=[(1, threads[0])], batch_max=size_max, request_batch_size=batch, seconds=seconds
+    )
+    probe({key: _ends(first) for key in keys})
+    costs = {key: c.cost_ms() for key, c in prepared.calibrations.items()}
+    cheapest = min((cost for cost in costs.values() if cost is not None), default=None)
+    worth = [
+        key
+        for key in keys
+        if key in costs
+        and (cheapest is None or (costs[key] or cheapest) <= _PRUNE_FACTOR * cheapest)
+    ]
+    plans = {}
+    for key in worth:
+        pairs = {
+            (c.instance_count, c.intra_op_threads or 0) for c in configurations if c.variant == key
+        }
+        plans[key] = plan_probes(
+            deployments=sorted(pairs),
+            batch_max=size_max,
+            request_batch_size=batch,
+            seconds=seconds,
+        )
+    probe(plans)
+    return problems
+
+
+def _ends(probes: Sequence[Probe]) -> list[Probe]:
+    """The smallest, a middle and the largest batch."""
+    return sorted({probes[0], probes[len(probes) // 2], probes[-1]}, key=lambda probe: probe.batch)
+
+
+class TwinOracle:
+    """The twin's predictions: the edge of a configuration from the probed service times."""
+
+    def __init__(
+        self,
+        calibrations: Mapping[VariantKey, VariantCalibration],
+        sla: Sla,
+        arrivals: ArrivalProcess,
+        *,
+        request_batch_size: int,
+        seed: int,
+        overhead_ms: float = OVERHEAD_MS_GUESS,
+    ) -> None:
+        from analyzer.twin.bands import UnitArrivals
+
+        self._calibrations = dict(calibrations)
+        self._sla = sla
+        self.overhead_ms = overhead_ms
+        self._unit = UnitArrivals.draw(
+            arrivals, request_batch_size=request_batch_size, seed=seed, count=400_000
+        )
+        self._known: dict[str, float | None] = {}
+
+    def candidate(self, configuration: Configuration) -> Candidate | None:
+        """The configuration as the twin knows it; None without probes."""
+        from analyzer.batching.policy import BatchingPolicy
+        from analyzer.twin.bands import Candidate
+
+        service = service_of(self._calibrations, configuration)
+        if service is None:
+            return None
+        return Candidate(
+            policy=BatchingPolicy.from_configuration(configuration),
+            service=service,
+            overhead_ms=self.overhead_ms,
+        )
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[float | None]:
+        """The edges of ``configurations``, requests per second; None where unknown or nowhere.
+
+        Computes on all cores: no load test may run on this machine meanwhile.
+        """
+        from analyzer.twin.bands import edges
+
+        missing = [c for c in configurations if c.config_id not in self._known]
+        known = [(c, self.candidate(c)) for c in missing]
+        usable = [(c, candidate) for c, candidate in known if candidate is not None]
+        found = edges(
+            [candidate for _, candidate in usable],
+            self._unit,
+            budget_ms=self._sla.latency_budget_ms,
+            percentile=self._sla.percentile,
+            threads=os.cpu_count(),
+        )
+        self._known.update({c.config_id: None for c in missing})
+        self._known.update({c.config_id: edge for (c, _), edge in zip(usable, found, strict=True)})
+        return [self._known[c.config_id] for c in configurations]
