@@ -1,0 +1,270 @@
+"""How well a variant answers, compared with the fp32 reference row by row."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.measurement import Accuracy
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import DataError
+from analyzer.runtime.base import Runtime, Tensors
+
+_ROWS_PER_RUN = 8
+_ROWS_MIN = 32
+_RESAMPLES = 1000
+# Outputs [batch, n] with such names are vectors, not scores of classes.
+_VECTOR_NAMES = re.compile(r"embed|hidden|pool|feature|vector|state|token", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowScores:
+    """The comparison of each row; arrays of length n.
+
+    Args:
+        cosine: Cosine between the outputs, the worst of all outputs, float64; 0 where the variant
+            gave NaN or infinity and the reference did not.
+        relative_error: |variant − reference| / |reference| (Euclidean), the worst of all outputs,
+            float64; 1 where the variant gave NaN or infinity.
+        reference_class, variant_class: The answers of a classifier, int64, one per inference; empty
+            if it is none.
+        classes: Number of classes; 0 if unknown.
+    """
+
+    cosine: NDArray[np.float64]
+    relative_error: NDArray[np.float64]
+    reference_class: NDArray[np.int64]
+    variant_class: NDArray[np.int64]
+    classes: int = 0
+
+
+def compare_rows(
+    model: ModelInfo,
+    reference: Runtime,
+    variant: Runtime,
+    inputs: Tensors,
+    *,
+    classifier: bool | None = None,
+    seconds_max: float = 60.0,
+) -> RowScores:
+    """Runs both on ``inputs`` (``[rows, *shape]``) and compares their answers.
+
+    Stops after ``seconds_max``, but not before 32 rows, and scores the rows done.
+
+    Args:
+        classifier: Whether the model is one; None to judge by its outputs: the first float output
+            of rank 2 with at least two columns whose name does not speak of vectors, else an
+            integer output of rank 1.
+    """
+    rows = len(next(iter(inputs.values())))
+    output = None if classifier is False else class_output(model, labelled=bool(classifier))
+    step = _ROWS_PER_RUN if model.batchable else 1
+    cosines, errors, mine, theirs = [], [], [], []
+    classes = 0
+    started = time.monotonic()
+    for start in range(0, rows, step):
+        if start >= _ROWS_MIN and time.monotonic() - started > seconds_max:
+            break
+        count = min(step, rows - start)
+        feeds = {
+            name: array[start : start + count] if model.batchable else array[start]
+            for name, array in inputs.items()
+        }
+        expected = reference.run(feeds)
+        answered = expected if variant is reference else variant.run(feeds)
+        cosine, error = _compare(expected, answered, count)
+        cosines.append(cosine)
+        errors.append(error)
+        if output is not None:
+            theirs.append(_decide(expected[output]))
+            mine.append(_decide(answered[output]))
+            if expected[output].ndim == 2:
+                classes = expected[output].shape[1]
+    empty = np.empty(0, np.int64)
+    return RowScores(
+        cosine=np.concatenate(cosines),
+        relative_error=np.concatenate(errors),
+        reference_class=np.concatenate(theirs) if theirs else empty,
+        variant_class=np.concatenate(mine) if mine else empty,
+        classes=classes,
+    )
+
+
+def class_output(model: ModelInfo, *, labelled: bool = False) -> str | None:
+    """The output that tells the class, None if the model is no classifier.
+
+    With labels (``labelled``) an output's name does not matter.
+    """
+    lead = 1 if model.batchable else 0
+    for spec in model.outputs:
+        rank = len(spec.shape) + lead
+        scores = spec.datatype.startswith("FP") and rank == 2 and spec.shape[-1] not in (0, 1)
+        if scores and (labelled or not _VECTOR_NAMES.search(spec.name)):
+            return spec.name
+    if any(spec.datatype.startswith("FP") for spec in model.outputs):
+        return None
+    for spec in model.outputs:
+        if spec.datatype in ("INT32", "INT64") and len(spec.shape) + lead == 1:
+            return spec.name
+    return None
+
+
+def judge(
+    scores: RowScores,
+    *,
+    labels: NDArray[np.int64] | None,
+    synthetic: bool,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Accuracy:
+    """The accuracy that ``scores`` amount to.
+
+    - Classifier with labels: ``label_accuracy``; drop = the reference's minus the variant's on the
+      same rows, with Agresti and Min's interval for paired proportions (:func:`paired_interval`).
+    - Classifier without labels: ``top1_agreement``; drop = 1 − agreement, with Wilson's interval.
+    - Otherwise ``cosine``: the mean; drop = 1 − mean, with a bootstrap interval over rows.
+    - Made-up inputs: ``relative_error``: value and drop are its mean, with a bootstrap interval.
+
+    Args:
+        labels: Classes of all rows (``[rows]`` or ``[rows, batch]``); longer than the rows scored
+            where the time ran out.
+
+    Raises:
+        DataError: A label is no class of the model.
+    """
+    n = len(scores.cosine)
+    if synthetic:
+        value = float(scores.relative_error.mean())
+        interval = bootstrap_interval(scores.relative_error, confidence=confidence, seed=seed)
+        return Accuracy(
+            metric="relative_error",
+            value=value,
+            drop=value,
+            interval=interval,
+            samples=n,
+            synthetic=True,
+        )
+    if len(scores.variant_class) and labels is not None:
+        truth = labels.reshape(-1)[: len(scores.variant_class)]
+        if scores.classes and truth.max() >= scores.classes:
+            raise DataError(
+                f"The labels go up to {truth.max()}, and the model has {scores.classes} classes.",
+                hint="Count classes from 0, in the order of the model's output.",
+            )
+        right = scores.variant_class == truth
+        reference_right = scores.reference_class == truth
+        lost = int(np.sum(reference_right & ~right))
+        won = int(np.sum(right & ~reference_right))
+        return Accuracy(
+            metric="label_accuracy",
+            value=float(right.mean()),
+            drop=(lost - won) / len(truth),
+            interval=paired_interval(lost, won, len(truth), confidence=confidence),
+            samples=len(truth),
+        )
+    if len(scores.variant_class):
+        agree = scores.variant_class == scores.reference_class
+        return Accuracy(
+            metric="top1_agreement",
+            value=float(agree.mean()),
+            drop=float(1 - agree.mean()),
+            interval=wilson_interval(int(np.sum(~agree)), len(agree), confidence=confidence),
+            samples=len(agree),
+        )
+    losses = 1 - scores.cosine
+    return Accuracy(
+        metric="cosine",
+        value=float(scores.cosine.mean()),
+        drop=float(losses.mean()),
+        interval=bootstrap_interval(losses, confidence=confidence, seed=seed),
+        samples=n,
+    )
+
+
+def paired_interval(lost: int, won: int, rows: int, *, confidence: float) -> tuple[float, float]:
+    """Interval of (lost − won) / rows for answers of two models on the same rows.
+
+    Wald's interval after adding half a row to each of the four cells of the 2 × 2 table (Agresti
+    and Min, 2005, "Simple improved confidence intervals for comparing matched proportions").
+
+    Args:
+        lost: Rows that only the reference answers rightly.
+        won: Rows that only the variant answers rightly.
+    """
+    total = rows + 2
+    b, c = lost + 0.5, won + 0.5
+    middle = (b - c) / total
+    half = _z(confidence) * math.sqrt(max(b + c - (b - c) ** 2 / total, 0.0)) / total
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def wilson_interval(count: int, rows: int, *, confidence: float) -> tuple[float, float]:
+    """Wilson's interval of the proportion ``count / rows`` (Wilson, 1927)."""
+    z = _z(confidence)
+    share = count / rows
+    scale = 1 + z * z / rows
+    middle = (share + z * z / (2 * rows)) / scale
+    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def bootstrap_interval(
+    values: NDArray[np.float64], *, confidence: float, seed: int
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of ``values`` (1000 resamples of rows)."""
+    rng = np.random.default_rng(seed)
+    means = np.array([rng.choice(values, len(values)).mean() for _ in range(_RESAMPLES)])
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _z(confidence: float) -> float:
+    return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def _decide(output: NDArray[np.generic]) -> NDArray[np.int64]:
+    """The class of each row; −1 where the scores are not all numbers, which agrees with nothing."""
+    if output.ndim != 2:
+        return output.reshape(-1).astype(np.int64)
+    scores = output.astype(np.float64)
+    classes = np.argmax(scores, axis=1).astype(np.int64)
+    return np.where(np.isnan(scores).any(axis=1), -1, classes)
+
+
+def _compare(
+    expected: Mapping[str, NDArray[np.generic]],
+    answered: Mapping[str, NDArray[np.generic]],
+    rows: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Worst cosine and relative error of each row over all outputs."""
+    cosine = np.ones(rows)
+    error = np.zeros(rows)
+    for name, reference in expected.items():
+        split = rows if reference.ndim and reference.shape[0] == rows else 1
+        want = reference.astype(np.float64).reshape(split, -1)
+        got = answered[name].astype(np.float64).reshape(split, -1)
+        if want.shape != got.shape:
+            return np.zeros(rows), np.ones(rows)
+        usable = np.isfinite(want)
+        broken = (usable & ~np.isfinite(got)).any(axis=1)
+        want = np.where(usable, want, 0.0)
+        got = np.where(usable & np.isfinite(got), got, 0.0)
+        norm_want = np.linalg.norm(want, axis=1)
+        norm_got = np.linalg.norm(got, axis=1)
+        distance = np.linalg.norm(want - got, axis=1)
+        both = norm_want * norm_got
+        similar = np.where(both > 0, (want * got).sum(axis=1) / np.where(both > 0, both, 1), 0.0)
+        similar = np.where(distance == 0, 1.0, similar)
+        relative = np.where(norm_want > 0, distance / np.where(norm_want > 0, norm_want, 1), 1.0)
+        relative = np.where(distance == 0, 0.0, relative)
+        cosine = np.minimum(cosine, np.where(broken, 0.0, similar))
+        error = np.maximum(error, np.where(broken, 1.0, relative))
+    return np.clip(cosine, -1, 1), error

@@ -1,0 +1,230 @@
+"""INT8 by ONNX Runtime's quantizer: static (QuantizeLinear/DequantizeLinear) and dynamic."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.errors import BuildError
+from analyzer.runtime.ort import first_line
+from analyzer.variants.precision import is_large, save_model
+
+# Convolutions have no fast dynamically quantized form (ConvInteger), so they are left alone there.
+_DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "EmbedLayerNormalization", "Gather"]
+# Without convolutions a QDQ pair pays only around products with weights; around everything else it
+# costs more than it saves.
+_PRODUCTS = ["MatMul", "Gemm", "Conv", "ConvTranspose"]
+_CALIBRATING_SECONDS_MAX = 30.0
+_CALIBRATING_ROWS_MIN = 8
+
+Target = Literal["onnxruntime", "tensorrt"]
+
+
+class RowReader:
+    """Feeds rows one at a time to ONNX Runtime's calibrator, for a bounded time.
+
+    Args:
+        inputs: Arrays ``[rows, *shape]``.
+        batchable: Whether a row becomes a batch of one (else it is a whole request already).
+        seconds_max: No more rows after this, counted from the first; at least 8 are fed.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, NDArray[np.generic]],
+        *,
+        batchable: bool,
+        seconds_max: float = _CALIBRATING_SECONDS_MAX,
+    ) -> None:
+        self._inputs = inputs
+        self._batchable = batchable
+        self._seconds_max = seconds_max
+        self._started: float | None = None
+        self.used = 0
+
+    def get_next(self) -> dict[str, NDArray[np.generic]] | None:
+        """The next row's feeds; None at the end."""
+        now = time.monotonic()
+        self._started = now if self._started is None else self._started
+        rows = len(next(iter(self._inputs.values())))
+        late = now - self._started > self._seconds_max and self.used >= _CALIBRATING_ROWS_MIN
+        if self.used >= rows or late:
+            return None
+        row = self.used
+        self.used += 1
+        return {
+            name: array[row : row + 1] if self._batchable else array[row]
+            for name, array in self._inputs.items()
+        }
+
+    def __iter__(self) -> RowReader:
+        return self
+
+    def __next__(self) -> dict[str, NDArray[np.generic]]:
+        feeds = self.get_next()
+        if feeds is None:
+            raise StopIteration
+        return feeds
+
+    def __len__(self) -> int:
+        return len(next(iter(self._inputs.values())))
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Part of the calibrator's interface; it is only used with strided calibration."""
+        raise BuildError("Strided calibration is not used.")
+
+
+def quantize_static(
+    source: Path,
+    target: Path,
+    reader: RowReader,
+    *,
+    external: tuple[str, ...],
+    runtime: Target,
+    work: Path,
+) -> tuple[str, ...]:
+    """Writes ``source`` with QuantizeLinear/DequantizeLinear pairs to ``target``; returns notes.
+
+    Ranges are the smallest and largest value seen, weights are quantized per channel. For ONNX
+    Runtime's CPU kernels activations are uint8; for TensorRT everything is symmetric int8, weights
+    keep their own pair and biases stay float, as its parser wants it. ``work`` is a folder for
+    files in between; ``external`` names the files with the source's external weights.
+
+    Raises:
+        BuildError: There is nothing to quantize, or the quantizer fails.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType
+    from onnxruntime.quantization import quantize_static as quantize
+
+    prepared, notes = _prepare(source, work, external)
+    before = _operators(prepared)
+    convolutional = any(name.startswith("Conv") for name in before)
+    options: dict[str, Any] = {"WeightSymmetric": True}
+    if not convolutional:
+        options["MatMulConstBOnly"] = True
+    if runtime == "tensorrt":
+        options |= {
+            "ActivationSymmetric": True,
+            "AddQDQPairToWeight": True,
+            "DedicatedQDQPair": True,
+            "QuantizeBias": False,
+        }
+    try:
+        quantize(
+            str(prepared),
+            str(target),
+            reader,
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=None if convolutional and runtime != "tensorrt" else _PRODUCTS,
+            per_channel=True,
+            reduce_range=runtime == "onnxruntime" and needs_reduced_range(),
+            activation_type=QuantType.QInt8 if runtime == "tensorrt" else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=is_large(source, external),
+            extra_options=options,
+        )
+    except Exception as error:
+        raise _failed("static", error) from error
+    _require_change(before, _operators(target))
+    return (*notes, f"calibrated on {reader.used} rows")
+
+
+def quantize_dynamic(
+    source: Path, target: Path, *, external: tuple[str, ...], work: Path
+) -> tuple[str, ...]:
+    """Writes ``source`` with weights in int8 and activations quantized at run time; returns notes.
+
+    ``work`` is a folder for files in between.
+
+    Raises:
+        BuildError: There is nothing to quantize, or the quantizer fails.
+    """
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization import quantize_dynamic as quantize
+
+    prepared, notes = _prepare(source, work, external)
+    before = _operators(prepared)
+    try:
+        quantize(
+            str(prepared),
+            str(target),
+            op_types_to_quantize=_DYNAMIC_OPERATORS,
+            per_channel=True,
+            reduce_range=needs_reduced_range(),
+            weight_type=QuantType.QInt8,
+            use_external_data_format=is_large(source, external),
+            extra_options={"MatMulConstBOnly": True},
+        )
+    except Exception as error:
+        raise _failed("dynamic", error) from error
+    _require_change(before, _operators(target))
+    return notes
+
+
+def needs_reduced_range() -> bool:
+    """Whether weights should use 7 bits: on x86 without VNNI, 8-bit products can saturate."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "avx2" in flags and "_vnni" not in flags
+
+
+def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """A copy of ``source`` in ``folder`` with constants folded and shapes inferred."""
+    import onnx
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = folder / "prepared.onnx"
+    try:
+        quant_pre_process(
+            str(source),
+            str(prepared),
+            skip_symbolic_shape=True,
+            save_as_external_data=is_large(source, external),
+            all_tensors_to_one_file=True,
+            external_data_location=prepared.name + ".data",
+        )
+    except Exception as error:
+        for leftover in folder.glob("prepared.onnx*"):
+            leftover.unlink()
+        save_model(onnx.load(str(source)), prepared)
+        return prepared, (f"quantized without preparation: {first_line(error)}",)
+    return prepared, ()
+
+
+def _operators(path: Path) -> Counter[str]:
+    import onnx
+
+    return Counter(
+        node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node
+    )
+
+
+def _require_change(before: Counter[str], after: Counter[str]) -> None:
+    quantized = {
+        name: count - before[name]
+        for name, count in after.items()
+        if ("Quantize" in name or name.endswith("Integer") or name.startswith("Q"))
+    }
+    if not any(count > 0 for count in quantized.values()):
+        raise BuildError(
+            "There is nothing to quantize: the model has no operator with weights that the int8"
+            " quantizer knows.",
+            hint="Leave int8 out with --precisions.",
+        )
+
+
+def _failed(kind: str, error: Exception) -> BuildError:
+    if isinstance(error, BuildError):
+        return error
+    return BuildError(
+        f"The {kind} int8 quantization failed: {type(error).__name__}: {first_line(error)}.",
+        hint="Leave int8 out with --precisions.",
+    )

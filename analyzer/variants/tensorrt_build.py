@@ -1,0 +1,179 @@
+"""Compiles an ONNX graph to a TensorRT engine; the graph alone decides the precision.
+
+TensorRT 11 knows strongly typed networks only; in TensorRT 10 they are asked for by a flag, so that
+both compile the same graph to the same precision.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import BuildError, MissingPartError
+from analyzer.runtime.tensorrt_ import import_tensorrt, recording_logger
+
+_PACKAGES = ("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine is built.
+
+    Args:
+        batch_sizes: Smallest, most frequent and largest batch size of the optimization profile.
+        workspace_bytes: Limit of the memory that a layer may use for its computation.
+        device_id: Number of the CUDA device whose model the engine is for.
+    """
+
+    batch_sizes: tuple[int, int, int] = (1, 8, 8)
+    workspace_bytes: int = 4 << 30
+    device_id: int = 0
+
+    def __post_init__(self) -> None:
+        low, middle, high = self.batch_sizes
+        assert 1 <= low <= middle <= high, self.batch_sizes
+        assert self.workspace_bytes > 0, self.workspace_bytes
+
+
+def engine_facts() -> dict[str, str | None]:
+    """What an engine belongs to beside its graph: TensorRT's version and the GPU models here."""
+    from analyzer.hardware.machine import inspect_machine
+
+    found = None
+    for package in _PACKAGES:
+        try:
+            found = found or version(package)
+        except PackageNotFoundError:
+            continue
+    return {"tensorrt": found, "gpus": ",".join(gpu.name for gpu in inspect_machine().gpus)}
+
+
+def build_engine(
+    graph: Path,
+    model: ModelInfo,
+    target: Path,
+    options: EngineOptions,
+    *,
+    timing_cache: Path | None = None,
+    trt: Any = None,
+) -> tuple[str, ...]:
+    """Compiles ``graph`` to the plan ``target``; returns notes for people.
+
+    Args:
+        graph: The ONNX file; its external weights lie beside it.
+        model: Its inputs, with every dimension known.
+        timing_cache: Where kernel timings are kept between builds; made if it is missing, and
+            started afresh (with a note) where it does not fit.
+        trt: The module to use; default the installed one.
+
+    Raises:
+        MissingPartError: TensorRT is not here, has no builder, or finds no GPU.
+        BuildError: TensorRT cannot parse or compile the graph.
+        OSError: ``target`` cannot be written.
+    """
+    trt = trt if trt is not None else import_tensorrt()
+    for part in ("Builder", "OnnxParser"):
+        if not hasattr(trt, part):
+            raise MissingPartError(
+                f"This TensorRT {trt.__version__} has no {part} (it is the lean runtime).",
+                hint="Install the full package tensorrt; its builder compiles engines.",
+            )
+    logger = recording_logger(trt)
+    try:
+        builder = trt.Builder(logger)
+    except (TypeError, RuntimeError) as error:  # pybind11: the factory returned no object
+        raise MissingPartError(
+            f"TensorRT's builder does not start: {_reason(logger) or error}",
+            hint="It needs an NVIDIA GPU with a driver that fits (`analyze doctor`).",
+        ) from error
+    network = builder.create_network(_network_flags(trt))
+    _parse(trt, network, logger, graph)
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    _add_profile(builder, network, config, model, options)
+    notes = _load_timings(config, timing_cache)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise BuildError(
+            f"TensorRT {trt.__version__} cannot compile {graph.name}: {_reason(logger)}",
+            hint="Leave TensorRT or this precision out; ONNX Runtime can serve the same graph.",
+        )
+    target.write_bytes(bytes(plan))
+    _save_timings(config, timing_cache)
+    return (*notes, f"compiled by TensorRT {trt.__version__}")
+
+
+def _network_flags(trt: Any) -> int:
+    """Strongly typed, where that is still a choice (TensorRT 10)."""
+    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    return 0 if flag is None else 1 << int(flag)
+
+
+def _parse(trt: Any, network: Any, logger: Any, graph: Path) -> None:
+    parser = trt.OnnxParser(network, logger)
+    # The path, since external weights are found relative to it.
+    if parser.parse_from_file(str(graph)):
+        return
+    errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+    raise BuildError(
+        f"TensorRT {trt.__version__} cannot read {graph.name}:"
+        f" {'; '.join(errors[:3]) or _reason(logger)}",
+        hint="The model has an operator that TensorRT lacks; serve it with ONNX Runtime.",
+    )
+
+
+def _add_profile(
+    builder: Any, network: Any, config: Any, model: ModelInfo, options: EngineOptions
+) -> None:
+    """One optimization profile over the batch sizes, if any dimension is dynamic."""
+    shapes = {spec.name: spec.shape for spec in model.inputs}
+    profile = builder.create_optimization_profile()
+    dynamic = False
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        if not any(dim < 0 for dim in tensor.shape):
+            continue
+        dynamic = True
+        shape = shapes[tensor.name]
+        if model.batchable:
+            ranges = [(size, *shape) for size in options.batch_sizes]
+        else:
+            ranges = [tuple(shape)] * 3
+        profile.set_shape(tensor.name, *ranges)
+    if dynamic:
+        config.add_optimization_profile(profile)
+
+
+def _load_timings(config: Any, path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        stored = b""
+    cache = config.create_timing_cache(stored)
+    if cache is not None and config.set_timing_cache(cache, False):
+        return ()
+    config.set_timing_cache(config.create_timing_cache(b""), False)
+    return ("the timing cache did not fit this TensorRT or GPU and was started afresh",)
+
+
+def _save_timings(config: Any, path: Path | None) -> None:
+    """Stores the timings in one step; builds beside each other keep the last one's."""
+    cache = config.get_timing_cache() if path is not None else None
+    if cache is None or path is None:
+        return
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(bytes(cache.serialize()))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _reason(logger: Any) -> str:
+    return logger.errors[-1] if logger.errors else "it gave no reason."

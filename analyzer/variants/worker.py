@@ -1,0 +1,185 @@
+"""The process that builds one variant: ``python -m analyzer.variants.worker FOLDER``.
+
+Building has a process of its own because the libraries it needs keep temporary files, use much
+memory, and end the process where they fail natively. ``FOLDER`` holds the request; the variant's
+files go into its ``out``, everything else that is written into its ``work`` and ``tmp``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import VariantKey
+from analyzer.domain.measurement import Accuracy
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemoryError
+from analyzer.hardware.lifetime import die_with_parent
+from analyzer.runtime.base import Runtime
+from analyzer.runtime.ort import OrtRuntime, first_line
+from analyzer.variants.accuracy import compare_rows, judge
+from analyzer.variants.cache import write_error
+from analyzer.variants.precision import convert_fp16
+from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
+from analyzer.variants.tensorrt_build import EngineOptions, build_engine
+
+REQUEST_FILE = "request.pickle"
+RESULT_FILE = "result.pickle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BuildRequest:
+    """What to build, and the rows to calibrate and to score it with.
+
+    Args:
+        model: The fp32 model.
+        key: The variant.
+        device: Where the variant is scored.
+        calibrating: Rows for static int8, ``[rows, *shape]`` by input; None for other variants.
+        scoring: Rows that score.
+        labels: Their classes, if known.
+        synthetic: Whether the rows are made up.
+        engine: How to build a TensorRT engine; None for other backends.
+        timing_cache: Where TensorRT's timings are kept between builds.
+    """
+
+    model: ModelInfo
+    key: VariantKey
+    device: Literal["cpu", "gpu"]
+    calibrating: dict[str, NDArray[np.generic]] | None
+    scoring: dict[str, NDArray[np.generic]]
+    labels: NDArray[np.int64] | None
+    synthetic: bool
+    confidence: float
+    seed: int
+    engine: EngineOptions | None = None
+    timing_cache: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """The file in ``out`` (None: the model's own file serves), and what is known of it."""
+
+    file: str | None
+    accuracy: Accuracy
+    notes: tuple[str, ...] = field(default=())
+
+
+def build(request: BuildRequest, folder: Path) -> BuildResult:
+    """Builds and scores the variant in ``folder``.
+
+    Raises:
+        BuildError: It cannot be built, or it does not run.
+        DataError: The labels do not fit the model.
+        MissingPartError: TensorRT is not here.
+    """
+    model, key = request.model, request.key
+    source = Path(model.path)
+    out, work = folder / "out", folder / "work"
+    graph, notes = source, ()
+    if key.precision != "fp32":
+        graph = (work / "graph.onnx") if key.backend == "tensorrt" else (out / "model.onnx")
+        notes = _build_graph(request, source, graph, work)
+    file = graph
+    if key.backend == "tensorrt":
+        file = out / "model.plan"
+        assert request.engine is not None
+        notes += build_engine(graph, model, file, request.engine, timing_cache=request.timing_cache)
+    reference = _open(source, request)
+    try:
+        variant = reference if file == source else _open(file, request)
+        scores = compare_rows(
+            model,
+            reference,
+            variant,
+            request.scoring,
+            classifier=True if request.labels is not None else None,
+        )
+    except TargetMemoryError:
+        raise
+    except TargetError as error:
+        raise BuildError(
+            f"The variant {key.label} was built and does not run: {error.message}",
+            hint="Leave this precision out with --precisions.",
+        ) from error
+    accuracy = judge(
+        scores,
+        labels=request.labels,
+        synthetic=request.synthetic,
+        confidence=request.confidence,
+        seed=request.seed,
+    )
+    if variant is reference:
+        accuracy = replace(accuracy, drop=0.0, interval=(0.0, 0.0))
+    if accuracy.samples < len(next(iter(request.scoring.values()))) and model.batchable:
+        notes += (f"scored on {accuracy.samples} rows, where the time ran out",)
+    return BuildResult(file=None if file == source else file.name, accuracy=accuracy, notes=notes)
+
+
+def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) -> tuple[str, ...]:
+    model, key = request.model, request.key
+    if key.precision == "fp16":
+        return convert_fp16(source, target)
+    if key.quantization == "dynamic":
+        return quantize_dynamic(source, target, external=model.external_files, work=work)
+    if not request.calibrating or not len(next(iter(request.calibrating.values()))):
+        raise BuildError(
+            "Static int8 needs rows to calibrate with, and the data has only one row.",
+            hint="Give --calibration-data more rows; a hundred or more are usual.",
+        )
+    notes = quantize_static(
+        source,
+        target,
+        RowReader(request.calibrating, batchable=model.batchable),
+        external=model.external_files,
+        runtime="tensorrt" if key.backend == "tensorrt" else "onnxruntime",
+        work=work,
+    )
+    return (*notes, "calibrated on made-up inputs") if request.synthetic else notes
+
+
+def _open(file: Path, request: BuildRequest) -> Runtime:
+    if file.suffix == ".plan":
+        from analyzer.runtime.tensorrt_ import TensorRtRuntime
+
+        return TensorRtRuntime(file)
+    return OrtRuntime(file, device=request.device)
+
+
+def main(folder: Path) -> None:
+    """Builds what the request in ``folder`` asks for and leaves the result or the error there."""
+    request: BuildRequest = pickle.loads((folder / REQUEST_FILE).read_bytes())
+    warnings.simplefilter("ignore")
+    result: BuildResult | AnalyzerError
+    try:
+        result = build(request, folder)
+    except AnalyzerError as error:
+        result = error
+    except OSError as error:
+        traceback.print_exc()
+        result = write_error(folder.parent, error)
+    except MemoryError:
+        result = TargetMemoryError(
+            f"Building {request.key.label} ran out of memory.",
+            hint="Use a machine with more memory, or leave this precision out with --precisions.",
+        )
+    except Exception as error:
+        traceback.print_exc()
+        result = BuildError(
+            f"Building {request.key.label} failed: {type(error).__name__}: {first_line(error)}.",
+            hint="Leave this precision out with --precisions.",
+        )
+    (folder / RESULT_FILE).write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main(Path(sys.argv[1]))
