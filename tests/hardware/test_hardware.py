@@ -1,0 +1,212 @@
+"""Facts of the machine and sampling, with a made-up NVML of the real one's names."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from analyzer.hardware.machine import GpuInfo, Machine, inspect_machine
+from analyzer.hardware.processes import cpu_seconds, resident_bytes, with_children
+from analyzer.hardware.sampler import ResourceSampler, gpu_used_bytes
+from analyzer.hardware.timing import set_timer_slack_ns
+
+
+class FakeNvml:
+    """The part of ``pynvml`` that is used, with its names and units."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, processes=(), used=5 << 30, power=True) -> None:
+        self.processes = processes
+        self.used = used
+        self.power = power
+        self.sessions = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.sessions += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.sessions -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"580.1"
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index > 1:
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=139 << 30, used=self.used, free=0)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list:  # noqa: N802
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=50, memory=10)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
+        if not self.power:
+            raise self.NVMLError("Not Supported")
+        return 250_000
+
+
+class NoDriver(FakeNvml):
+    def nvmlInit(self) -> None:  # noqa: N802
+        raise self.NVMLError("Driver Not Loaded")
+
+
+def test_this_machine() -> None:
+    machine = inspect_machine()
+    assert 1 <= machine.cores <= machine.cores_total
+    assert machine.memory_bytes > 1 << 20
+    assert f"{machine.cores} ×" in machine.hardware
+    assert inspect_machine().hardware_key == machine.hardware_key
+
+
+def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/a/b"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    (tmp_path / "proc/cpuinfo").write_text("model name\t: Intel(R) Xeon(R) CPU @ 2.10GHz\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       8388608 kB\n")
+    (group / "cpu.max").write_text("max 100000\n")
+    (group.parent / "cpu.max").write_text("100000 100000\n")
+    (group / "memory.max").write_text(f"{2 << 30}\n")
+    machine = inspect_machine(root=tmp_path, nvml=NoDriver())
+    assert machine.cores == 1
+    assert machine.memory_bytes == 2 << 30
+    assert machine.hardware == "1 × Intel Xeon @ 2.10GHz, 2 GiB"
+    (group / "memory.max").write_text("max\n")
+    assert inspect_machine(root=tmp_path, nvml=NoDriver()).memory_bytes == 8 << 30
+
+
+def test_gpus_are_told_and_part_of_the_key() -> None:
+    nvml = FakeNvml()
+    machine = inspect_machine(nvml=nvml)
+    assert machine.gpus[1] == GpuInfo(
+        index=1, name="NVIDIA H200", memory_bytes=139 << 30, driver="580.1"
+    )
+    assert machine.hardware.endswith("2 × NVIDIA H200")
+    assert machine.hardware_key != inspect_machine(nvml=NoDriver()).hardware_key
+    assert nvml.sessions == 0
+    plain = Machine(cpu="x", cores=1, cores_total=1, memory_bytes=1 << 30)
+    assert (
+        plain.hardware_key
+        != Machine(cpu="x", cores=2, cores_total=2, memory_bytes=1 << 30).hardware_key
+    )
+
+
+def test_peak_memory_is_that_of_the_window_and_misses_nothing() -> None:
+    program = (
+        "import sys\n"
+        "big = bytearray(200 << 20); big[::4096] = b'1' * len(big[::4096]); del big\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "mid = bytearray(80 << 20); mid[::4096] = b'1' * len(mid[::4096]); del mid\n"
+        "print('done', flush=True); sys.stdin.readline()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        with ResourceSampler([process.pid], interval_s=10) as sampler:
+            process.stdin.write(b"\n")
+            assert process.stdout.readline() == b"done\n"
+        process.stdin.write(b"\n")
+    peak = sampler.result().memory_bytes_peak
+    assert peak is not None
+    # The 200 MiB came before the window; the 80 MiB came and went between two samples.
+    assert 80 << 20 < peak < 180 << 20
+
+
+def test_children_count() -> None:
+    child = (
+        "x = bytearray(60 << 20); x[::4096] = b'1' * len(x[::4096])\n"
+        "print('up', flush=True); input()"
+    )
+    program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"up\n"
+        assert len(with_children([process.pid])) == 2
+        with ResourceSampler([process.pid], interval_s=0.01) as sampler:
+            time.sleep(0.05)
+        process.communicate(b"\n")
+    assert sampler.result().memory_bytes_peak > 60 << 20
+
+
+def test_cpu_is_a_share_of_the_usable_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+    with ResourceSampler([os.getpid()], interval_s=0.05) as sampler:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+    use = sampler.result().cpu_utilization
+    assert 0 < use <= 1.05 / cores
+
+
+def test_processes_that_are_gone_do_no_harm() -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        pass
+    with ResourceSampler([process.pid], interval_s=0.01) as sampler:
+        time.sleep(0.03)
+    assert sampler.result().memory_bytes_peak is None
+    assert resident_bytes(process.pid) == 0
+    assert cpu_seconds(process.pid) == 0
+
+
+def sample_gpu(nvml: FakeNvml, **options):
+    sampler = ResourceSampler([os.getpid()], gpu_index=0, nvml=nvml, interval_s=0.01, **options)
+    with sampler:
+        time.sleep(0.05)
+    assert nvml.sessions == 0
+    return sampler.result()
+
+
+def test_gpu_memory_of_the_process_where_nvml_tells() -> None:
+    use = sample_gpu(FakeNvml(processes=((os.getpid(), 3 << 30), (1, 9 << 30))))
+    assert use.gpu_memory_bytes_peak == 3 << 30
+    assert use.gpu_memory_source == "process"
+    assert use.gpu_utilization == pytest.approx(0.5)
+    assert use.power_watts == pytest.approx(250)
+
+
+@pytest.mark.parametrize("processes", [(), ((1, 9 << 30),), ((os.getpid(), None),)])
+def test_gpu_memory_of_the_device_elsewhere(processes) -> None:
+    use = sample_gpu(FakeNvml(processes=processes, power=False), gpu_base_bytes=1 << 30)
+    assert use.gpu_memory_bytes_peak == 4 << 30
+    assert use.gpu_memory_source == "device"
+    assert use.power_watts is None
+
+
+def test_without_a_base_the_device_says_nothing() -> None:
+    use = sample_gpu(FakeNvml())
+    assert use.gpu_memory_bytes_peak is None
+    assert use.gpu_memory_source is None
+
+
+def test_without_a_driver_or_the_gpu_nothing_is_told() -> None:
+    assert gpu_used_bytes(0, nvml=NoDriver()) is None
+    assert gpu_used_bytes(7, nvml=FakeNvml()) is None
+    assert gpu_used_bytes(0, nvml=FakeNvml()) == 5 << 30
+    with ResourceSampler([os.getpid()], gpu_index=7, nvml=FakeNvml()) as sampler:
+        pass
+    assert sampler.result().gpu_utilization is None
+
+
+def test_timer_slack_is_put_back() -> None:
+    before = set_timer_slack_ns(1)
+    assert set_timer_slack_ns(before) == 1

@@ -1,0 +1,75 @@
+"""From a run to the facts of a load test."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analyzer.domain.exchange import ServerStatistics
+from analyzer.domain.measurement import STATUS_ERROR
+from analyzer.load.generator import run_closed_loop, run_open_loop
+from analyzer.load.scripted import ScriptedTarget, constant_delay
+from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize
+
+
+@pytest.fixture(scope="module")
+def run():
+    arrivals = np.cumsum(np.random.default_rng(4).exponential(0.002, 500))
+    target = ScriptedTarget(
+        constant_delay(0.01), status=lambda request: STATUS_ERROR * (request % 100 == 99)
+    )
+    with target.connect() as connection:
+        return run_open_loop(connection, arrivals, 2, timeout_s=1, drain_s=1)
+
+
+def test_the_facts_of_an_open_loop(run) -> None:
+    test = summarize(run, kind="edge", offered_rps=500.0, budget_ms=1000.0, warmup=100, seed=3)
+    assert (test.kind, test.requests, test.errors, test.over_budget) == ("edge", 400, 4, 4)
+    assert test.concurrency is None
+    assert test.duration_s == pytest.approx(400 / 500, rel=0.2)
+    assert test.achieved_rps == pytest.approx(396 / test.duration_s)
+    assert test.throughput_ips == pytest.approx(2 * test.achieved_rps)
+    assert test.latency_ms.p50 >= 10
+    assert test.latency_ms.p99 is not None, "1 % failed: the 99th still stands"
+    assert test.breakdown_ms.compute_infer == pytest.approx(10, rel=1e-3)
+    assert test.breakdown_ms.overhead < test.latency_ms.mean
+    assert test.started_at > 1e9
+    assert test.seed == 3
+
+
+def test_little_fails_where_replies_were_lost(run) -> None:
+    wrong = replace(run, in_flight_mean=run.in_flight_mean * 3 + 3)
+    test = summarize(wrong, kind="edge", offered_rps=500.0, budget_ms=1000.0)
+    assert not test.validity.valid
+    assert any("Little" in reason for reason in test.validity.reasons)
+
+
+def test_a_late_generator_is_invalid(run) -> None:
+    log = replace(run.log, send_lag_s=run.log.send_lag_s + 0.2)
+    test = summarize(replace(run, log=log), kind="edge", offered_rps=500.0, budget_ms=100.0)
+    assert not test.validity.valid
+    assert test.send_lag_ms_p99 >= 200
+
+
+def test_a_closed_loop_offers_what_it_achieves() -> None:
+    with ScriptedTarget(constant_delay(0.005)).connect() as connection:
+        run = run_closed_loop(connection, 4, requests=200)
+    test = summarize(run, kind="measure")
+    assert test.concurrency == 4
+    assert test.offered_rps == test.achieved_rps
+    assert test.over_budget is None
+    assert test.validity.valid, test.validity.reasons
+
+
+def test_batch_sizes_come_from_the_servers_counters(run) -> None:
+    before = ServerStatistics(inference_count=10, execution_count=10, batches=((1, 10),))
+    after = ServerStatistics(inference_count=50, execution_count=20, batches=((1, 10), (4, 10)))
+    test = summarize(run, kind="edge", offered_rps=500.0, statistics=(before, after))
+    assert test.batch_size_mean == 4.0
+    assert statistics_between(before, after).batches == ((4, 10),)
+    assert summarize(run, kind="edge", offered_rps=500.0).batch_size_mean is None
+
+
+def test_the_log_keeps_its_warmup(run) -> None:
+    assert set_warmup_apart(run.log, 7).warmup == 7
+    assert len(set_warmup_apart(run.log, 7)) == 500
