@@ -33,7 +33,7 @@
       }
       if (innerWidth < 560) {
         layout.font.size = 11;
-        layout.margin = { ...layout.margin, l: 44, r: 8 };
+        layout.margin = { ...layout.margin, l: Math.min(layout.margin.l, 44), r: 8 };
       }
       Plotly.react(place, data, layout, options);
     }

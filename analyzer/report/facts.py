@@ -327,3 +327,56 @@ def _advice(document: dict[str, Any]) -> tuple[str, ...]:
     if verdict == "infeasible":
         advice.append("A faster machine or a smaller model shortens every latency.")
     return tuple(advice)
+
+
+def promise_rows(document: dict[str, Any]) -> list[Row]:
+    """The SLA and the model."""
+    sla, model = document["sla"], document["model"]
+    rows = [
+        ("model", model["name"]),
+        ("SHA-256", model["sha256"][:16]),
+        ("promise", promise(sla)),
+        ("confidence", f"{sla['confidence']:g}"),
+        ("objective", sla["objective"]),
+        ("arrivals", sla["arrivals"]),
+        ("inferences per request", number(sla["request_batch_size"])),
+        ("accuracy may drop by", percent(sla["max_accuracy_drop"])),
+    ]
+    if sla["target_rate_rps"] is not None:
+        rows.append(("target rate", rate(sla["target_rate_rps"])))
+    if sla["max_memory_bytes"] is not None:
+        rows.append(("memory limit", size(sla["max_memory_bytes"])))
+    return rows
+
+
+def search_rows(document: dict[str, Any]) -> list[Row]:
+    """How the search went."""
+    search = document["search"]
+    rows = [
+        ("sampler", search["sampler"]),
+        ("search space", search["space"] or "–"),
+        ("configurations in it", number(search["space_size"], 9)),
+        ("measured", number(search["evaluated_live"], 9)),
+        ("simulated", number(search["evaluated_twin"], 9)),
+        ("failed", number(search["failed"], 9)),
+        ("time under load", f"{number(search['load_test_seconds'])} s"),
+        ("time in all", f"{number(search['wall_seconds'])} s"),
+    ]
+    if search["bound"]:
+        rows.append(("bound", search["bound"]))
+    return rows
+
+
+def flatten(value: Any, prefix: str = "") -> list[Row]:
+    """Nested values as rows with dotted names; empty ones are left out."""
+    if isinstance(value, dict):
+        return [
+            row
+            for key, item in value.items()
+            for row in flatten(item, f"{prefix}.{key}" if prefix else str(key))
+        ]
+    if value is None or value == []:
+        return []
+    if isinstance(value, list):
+        return [(prefix, ", ".join(map(str, value)))]
+    return [(prefix, str(value))]

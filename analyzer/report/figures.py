@@ -16,6 +16,7 @@ from analyzer.report.wording import (
     percent,
     percentile_name,
     rate,
+    signed_percent,
     size,
 )
 
@@ -253,15 +254,35 @@ def _rate_max(curves: tuple[Curve, ...], ceiling_ms: float) -> float:
     return 1.08 * max(visible or [curve.offered_rps[-1] for curve in curves])
 
 
+_ROW_PX = 54
+
+
+def _above(row: int, text: str) -> dict[str, Any]:
+    """A label over the bar in ``row``: beside it there is no room on a narrow screen."""
+    return {
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "y": row - 0.24,
+        "yanchor": "bottom",
+        "text": text,
+        "showarrow": False,
+        "align": "left",
+    }
+
+
+def _row_axis(rows: int) -> dict[str, Any]:
+    """The vertical axis of labelled rows, the first on top."""
+    return {"range": [rows - 0.6, -0.75], "visible": False}
+
+
 def stage_figure(plots: Plots) -> Figure | None:
     """Latency stacked by stage, a bar per configuration."""
-    if not plots.bars:
+    bars = plots.bars
+    if not bars:
         return None
-    bars = plots.bars[::-1]  # a horizontal bar chart counts from below
-    prefix = {"recommended": "★ ", "baseline": "◆ "}
-    names = [
-        f"{prefix.get(bar.role, '')}{bar.label}<br><i>at {rate(bar.rate_rps)}</i>" for bar in bars
-    ]
+    prefix = {"recommended": "<b>★ recommended</b> ", "baseline": "<b>◆ Triton's default</b> "}
+    rows = list(range(len(bars)))
     traces = []
     for index, stage in enumerate(STAGES):
         values = [bar.stages_ms[index] for bar in bars]
@@ -272,24 +293,32 @@ def stage_figure(plots: Plots) -> Figure | None:
                 "type": "bar",
                 "orientation": "h",
                 "name": _STAGE_NAMES[stage],
-                "y": names,
+                "y": rows,
                 "x": values,
+                "width": 0.44,
                 "marker": {"color": _STAGE_COLOURS[stage]},
-                "hovertemplate": f"{_STAGE_NAMES[stage]}: %{{x:.3~g}} ms<extra></extra>",
+                "customdata": [bar.label for bar in bars],
+                "hovertemplate": f"<b>%{{customdata}}</b><br>{_STAGE_NAMES[stage]}: "
+                "%{x:.3~g} ms<extra></extra>",
             }
         )
     return {
         "data": traces,
         "layout": _layout(
-            height=110 + 52 * len(bars),
+            height=130 + _ROW_PX * len(bars),
+            margin={"l": 16, "r": 16, "t": 40, "b": 48},
             barmode="stack",
-            bargap=0.35,
             xaxis={"title": {"text": "mean latency, ms"}, "rangemode": "tozero"},
-            yaxis={"automargin": True, "ticks": "", "showgrid": False},
+            yaxis=_row_axis(len(bars)),
+            hovermode="closest",
+            annotations=[
+                _above(row, f"{prefix.get(bar.role, '')}{bar.label}, at {rate(bar.rate_rps)}")
+                for row, bar in enumerate(bars)
+            ],
             legend={
                 "orientation": "h",
                 "x": 0,
-                "y": 1.02,
+                "y": 1.0,
                 "yanchor": "bottom",
                 "traceorder": "normal",
             },
@@ -303,52 +332,43 @@ def steps_figure(plots: Plots) -> Figure | None:
     if len(steps) < 2:
         return None
     bases, widths, colours, shapes, texts = [], [], [], [], []
-    for index, step in enumerate(steps):
-        change = step.change_rps
+    for step in steps:
         edge = step.edge_rps or 0.0
-        first = index == 0 or change is None
-        bases.append(0.0 if first else edge - (change or 0.0))
-        widths.append(edge if first else change)
-        rising = (change or 0.0) >= 0
-        colours.append("var(--faint-bar)" if first else f"var(--{'gain' if rising else 'loss'})")
+        change = step.change_rps
+        start = edge - change if change is not None else 0.0
+        bases.append(start)
+        widths.append(edge - start)
+        name = step.setting if step.measured else f"{step.setting} <i>(predicted)</i>"
+        ratio = ""
+        if change is None:
+            colours.append("var(--faint-bar)")
+        else:
+            colours.append("var(--gain)" if change >= 0 else "var(--loss)")
+            ratio = f" ({signed_percent(change / start)})" if start else ""
         shapes.append("" if step.measured else "/")
-        start = edge - (change or 0.0)
-        ratio = f" ({(change or 0.0) / start:+.0%})" if not first and start else ""
-        texts.append(rate(edge) + ratio)
-    names = [step.setting + ("" if step.measured else " <i>(predicted)</i>") for step in steps]
-    ends = [max(base, base + (width or 0.0)) for base, width in zip(bases, widths, strict=True)]
+        texts.append(f"{name}: <b>{rate(edge)}</b>{ratio}")
     return {
         "data": [
             {
                 "type": "bar",
                 "orientation": "h",
-                "y": names,
+                "y": list(range(len(steps))),
                 "x": widths,
                 "base": bases,
+                "width": 0.44,
                 "marker": {"color": colours, "pattern": {"shape": shapes, "solidity": 0.35}},
-                "hovertemplate": "%{y}<extra></extra>",
+                "customdata": texts,
+                "hovertemplate": "%{customdata}<extra></extra>",
                 "showlegend": False,
-            },
-            {
-                "type": "scatter",
-                "mode": "text",
-                "y": names,
-                "x": ends,
-                "text": [f" {text}" for text in texts],
-                "textposition": "middle right",
-                "hoverinfo": "skip",
-                "showlegend": False,
-                "cliponaxis": False,
             },
         ],
         "layout": _layout(
-            height=90 + 42 * len(steps),
-            bargap=0.35,
-            xaxis={
-                "title": {"text": "edge, requests/s"},
-                "range": [0, max(ends) * 1.28],
-            },
-            yaxis={"autorange": "reversed", "automargin": True, "ticks": "", "showgrid": False},
+            height=90 + _ROW_PX * len(steps),
+            margin={"l": 16, "r": 16, "t": 8, "b": 48},
+            xaxis={"title": {"text": "edge, requests/s"}, "rangemode": "tozero"},
+            yaxis=_row_axis(len(steps)),
+            hovermode="closest",
+            annotations=[_above(row, text) for row, text in enumerate(texts)],
         ),
     }
 
@@ -375,6 +395,7 @@ def importance_figure(plots: Plots) -> Figure | None:
         "layout": _layout(
             height=90 + 34 * len(items),
             bargap=0.4,
+            margin={"l": 16, "r": 16, "t": 8, "b": 48},
             xaxis={
                 "tickformat": ".0%",
                 "range": [0, max(share for _, share in items) * 1.18 or 1],

@@ -10,7 +10,7 @@ from typing import Any
 from analyzer.domain.answer import memory_bytes, representative_test
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyFacts
-from analyzer.report.facts import Row, answer_facts, promise
+from analyzer.report.facts import answer_facts, flatten, promise_rows, search_rows
 from analyzer.report.figures import (
     Figure,
     front_figure,
@@ -25,10 +25,10 @@ from analyzer.report.wording import (
     config_rows,
     configuration_label,
     milliseconds,
-    number,
     percent,
     percentile_name,
     rate,
+    signed_percent,
     size,
 )
 from analyzer.resources import templates_dir
@@ -98,6 +98,7 @@ def render_html(
         provenance_rows=flatten(document["provenance"]),
         label=config_label,
         rate=rate,
+        signed_percent=signed_percent,
         css=Markup((folder / "report.css").read_text(encoding="utf-8")),
         js=Markup((folder / "report.js").read_text(encoding="utf-8")),
         plotly_js=Markup(_plotly_js()) if figures else "",
@@ -143,59 +144,6 @@ def _table_row(measurement: Measurement, facts: StudyFacts) -> TableRow:
         accuracy=percent(accuracy.value if accuracy is not None and scored else None),
         predicted=rate(measurement.predicted.edge_rps),
     )
-
-
-def promise_rows(document: dict[str, Any]) -> list[Row]:
-    """The SLA and the model."""
-    sla, model = document["sla"], document["model"]
-    rows = [
-        ("model", model["name"]),
-        ("SHA-256", model["sha256"][:16]),
-        ("promise", promise(sla)),
-        ("confidence", f"{sla['confidence']:g}"),
-        ("objective", sla["objective"]),
-        ("arrivals", sla["arrivals"]),
-        ("inferences per request", number(sla["request_batch_size"])),
-        ("accuracy may drop by", percent(sla["max_accuracy_drop"])),
-    ]
-    if sla["target_rate_rps"] is not None:
-        rows.append(("target rate", rate(sla["target_rate_rps"])))
-    if sla["max_memory_bytes"] is not None:
-        rows.append(("memory limit", size(sla["max_memory_bytes"])))
-    return rows
-
-
-def search_rows(document: dict[str, Any]) -> list[Row]:
-    """How the search went."""
-    search = document["search"]
-    rows = [
-        ("sampler", search["sampler"]),
-        ("search space", search["space"] or "–"),
-        ("configurations in it", number(search["space_size"], 9)),
-        ("measured", number(search["evaluated_live"], 9)),
-        ("simulated", number(search["evaluated_twin"], 9)),
-        ("failed", number(search["failed"], 9)),
-        ("time under load", f"{number(search['load_test_seconds'])} s"),
-        ("time in all", f"{number(search['wall_seconds'])} s"),
-    ]
-    if search["bound"]:
-        rows.append(("bound", search["bound"]))
-    return rows
-
-
-def flatten(value: Any, prefix: str = "") -> list[Row]:
-    """Nested values as rows with dotted names; empty ones are left out."""
-    if isinstance(value, dict):
-        return [
-            row
-            for key, item in value.items()
-            for row in flatten(item, f"{prefix}.{key}" if prefix else str(key))
-        ]
-    if value is None or value == []:
-        return []
-    if isinstance(value, list):
-        return [(prefix, ", ".join(map(str, value)))]
-    return [(prefix, str(value))]
 
 
 def _failures_caption(document: dict[str, Any]) -> str:

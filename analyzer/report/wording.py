@@ -53,6 +53,14 @@ def percent(value: float | None, digits: int = 3) -> str:
     return NOT_MEASURED if value is None else f"{number(value * 100, digits)} %"
 
 
+def signed_percent(value: float | None) -> str:
+    """The change ``value`` in percent with its sign: ``+63 %``, ``−2.3 %``."""
+    if value is None:
+        return NOT_MEASURED
+    digits = 0 if abs(value) >= 0.1 else 1
+    return f"{value * 100:+.{digits}f} %".replace("-", "−")
+
+
 def times(value: float | None) -> str:
     """A ratio: ``2.91×``."""
     return NOT_MEASURED if value is None else f"{value:.3g}×"

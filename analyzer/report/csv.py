@@ -1,0 +1,148 @@
+"""Every outcome of a study as CSV: a row each, units in the names of the columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from analyzer.domain.answer import representative_test
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.sla import Sla
+from analyzer.domain.study import StudyFacts
+
+_CONFIG = (
+    "precision",
+    "quantization",
+    "backend",
+    "device",
+    "max_batch_size",
+    "dynamic_batching",
+    "preferred_batch_size",
+    "max_queue_delay_us",
+    "instance_count",
+    "intra_op_threads",
+)
+_LATENCY = ("mean", "p50", "p90", "p95", "p99", "sla")
+_STAGES = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
+_USE = (
+    "memory_bytes_peak",
+    "gpu_memory_bytes_peak",
+    "gpu_memory_source",
+    "gpu_utilization",
+    "power_watts",
+    "cpu_utilization",
+)
+
+COLUMNS = (
+    "number",
+    "config_id",
+    "role",
+    "state",
+    *_CONFIG,
+    "edge_rps",
+    "edge_low_rps",
+    "edge_high_rps",
+    "capacity_rps",
+    "measured_at_rps",
+    "throughput_ips",
+    *(f"latency_ms_{name}" for name in _LATENCY),
+    *(f"{name}_ms_mean" for name in _STAGES),
+    "errors",
+    *_USE,
+    "accuracy_metric",
+    "accuracy",
+    "accuracy_drop",
+    "certificate",
+    "requests",
+    "over_budget",
+    "effective_requests",
+    "mlperf",
+    "predicted_edge_rps",
+    "predicted_latency_ms_p99",
+    "load_test_seconds",
+    "failure_stage",
+    "failure_reason",
+    "failure_message",
+)
+
+
+def render_csv(facts: StudyFacts) -> str:
+    """A header and a row per outcome in the order of the trials; empty where not measured."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for number, outcome in enumerate(facts.outcomes):
+        configuration = outcome.configuration
+        config_id = configuration.config_id
+        preferred = configuration.preferred_batch_size
+        row: dict[str, Any] = {name: getattr(configuration, name) for name in _CONFIG}
+        row |= {
+            "number": number,
+            "config_id": config_id,
+            "role": {facts.baseline_id: "baseline", facts.recommended_id: "recommended"}.get(
+                config_id, ""
+            ),
+            "preferred_batch_size": " ".join(map(str, preferred)) if preferred else "",
+            "dynamic_batching": str(configuration.dynamic_batching).lower(),
+            "load_test_seconds": outcome.load_test_seconds,
+        }
+        if isinstance(outcome, Failure):
+            row |= _failure_cells(outcome)
+        else:
+            row |= _measurement_cells(outcome, facts.sla)
+        # Not a DictWriter: its check of every row costs more than the row.
+        writer.writerow([row.get(name) for name in COLUMNS])
+    return text.getvalue()
+
+
+def _failure_cells(failure: Failure) -> dict[str, Any]:
+    return {
+        "state": "failed",
+        "failure_stage": failure.stage,
+        "failure_reason": failure.reason,
+        "failure_message": failure.message,
+    }
+
+
+def _measurement_cells(measurement: Measurement, sla: Sla) -> dict[str, Any]:
+    low, high = measurement.edge.interval_rps
+    cells: dict[str, Any] = {
+        "state": "measured",
+        "edge_rps": measurement.edge.rate_rps,
+        "edge_low_rps": low,
+        "edge_high_rps": high,
+        "capacity_rps": measurement.capacity_rps,
+        "predicted_edge_rps": measurement.predicted.edge_rps,
+        "predicted_latency_ms_p99": measurement.predicted.latency_ms_p99,
+    }
+    test = representative_test(measurement, sla)
+    use = measurement.resources
+    if test is not None:
+        cells |= {
+            "measured_at_rps": test.offered_rps,
+            "throughput_ips": test.throughput_ips,
+            "errors": test.errors,
+        }
+        cells |= {f"latency_ms_{name}": getattr(test.latency_ms, name) for name in _LATENCY}
+        cells |= {f"{name}_ms_mean": getattr(test.breakdown_ms, name) for name in _STAGES}
+    for name in _USE:
+        own = getattr(test.resources, name) if test is not None else None
+        cells[name] = own if own is not None else getattr(use, name)
+    accuracy = measurement.accuracy
+    if accuracy is not None and not accuracy.synthetic:
+        cells |= {
+            "accuracy_metric": accuracy.metric,
+            "accuracy": accuracy.value,
+            "accuracy_drop": accuracy.drop,
+        }
+    certificate = measurement.certificate
+    if certificate is not None:
+        cells |= {
+            "certificate": certificate.verdict,
+            "requests": certificate.requests,
+            "over_budget": certificate.over_budget,
+            "effective_requests": certificate.effective_requests,
+            "mlperf": certificate.mlperf,
+        }
+    return cells

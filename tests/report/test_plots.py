@@ -1,0 +1,159 @@
+"""The charts' facts, and that what is drawn from them is what Plotly takes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from facts_example import (
+    BASELINE,
+    OUTCOMES,
+    WINNER,
+    configuration,
+    example_facts,
+    infeasible_facts,
+    measurement,
+)
+
+from analyzer.domain.measurement import Breakdown, Measurement, Validity
+from analyzer.domain.study import Explanation, Step
+from analyzer.report.document import build_document
+from analyzer.report.html import draw_figures
+from analyzer.report.plots import POINTS_MAX, plot_facts
+
+
+def of(config_id: str) -> Measurement:
+    found = next(o for o in OUTCOMES if o.configuration.config_id == config_id)
+    assert isinstance(found, Measurement)
+    return found
+
+
+class TestPoints:
+    def test_every_measured_configuration_is_a_point_and_failures_are_not(self) -> None:
+        plots = plot_facts(example_facts())
+        assert len(plots.points) == plots.points_total == 10
+        roles = [point.role for point in plots.points]
+        assert roles == ["other"] * 6 + ["front"] * 2 + ["baseline", "recommended"]
+
+    def test_a_point_carries_what_was_measured(self) -> None:
+        point = plot_facts(example_facts()).points[-1]
+        assert point.config_id == WINNER.config_id
+        assert (point.edge_rps, point.capacity_rps) == (618.0, pytest.approx(556.2))
+        assert point.measured_at_rps == pytest.approx(556.2)
+        assert point.memory_bytes == 131 << 20
+        assert point.cost_per_million == pytest.approx(0.7364 / (618 * 3600) * 1e6)
+
+    def test_very_many_are_thinned_and_the_leaders_stay(self) -> None:
+        crowd = tuple(
+            measurement(configuration(instance_count=n + 3), 10.0 + n / 10, 9.0, memory_mib=400)
+            for n in range(1500)
+        )
+        plots = plot_facts(example_facts(outcomes=(*OUTCOMES, *crowd)))
+        assert len(plots.points) == POINTS_MAX
+        assert plots.points_total == 1510
+        assert {"recommended", "baseline", "front"} <= {point.role for point in plots.points}
+        # An even sample of the rest: both ends of the crowd are there.
+        edges = [point.edge_rps for point in plots.points]
+        assert min(edges) == pytest.approx(10.0)
+
+    def test_a_front_beyond_the_limit_is_sampled(self) -> None:
+        # Each is faster and needs more memory than the last: none dominates another.
+        crowd = tuple(
+            measurement(configuration(instance_count=n + 3), 700.0 + n, 9.0, memory_mib=200 + n)
+            for n in range(900)
+        )
+        assert len(plot_facts(example_facts(outcomes=(*OUTCOMES, *crowd))).points) <= POINTS_MAX
+
+
+class TestCurves:
+    def test_recommended_and_baseline_lead_and_rates_ascend(self) -> None:
+        curves = plot_facts(example_facts()).curves
+        assert [curve.role for curve in curves] == ["recommended", "baseline", "front", "front"]
+        for curve in curves:
+            assert list(curve.offered_rps) == sorted(curve.offered_rps)
+
+    def test_invalid_and_closed_loop_runs_are_left_out(self) -> None:
+        winner = of(WINNER.config_id)
+        spoilt = replace(
+            winner,
+            load_tests=(
+                replace(winner.load_tests[0], validity=Validity(valid=False, reasons=("late",))),
+                replace(winner.load_tests[1], concurrency=8),
+                *winner.load_tests[2:],
+            ),
+        )
+        outcomes = tuple(spoilt if o is winner else o for o in OUTCOMES)
+        full = plot_facts(example_facts()).curves[0]
+        curve = plot_facts(example_facts(outcomes=outcomes)).curves[0]
+        assert curve.offered_rps == full.offered_rps[2:]
+
+
+class TestBars:
+    def test_the_stages_are_those_of_the_shown_rate(self) -> None:
+        bars = plot_facts(example_facts()).bars
+        assert [bar.role for bar in bars[:2]] == ["recommended", "baseline"]
+        headline = of(BASELINE.config_id).headline
+        assert headline is not None
+        assert bars[1].rate_rps == headline.offered_rps
+        assert bars[1].stages_ms[2] == headline.breakdown_ms.compute_infer
+
+    def test_a_target_that_does_not_tell_has_no_bar(self) -> None:
+        winner = of(WINNER.config_id)
+        assert winner.headline is not None
+        silent = replace(winner, headline=replace(winner.headline, breakdown_ms=Breakdown()))
+        outcomes = tuple(silent if o is winner else o for o in OUTCOMES)
+        bars = plot_facts(example_facts(outcomes=outcomes)).bars
+        assert WINNER.config_id not in [bar.config_id for bar in bars]
+
+
+class TestSteps:
+    def test_changes_are_against_the_last_known_edge(self) -> None:
+        def step(name: str, edge: float | None, measured: bool = True) -> Step:
+            return Step(setting=name, config_id=name, edge_rps=edge, measured=measured)
+
+        explanation = Explanation(
+            contributions=(step("a", 100.0), step("b", None), step("c", 150.0, False))
+        )
+        steps = plot_facts(example_facts(explanation=explanation)).steps
+        assert [bar.change_rps for bar in steps] == [None, None, 50.0]
+        assert [bar.measured for bar in steps] == [True, True, False]
+
+
+@pytest.mark.parametrize("facts", [example_facts(), infeasible_facts()])
+def test_what_is_drawn_is_valid_to_plotly(facts: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # third-party warnings at import are not ours
+        graph = pytest.importorskip("plotly.graph_objects")
+    figures = draw_figures(plot_facts(facts), build_document(facts)["sla"])
+    assert figures
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("var(--"):
+            return "#123456"
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items() if k != "alternatives"}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    for figure in figures.values():
+        graph.Figure(data=plain(figure["data"]), layout=plain(figure["layout"]))
+
+
+def test_the_switch_offers_cost_only_with_a_price() -> None:
+    def axes(facts: Any) -> list[str]:
+        figures = draw_figures(plot_facts(facts), build_document(facts)["sla"])
+        return [axis["key"] for axis in figures["chart-front"]["axes"]]
+
+    assert axes(example_facts()) == ["latency", "memory", "cost"]
+    free = replace(example_facts().pricing, price_per_hour=None)
+    assert axes(example_facts(pricing=free)) == ["latency", "memory"]
+
+
+def test_the_load_chart_ends_where_nothing_is_left_to_see() -> None:
+    facts = infeasible_facts()
+    figures = draw_figures(plot_facts(facts), build_document(facts)["sla"])
+    layout = figures["chart-load"]["layout"]
+    ceiling = layout["yaxis"]["range"][1]
+    lowest = [min(t["y"]) for t in figures["chart-load"]["data"] if t.get("showlegend", True)]
+    assert max(lowest) < ceiling  # each curve starts within the chart
