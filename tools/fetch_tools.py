@@ -24,7 +24,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-TRITON_WHEEL = "nvidia-pytriton==0.7.0"  # server 2.51.0, core of release 24.10, python backend
+TRITON_WHEEL = "nvidia-pytriton==0.7.0"  # server 2.51.0, of release 24.10 with the python backend
+TRITON_VERSION = "2.51.0"  # as containers tell it, in a file beside the program
 # The last release whose wheel carries the program; later ones are the library alone.
 PERF_ANALYZER_WHEEL = "tritonclient==2.50.0"
 PLATFORM = ("linux", "x86_64")
@@ -105,6 +106,8 @@ def fetch_triton(home: Path) -> str:
         staging = Path(scratch) / "triton"
         unpack(wheel, members, staging)
         (staging / marker.relative_to(home)).touch()
+        version = staging / "pytriton" / "tritonserver" / "TRITON_VERSION"
+        version.write_text(f"{TRITON_VERSION}\n")
         place(staging, home)
     return f"tritonserver was unpacked into {home} (python backend for Python {python})"
 

@@ -55,4 +55,12 @@ def open_target(
                 inputs_path=str(inputs_path),
             )
         )
-    raise UsageError(f"--server {server} is not served by this build.")
+    from analyzer.evaluate.triton_targets import open_triton
+
+    return open_triton(
+        server,
+        model=model,
+        model_path=model_path,
+        inputs_path=inputs_path,
+        configuration=configuration,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import parse_config
 
 _UNLOAD_S = 30.0
+# A server of our own ends anyway; what hangs in it is ended with it.
+_UNLOAD_LOCAL_S = 3.0
 _POLL_S = 0.02
 
 
@@ -188,7 +190,7 @@ def local_target(
             )
         finally:
             if server.alive():
-                _unload(endpoint, files.name)
+                _unload(endpoint, files.name, timeout_s=_UNLOAD_LOCAL_S)
             server.remove_model(files.name)
     finally:
         endpoint.close()
@@ -273,12 +275,12 @@ def _send(endpoint: Endpoint, files: ModelFiles) -> None:
         raise
 
 
-def _unload(endpoint: Endpoint, name: str, *, wait: Callable[[float], None] = time.sleep) -> None:
+def _unload(endpoint: Endpoint, name: str, *, timeout_s: float = _UNLOAD_S) -> None:
     """Unloads a model and waits until it no longer answers; a server that is gone is no error."""
-    deadline = time.monotonic() + _UNLOAD_S
+    deadline = time.monotonic() + timeout_s
     with suppress(TargetError):
         endpoint.unload(name)
         while time.monotonic() < deadline:
             if endpoint.models().get(name, "UNAVAILABLE") in ("", "UNAVAILABLE"):
                 return
-            wait(_POLL_S)
+            time.sleep(_POLL_S)

@@ -1,0 +1,165 @@
+"""Finds a real ``tritonserver`` on this machine and what it needs to start."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzer.domain.configuration import Backend
+from analyzer.errors import MissingPartError
+
+HOME_VARIABLE = "TRITUNE_TRITON_HOME"
+_WHEEL_SERVER = Path("pytriton") / "tritonserver"
+_WHEEL_LIBRARIES = "nvidia_pytriton.libs"
+_STUB = "triton_python_backend_stub"
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonInstall:
+    """A server that can be started.
+
+    Args:
+        executable: The ``tritonserver`` program.
+        source: How it was found, for people.
+        backend_dir: ``--backend-directory``.
+        backends: Names of the backends in it.
+        libraries: Folder for ``LD_LIBRARY_PATH`` (the wheel's own libraries); None if the system's
+            linker knows them.
+        stub: The python backend's stub where it does not lie in ``backend_dir`` yet (a plain
+            wheel); the server then runs on a copy of that folder.
+        version: The server's version; None where no file tells it.
+    """
+
+    executable: Path
+    source: str
+    backend_dir: Path
+    backends: tuple[str, ...]
+    libraries: Path | None = None
+    stub: Path | None = None
+    version: str | None = None
+
+    def backend_for(self, backend: Backend) -> Backend:
+        """The backend on which a configuration for ``backend`` can be served here.
+
+        ``backend`` itself where the server has it; ``python`` (ONNX Runtime in a ``model.py``)
+        instead of ONNX Runtime where it has only that.
+
+        Raises:
+            MissingPartError: It has neither.
+        """
+        if backend in self.backends:
+            return backend
+        if backend == "onnxruntime" and "python" in self.backends:
+            return "python"
+        raise MissingPartError(
+            f"The Triton server {self.executable} has no {backend} backend, only "
+            f"{', '.join(self.backends) or 'none'}.",
+            hint="A Triton container has them all; --server embedded needs none.",
+        )
+
+
+def find_triton() -> TritonInstall | None:
+    """The Triton server to use, or None.
+
+    Looked for in this order: the folder that ``TRITUNE_TRITON_HOME`` names (as ``make tools`` makes
+    it, or a Triton installation), ``tritonserver`` on the PATH, ``.tools/triton`` in the checkout,
+    ``tritune/triton`` in the user's cache, an installed ``nvidia-pytriton`` wheel.
+    """
+    named = os.environ.get(HOME_VARIABLE)
+    if named:
+        return _in_home(Path(named), HOME_VARIABLE)
+    on_path = shutil.which("tritonserver")
+    if on_path:
+        found = _install(Path(on_path).resolve(), "PATH")
+        if found:
+            return found
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for home, source in (
+        (_CHECKOUT / ".tools" / "triton", "make tools"),
+        (cache / "tritune" / "triton", "the user's cache"),
+    ):
+        found = _in_home(home, source)
+        if found:
+            return found
+    wheel = importlib.util.find_spec("pytriton")
+    if wheel is not None and wheel.origin is not None:
+        return _in_home(Path(wheel.origin).parent.parent, "the installed nvidia-pytriton wheel")
+    return None
+
+
+def require_triton() -> TritonInstall:
+    """The Triton server to use.
+
+    Raises:
+        MissingPartError: There is none; the hint says how to get one.
+    """
+    install = find_triton()
+    if install is None:
+        named = os.environ.get(HOME_VARIABLE)
+        place = f"{HOME_VARIABLE}={named} holds no server" if named else "none was found"
+        raise MissingPartError(
+            f"No Triton server can be started on this machine: {place}.",
+            hint="Run `make tools` (fetches one with the python backend), put tritonserver on the "
+            "PATH, or use --server embedded or --server grpc://HOST:PORT.",
+        )
+    return install
+
+
+def python_environment(install: TritonInstall) -> dict[str, str]:
+    """Environment variables with which the server's python backend runs in this Python's packages.
+
+    The stub embeds Python without reading ``PYTHONPATH`` (an isolated configuration), but finds its
+    packages through the first ``python3`` on the PATH, so that of this environment is put first.
+    """
+    environment = dict(os.environ)
+    packages = [sysconfig.get_path("purelib"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(part for part in packages if part)
+    programs = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    environment["PATH"] = os.pathsep.join(programs)
+    libraries = [str(install.libraries or ""), sysconfig.get_config_var("LIBDIR") or ""]
+    libraries.append(environment.get("LD_LIBRARY_PATH", ""))
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(part for part in libraries if part)
+    return environment
+
+
+def _in_home(home: Path, source: str) -> TritonInstall | None:
+    for folder in (home / _WHEEL_SERVER, home):
+        executable = folder / "bin" / "tritonserver"
+        if executable.is_file() and os.access(executable, os.X_OK):
+            return _install(executable, source)
+    return None
+
+
+def _install(executable: Path, source: str) -> TritonInstall | None:
+    server = executable.parent.parent
+    backend_dir = server / "backends"
+    if not backend_dir.is_dir():
+        return None
+    libraries = server.parent.parent / _WHEEL_LIBRARIES
+    stub: Path | None = None
+    backends = []
+    for folder in sorted(backend_dir.iterdir()):
+        if not (folder / f"libtriton_{folder.name}.so").is_file():
+            continue
+        if folder.name == "python" and not (folder / _STUB).is_file():
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            stub = server / "python_backend_stubs" / version / _STUB
+            if not stub.is_file():
+                continue
+        backends.append(folder.name)
+    told = server / "TRITON_VERSION"
+    return TritonInstall(
+        executable=executable,
+        source=source,
+        backend_dir=backend_dir,
+        backends=tuple(backends),
+        libraries=libraries if libraries.is_dir() else None,
+        stub=stub,
+        version=told.read_text().strip() if told.is_file() else None,
+    )
