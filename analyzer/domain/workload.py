@@ -82,11 +82,14 @@ class Trace:
         arrival_s: Arrival times, float64 [n], ascending, the first at 0 after :func:`read_trace`
             when used as a process; read-only.
         batch_size: Inferences of each request, int64 [n].
+        row: Where each request stands in the file, 1 for the first row under the header,
+            int64 [n]; None for a trace that is not from a file.
     """
 
     path: str
     arrival_s: NDArray[np.float64]
     batch_size: NDArray[np.int64]
+    row: NDArray[np.int64] | None = None
 
     @property
     def name(self) -> str:
@@ -160,6 +163,7 @@ def read_trace(path: Path) -> Trace:
         path=str(path),
         arrival_s=arrival_ms_all[order] / 1e3,
         batch_size=np.array([row[1] for row in rows], dtype=np.int64)[order],
+        row=order + 1,
     )
 
 
