@@ -27,6 +27,7 @@ SERVER_NAME = "triton"
 # The release whose behaviour is reproduced (triton-semantics.md); clients parse it as a version.
 SERVER_VERSION = "2.73.0"
 EXTENSIONS = (
+    "classification",
     "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
@@ -144,7 +145,11 @@ class InferCall:
 
 @dataclass(slots=True)
 class InferResult:
-    """The answer to a call: arrays by name, or a fault."""
+    """The answer to a call: arrays by name, or a fault.
+
+    ``compute_ns`` are the times of input, inference and output of its batch, nanoseconds.
+    """
 
     outputs: dict[str, NDArray[np.generic]]
     fault: Fault | None = None
+    compute_ns: tuple[int, int, int] = (0, 0, 0)
