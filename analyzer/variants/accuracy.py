@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from statistics import NormalDist
 
 import numpy as np
@@ -16,8 +17,8 @@ from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import DataError
 from analyzer.runtime.base import Runtime, Tensors
+from analyzer.variants.reference import ReplayRuntime, chunks
 
-_ROWS_PER_RUN = 8
 _ROWS_MIN = 32
 _RESAMPLES = 1000
 # Outputs [batch, n] with such names are vectors, not scores of classes.
@@ -63,20 +64,17 @@ def compare_rows(
             of rank 2 with at least two columns whose name does not speak of vectors, else an
             integer output of rank 1.
     """
-    rows = len(next(iter(inputs.values())))
     output = None if classifier is False else class_output(model, labelled=bool(classifier))
-    step = _ROWS_PER_RUN if model.batchable else 1
     cosines, errors, mine, theirs = [], [], [], []
-    classes = 0
+    classes = rows = 0
+    # Stored answers of a slow reference may end before the inputs do.
+    limit = reference.chunks if isinstance(reference, ReplayRuntime) else None
     started = time.monotonic()
-    for start in range(0, rows, step):
-        if start >= _ROWS_MIN and time.monotonic() - started > seconds_max:
+    for feeds in islice(chunks(model, inputs), limit):
+        if rows >= _ROWS_MIN and time.monotonic() - started > seconds_max:
             break
-        count = min(step, rows - start)
-        feeds = {
-            name: array[start : start + count] if model.batchable else array[start]
-            for name, array in inputs.items()
-        }
+        count = len(next(iter(feeds.values()))) if model.batchable else 1
+        rows += count
         expected = reference.run(feeds)
         answered = expected if variant is reference else variant.run(feeds)
         cosine, error = _compare(expected, answered, count)

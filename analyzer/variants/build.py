@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import platform
@@ -22,6 +23,7 @@ from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
+from analyzer.runtime.tensorrt_ import import_tensorrt
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.quantize import needs_reduced_range
@@ -101,7 +103,10 @@ def build_variant(
     cache_dir = Path(cache_dir).absolute()
     tensorrt = key.backend == "tensorrt"
     engine = (engine or EngineOptions()) if tensorrt else None
-    name = cache_key(_facts(model, key, calibration, device, confidence, seed, engine))
+    if tensorrt and importlib.util.find_spec("tensorrt") is None:
+        import_tensorrt()  # says what is missing, without starting a process for it
+    rows = _row_facts(model, calibration, device, seed)
+    name = cache_key(rows | _variant_facts(key, confidence, engine))
     found = load_entry(cache_dir, name)
     if found is not None:
         return replace(_from_record(model, key, *found), cached=True)
@@ -110,9 +115,19 @@ def build_variant(
         try:
             for part in ("out", "work", "tmp"):
                 (folder / part).mkdir()
-            request = _request(model, key, calibration, device, confidence, seed, engine)
-            if tensorrt:
-                request = replace(request, timing_cache=cache_dir / "tensorrt-timing.cache")
+            request = BuildRequest(
+                model=model,
+                key=key,
+                device=device,
+                confidence=confidence,
+                seed=seed,
+                reference_key=cache_key(rows),
+                # Several variants are built side by side.
+                threads=max(1, (os.cpu_count() or 1) // 4),
+                engine=engine,
+                timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
+                **_choose_rows(model, key, calibration, seed),
+            )
             (folder / REQUEST_FILE).write_bytes(pickle.dumps(request))
         except OSError as error:
             raise write_error(cache_dir, error) from error
@@ -173,30 +188,32 @@ def build_variants(
             raise
 
 
-def _facts(
-    model: ModelInfo,
-    key: VariantKey,
-    calibration: CalibrationData | None,
-    device: str,
-    confidence: float,
-    seed: int,
-    engine: EngineOptions | None,
+def _row_facts(
+    model: ModelInfo, calibration: CalibrationData | None, device: str, seed: int
 ) -> dict[str, Any]:
-    """Everything that decides what is built and how it is scored."""
-    backend = "onnxruntime" if key.backend == "python" else key.backend
+    """Everything that decides which rows are used, and how the fp32 model answers them."""
     return {
         "builder": _BUILDER,
         "model": model.sha256,
         "inputs": [asdict(spec) for spec in model.inputs],
         "batchable": model.batchable,
-        "key": asdict(replace(key, backend=backend)),
         "calibration": calibration.sha256 if calibration else None,
         "device": device,
-        "confidence": confidence,
         "seed": seed,
-        "reduced_range": needs_reduced_range(),
         "machine": platform.machine(),
         "libraries": {name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def _variant_facts(
+    key: VariantKey, confidence: float, engine: EngineOptions | None
+) -> dict[str, Any]:
+    """Everything else that decides what is built and how it is judged."""
+    backend = "onnxruntime" if key.backend == "python" else key.backend
+    return {
+        "key": asdict(replace(key, backend=backend)),
+        "confidence": confidence,
+        "reduced_range": needs_reduced_range(),
         "engine": None if engine is None else {**asdict(engine), **engine_facts()},
     }
 
@@ -208,16 +225,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _request(
-    model: ModelInfo,
-    key: VariantKey,
-    calibration: CalibrationData | None,
-    device: Literal["cpu", "gpu"],
-    confidence: float,
-    seed: int,
-    engine: EngineOptions | None,
-) -> BuildRequest:
-    """The rows are chosen here, so that every variant scores on the same ones."""
+def _choose_rows(
+    model: ModelInfo, key: VariantKey, calibration: CalibrationData | None, seed: int
+) -> dict[str, Any]:
+    """The request's rows; chosen here, so that every variant scores on the same ones."""
     inputs: Mapping[str, Any]
     if calibration is None:
         inputs, rows, labels = synthetic_inputs(model, _SYNTHETIC_ROWS, seed), _SYNTHETIC_ROWS, None
@@ -225,18 +236,12 @@ def _request(
         inputs, rows, labels = calibration.inputs, calibration.rows, calibration.labels
     calibrating, scoring = split_rows(rows, seed=seed)
     static = key.precision == "int8" and key.quantization == "static"
-    return BuildRequest(
-        model=model,
-        key=key,
-        device=device,
-        calibrating=take_rows(inputs, calibrating) if static else None,
-        scoring=take_rows(inputs, scoring),
-        labels=None if labels is None else labels[scoring],
-        synthetic=calibration is None,
-        confidence=confidence,
-        seed=seed,
-        engine=engine,
-    )
+    return {
+        "calibrating": take_rows(inputs, calibrating) if static else None,
+        "scoring": take_rows(inputs, scoring),
+        "labels": None if labels is None else labels[scoring],
+        "synthetic": calibration is None,
+    }
 
 
 def _run_worker(

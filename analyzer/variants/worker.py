@@ -29,6 +29,7 @@ from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
+from analyzer.variants.reference import reference_runtime
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 REQUEST_FILE = "request.pickle"
@@ -48,6 +49,8 @@ class BuildRequest:
         labels: Their classes, if known.
         synthetic: Whether the rows are made up.
         engine: How to build a TensorRT engine; None for other backends.
+        reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
+        threads: Of a session on the CPU.
         timing_cache: Where TensorRT's timings are kept between builds.
     """
 
@@ -60,6 +63,8 @@ class BuildRequest:
     synthetic: bool
     confidence: float
     seed: int
+    reference_key: str
+    threads: int
     engine: EngineOptions | None = None
     timing_cache: Path | None = None
 
@@ -84,7 +89,8 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     model, key = request.model, request.key
     source = Path(model.path)
     out, work = folder / "out", folder / "work"
-    graph, notes = source, ()
+    graph = source
+    notes: tuple[str, ...] = ()
     if key.precision != "fp32":
         graph = (work / "graph.onnx") if key.backend == "tensorrt" else (out / "model.onnx")
         notes = _build_graph(request, source, graph, work)
@@ -93,8 +99,14 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         file = out / "model.plan"
         assert request.engine is not None
         notes += build_engine(graph, model, file, request.engine, timing_cache=request.timing_cache)
-    reference = _open(source, request)
     try:
+        reference = reference_runtime(
+            folder.parent,
+            request.reference_key,
+            model,
+            request.scoring,
+            lambda: _open(source, request),
+        )
         variant = reference if file == source else _open(file, request)
         scores = compare_rows(
             model,
@@ -151,7 +163,7 @@ def _open(file: Path, request: BuildRequest) -> Runtime:
         from analyzer.runtime.tensorrt_ import TensorRtRuntime
 
         return TensorRtRuntime(file)
-    return OrtRuntime(file, device=request.device)
+    return OrtRuntime(file, device=request.device, intra_op_threads=request.threads)
 
 
 def main(folder: Path) -> None:
