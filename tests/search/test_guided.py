@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from analyzer.search.guided import Candidate, GuidedSearch
+
+Floats = NDArray[np.float64]
+
+
+def space(seed: int, error: float, *, doubled: bool = False) -> tuple[list[Candidate], Floats]:
+    """Candidates of a made-up server with a true edge that the prediction misses smoothly."""
+    rng = np.random.default_rng(seed)
+    features = np.array(
+        [
+            [np.log2(instances), np.log2(batch), np.log2(threads), quant]
+            for instances in (1, 2, 3, 4)
+            for batch in (1, 2, 4, 8, 16)
+            for threads in (1, 2, 4)
+            for quant in (0, 1)
+        ],
+        dtype=np.float64,
+    )
+    slope = rng.normal(size=4) * [0.1, 0.25, 0.1, 0.3]
+    bend = rng.normal(size=4) * 0.08
+    truth = 100 * np.exp(features @ slope + features**2 @ bend)
+    miss = error * np.sin(features @ rng.normal(size=4) + rng.uniform(0, 6))
+    miss += 0.3 * error * rng.normal(size=len(truth))
+    predicted = truth * np.exp(miss) / (2.0 if doubled else 1.0)
+    candidates = [
+        Candidate(config_id=f"c{i}", features=features[i], predicted=float(predicted[i]))
+        for i in range(len(truth))
+    ]
+    return candidates, truth
+
+
+def evaluations_to(
+    share: float, candidates: list[Candidate], truth: Floats, noise: float = 0.01
+) -> int:
+    search = GuidedSearch(candidates)
+    rng = np.random.default_rng(0)
+    for count in range(1, len(candidates) + 1):
+        chosen = search.ask()
+        assert chosen is not None
+        index = int(chosen[1:])
+        if truth[index] >= share * truth.max():
+            return count
+        search.tell(chosen, float(truth[index] * np.exp(noise * rng.normal())))
+    raise AssertionError("the best was never proposed")
+
+
+@pytest.mark.parametrize(("error", "median_max"), [(0.05, 3), (0.15, 7)])
+def test_few_evaluations_find_the_best(error: float, median_max: int) -> None:
+    counts = [evaluations_to(0.99, *space(seed, error)) for seed in range(20)]
+    assert np.median(counts) <= median_max, counts
+    assert np.quantile(counts, 0.9) <= 15, counts
+
+
+def test_a_common_bias_is_learned_away_and_stays_trusted() -> None:
+    candidates, truth = space(3, 0.05, doubled=True)
+    search = GuidedSearch(candidates)
+    for _ in range(5):
+        chosen = search.ask()
+        assert chosen is not None
+        search.tell(chosen, float(truth[int(chosen[1:])]))
+    best = search.best
+    assert best is not None and best[1] >= 0.97 * truth.max()
+    free = next(c.config_id for c in candidates if c.config_id not in search.measured)
+    value, error = search.predicted(free)
+    assert value == pytest.approx(truth[int(free[1:])], rel=0.3)
+    assert 0 < error < 0.3
+
+
+def test_a_twin_that_orders_wrongly_is_distrusted_and_gives_no_bound() -> None:
+    candidates, truth = space(1, 0.05)
+    inverted = [
+        Candidate(config_id=c.config_id, features=c.features, predicted=1e4 / c.predicted)
+        for c in candidates
+    ]
+    search = GuidedSearch(inverted)
+    assert search.trusted
+    rng = np.random.default_rng(0)
+    for index in rng.choice(len(truth), 6, replace=False):
+        search.tell(f"c{index}", float(truth[index]))
+    assert not search.trusted
+    assert "orders them wrongly" in search.trust_reason
+    assert math.isinf(search.bound().fraction)
+
+
+def test_bound_covers_the_truth_and_shrinks() -> None:
+    covered = 0
+    spaces = [space(seed, 0.08) for seed in range(40)]
+    for candidates, truth in spaces:
+        search = GuidedSearch(candidates)
+        first = math.inf
+        for count in range(10):
+            chosen = search.ask()
+            assert chosen is not None
+            search.tell(chosen, float(truth[int(chosen[1:])]))
+            if count == 1:
+                first = search.bound(0.95).fraction
+        bound = search.bound(0.95)
+        best = search.best
+        assert best is not None
+        covered += truth.max() / best[1] - 1 <= bound.fraction + 1e-12
+        assert bound.fraction <= first
+        assert bound.fraction < 0.3
+    assert covered >= 36
+
+
+def test_pending_candidates_are_not_proposed_again() -> None:
+    candidates, _ = space(0, 0.1)
+    search = GuidedSearch(candidates)
+    pending: list[str] = []
+    for _ in range(6):
+        chosen = search.ask(pending)
+        assert chosen is not None and chosen not in pending
+        pending.append(chosen)
+
+
+def test_the_whole_space_is_proposed_once_and_then_nothing() -> None:
+    candidates, truth = space(0, 0.1)
+    search = GuidedSearch(candidates)
+    seen = []
+    while (chosen := search.ask()) is not None:
+        seen.append(chosen)
+        search.tell(chosen, float(truth[int(chosen[1:])]))
+    assert sorted(seen) == sorted(c.config_id for c in candidates)
+    assert search.bound().fraction == 0.0
+
+
+def few(
+    predicted: Sequence[float], prior: Callable[[int], float] = lambda _: 1.0
+) -> list[Candidate]:
+    return [
+        Candidate(
+            config_id=f"c{i}",
+            features=np.array([float(i)]),
+            predicted=value,
+            feasible_prior=prior(i),
+        )
+        for i, value in enumerate(predicted)
+    ]
+
+
+def test_known_infeasible_is_never_proposed_and_hopeless_comes_last() -> None:
+    search = GuidedSearch(few([5.0, 0.0, 3.0, 9.0], lambda i: float(i != 3)))
+    order = []
+    while (chosen := search.ask()) is not None:
+        order.append(chosen)
+        search.tell(chosen, None)
+    assert order[:2] in (["c0", "c2"], ["c2", "c0"])
+    assert order[2:] == ["c1"]
+
+
+def test_feasible_first_prefers_the_likely() -> None:
+    search = GuidedSearch(few([10.0, 9.0], lambda i: (0.2, 1.0)[i]))
+    assert search.ask() == "c1"
+
+
+def test_a_failure_keeps_the_search_from_its_neighbours() -> None:
+    predicted = [10.0, 9.9, 9.8, 9.7, 9.6, 9.5, 9.4]
+    search = GuidedSearch(few(predicted))
+    first = search.ask()
+    assert first == "c0"
+    search.tell(first, None)
+    assert search.ask() not in ("c1",)
+
+
+def test_unknown_ids_and_useless_values_are_survived() -> None:
+    search = GuidedSearch(few([1.0, 2.0]))
+    search.tell("elsewhere", 3.0)
+    search.tell("c1", float("nan"))
+    assert search.best is None and search.measured == {"c1"}
+    assert math.isinf(search.bound().fraction)
+
+
+def test_predictions_can_be_replaced() -> None:
+    search = GuidedSearch(few([1.0, 2.0, 3.0]))
+    assert search.ask() == "c2"
+    search.predict_anew({"c0": 9.0})
+    assert search.ask() == "c0"
+
+
+def test_one_candidate_without_features_is_a_space() -> None:
+    search = GuidedSearch([Candidate(config_id="only", features=np.zeros(0), predicted=1.0)])
+    assert search.ask() == "only"
+    search.tell("only", 1.1)
+    assert search.ask() is None and search.bound().fraction == 0.0
