@@ -12,8 +12,10 @@ from facts_example import (
     BASELINE,
     OUTCOMES,
     WINNER,
+    configuration,
     example_facts,
     infeasible_facts,
+    measurement,
     undecided_facts,
 )
 
@@ -147,6 +149,11 @@ def test_predictions_are_marked_on_the_page() -> None:
 
 
 def test_a_thinned_chart_says_so() -> None:
-    facts = example_facts()
-    few = render_html(facts, build_document(facts))
-    assert "Shown are" not in few
+    crowd = tuple(
+        measurement(configuration(instance_count=n + 3), 10.0 + n / 10, 9.0, memory_mib=400)
+        for n in range(1000)
+    )
+    for outcomes, said in ((OUTCOMES, False), ((*OUTCOMES, *crowd), True)):
+        facts = example_facts(outcomes=outcomes)
+        page = render_html(facts, build_document(facts))
+        assert ("Shown are 600 of 1,010 configurations" in page) is said

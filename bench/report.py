@@ -1,0 +1,120 @@
+"""How long each report of a study with 100,000 measurements takes, without the database.
+
+``python bench/report.py [--outcomes 100000] [--output bench/results/report.json]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.domain.measurement import Edge, Measurement, ResourceUse
+from analyzer.domain.study import StudyFacts
+from analyzer.report.csv import render_csv
+from analyzer.report.document import build_document, render_json
+from analyzer.report.html import render_html
+from analyzer.report.markdown import render_markdown
+
+EXAMPLE = Path(__file__).parent.parent / "tests" / "report" / "facts_example.py"
+
+
+def many_facts(count: int, seed: int) -> StudyFacts:
+    """The example study of the tests with ``count`` further made-up configurations."""
+    spec = importlib.util.spec_from_file_location("facts_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    sys.modules["facts_example"] = example
+    spec.loader.exec_module(example)
+    known = [o for o in example.OUTCOMES if isinstance(o, Measurement)]
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(len(known), size=count).tolist()
+    edges = rng.uniform(50, 600, count).tolist()
+    tails = rng.uniform(5, 60, count).tolist()
+    peaks = rng.integers(10**8, 10**9, count).tolist()
+    crowd = []
+    for index in range(count):
+        base = known[picks[index]]
+        test = base.load_tests[2]
+        test = replace(
+            test,
+            latency_ms=replace(test.latency_ms, sla=tails[index]),
+            resources=ResourceUse(memory_bytes_peak=peaks[index]),
+        )
+        configuration = replace(
+            base.configuration,
+            dynamic_batching=True,
+            max_batch_size=16,
+            preferred_batch_size=(16,),
+            instance_count=1 + index // 256,
+            max_queue_delay_us=index % 256,
+        )
+        crowd.append(
+            replace(
+                base,
+                configuration=configuration,
+                edge=Edge(
+                    rate_rps=edges[index], interval_rps=(edges[index] * 0.9, edges[index] * 1.1)
+                ),
+                capacity_rps=None,
+                certificate=None,
+                headline=None,
+                load_tests=(test,),
+                resources=ResourceUse(),
+            )
+        )
+    facts: StudyFacts = example.example_facts(outcomes=(*example.OUTCOMES, *crowd))
+    return facts
+
+
+def main() -> None:
+    """Times each format once and prints (and writes) the seconds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--outcomes", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    facts = many_facts(options.outcomes, options.seed)
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, make: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        made = make()
+        seconds[name] = round(time.perf_counter() - start, 3)
+        return made
+
+    document = timed("document", lambda: build_document(facts))
+    timed("html", lambda: render_html(facts, document))
+    timed("markdown", lambda: render_markdown(document))
+    timed("json", lambda: render_json(document))
+    timed("csv", lambda: render_csv(facts))
+    result = {
+        "outcomes": len(facts.outcomes),
+        "front": len(document["pareto"]),
+        "seed": options.seed,
+        "seconds": seconds,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
