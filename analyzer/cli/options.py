@@ -15,7 +15,7 @@ DEFAULT_STORE = "sqlite:///results.db"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Quantity(click.ParamType):
+class Quantity(click.ParamType[float]):
     """A number with a unit; a bare number is refused with the right spelling."""
 
     def __init__(self, name: str, parse: Callable[[str], float]) -> None:
@@ -41,7 +41,7 @@ SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes)
 PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
 
 
-class Percentile(click.ParamType):
+class Percentile(click.ParamType[float]):
     """A percentile above 0 and below 100."""
 
     name = "P"
@@ -60,7 +60,7 @@ class Percentile(click.ParamType):
         return number
 
 
-class Fraction(click.ParamType):
+class Fraction(click.ParamType[float]):
     """A number from 0 (exclusive, if asked for) to 1."""
 
     name = "FRACTION"

@@ -1,104 +1,147 @@
-"""What the twin expects of each configuration, corrected by what was measured."""
+"""The guided search on configurations: predictions in, outcomes in, corrected expectations out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.space import Params
+from analyzer.search.guided import Candidate, GuidedSearch
+
+# The search ends when nothing is plausibly better by more than this.
+MARGIN = 0.02
 
 
 class Guide:
-    """Predictions, residuals, and how far the twin may be trusted.
+    """What the twin expects of each configuration, corrected by what was measured.
 
     Args:
-        configurations: The candidates by id.
-        predictions: The twin's edges by id; None where it knows none.
+        configurations: The candidates by id, with the parameters that give them.
+        predictions: The twin's edges by id, requests per second; None where it knows none.
+        values: The predicted objective by id on a positive scale, larger is better; None if that
+            is the edge itself.
+        measured_value: The objective of an outcome on the same scale; None if it breaks a limit.
     """
 
     def __init__(
         self,
-        configurations: Mapping[str, Configuration],
+        configurations: Mapping[str, tuple[Configuration, Params]],
         predictions: Mapping[str, float | None],
         *,
+        measured_value: Callable[[Measurement | Failure], float | None],
+        values: Mapping[str, float | None] | None = None,
         seed: int,
     ) -> None:
-        self._configurations = dict(configurations)
+        self._measured_value = measured_value
+        self._by_edge = values is None
         self._predictions = dict(predictions)
-        self._measured: dict[str, float] = {}
-        self._residuals: dict[str, float] = {}
-        self.reason = ""
+        self._edges: dict[str, float] = {}
+        self._candidate_ids = frozenset(configurations)
+        candidates = [
+            Candidate(
+                config_id=config_id,
+                features=features(configuration),
+                predicted=(values or self._predictions).get(config_id) or 0.0,
+                params=params,
+            )
+            for config_id, (configuration, params) in configurations.items()
+        ]
+        self.search = GuidedSearch(candidates, seed=seed % 2**32) if candidates else None
 
     @property
     def candidates(self) -> int:
+        """Configurations whose edge the twin could predict."""
         return sum(1 for edge in self._predictions.values() if edge)
 
     @property
     def measured(self) -> int:
-        return len(self._residuals)
+        """Configurations whose predicted and measured edge are both known."""
+        return len(self._residuals())
 
     @property
     def trusted(self) -> bool:
-        error = self.error_median()
-        return error is None or error < 0.25
+        """Whether the twin may lead."""
+        return self.search is None or self.search.trusted
 
-    def tell(self, config_id: str, outcome: Measurement | Failure, feasible: bool) -> None:
+    @property
+    def reason(self) -> str:
+        """Why it may, or may not."""
+        return self.search.trust_reason if self.search is not None else ""
+
+    def tell(self, config_id: str, outcome: Measurement | Failure) -> None:
+        """Takes in what a configuration turned out to be."""
         edge = outcome.edge.rate_rps if isinstance(outcome, Measurement) else None
-        self._measured[config_id] = edge if edge and feasible else 0.0
-        predicted = self._predictions.get(config_id)
-        if edge and predicted:
-            self._residuals[config_id] = math.log(edge / predicted)
+        if edge:
+            self._edges[config_id] = edge
+        if self.search is not None:
+            self.search.tell(config_id, self._measured_value(outcome))
 
-    def ask(self, pending: frozenset[str]) -> str | None:
-        left = [
-            (self.corrected(i, p) or 0.0, i)
-            for i, p in self._predictions.items()
-            if i in self._configurations and i not in self._measured and i not in pending
-        ]
-        return max(left)[1] if left else None
+    def ask(self, pending: Collection[str]) -> str | None:
+        """The configuration to measure next; None if none is left."""
+        return self.search.ask(pending) if self.search is not None else None
 
-    def finished(self) -> bool:
-        return self.ask(frozenset()) is None or self._gap() < 0.02
-
-    def _gap(self) -> float:
-        best = max(self._measured.values(), default=0.0)
-        nxt = self.ask(frozenset())
-        if not best or nxt is None or len(self._measured) < 3:
-            return 1.0
-        value = self.corrected(nxt, self._predictions[nxt]) or 0.0
-        spread = (
-            max(0.05, float(np.std(list(self._residuals.values())))) if self._residuals else 0.2
-        )
-        return value * math.exp(spread) / best - 1.0
+    def finished(self, confidence: float) -> bool:
+        """Whether nothing is plausibly better than the best by more than the margin."""
+        if self.search is None or self.search.ask() is None:
+            return True
+        return self.measured >= 3 and self.search.bound(confidence).fraction <= MARGIN
 
     def predicted(self, config_id: str) -> float | None:
+        """The twin's own prediction."""
         return self._predictions.get(config_id)
 
+    def corrected(self, config_id: str, predicted: float | None) -> float | None:
+        """The prediction with what was learned; the common correction outside the candidates."""
+        if not predicted:
+            return None
+        if config_id in self._edges:
+            return self._edges[config_id]
+        if self._by_edge and self.search is not None and config_id in self._candidate_ids:
+            return self.search.predicted(config_id)[0]
+        residuals = self._residuals()
+        return predicted * math.exp(float(np.median(residuals))) if residuals else predicted
+
     def expected(self, config_id: str) -> float | None:
+        """The corrected prediction of a candidate."""
         return self.corrected(config_id, self._predictions.get(config_id))
 
-    def corrected(self, config_id: str, predicted: float | None) -> float | None:
-        if predicted is None:
-            return None
-        if config_id in self._residuals:
-            return predicted * math.exp(self._residuals[config_id])
-        if self._residuals:
-            return predicted * math.exp(float(np.median(list(self._residuals.values()))))
-        return predicted
-
     def error_median(self) -> float | None:
-        if len(self._residuals) < 2:
-            return None
-        return float(np.median([abs(math.expm1(-r)) for r in self._residuals.values()]))
+        """Median of |predicted / measured − 1|; None before the first measurement."""
+        residuals = self._residuals()
+        return float(np.median([abs(math.expm1(-r)) for r in residuals])) if residuals else None
 
     def bound_sentence(self, confidence: float) -> str | None:
-        gap = self._gap()
-        if gap >= 1.0:
+        """How much better an unmeasured configuration may be; None if nothing can be said."""
+        if self.search is None:
             return None
-        return (
-            f"no configuration in the space is better by more than {max(gap, 0):.1%} "
-            f"(confidence {confidence:g})"
-        )
+        bound = self.search.bound(confidence)
+        return str(bound) if math.isfinite(bound.fraction) else None
+
+    def _residuals(self) -> list[float]:
+        return [
+            math.log(edge / predicted)
+            for config_id, edge in self._edges.items()
+            if (predicted := self._predictions.get(config_id))
+        ]
+
+
+def features(configuration: Configuration) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """What residuals are expected to depend on, float64 [9]."""
+    variant = configuration.variant
+    return np.array(
+        [
+            math.log2(configuration.instance_count),
+            math.log2(max(configuration.intra_op_threads or 1, 1)),
+            float(configuration.dynamic_batching),
+            math.log2(max(configuration.max_batch_size, 1)) / 3.0,
+            math.log1p((configuration.max_queue_delay_us or 0) / 1000.0) / 2.0,
+            float(variant.precision == "fp16"),
+            float(variant.quantization == "static"),
+            float(variant.quantization == "dynamic"),
+            float(variant.backend == "tensorrt"),
+        ]
+    )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Accuracy, Failure
 from analyzer.domain.sla import Sla
@@ -290,3 +292,20 @@ class TwinOracle:
         self._known.update({c.config_id: None for c in missing})
         self._known.update({c.config_id: edge for (c, _), edge in zip(usable, found, strict=True)})
         return [self._known[c.config_id] for c in configurations]
+
+    def latency_ms(self, configuration: Configuration, rate_rps: float) -> float | None:
+        """Latency at the SLA's percentile at ``rate_rps``; None without probes."""
+        from analyzer.twin.simulator import OpenWorkload, simulate
+
+        candidate = self.candidate(configuration)
+        if candidate is None:
+            return None
+        count = 20_000
+        workload = OpenWorkload(
+            arrival_ns=(self._unit.time_s[:count] * (1e9 / rate_rps)).astype(np.int64),
+            batch_size=self._unit.batch_size[:count],
+        )
+        result = simulate(
+            candidate.policy, candidate.service, workload, overhead_ms=candidate.overhead_ms
+        )
+        return result.percentile_ms(self._sla.percentile)

@@ -14,6 +14,7 @@ from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import Params, SearchSpace
 from analyzer.errors import MissingPartError
+from analyzer.search.guide import Guide
 from analyzer.search.request import SamplerName
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 # going in circles.
 _REPEATS_MAX = 200
 _WORST = -1e12
+# The one parameter of a space that lists its configurations.
+_LISTED = "configuration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class Proposal:
 
 
 def make_sampler(
-    name: SamplerName, *, seed: int, space: SearchSpace, parallel: bool
+    name: SamplerName, *, seed: int, space: SearchSpace, parallel: bool, guide: Guide
 ) -> optuna.samplers.BaseSampler:
     """Optuna's own sampler of that name.
 
@@ -46,6 +49,14 @@ def make_sampler(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if name == "twin":
+            if guide.search is None:
+                return optuna.samplers.RandomSampler(seed=seed)
+            from analyzer.search.twin_sampler import TwinSampler
+
+            return TwinSampler(
+                guide.search, params=_params(space), choices=_choices(space), seed=seed
+            )
         if name == "tpe":
             return optuna.samplers.TPESampler(
                 seed=seed,
@@ -58,8 +69,7 @@ def make_sampler(
         if name == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         if name == "grid":
-            grid: Mapping[str, Any] = {p.name: list(p.choices) for p in space.parameters}
-            return optuna.samplers.GridSampler(grid or {"configuration": [0]}, seed=seed)
+            return optuna.samplers.GridSampler(_choices(space), seed=seed)
         assert name == "gp", name
         try:
             importlib.import_module("torch")
@@ -69,6 +79,20 @@ def make_sampler(
                 hint="Install the extra: pip install 'tritune[gp]'; or use --sampler twin.",
             ) from error
         return optuna.samplers.GPSampler(seed=seed, deterministic_objective=False)
+
+
+def _params(space: SearchSpace) -> dict[str, Mapping[str, Any]]:
+    """What a trial suggests for each candidate, by ``config_id``."""
+    if not space.listed:
+        return {config_id: params for config_id, (_, params) in space.candidates().items()}
+    return {config_id: {_LISTED: label} for config_id, label in space.labels().items()}
+
+
+def _choices(space: SearchSpace) -> dict[str, tuple[Any, ...]]:
+    """The parameters that trials suggest, in their order."""
+    if not space.listed:
+        return {parameter.name: parameter.choices for parameter in space.parameters}
+    return {_LISTED: tuple(fixed.label for fixed in space.listed)}
 
 
 class Proposals:
@@ -123,9 +147,9 @@ class Proposals:
 
     def _suggest(self, trial: optuna.Trial) -> Params:
         if self._space.listed:
-            labels = [fixed.label for fixed in self._space.listed]
-            label = trial.suggest_categorical("configuration", labels)
-            return dict(self._space.listed[labels.index(str(label))].params)
+            labels = _choices(self._space)[_LISTED]
+            label = trial.suggest_categorical(_LISTED, labels)
+            return dict(self._space.listed[labels.index(label)].params)
         params: Params = {}
         for parameter in self._space.parameters:
             if parameter.active(params):
@@ -199,6 +223,17 @@ def constraints(outcome: Measurement | Failure, sla: Sla) -> dict[str, float]:
     if drop is not None:
         found["accuracy"] = drop - sla.max_accuracy_drop
     return found
+
+
+def guided_value(outcome: Measurement | Failure, sla: Sla) -> float | None:
+    """The objective on the guided search's scale: positive, larger is better; None if it fails.
+
+    Minus a latency or a memory becomes its reciprocal, which keeps order and ratios.
+    """
+    value = objective_value(outcome, sla)
+    if value == 0 or value <= _WORST or not feasible(outcome, sla):
+        return None
+    return value if value > 0 else -1.0 / value
 
 
 def feasible(outcome: Measurement | Failure, sla: Sla) -> bool:

@@ -36,7 +36,7 @@ from analyzer.search.prepare import (
     build_variants,
     probe_variants,
 )
-from analyzer.search.proposals import Proposal, Proposals, feasible
+from analyzer.search.proposals import Proposal, Proposals, feasible, guided_value
 from analyzer.search.request import Progress, SearchRequest
 
 # Shares of the budget: what is kept back for certificates, and how much of that is the winner's.
@@ -154,9 +154,12 @@ class Search:
         oracle = self._oracle(prepared)
         allowed = self._allowed(prepared)
         predictions = self._predict(oracle, allowed)
+        assignments = self._request.space.candidates()
         guide = Guide(
-            {config_id: self._candidates[config_id] for config_id in allowed},
+            {config_id: assignments[config_id] for config_id in allowed},
             predictions,
+            measured_value=lambda outcome: guided_value(outcome, self._request.sla),
+            values=self._predicted_values(oracle, prepared, allowed, predictions),
             seed=self._request.seed,
         )
         for known in self._known:
@@ -244,6 +247,32 @@ class Search:
         edges = oracle.predict([*configurations, self._baseline])
         return dict(zip([*allowed, self._baseline.config_id], edges, strict=True))
 
+    def _predicted_values(
+        self,
+        oracle: TwinOracle,
+        prepared: Prepared,
+        allowed: Sequence[str],
+        edges: Mapping[str, float | None],
+    ) -> dict[str, float | None] | None:
+        """The predicted objective where it is not the edge: one over latency or memory."""
+        sla = self._request.sla
+        if sla.objective in ("capacity", "cost"):
+            return None
+        assert sla.target_rate_rps is not None
+        values: dict[str, float | None] = {}
+        for config_id in allowed:
+            configuration = self._candidates[config_id]
+            if (edges[config_id] or 0.0) < sla.target_rate_rps:
+                values[config_id] = None
+            elif sla.objective == "latency":
+                latency_ms = oracle.latency_ms(configuration, sla.target_rate_rps)
+                values[config_id] = 1.0 / latency_ms if latency_ms else None
+            else:
+                # Each instance holds the weights; what else a server needs hardly varies.
+                weights = prepared.variants[configuration.variant].size_bytes
+                values[config_id] = 1.0 / (150e6 + 1.5 * weights * configuration.instance_count)
+        return values
+
     # --- trials ----------------------------------------------------------------------------------
 
     def _trials(self, proposals: Proposals, guide: Guide, prepared: Prepared) -> None:
@@ -264,7 +293,7 @@ class Search:
                 and finished_trials + len(pending) >= request.trials_max
             )
             while not (enough or exhausted) and len(pending) < self._executor.workers:
-                if request.sampler == "twin" and guide.finished():
+                if request.sampler == "twin" and guide.finished(request.sla.confidence):
                     exhausted = True
                     break
                 ids = frozenset(p.configuration.config_id for p in pending.values())
@@ -346,7 +375,7 @@ class Search:
     def _take_in(self, outcome: Measurement | Failure, guide: Guide) -> None:
         config_id = outcome.configuration.config_id
         self._done[config_id] = outcome
-        guide.tell(config_id, outcome, feasible(outcome, self._request.sla))
+        guide.tell(config_id, outcome)
 
     def _warn(self, text: str) -> None:
         self._warnings.append(text)

@@ -1,0 +1,457 @@
+"""What ``analyze search`` does with its options: inspect, search, store, print, report, export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from analyzer import __version__
+from analyzer.cli.facts import format_of, render_report, save_facts, write_report
+from analyzer.cli.models import find_model
+from analyzer.cli.progress import ConsoleProgress, make_progress
+from analyzer.domain.configuration import Configuration, DeviceKind
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+from analyzer.domain.study import Pricing, StudyFacts
+from analyzer.domain.workload import parse_arrivals
+from analyzer.errors import AnalyzerError, RunInterruptedError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from analyzer.evaluate.jobs import Executor
+    from analyzer.hardware.machine import Machine
+    from analyzer.search.guide import Guide
+    from analyzer.search.proposals import Proposals
+    from analyzer.search.request import SearchRequest
+    from analyzer.store.records import StudyRecord
+    from analyzer.store.results import ResultStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The command's options as click parsed them; names as in ``cli.search``."""
+
+    model: Path | None
+    latency_budget: float
+    percentile: float
+    confidence: float
+    target_rate: float | None
+    objective: Any
+    max_memory: int | None
+    max_accuracy_drop: float
+    precisions: tuple[str, ...] | None
+    calibration_data: Path | None
+    input_shapes: dict[str, tuple[int, ...]]
+    space: str | None
+    arrivals: str
+    request_batch_size: int
+    budget: float
+    max_trials: int | None
+    sampler: Any
+    server: str
+    device: str
+    workers: int | None
+    ray_address: str | None
+    instance_type: str | None
+    price: float | None
+    store_url: str
+    study: str | None
+    resume: bool
+    export_dir: Path | None
+    report_file: Path | None
+    seed: int
+    seed_given: bool
+    executor: str
+    as_json: bool
+    verbose: bool
+    quiet: bool
+    started: float
+
+
+def run_search_command(options: SearchOptions) -> str:
+    """Runs the search; returns its verdict.
+
+    Raises:
+        AnalyzerError: Wrong usage, unusable input, or a fault; whatever was measured is stored.
+    """
+    from analyzer.evaluate.targets import check_server
+    from analyzer.hardware.machine import inspect_machine
+    from analyzer.store.results import open_store
+
+    sla = _sla(options)
+    check_server(options.server)
+    if options.report_file is not None:
+        format_of(options.report_file, None)
+    pricing = _pricing(options)
+    arrivals = parse_arrivals(options.arrivals)
+    machine = inspect_machine()
+    device = _device(options, machine)
+    path = options.model or find_model(Path.cwd())
+    with make_progress(quiet=options.quiet) as progress:
+        executor = _executor(options, device, machine)
+        with executor, open_store(options.store_url) as store:
+            progress.phase("inspecting the model", 2.0)
+            warm_up_compiler()
+            model, baseline = _inspect(path, options)
+            _check_data(options, model)
+            space = _space(options, model, device, machine)
+            record = _study(options, store, model, sla, machine)
+            from analyzer.search.request import SearchRequest
+
+            request = SearchRequest(
+                study=record.name,
+                model=model,
+                sla=sla,
+                space=space,
+                precisions=options.precisions or ("fp32", "fp16", "int8"),
+                precisions_named=options.precisions is not None,
+                calibration_path=options.calibration_data,
+                arrivals=arrivals,
+                request_batch_size=options.request_batch_size,
+                budget_s=options.budget,
+                trials_max=options.max_trials,
+                sampler=options.sampler,
+                server=options.server,
+                device=device,
+                pricing=pricing,
+                seed=record.seed or 0,
+                provenance=record.provenance,
+            )
+            facts = _search(options, request, store, executor, progress, machine, baseline)
+            save_facts(store, facts)
+    return _tell(options, facts)
+
+
+def warm_up_compiler() -> None:
+    """Loads (or compiles) the simulator on a thread, while workers start and variants are built."""
+    import threading
+
+    def compile_kernel() -> None:
+        from analyzer.batching.policy import BatchingPolicy
+        from analyzer.domain.workload import Poisson
+        from analyzer.twin.bands import UnitArrivals, edge
+        from analyzer.twin.service import ServiceTime
+
+        edge(
+            BatchingPolicy(max_batch_size=2, dynamic_batching=True),
+            ServiceTime.constant(1.0),
+            UnitArrivals.draw(Poisson(), count=2000),
+            budget_ms=10.0,
+        )
+
+    threading.Thread(target=compile_kernel, daemon=True, name="compile the twin").start()
+
+
+def _sla(options: SearchOptions) -> Sla:
+    objective = options.objective or ("cost" if options.target_rate else "capacity")
+    if objective != "capacity" and options.target_rate is None:
+        raise UsageError(
+            f"--objective {objective} needs a rate at which it is judged.",
+            hint="Add --target-rate, like --target-rate 500/s.",
+        )
+    if options.latency_budget <= 0:
+        raise UsageError(
+            "--latency-budget must be above 0.", hint="Write it like --latency-budget 50ms."
+        )
+    if options.budget <= 0:
+        raise UsageError("--budget must be above 0.", hint="Write it like --budget 60s.")
+    return Sla(
+        latency_budget_ms=options.latency_budget,
+        percentile=options.percentile,
+        confidence=options.confidence,
+        target_rate_rps=options.target_rate,
+        objective=objective,
+        max_memory_bytes=options.max_memory,
+        max_accuracy_drop=options.max_accuracy_drop,
+    )
+
+
+def _pricing(options: SearchOptions) -> Pricing:
+    if options.instance_type is not None:
+        from analyzer.spaces.prices import lookup_price
+
+        return lookup_price(options.instance_type, price_per_hour=options.price)
+    if options.price is not None:
+        return Pricing(price_per_hour=options.price, source="--price")
+    return Pricing()
+
+
+def _device(options: SearchOptions, machine: Machine) -> DeviceKind:
+    if options.device == "cpu":
+        return "cpu"
+    usable = bool(machine.gpus) and _cuda_provider()
+    if options.device == "gpu" and not usable and options.ray_address is None:
+        lacks = "ONNX Runtime's CUDA provider" if machine.gpus else "an NVIDIA GPU"
+        raise UsageError(
+            f"--device gpu: this machine lacks {lacks}.",
+            hint="Use --device cpu, or install tritune[gpu]; analyze doctor shows what is here.",
+        )
+    return "gpu" if usable or options.device == "gpu" else "cpu"
+
+
+def _cuda_provider() -> bool:
+    from analyzer.runtime.ort import import_onnxruntime
+
+    return "CUDAExecutionProvider" in import_onnxruntime().get_available_providers()
+
+
+def cache_dir() -> Path:
+    """Where variants and probes are kept between studies; ``TRITUNE_CACHE`` moves it."""
+    base = os.environ.get("TRITUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "tritune"
+
+
+def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> Executor:
+    if options.executor == "in-process":
+        if options.workers not in (None, 1) or options.ray_address:
+            raise UsageError(
+                "--executor in-process has one worker, and no cluster.",
+                hint="Leave --workers and --ray-address out, or use --executor ray.",
+            )
+        from analyzer.cluster.in_process import InProcessExecutor
+
+        return InProcessExecutor(device=device, cache_dir=cache_dir(), cores=machine.cores)
+    from analyzer.cluster.ray_executor import RayExecutor
+
+    executor = RayExecutor(
+        device=device,
+        cache_dir=cache_dir(),
+        workers=options.workers,
+        ray_address=options.ray_address,
+        cores=machine.cores,
+    )
+    executor.start_async()
+    return executor
+
+
+def _inspect(path: Path, options: SearchOptions) -> tuple[ModelInfo, Configuration | None]:
+    """The model, and the baseline that a model directory's own configuration gives."""
+    from analyzer.variants.inspect import inspect_model
+
+    model = inspect_model(path, input_shapes=options.input_shapes)
+    config = path / "config.pbtxt"
+    if not (path.is_dir() and config.is_file()):
+        return model, None
+    from analyzer.modelconfig.render import configuration_from_config
+    from analyzer.modelconfig.rules import normalize
+    from analyzer.modelconfig.text import read_config
+
+    proto = read_config(config)
+    normalize(proto)
+    return model, configuration_from_config(proto)
+
+
+def _check_data(options: SearchOptions, model: ModelInfo) -> None:
+    if options.calibration_data is not None:
+        from analyzer.variants.inputs import load_calibration
+
+        load_calibration(options.calibration_data, model)
+
+
+def _space(options: SearchOptions, model: ModelInfo, device: DeviceKind, machine: Machine) -> Any:
+    from analyzer.spaces.loader import Surroundings, load_space
+
+    return load_space(
+        options.space or device,
+        Surroundings(
+            device=device,
+            cores=machine.cores,
+            batchable=model.batchable,
+            request_batch_size=options.request_batch_size,
+            precisions=options.precisions or ("fp32", "fp16", "int8"),
+            tensorrt=device == "gpu" and _tensorrt(),
+        ),
+    )
+
+
+def _tensorrt() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("tensorrt") is not None
+
+
+def _study(
+    options: SearchOptions, store: ResultStore, model: ModelInfo, sla: Sla, machine: Machine
+) -> StudyRecord:
+    """The study's record: a new one, or the one that ``--resume`` goes on with."""
+    from analyzer.store.records import StudyRecord
+
+    if options.resume:
+        if options.study is None:
+            raise UsageError(
+                "--resume needs the study's name.",
+                hint="Add --study NAME; analyze studies lists them.",
+            )
+        record = store.study(options.study)
+        if record.model.sha256 != model.sha256:
+            raise UsageError(
+                f"--resume: the study {record.name!r} is about another model "
+                f"({record.model.name}, {record.model.sha256[:12]}…).",
+                hint="Give the same model, or start a new study with another --study NAME.",
+            )
+        if record.sla != sla:
+            raise UsageError(
+                f"--resume: the study {record.name!r} has another SLA than this command.",
+                hint=f"Repeat its options: {_spell(record.sla)}.",
+            )
+        store.update_study(record.name, status="running")
+        return record
+    if options.study is not None and store.has_study(options.study):
+        raise StoreError(
+            f"A study named {options.study!r} exists already in {store.place}.",
+            hint=f"Go on with it (--study {options.study} --resume), or choose another name.",
+        )
+    return store.create_study(
+        StudyRecord(
+            name=options.study or "",
+            model=model,
+            sla=sla,
+            options={
+                "arrivals": options.arrivals,
+                "request_batch_size": options.request_batch_size,
+                "server": options.server,
+                "sampler": options.sampler,
+                "space": options.space,
+                "calibration_data": str(options.calibration_data or "") or None,
+                "model_path": model.path,
+                "budget_s": options.budget,
+            },
+            seed=options.seed,
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            provenance=_provenance(options, machine),
+        )
+    )
+
+
+def _spell(sla: Sla) -> str:
+    text = f"--latency-budget {sla.latency_budget_ms:g}ms --percentile {sla.percentile:g}"
+    if sla.target_rate_rps:
+        text += f" --target-rate {sla.target_rate_rps:g}/s"
+    return f"{text} --objective {sla.objective}"
+
+
+def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
+    libraries = {}
+    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "optuna", "ray", "tensorrt"):
+        try:
+            libraries[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "analyzer": __version__,
+        "hardware": machine.hardware,
+        "libraries": libraries,
+        "seeds": {"study": options.seed, "drawn": not options.seed_given},
+        "calibration_data": str(options.calibration_data.absolute())
+        if options.calibration_data
+        else None,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _search(
+    options: SearchOptions,
+    request: SearchRequest,
+    store: ResultStore,
+    executor: Executor,
+    progress: ConsoleProgress,
+    machine: Machine,
+    baseline: Configuration | None,
+) -> StudyFacts:
+    from analyzer.search.study import Known, Search
+
+    known = [
+        Known(
+            trial_number=stored.trial_number,
+            role=stored.role,
+            params=stored.params,
+            outcome=stored.outcome,
+        )
+        for stored in (store.outcomes(request.study) if options.resume else ())
+    ]
+    search = Search(
+        request,
+        executor=executor,
+        store=store,
+        progress=progress,
+        make_proposals=_proposals_maker(options, request, store, executor),
+        known=known,
+        hardware=machine.hardware,
+        hardware_key=machine.hardware_key,
+        cores=machine.cores,
+        baseline=baseline,
+        started=options.started,
+    )
+    try:
+        return search.run()
+    except KeyboardInterrupt as error:
+        executor.cancel_all()
+        store.update_study(request.study, status="interrupted")
+        raise RunInterruptedError(
+            "Interrupted. Everything measured so far is stored.",
+            hint=f"Go on with: --study {request.study} --resume (the same command otherwise).",
+        ) from error
+    except AnalyzerError:
+        store.update_study(request.study, status="failed")
+        raise
+
+
+def _proposals_maker(
+    options: SearchOptions, request: SearchRequest, store: ResultStore, executor: Executor
+) -> Callable[[frozenset[str], Guide], Proposals]:
+    def make(allowed: frozenset[str], guide: Guide) -> Proposals:
+        import optuna
+
+        from analyzer.search.proposals import Proposals, make_sampler
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = optuna.storages.RDBStorage(
+            store.url_for_optuna(), engine_kwargs=store.engine_kwargs_for_optuna()
+        )
+        study = optuna.create_study(
+            storage=storage,
+            study_name=request.study,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=make_sampler(
+                request.sampler,
+                seed=request.seed % 2**32,
+                space=request.space,
+                parallel=executor.workers > 1,
+                guide=guide,
+            ),
+        )
+        return Proposals(study, request.space, request.sla, allowed)
+
+    return make
+
+
+def _tell(options: SearchOptions, facts: StudyFacts) -> str:
+    """Prints the answer, writes the report, exports the winner; returns the verdict."""
+    from analyzer.report.document import build_document, render_json
+    from analyzer.report.terminal import render_terminal
+
+    document = build_document(facts)
+    lines = []
+    if options.report_file is not None:
+        kind = format_of(options.report_file, None)
+        write_report(options.report_file, render_report(facts, kind))
+        lines.append(f"report      {options.report_file}")
+    if options.export_dir is not None and facts.verdict == "found":
+        from analyzer.cli.export import export_study
+
+        result = export_study(facts, options.export_dir, document=document)
+        lines.append(f"repository  {result.path}")
+    if options.as_json:
+        click.echo(render_json(document), nl=False)
+    else:
+        click.echo(render_terminal(document))
+        for line in lines:
+            click.echo(line)
+    return facts.verdict
