@@ -193,5 +193,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # Imported by its name, so that results are pickled as the parent knows their classes.
+    from analyzer.variants import worker
+
     die_with_parent()
-    main(Path(sys.argv[1]))
+    worker.main(Path(sys.argv[1]))
