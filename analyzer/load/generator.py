@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.measurement import STATUS_OK
+from analyzer.hardware.timing import first_in_line
 from analyzer.load.record import InFlightSampler, LoadRun, Recorder, undisturbed
 from analyzer.load.target import Connection
 
@@ -92,8 +93,9 @@ def run_open_loop(
         watch = _BudgetWatch(recorder, stop, budget_s)
     gap_ns = max(_SAMPLE_GAP_NS_MIN, int(due_ns[-1] - due_ns[0]) // _SAMPLES_MAX)
     sampler = InFlightSampler(int(due_ns[0]), gap_ns, sample_seed)
-    with undisturbed():
-        return _open_loop(connection, recorder, sampler, watch, timeout_s, drain_s)
+    with undisturbed(), first_in_line() as priority:
+        run = _open_loop(connection, recorder, sampler, watch, timeout_s, drain_s)
+    return replace(run, generator_priority=priority)
 
 
 def _open_loop(

@@ -19,7 +19,7 @@ from analyzer.domain.measurement import (
     STATUS_UNFINISHED,
     RequestLog,
 )
-from analyzer.hardware.timing import set_timer_slack_ns
+from analyzer.hardware.timing import Priority, set_timer_slack_ns
 
 _SWITCH_INTERVAL_S = 0.0005
 _NOT_YET = -1
@@ -41,6 +41,7 @@ class LoadRun:
         wall_s: From the run's start to its end.
         started_at: Seconds since the epoch.
         strays: Replies that no request waited for (unknown or answered twice): the target's fault.
+        generator_priority: How the generator's thread was scheduled (``hardware.timing``).
     """
 
     log: RequestLog
@@ -52,6 +53,7 @@ class LoadRun:
     wall_s: float = 0.0
     started_at: float = 0.0
     strays: int = 0
+    generator_priority: Priority = "normal"
 
 
 @contextmanager

@@ -286,13 +286,8 @@ def _watch_memory(control: socket.socket, limit_bytes: int) -> None:
             time.sleep(_MEMORY_CHECK_S)
 
 
-def _stand_back(niceness: int) -> None:
-    """Lets the generator run first on cores it shares, and the server die first without memory.
-
-    The generator needs a few per cent of a core at the right moment; what it does late is blamed
-    on the server. The server loses only those few per cent, which it would lose anyway.
-    """
-    os.nice(niceness)
+def _die_first() -> None:
+    """Makes the kernel choose this process, not the analyzer, when the machine is out of memory."""
     try:
         Path("/proc/self/oom_score_adj").write_text("800")
     except OSError:
@@ -307,7 +302,7 @@ def main(arguments: list[str]) -> None:
     if not data:
         return
     spec = EmbeddedSpec.from_json(data.decode())
-    _stand_back(spec.niceness)
+    _die_first()
     set_timer_slack_ns(1)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if spec.memory_limit_bytes is not None:

@@ -83,7 +83,6 @@ class EmbeddedSpec:
             sizes that follow from the configuration.
         memory_limit_bytes: Resident memory beyond which the server ends itself as out of memory;
             None for no limit.
-        niceness: How far the server stands back behind the generator, 0 to 19.
     """
 
     name: str
@@ -94,10 +93,6 @@ class EmbeddedSpec:
     device_index: int = 0
     warmup_batch_sizes: tuple[int, ...] = field(default=())
     memory_limit_bytes: int | None = None
-    niceness: int = 5
-
-    def __post_init__(self) -> None:
-        assert 0 <= self.niceness <= 19, self.niceness
 
     def to_json(self) -> str:
         """The specification as JSON."""

@@ -12,7 +12,7 @@ import pytest
 from analyzer.hardware.machine import GpuInfo, Machine, inspect_machine
 from analyzer.hardware.processes import cpu_seconds, resident_bytes, with_children
 from analyzer.hardware.sampler import ResourceSampler, gpu_used_bytes
-from analyzer.hardware.timing import set_timer_slack_ns
+from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
 
 
 class FakeNvml:
@@ -210,3 +210,21 @@ def test_without_a_driver_or_the_gpu_nothing_is_told() -> None:
 def test_timer_slack_is_put_back() -> None:
     before = set_timer_slack_ns(1)
     assert set_timer_slack_ns(before) == 1
+
+
+def test_a_thread_is_first_in_line_only_meanwhile() -> None:
+    with first_in_line() as priority:
+        inside = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+        assert inside == (os.SCHED_FIFO if priority == "realtime" else os.SCHED_OTHER)
+        with first_in_line() as again:
+            assert again == ("normal" if priority == "realtime" else priority)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_without_the_right_to_real_time_a_short_slice_does(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with first_in_line() as priority:
+        assert priority in ("short_slice", "normal")

@@ -23,7 +23,6 @@ def embedded() -> EmbeddedTarget:
             model=ScriptedModel(points=((1, 1.0), (8, 2.0))),
             configuration=Configuration(max_batch_size=8, dynamic_batching=True),
             batchable=True,
-            niceness=0,
         )
     )
 

@@ -35,7 +35,7 @@ def spec(model=None, configuration=BATCHED, **fields) -> EmbeddedSpec:
         model=model,
         configuration=configuration,
         batchable=True,
-        **({"niceness": 0} | fields),
+        **fields,
     )
 
 
