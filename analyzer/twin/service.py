@@ -102,8 +102,9 @@ class ServiceTime:
             law: NDArray[np.float64] = np.exp(np.sqrt(variance) * ndtri(quantile) - variance / 2)
             return law
         if self.distribution == "empirical":
-            pool = np.sort(np.asarray(self.residuals, dtype=np.float64))
-            return (pool / pool.mean())[(quantile * len(pool)).astype(np.int64)]
+            ranked = np.sort(np.asarray(self.residuals, dtype=np.float64))
+            factors: NDArray[np.float64] = ranked / ranked.mean()
+            return factors[(quantile * len(ranked)).astype(np.int64)]
         return np.ones(1)
 
     def saturation_rps(self, policy: BatchingPolicy, request_batch_size: int = 1) -> float:
