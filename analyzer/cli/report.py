@@ -1,0 +1,57 @@
+"""``analyze report``: a study's page, or its figures in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from analyzer.cli import options
+
+
+@click.command()
+@click.argument("study", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write it.  [default: standard output; report.html for html]",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["html", "md", "csv", "json"]),
+    help="[default: from the file's ending, else html]",
+)
+@options.store
+@options.common
+def report(
+    study: str | None,
+    output: Path | None,
+    kind: str | None,
+    store_url: str,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+) -> None:
+    """Write the report of STUDY (default: the newest)."""
+    from analyzer.cli.facts import format_of, load_facts, render_report, write_report
+    from analyzer.store.results import open_store
+
+    if as_json and kind is None and output is None:
+        kind = "json"
+    chosen = format_of(output, kind) if output is not None else (kind or "html")
+    with open_store(store_url, create=False) as store:
+        facts = load_facts(store, study)
+    text = render_report(facts, chosen)
+    if output is None and chosen == "html":
+        output = Path("report.html")
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_report(output, text)
+    if as_json:
+        click.echo(render_report(facts, "json"), nl=False)
+    elif not quiet:
+        click.echo(f"{output}", err=True)
