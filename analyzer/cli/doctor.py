@@ -123,7 +123,9 @@ def _triton() -> str | None:
     from analyzer.serving.triton_install import find_triton
 
     found = find_triton()
-    return f"{found.describe()}" if found is not None else None
+    if found is None:
+        return None
+    return f"{found.version or found.executable} ({', '.join(found.backends)}), {found.source}"
 
 
 def _perf_analyzer() -> str | None:

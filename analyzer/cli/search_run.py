@@ -18,7 +18,7 @@ from analyzer.cli.models import find_model
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
-from analyzer.domain.sla import Sla
+from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyFacts
 from analyzer.domain.workload import parse_arrivals
 from analyzer.errors import AnalyzerError, RunInterruptedError, StoreError, UsageError
@@ -149,7 +149,7 @@ def warm_up_compiler() -> None:
 
 
 def _sla(options: SearchOptions) -> Sla:
-    objective = options.objective or ("cost" if options.target_rate else "capacity")
+    objective: Objective = options.objective or ("cost" if options.target_rate else "capacity")
     if objective != "capacity" and options.target_rate is None:
         raise UsageError(
             f"--objective {objective} needs a rate at which it is judged.",

@@ -90,19 +90,19 @@ def show(
         )
         return
     table = [("trial", "role", "state", "config", "variant", "edge/s", "certified/s", "reason")]
-    for row in rows:
-        table.append(
-            (
-                str(row.trial_number) if row.trial_number >= 0 else "–",
-                row.role,
-                row.state,
-                row.config_id,
-                row.variant,
-                f"{row.edge_rps:.1f}" if row.edge_rps else "–",
-                f"{row.capacity_rps:.1f}" if row.capacity_rps else "–",
-                (row.message or row.reason or "")[:60],
-            )
+    table += [
+        (
+            str(row.trial_number) if row.trial_number >= 0 else "–",
+            row.role,
+            row.state,
+            row.config_id,
+            row.variant,
+            f"{row.edge_rps:.1f}" if row.edge_rps else "–",
+            f"{row.capacity_rps:.1f}" if row.capacity_rps else "–",
+            (row.message or row.reason or "")[:60],
         )
+        for row in rows
+    ]
     click.echo(
         f"{record.name}: {record.model.name}, {record.status}, {record.verdict or 'no verdict'}"
     )

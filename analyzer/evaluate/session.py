@@ -59,6 +59,11 @@ class LoadSession:
         return good / max(run.wall_s, 1e-9)
 
     @property
+    def target_notes(self) -> tuple[str, ...]:
+        """What qualifies everything measured here (another backend than the configuration's)."""
+        return tuple(getattr(self._target, "notes", ()))
+
+    @property
     def _timeout_s(self) -> float:
         budget_s = self._plan.sla.latency_budget_ms / 1e3
         return max(_TIMEOUT_S_MIN, _TIMEOUT_BUDGETS * budget_s)

@@ -28,8 +28,6 @@ def open_target(
     model_path: Path,
     inputs_path: Path,
     configuration: Configuration,
-    request_batch_size: int = 1,
-    cores: int = 1,
 ) -> AbstractContextManager[Any]:
     """The target, to be entered and left on one thread.
 

@@ -218,7 +218,7 @@ class MeasureTask:
             variant = self.assets.variant(self.configuration.variant, context)
             inputs = self.assets.request_inputs(context.cache_dir)
             stage = "start"
-            with self._open(Path(variant.path), inputs, context) as target:
+            with self._open(Path(variant.path), inputs) as target:
                 stage = "load"
                 session = LoadSession(target, self.load, gpu_index=context.gpu_index)
                 outcome = self._measure(session)
@@ -232,17 +232,13 @@ class MeasureTask:
             )
             return MeasureResult(outcome=failure, logs=())
 
-    def _open(
-        self, model_path: Path, inputs: Path, context: WorkerContext
-    ) -> AbstractContextManager[Target]:
+    def _open(self, model_path: Path, inputs: Path) -> AbstractContextManager[Target]:
         return open_target(
             self.server,
             model=self.assets.model,
             model_path=model_path,
             inputs_path=inputs,
             configuration=self.configuration,
-            request_batch_size=self.load.request_batch_size,
-            cores=context.cores,
         )
 
     def _measure(self, session: LoadSession) -> Measurement:
@@ -284,7 +280,7 @@ class MeasureTask:
             predicted=self.predicted,
             hardware=self.hardware,
         )
-        notes = (self.label,) if self.label else ()
+        notes = (*((self.label,) if self.label else ()), *session.target_notes)
         return replace(measurement, accuracy=self.accuracy, notes=notes)
 
 
