@@ -18,8 +18,8 @@ from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import Prepared
 
 #: Requests of the run, and the numbers of batches whose means are compared.
-_REQUESTS = 1_000_000
-_BATCHES = (32, 64, 128)
+_REQUESTS = 2_000_000
+_BATCHES = (64, 128)
 
 
 def batch_means_inflation(over: NDArray[np.bool_], batches: int) -> float:
