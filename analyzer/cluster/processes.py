@@ -1,7 +1,8 @@
 """Finds and kills every process that a job started, orphans included.
 
 A worker marks its environment. Processes inherit the mark, so that one whose parent has died is
-found as well; descendants by parenthood catch those that were started with a clean environment.
+found as well; parenthood and the process group catch those that were started with a clean
+environment.
 """
 
 from __future__ import annotations
@@ -36,6 +37,22 @@ def marked(mark: str) -> set[psutil.Process]:
             continue
         with suppress(OSError, psutil.Error):  # it ended meanwhile, or belongs to somebody else
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                process = psutil.Process(pid)
+                if lives(process):
+                    found.add(process)
+    return found
+
+
+def in_group(leader: int) -> set[psutil.Process]:
+    """The live processes of the group that ``leader`` made, itself included if it lives.
+
+    A group outlives its leader, and its number is not given away while it does. Nothing if
+    ``leader`` is of this process's own group, or never made one.
+    """
+    found = set()
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.Error):
+            if os.getpgid(pid) == leader != os.getpgrp():
                 process = psutil.Process(pid)
                 if lives(process):
                     found.add(process)

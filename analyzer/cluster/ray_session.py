@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,11 @@ from analyzer.errors import AnalyzerError, MissingPartError, UsageError
 
 _SESSION = "TRITUNE_SESSION"
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
-# Ray's sockets lie some 65 characters below its folder, and a socket's path ends at 107.
-_FOLDER_LENGTH_MAX = 40
+# Ray's sockets lie some 65 characters below its folder, and a socket's path ends at 107; so a long
+# TMPDIR cannot be used.
+_PARENT_LENGTH_MAX = 24
+_SHORT_PARENT = "/tmp"
+_KNOCK_TIMEOUT_S = 5.0
 
 # What a local Ray does besides running actors is switched off: it would only disturb what is
 # measured. Users' own settings win.
@@ -28,7 +32,6 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     # Leaves CUDA_VISIBLE_DEVICES alone in workers without a GPU (and is silent about it).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
@@ -51,18 +54,33 @@ def ray_session(*, address: str | None, cores: int) -> Iterator[ModuleType]:
     """
     with _environment(_QUIET | (_token() if address is None else {})):
         ray = _import_ray()
-        logger = logging.getLogger("ray")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
-        try:
+        with _silenced(ray):
             if ray.is_initialized():  # somebody else's: used as it is, and left to them
                 yield ray
             elif address is not None:
                 yield from _connected(ray, address)
             else:
                 yield from _local(ray, cores)
-        finally:
-            logger.setLevel(level)
+
+
+@contextmanager
+def _silenced(ray: ModuleType) -> Iterator[None]:
+    """Keeps Ray's messages off both streams: standard output holds the answer alone.
+
+    Ray prints the death of a worker to standard output, whatever ``log_to_driver`` says, unless
+    this flag of its own module is off. What matters of it is in our errors.
+    """
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    printing = ray._private.worker
+    prints = getattr(printing, "_worker_logs_enabled", True)
+    printing._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        printing._worker_logs_enabled = prints
+        logger.setLevel(level)
 
 
 def _import_ray() -> ModuleType:
@@ -79,6 +97,7 @@ def _import_ray() -> ModuleType:
 
 def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises whatever its layers raise
         raise UsageError(
@@ -92,10 +111,16 @@ def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
         ray.shutdown()
 
 
+def _knock(address: str) -> None:
+    """Raises OSError if nothing listens at ``HOST:PORT``, for which Ray would take a minute."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
+
+
 def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
-    folder = Path(tempfile.mkdtemp(prefix="tritune-"))
+    folder = _make_folder()
     mark = uuid.uuid4().hex
-    places = {"_temp_dir": str(folder)} if len(str(folder)) <= _FOLDER_LENGTH_MAX else {}
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
             with _environment({_SESSION: mark}):
@@ -108,7 +133,7 @@ def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
                     logging_level=logging.CRITICAL,
                     object_store_memory=_OBJECT_STORE_BYTES,
                     _node_ip_address="127.0.0.1",
-                    **places,
+                    _temp_dir=str(folder),
                 )
         except Exception as error:  # Ray raises whatever its layers raise
             with suppress(Exception):
@@ -121,6 +146,20 @@ def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
             yield ray
         finally:
             ray.shutdown()
+
+
+def _make_folder() -> Path:
+    parent = tempfile.gettempdir()
+    if len(parent) > _PARENT_LENGTH_MAX:
+        parent = _SHORT_PARENT
+    try:
+        return Path(tempfile.mkdtemp(prefix="tritune-", dir=parent))
+    except OSError as error:
+        raise MissingPartError(
+            f"Ray needs a folder for its sockets, but none can be made in {parent}: "
+            f"{error.strerror}.",
+            hint="Set TMPDIR to a writable folder with a short name.",
+        ) from error
 
 
 @contextmanager

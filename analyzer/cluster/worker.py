@@ -125,7 +125,7 @@ def end_tree(mark: str, pid: int, created_at: float, timeout_s: float) -> TreeEn
 
     def left() -> set[psutil.Process]:
         # Those below a marked process too: once their parent is dead nothing leads to them.
-        found = root() | processes.marked(mark)
+        found = root() | processes.marked(mark) | processes.in_group(pid)
         seen.update(*(processes.descendants(process.pid) for process in found))
         return found | {process for process in seen if processes.lives(process)}
 
