@@ -5,7 +5,8 @@
 
 Inputs are ``input_ids`` and ``attention_mask`` (INT64 ``[batch, tokens]``), the output is
 ``embedding`` (FP32 ``[batch, hidden]``): the mean over the tokens that the mask keeps, or
-``logits`` (``[batch, classes]``) with ``--classes``. Weights beyond 1.5 GB go into a file beside the model.
+``logits`` (``[batch, classes]``) with ``--classes``. Weights beyond 1.5 GB go into a file of their
+own beside the model.
 """
 
 from __future__ import annotations
