@@ -132,7 +132,7 @@ def _perf_analyzer() -> str | None:
     from analyzer.load.perf_analyzer import find_perf_analyzer
 
     found = find_perf_analyzer()
-    return str(found) if found is not None else None
+    return f"{found.executable.name}, {found.source}" if found is not None else None
 
 
 def _database(store_url: str) -> Part:

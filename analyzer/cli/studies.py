@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -114,7 +115,7 @@ def _trial(row: Any) -> dict[str, Any]:
     return {"number": values.pop("trial_number"), "position": values.pop("number"), **values}
 
 
-def format_table(rows: list[tuple[str, ...]]) -> str:
+def format_table(rows: Sequence[tuple[str, ...]]) -> str:
     """``rows`` in columns as wide as their widest cell, the first row as the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -34,6 +34,8 @@ _EDGE_REQUESTS_MIN = 20
 # Without a twin: the inflation and the miss rate that a first plan supposes.
 _INFLATION_GUESS = 10.0
 _MISS_GUESS_SHARE = 0.2
+# Simulated requests behind one inflation: a fraction of a second.
+_TWIN_REQUESTS = 400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def certify_target(
         valid runs at that rate as one load test.
     """
     sla = load.sla
-    inflation = _remember(lambda rate: _twin_inflation(twin, load, rate))
+    inflation = _remember(lambda rate: twin_inflation_at(twin, load, rate))
     miss_rate = _remember(lambda rate: _twin_miss_rate(twin, load, rate))
 
     def requests_needed(rate: float) -> float | None:
@@ -137,18 +139,12 @@ def certify_target(
     first = len(session.tests)
 
     def judge(rate: float, indices: Sequence[int]) -> Certificate:
-        logs = [session.logs[first + index] for index in indices]
-        certificate = certify(
-            [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
-            percentile=sla.percentile,
-            confidence=sla.confidence,
-            twin_inflation=inflation(rate),
-            latency_s=[log.latency_s[log.warmup :] for log in logs],
+        return judge_runs(
+            [session.tests[first + index] for index in indices],
+            [session.logs[first + index] for index in indices],
+            load,
+            inflation(rate),
         )
-        valid = all(session.tests[first + index].validity.valid for index in indices)
-        if certificate.verdict == "FAIL" and not valid:
-            return replace(certificate, verdict="UNDECIDED")
-        return certificate
 
     result = certify_capacity(
         CertifyGoal(
@@ -171,6 +167,30 @@ def certify_target(
     return (result.rate_rps if result.passed else None), result.certificate, headline
 
 
+def judge_runs(
+    tests: Sequence[LoadTest],
+    logs: Sequence[RequestLog],
+    load: LoadPlan,
+    twin_inflation: float | None,
+) -> Certificate:
+    """The certificate of runs at one rate.
+
+    The generator's lag is inside the latencies: with an invalid run a PASS stands, and a FAIL is
+    UNDECIDED.
+    """
+    sla = load.sla
+    certificate = certify(
+        [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
+        percentile=sla.percentile,
+        confidence=sla.confidence,
+        twin_inflation=twin_inflation,
+        latency_s=[log.latency_s[log.warmup :] for log in logs],
+    )
+    if certificate.verdict == "FAIL" and not all(test.validity.valid for test in tests):
+        return replace(certificate, verdict="UNDECIDED")
+    return certificate
+
+
 def _remember(function: Callable[[float], float | None]) -> Callable[[float], float | None]:
     known: dict[float, float | None] = {}
 
@@ -182,7 +202,8 @@ def _remember(function: Callable[[float], float | None]) -> Callable[[float], fl
     return remembered
 
 
-def _twin_inflation(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> float | None:
+def twin_inflation_at(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> float | None:
+    """The twin's variance inflation at a live rate; None without a twin."""
     if twin is None:
         return None
     from analyzer.twin.inflation import twin_inflation
@@ -196,6 +217,7 @@ def _twin_inflation(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> 
         percentile=load.sla.percentile,
         overhead_ms=twin.overhead_ms,
         request_batch_size=load.request_batch_size,
+        requests=_TWIN_REQUESTS,
     )
 
 
