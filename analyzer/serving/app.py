@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +69,9 @@ class Addresses:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # One write, so that lines of several threads do not mix.
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 class ServerApp:
@@ -95,6 +100,7 @@ class ServerApp:
         self._memory = SharedMemory(allowed=options.allow_shared_memory)
         self._http: list[tuple[HttpServer, asyncio.Task[None]]] = []
         self._grpc: Any = None
+        self._sockets: list[socket.socket] = []
 
     async def start(self) -> Addresses:
         """Takes the ports, loads the models, then answers.
@@ -109,8 +115,8 @@ class ServerApp:
         bridge = ReplyBridge(loop)
         settings = Settings()
         parts = (self.repository, self._memory, settings, bridge, options.limits, self._log)
-        http_socket = listen(options.host, options.http_port)
-        metrics_socket = listen(options.host, options.metrics_port)
+        http_socket = self._listen(options.http_port)
+        metrics_socket = self._listen(options.metrics_port)
         self._grpc = grpc_server(GrpcService(*parts), self.repository, options.limits)
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
@@ -147,6 +153,11 @@ class ServerApp:
         self._log(f"Started Metrics Service at {addresses.metrics}")
         return addresses
 
+    def _listen(self, port: int) -> socket.socket:
+        listener = listen(self._options.host, port)
+        self._sockets.append(listener)
+        return listener
+
     async def stop(self) -> None:
         """Takes no more connections, answers what is under way, unloads the models."""
         stopping = []
@@ -156,8 +167,40 @@ class ServerApp:
             server.should_exit = True
             stopping.append(task)
         await asyncio.gather(*stopping)
+        for listener in self._sockets:
+            listener.close()
         await asyncio.get_running_loop().run_in_executor(None, self.repository.close)
         self._memory.close()
+
+
+@contextmanager
+def serving(
+    options: ServeOptions, *, log: Callable[[str], None] = _to_stderr
+) -> Iterator[tuple[Addresses, ServerApp]]:
+    """A server on a thread of this process, for tests and benchmarks.
+
+    Raises:
+        AnalyzerError: It cannot be started.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
+    thread.start()
+    app = ServerApp(options, log=log)
+
+    def wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    try:
+        try:
+            addresses = wait(app.start())
+            yield addresses, app
+        finally:
+            wait(app.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 def serve(options: ServeOptions) -> None:

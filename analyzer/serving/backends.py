@@ -115,19 +115,19 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
     path = model_file(config, version_dir)
     if config.backend == "onnxruntime":
         _check_onnx(config, signature, path)
+    threads = _threads(config)
     from analyzer.runtime.open import open_runtime
 
     runtimes: list[Runtime] = []
     try:
         for instance in instances:
-            runtimes.append(
-                open_runtime(
-                    path,
-                    backend=config.backend,
-                    device="gpu" if instance.kind == "gpu" else "cpu",
-                    intra_op_threads=int(parameter(config, "intra_op_thread_count", "0")),
-                )
+            runtime = open_runtime(
+                path,
+                backend=config.backend,
+                device="gpu" if instance.kind == "gpu" else "cpu",
+                intra_op_threads=threads,
             )
+            runtimes.append(runtime)
     except BaseException:
         for runtime in runtimes:
             runtime.close()
@@ -140,6 +140,15 @@ def parameter(config: Any, key: str, default: str) -> str:
     if key not in config.parameters:
         return default
     return str(config.parameters[key].string_value)
+
+
+def _threads(config: Any) -> int:
+    text = parameter(config, "intra_op_thread_count", "0")
+    if not text.isdecimal():
+        raise InputError(
+            f"model '{config.name}': intra_op_thread_count is {text!r}, not a number."
+        )
+    return int(text)
 
 
 def _declared(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
@@ -167,7 +176,7 @@ def _declared(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
 
 
 def _check_onnx(config: Any, signature: Signature, path: Path) -> None:
-    """Refuses a configuration whose tensors are not those of the graph, as Triton's backend does."""
+    """Refuses a configuration whose tensors are not those of the graph, as Triton does."""
     inputs, outputs = _declared(path)
     where = f"unable to load model '{config.name}'"
     if len(signature.inputs) != len(inputs):
@@ -204,8 +213,8 @@ def _check_onnx(config: Any, signature: Signature, path: Path) -> None:
             if not fits and declared.shape:
                 raise InputError(
                     f"model '{config.name}', tensor '{port.name}': the model expects "
-                    f"{len(declared.shape)} dimensions (shape {list(declared.shape)}) but the model "
-                    f"configuration specifies {len(shape)} dimensions (shape {list(shape)})"
+                    f"{len(declared.shape)} dimensions (shape {list(declared.shape)}) but the "
+                    f"model configuration specifies {len(shape)} dimensions (shape {list(shape)})"
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -25,10 +26,8 @@ class ReplyBridge:
             # A race here costs one more wake-up, never a result: the flag is cleared before the
             # queue is emptied.
             self._woken = True
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
 
     def _drain(self) -> None:
         self._woken = False

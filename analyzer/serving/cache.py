@@ -31,7 +31,7 @@ class ResponseCache:
         self._lock = threading.Lock()
 
     def key(self, model: str, version: int, inputs: Mapping[str, NDArray[Any]]) -> bytes:
-        """Triton's key: model, version, names and raw bytes of the inputs (neither shape nor type)."""
+        """Triton's key: model, version, names and raw bytes of the inputs (no shape, no type)."""
         digest = hashlib.blake2b(f"{model}\0{version}\0".encode(), digest_size=16)
         for name in sorted(inputs):
             data = to_bytes(inputs[name])

@@ -80,11 +80,13 @@ def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> Inf
         )
     for output in request.outputs:
         parameters = output.parameters
-        classification = parameters["classification"] if "classification" in parameters else None
+        classification = 0
+        if "classification" in parameters:  # reading an absent key would add it
+            classification = _count(parameters["classification"], "classification")
         call.outputs.append(
             WireOutput(
                 output.name,
-                classification=_count(classification, "classification") if classification else 0,
+                classification=classification,
                 region=_region(parameters, output.name) if parameters else None,
             )
         )

@@ -19,7 +19,7 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """A bound socket; it listens once the server runs.
 
     Raises:
         UsageError: The address is taken or not this machine's.
@@ -29,7 +29,6 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise UsageError(

@@ -151,7 +151,9 @@ class LoadedModel:
             self._forget(on_reply)
             with self._lock:
                 self.rejected_count += 1
-            raise Fault("unavailable", str(error)) from error
+            full = isinstance(error, QueueFullError)
+            message = "Exceeds maximum queue size" if full else str(error)
+            raise Fault("unavailable", message) from error
         except InvalidRequestError as error:
             self._forget(on_reply)
             raise Fault("invalid", str(error)) from error

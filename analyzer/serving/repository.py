@@ -6,6 +6,7 @@ the old one serves; a load that fails leaves the old one serving.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import threading
@@ -147,10 +148,9 @@ class Repository:
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """Every model of the folder and every model that was ever loaded, with their states."""
         known = set(self._slots)
-        try:
+        # Where the folder went away, what is loaded is still told.
+        with contextlib.suppress(RepositoryError):
             known |= set(list_models(self._root))
-        except RepositoryError:
-            pass  # the folder went away; what is loaded is still told
         entries = []
         for name in sorted(known):
             slot = self._slots.get(name)

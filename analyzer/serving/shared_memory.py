@@ -6,6 +6,7 @@ its user, so this is off by default (as in Triton since 2026). Regions are files
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -166,7 +167,5 @@ def _map(name: str, key: str, offset: int, byte_size: int) -> Registered:
 
 
 def _close(mapping: Any) -> None:
-    try:
+    with contextlib.suppress(BufferError):  # still read by a request: it goes with that request
         mapping.close()
-    except BufferError:
-        pass  # still read by a request; it goes with that request

@@ -142,6 +142,9 @@ class Signature:
 
     def _require_inputs(self, call: InferCall) -> None:
         names = [tensor.name for tensor in call.inputs]
+        for name in names:
+            if names.count(name) > 1:
+                raise self._fault(call, f"input '{name}' already exists in request")
         required = [port.name for port in self.inputs.values() if not port.optional]
         missing = [name for name in required if name not in names]
         if len(names) > len(self.inputs) or missing:
