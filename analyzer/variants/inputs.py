@@ -149,11 +149,12 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     hint = "Save the arrays with numpy.savez(FILE, input_name=array, labels=classes)."
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(f"{path} holds one array without a name.", hint=hint)
-        with archive:
-            return {name: archive[name] for name in archive.files}
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} holds one array without a name.", hint=hint)
+            with archive:
+                return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist.", hint="Check --calibration-data.") from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:

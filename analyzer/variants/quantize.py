@@ -17,8 +17,8 @@ from analyzer.variants.precision import is_large, save_model
 
 # Convolutions have no fast dynamically quantized form (ConvInteger), so they are left alone there.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "EmbedLayerNormalization", "Gather"]
-# Outside convolutional networks a QDQ pair pays only around products with weights; around everything
-# else it costs more than it saves.
+# Outside convolutional networks a QDQ pair pays only around products with weights; around the rest
+# it costs more than it saves.
 _PRODUCTS = ["MatMul", "Gemm", "Conv", "ConvTranspose"]
 _CALIBRATING_SECONDS_MAX = 30.0
 _CALIBRATING_ROWS_MIN = 8

@@ -1,0 +1,132 @@
+"""Accuracy and its intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.errors import DataError
+from analyzer.runtime.base import Tensors
+from analyzer.variants.accuracy import (
+    class_output,
+    compare_rows,
+    judge,
+    paired_interval,
+    wilson_interval,
+)
+
+
+class FunctionRuntime:
+    """Answers with what a function makes of the input ``x``."""
+
+    def __init__(self, function: object, output: str = "logits") -> None:
+        self._function, self._output = function, output
+
+    def run(self, inputs: Tensors) -> Tensors:
+        return {self._output: self._function(inputs["x"])}  # type: ignore[operator]
+
+    def close(self) -> None: ...
+
+
+def make_model(output: str = "logits", width: int = 3, datatype: str = "FP32") -> ModelInfo:
+    return ModelInfo(
+        name="m", path="m", sha256="0" * 64, batchable=True,
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(width,)),),
+        outputs=(TensorSpec(name=output, datatype=datatype, shape=(width,)),),
+    )  # fmt: skip
+
+
+def rows(n: int = 100, width: int = 3) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((n, width)).astype(np.float32)}
+
+
+def test_labels_score_paired_rows() -> None:
+    inputs = rows()
+    labels = inputs["x"].argmax(axis=1)
+    labels[:10] = (labels[:10] + 1) % 3  # the reference errs on the first ten
+
+    def variant(x: np.ndarray) -> np.ndarray:
+        return np.where(np.isin(x, inputs["x"][90:].max(axis=1)), -9, x)  # errs on the last ten
+
+    scores = compare_rows(
+        make_model(), FunctionRuntime(lambda x: x), FunctionRuntime(variant), inputs
+    )
+    found = judge(scores, labels=labels, synthetic=False)
+    assert found.metric == "label_accuracy" and found.samples == 100
+    assert found.value == pytest.approx(0.8) and found.drop == pytest.approx(0.1)
+    assert found.interval is not None and found.interval[0] < 0.1 < found.interval[1]
+    agreement = judge(scores, labels=None, synthetic=False)
+    assert agreement.metric == "top1_agreement" and agreement.drop == pytest.approx(0.1)
+
+
+def test_labels_beyond_the_classes() -> None:
+    scores = compare_rows(
+        make_model(), FunctionRuntime(lambda x: x), FunctionRuntime(lambda x: x), rows(9)
+    )
+    with pytest.raises(DataError, match="go up to 3, and the model has 3 classes"):
+        judge(scores, labels=np.full(9, 3), synthetic=False)
+
+
+def test_vectors_are_compared_by_their_angle() -> None:
+    model = make_model("embedding")
+    assert class_output(model) is None and class_output(model, labelled=True) == "embedding"
+    same = FunctionRuntime(lambda x: x, "embedding")
+    doubled = FunctionRuntime(lambda x: 2 * x, "embedding")
+    found = judge(compare_rows(model, same, doubled, rows()), labels=None, synthetic=False)
+    assert found.metric == "cosine" and found.drop == pytest.approx(0, abs=1e-9)
+    made_up = judge(compare_rows(model, same, doubled, rows()), labels=None, synthetic=True)
+    assert made_up.metric == "relative_error" and made_up.synthetic
+    assert made_up.drop == pytest.approx(1) and made_up.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_not_a_number_is_a_total_loss(bad: float) -> None:
+    model = make_model("embedding")
+    same = FunctionRuntime(lambda x: x, "embedding")
+    broken = FunctionRuntime(lambda x: np.full_like(x, bad), "embedding")
+    scores = compare_rows(model, same, broken, rows())
+    for synthetic in (False, True):
+        assert judge(scores, labels=None, synthetic=synthetic).drop == 1.0
+    classes = compare_rows(
+        make_model(), FunctionRuntime(lambda x: x), FunctionRuntime(lambda x: x * np.nan), rows()
+    )
+    assert judge(classes, labels=None, synthetic=False).drop == 1.0
+
+
+def test_wilson_interval_of_a_textbook_case() -> None:
+    # Newcombe (1998), table I: 81 of 263 and 0 of 20, method 3.
+    assert wilson_interval(81, 263, confidence=0.95) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson_interval(0, 20, confidence=0.95) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+def test_paired_interval_follows_its_formula() -> None:
+    low, high = paired_interval(12, 4, 100, confidence=0.95)
+    b, c, n = 12.5, 4.5, 102
+    half = 1.959964 * math.sqrt(b + c - (b - c) ** 2 / n) / n
+    assert (low, high) == pytest.approx(((b - c) / n - half, (b - c) / n + half))
+
+
+def test_paired_interval_covers() -> None:
+    rng = np.random.default_rng(5)
+    lost, won, n = 0.03, 0.01, 400
+    draws = rng.multinomial(n, [lost, won, 1 - lost - won], size=2000)
+    covered = [
+        low <= lost - won <= high
+        for low, high in (paired_interval(b, c, n, confidence=0.95) for b, c, _ in draws)
+    ]
+    assert np.mean(covered) > 0.93
+
+
+@given(st.integers(1, 300), st.data())
+def test_intervals_contain_the_estimate(n: int, data: st.DataObject) -> None:
+    lost = data.draw(st.integers(0, n))
+    low, high = wilson_interval(lost, n, confidence=0.9)
+    assert 0 <= low <= lost / n + 1e-12 and lost / n - 1e-12 <= high <= 1
+    won = data.draw(st.integers(0, n - lost))
+    low, high = paired_interval(lost, won, n, confidence=0.9)
+    assert -1 <= low <= high <= 1

@@ -1,0 +1,153 @@
+"""Made-up inputs are valid; real ones are checked before they are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.errors import DataError
+from analyzer.variants.inputs import load_calibration, split_rows, synthetic_inputs
+
+
+def make_model(*inputs: TensorSpec, batchable: bool = True, batch: int | None = None) -> ModelInfo:
+    return ModelInfo(
+        name="m",
+        path="m.onnx",
+        sha256="0" * 64,
+        batchable=batchable,
+        fixed_batch=batch,
+        inputs=inputs,
+        outputs=(TensorSpec(name="y", datatype="FP32", shape=(2,)),),
+    )
+
+
+def spec(
+    name: str = "x", datatype: str = "FP32", shape: tuple[int, ...] = (3,), **more: Any
+) -> Any:
+    return TensorSpec(name=name, datatype=datatype, shape=shape, **more)
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_synthetic_inputs_are_valid_and_repeatable() -> None:
+    model = make_model(
+        spec("image", "FP16", (2, 2)),
+        spec("ids", "INT64", (5,), value_range=(2, 9)),
+        spec("attention_mask", "INT64", (5,), value_range=(0, 1)),
+        spec("pixels", "UINT8", (64,)),
+        spec("flag", "BOOL", ()),
+    )
+    rows = synthetic_inputs(model, 50, seed=1)
+    assert {name: array.shape for name, array in rows.items()} == {
+        "image": (50, 2, 2), "ids": (50, 5), "attention_mask": (50, 5), "pixels": (50, 64),
+        "flag": (50,),
+    }  # fmt: skip
+    assert rows["image"].dtype == np.float16 and rows["pixels"].dtype == np.uint8
+    assert (rows["ids"].min(), rows["ids"].max()) == (2, 9)
+    assert (rows["attention_mask"] == 1).all() and rows["pixels"].max() > 200
+    again = synthetic_inputs(model, 50, seed=1)
+    assert all((rows[name] == again[name]).all() for name in rows)
+    assert (synthetic_inputs(model, 50, seed=2)["ids"] != rows["ids"]).any()
+
+
+@given(st.integers(1, 5000), st.integers(0, 5))
+def test_no_row_calibrates_and_scores(rows: int, seed: int) -> None:
+    calibrating, scoring = split_rows(rows, seed=seed)
+    assert sorted([*calibrating, *scoring]) == list(range(rows))
+    assert len(scoring) >= 1 and len(calibrating) <= 128
+    assert len(calibrating) >= 1 or rows == 1
+
+
+def test_calibration_casts_safely(tmp_path: Path) -> None:
+    images = np.arange(12, dtype=np.uint8).reshape(4, 3)
+    path = save(tmp_path / "c.npz", x=images, labels=np.array([0, 1, 1, 0]))
+    data = load_calibration(path, make_model(spec()))
+    assert data.rows == 4 and data.labels is not None and data.labels.dtype == np.int64
+    assert data.inputs["x"].dtype == np.float32 and (data.inputs["x"] == images).all()
+    other = save(tmp_path / "d.npz", x=images, labels=np.array([0, 1, 1, 1]))
+    assert load_calibration(other, make_model(spec())).sha256 != data.sha256
+
+
+def test_single_array_may_have_any_name_and_rows_are_bounded(tmp_path: Path) -> None:
+    path = save(tmp_path / "c.npz", whatever=np.zeros((40, 3)), labels=np.zeros(40, int))
+    data = load_calibration(path, make_model(spec()), rows_max=10)
+    assert data.rows == 10 and data.labels is not None and len(data.labels) == 10
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((4, 2))}, r"'x' has the shape \(4, 2\), and \(rows, 3\) is needed"),
+        ({"x": np.zeros(())}, r"has the shape \(\)"),
+        ({"x": np.zeros((0, 3))}, "has no rows"),
+        ({"x": np.full((4, 3), np.nan)}, "NaN or infinity in row 0"),
+        ({"x": np.array([["a", "b", "c"]])}, "has the type <U1"),
+        ({"x": np.zeros((4, 3), complex)}, "has the type complex128"),
+        ({"x": np.full((4, 3), 1e300)}, "row 0 that FP32 cannot hold"),
+        ({"x": np.zeros((4, 3)), "z": np.zeros(4)}, "'z', which is no input"),
+        ({"labels": np.zeros(4, int)}, "no array for the input 'x'"),
+        ({"x": np.zeros((4, 3)), "labels": np.zeros(5, int)}, r"'labels' has the shape \(5,\)"),
+        ({"x": np.zeros((4, 3)), "labels": np.zeros((4, 9), int)}, "'labels' has the shape"),
+        ({"x": np.zeros((4, 3)), "labels": np.full(4, 0.5)}, "class numbers are needed"),
+        ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, -1, 0])}, "negative class"),
+        ({"x": np.array([[object()] * 3])}, "cannot be read"),
+    ],
+)
+def test_bad_calibration(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    path = save(tmp_path / "c.npz", **arrays)
+    with pytest.raises(DataError, match=message) as caught:
+        load_calibration(path, make_model(spec()))
+    assert str(path) in caught.value.message and caught.value.hint
+
+
+def test_indices_beyond_the_table_are_refused(tmp_path: Path) -> None:
+    model = make_model(
+        spec("ids", "INT32", (2,), value_range=(0, 9)), spec("m", "INT32", value_range=(0, 1))
+    )
+    arrays = {"ids": np.array([[0, 9], [10, 1]]), "m": np.full((2, 3), 7)}
+    with pytest.raises(DataError, match="'ids' has the value 10 in row 1, outside 0 to 9"):
+        load_calibration(save(tmp_path / "c.npz", **arrays), model)
+    arrays["ids"][1, 0] = 2**40
+    with pytest.raises(DataError, match="that INT32 cannot hold"):
+        load_calibration(save(tmp_path / "c.npz", **arrays), model)
+    with pytest.raises(DataError, match="different numbers of rows"):
+        load_calibration(
+            save(tmp_path / "c.npz", ids=np.zeros((2, 2), int), m=np.zeros((3, 3), int)), model
+        )
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    model = make_model(spec())
+    with pytest.raises(DataError, match="does not exist"):
+        load_calibration(tmp_path / "none.npz", model)
+    (tmp_path / "text.npz").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"cannot be read as \.npz"):
+        load_calibration(tmp_path / "text.npz", model)
+    whole = save(tmp_path / "c.npz", x=np.random.default_rng(0).random((100, 3))).read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cannot be read as \.npz"):
+        load_calibration(tmp_path / "cut.npz", model)
+    with (tmp_path / "one.npz").open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(DataError, match="one array without a name"):
+        load_calibration(tmp_path / "one.npz", model)
+
+
+def test_fixed_batch_takes_single_examples(tmp_path: Path) -> None:
+    model = make_model(spec(shape=(4, 3)), batchable=False, batch=4)
+    examples = np.arange(30, dtype=np.float32).reshape(10, 3)
+    path = save(tmp_path / "c.npz", x=examples, labels=np.arange(10))
+    data = load_calibration(path, model)
+    assert data.rows == 2 and data.inputs["x"].shape == (2, 4, 3)
+    assert data.labels is not None and (data.labels == np.arange(8).reshape(2, 4)).all()
+    whole = save(tmp_path / "w.npz", x=examples[:8].reshape(2, 4, 3))
+    assert (load_calibration(whole, model).inputs["x"] == data.inputs["x"]).all()

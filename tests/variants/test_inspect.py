@@ -1,0 +1,252 @@
+"""Inspection of good and bad models."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.errors import ModelError
+from analyzer.variants.inspect import as_unbatched, default_name, inspect_model, locate_onnx
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+Write = Callable[..., Path]
+
+
+def relu(name: str = "relu") -> list[object]:
+    return [helper.make_node("Relu", ["x"], ["y"], name=name)]
+
+
+def test_digits_example(examples: Path) -> None:
+    model = inspect_model(examples / "digits.onnx")
+    assert (model.name, model.batchable, model.fixed_batch) == ("digits", True, None)
+    assert [(i.name, i.datatype, i.shape) for i in model.inputs] == [("image", "FP32", (1, 64, 64))]
+    assert [(o.name, o.shape) for o in model.outputs] == [("logits", (10,))]
+    assert model.sha256 == hashlib.sha256((examples / "digits.onnx").read_bytes()).hexdigest()
+    assert Path(model.path).is_absolute() and model.opset == 17 and model.external_files == ()
+
+
+def test_fixed_batch_keeps_the_axis(linear_model: Write) -> None:
+    model = inspect_model(linear_model(batch=3))
+    assert not model.batchable and model.fixed_batch == 3
+    assert model.inputs[0].shape == (3, 8) and model.outputs[0].shape == (3, 4)
+
+
+def test_fixed_output_makes_a_model_unbatchable(write_model: Write) -> None:
+    path = write_model(
+        [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)],
+        [("x", FLOAT, ["batch", 8])],
+        [("y", FLOAT, [])],
+    )
+    model = inspect_model(path)
+    assert not model.batchable and model.fixed_batch is None
+    assert model.inputs[0].shape == (1, 8)
+
+
+def test_output_shape_is_inferred(write_model: Write) -> None:
+    path = write_model(relu(), [("x", FLOAT, ["n", 8])], [("y", FLOAT, None)])
+    model = inspect_model(path)
+    assert model.batchable and model.outputs[0].shape == (8,)
+
+
+def test_dynamic_dimensions_need_shapes(write_model: Write) -> None:
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    dims = ["batch", 3, "height", None]
+    path = write_model(nodes, [("a", FLOAT, dims), ("b", FLOAT, dims)], [("y", FLOAT, dims)])
+    with pytest.raises(ModelError, match=r"Dimension 2 \(height\) of the input 'a'") as caught:
+        inspect_model(path)
+    assert "--input-shape a:3,N,N" in caught.value.hint
+    with pytest.raises(ModelError, match="Dimension 3 of the input 'b'"):
+        inspect_model(path, input_shapes={"a": (3, 20, 30)})
+    model = inspect_model(path, input_shapes={"a": (3, 20, 30), "b": (3, 20, 30)})
+    assert [spec.shape for spec in model.inputs] == [(3, 20, 30)] * 2
+    assert model.outputs[0].shape[:2] == (3, 20)
+
+
+def test_named_dimension_is_given_once(write_model: Write) -> None:
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    dims = ["batch", "tokens"]
+    path = write_model(nodes, [("a", FLOAT, dims), ("b", FLOAT, dims)], [("y", FLOAT, dims)])
+    model = inspect_model(path, input_shapes={"b": (7,)})
+    assert [spec.shape for spec in model.inputs] == [(7,), (7,)]
+    assert model.outputs[0].shape == (7,)
+    with pytest.raises(ModelError, match="does not fit"):
+        inspect_model(path, input_shapes={"a": (7,), "b": (8,)})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"z": (8,)}, "no input of the model"),
+        ({"x": (9,)}, "does not fit the input's shape 8"),
+        ({"x": (8, 8)}, "has 2 dimensions"),
+    ],
+)
+def test_given_shapes_are_checked(
+    linear_model: Write, shapes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        inspect_model(linear_model(), input_shapes=shapes)
+
+
+def test_fixed_batch_with_dynamic_rest(write_model: Write) -> None:
+    path = write_model(relu(), [("x", FLOAT, [2, "t"])], [("y", FLOAT, [2, "t"])])
+    with pytest.raises(ModelError, match="--input-shape") as caught:
+        try:
+            inspect_model(path)
+        except ModelError as error:
+            raise ModelError(error.hint) from error
+    assert "x:N" in str(caught.value)
+    model = inspect_model(path, input_shapes={"x": (5,)})
+    assert model.inputs[0].shape == (2, 5) and model.fixed_batch == 2
+
+
+def test_external_weights(linear_model: Write) -> None:
+    path = linear_model(external=True)
+    data = path.with_name("model.onnx.data")
+    model = inspect_model(path)
+    assert model.external_files == ("model.onnx.data",)
+    assert model.size_bytes == path.stat().st_size + data.stat().st_size
+    content = bytearray(data.read_bytes())
+    content[5] ^= 1
+    data.write_bytes(content)
+    assert inspect_model(path).sha256 != model.sha256
+    data.write_bytes(content[:-4])
+    with pytest.raises(ModelError, match=r"truncated: it has 124 bytes and the model needs 128"):
+        inspect_model(path)
+    data.unlink()
+    with pytest.raises(ModelError, match=r"'w' in 'model.onnx.data', which is not beside it"):
+        inspect_model(path)
+
+
+def test_string_input_is_refused(write_model: Write) -> None:
+    path = write_model(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [("x", TensorProto.STRING, ["n", 1])],
+        [("y", TensorProto.STRING, ["n", 1])],
+    )
+    with pytest.raises(ModelError, match="input 'x' holds strings"):
+        inspect_model(path)
+
+
+@pytest.mark.parametrize("datatype", [("FLOAT16", "FP16"), ("INT8", "INT8"), ("BOOL", "BOOL")])
+def test_other_types(write_model: Write, datatype: tuple[str, str]) -> None:
+    kind = getattr(TensorProto, datatype[0])
+    path = write_model(
+        [helper.make_node("Identity", ["x"], ["y"])], [("x", kind, ["n", 4])], [("y", kind, None)]
+    )
+    model = inspect_model(path)
+    assert model.inputs[0].datatype == datatype[1] and model.inputs[0].value_range is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"name,value\n1,2\n" * 50, "no ONNX file"), (None, "does not exist")],
+)
+def test_unreadable_files(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "bad.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=message) as caught:
+        inspect_model(path)
+    assert caught.value.hint and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.999])
+def test_truncated_file(tmp_path: Path, examples: Path, share: float) -> None:
+    whole = (examples / "digits.onnx").read_bytes()
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(ModelError, match=r"truncated|no ONNX file"):
+        inspect_model(path)
+
+
+@pytest.mark.parametrize(("domain", "name"), [("", "Foo"), ("my.domain", "my.domain:Foo")])
+def test_unsupported_operator_is_named(write_model: Write, domain: str, name: str) -> None:
+    path = write_model(
+        [helper.make_node("Foo", ["x"], ["y"], domain=domain)],
+        [("x", FLOAT, ["n", 4])],
+        [("y", FLOAT, ["n", 4])],
+        domains=(domain,) if domain else (),
+    )
+    with pytest.raises(ModelError, match=f"uses the operator {name}, which"):
+        inspect_model(path)
+
+
+def test_model_directory(tmp_path: Path, linear_model: Write) -> None:
+    source = linear_model()
+    model = tmp_path / "my model"
+    for version in ("2", "10", "010", "draft"):
+        (model / version).mkdir(parents=True)
+        shutil.copy(source, model / version / "model.onnx")
+    (model / "config.pbtxt").write_text("")
+    assert locate_onnx(model) == model / "10" / "model.onnx"
+    assert inspect_model(model).name == "my_model"
+    assert default_name(model / "10" / "model.onnx") == "my_model"
+
+
+def test_directory_without_model(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.plan").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"holds no ONNX file \(found: model.plan\)"):
+        inspect_model(tmp_path / "m")
+
+
+def test_as_unbatched(linear_model: Write) -> None:
+    model = as_unbatched(inspect_model(linear_model()))
+    assert not model.batchable and model.inputs[0].shape == (1, 8)
+    assert as_unbatched(model) is model
+
+
+def gather(*middle: object, index: str, table: str = "table", axis: int = 0) -> list[object]:
+    return [*middle, helper.make_node("Gather", [table, index], ["y"], axis=axis)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "expected"),
+    [
+        (gather(index="ids"), {}, (0, 49)),
+        (gather(helper.make_node("Cast", ["ids"], ["i"], to=TensorProto.INT32), index="i"), {},
+         (0, 49)),
+        (gather(helper.make_node("Add", ["ids", "two"], ["i"]), index="i"),
+         {"two": np.int64(2)}, (0, 47)),
+        (gather(helper.make_node("Sub", ["ids", "two"], ["i"]), index="i"),
+         {"two": np.int64(2)}, (2, 51)),
+        (gather(helper.make_node("Identity", ["table"], ["t"]), index="ids", table="t"), {},
+         (0, 49)),
+        (gather(helper.make_node("Mul", ["ids", "two"], ["i"]), index="i"),
+         {"two": np.int64(2)}, (0, 1)),
+        ([helper.make_node("OneHot", ["ids", "depth", "ends"], ["y"])],
+         {"depth": np.int64(9), "ends": np.array([0, 1], np.float32)}, (0, 8)),
+    ],
+)  # fmt: skip
+def test_range_of_table_indices(
+    write_model: Write, nodes: list[object], weights: dict[str, np.ndarray], expected: object
+) -> None:
+    weights = {"table": np.zeros((50, 4), np.float32), **weights}
+    path = write_model(nodes, [("ids", INT64, ["n", 6])], [("y", FLOAT, None)], weights)
+    assert inspect_model(path).inputs[0].value_range == expected
+
+
+def test_shortest_table_decides_and_shapes_are_no_values(write_model: Write) -> None:
+    nodes = [
+        helper.make_node("Gather", ["long", "ids"], ["a"]),
+        helper.make_node("Gather", ["short", "ids"], ["b"]),
+        helper.make_node("Shape", ["mask"], ["shape"]),
+        helper.make_node("Gather", ["tiny", "shape"], ["c"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    weights = {
+        "long": np.zeros((50, 4), np.float32),
+        "short": np.zeros((20, 4), np.float32),
+        "tiny": np.zeros((900, 4), np.float32),
+    }
+    inputs = [("ids", INT64, ["n", 6]), ("mask", INT64, ["n", 6])]
+    path = write_model(nodes, inputs, [("y", FLOAT, None), ("c", FLOAT, None)], weights)
+    by_name = {spec.name: spec.value_range for spec in inspect_model(path).inputs}
+    assert by_name == {"ids": (0, 19), "mask": (0, 1)}
