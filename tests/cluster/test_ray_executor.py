@@ -224,9 +224,11 @@ with RayExecutor(device="gpu", cache_dir=folder, ray_address=address) as executo
     found["after"] = [result.value for result in wait(executor, 3)]
     print(json.dumps(found), flush=True)
     assert sys.stdin.readline()
-    for number in range(4):
+    for number in range(6):  # the loss may be noticed only when a job is lost with it
         executor.submit(Job(str(number), run, 60.0))
-    left = wait(executor, 4)
+    left = wait(executor, 6)
+    executor.submit(Job("last", run, 60.0))
+    left += wait(executor, 1)
     print(json.dumps([[r.value, str(r.error), r.lost] for r in left]), flush=True)
 try:
     with RayExecutor(device="gpu", cache_dir=folder, ray_address=address, workers=9) as executor:
@@ -264,7 +266,9 @@ def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: SimpleNamespace, tmp_path
         driver.stdin.write("go\n")
         driver.stdin.flush()
         left = json.loads(driver.stdout.readline())
-        assert [run[0] is not None for run in left] == [True] * 4, left
+        for value, message, lost in left[:-1]:
+            assert value is not None or (lost and "left the cluster" in message), message
+        assert left[-1][0] is not None, left
         kind, message = json.loads(driver.stdout.readline())
         assert kind == "UsageError" and "--workers 9" in message
     assert driver.returncode == 0

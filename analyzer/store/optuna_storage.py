@@ -1,0 +1,48 @@
+"""Optuna's storage in the same database as ours."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+from analyzer.errors import StoreError
+from analyzer.store.results import ResultStore
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+
+_ATTEMPTS = 10
+_PAUSE_S = 0.2
+
+
+def open_optuna_storage(store: ResultStore) -> RDBStorage:
+    """Optuna's tables beside ours, made if they are not there.
+
+    Optuna looks whether a table is there and then makes it, without a lock: of several studies that
+    start at once all but one may fail, and find the tables when they try again.
+
+    Raises:
+        StoreError: The tables cannot be made or read.
+    """
+    import optuna
+
+    failure: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            return optuna.storages.RDBStorage(
+                store.url_for_optuna(), engine_kwargs=store.engine_kwargs_for_optuna()
+            )
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            failure = error
+            time.sleep(_PAUSE_S)
+        except RuntimeError as error:  # another version's tables
+            raise StoreError(
+                f"Optuna's tables in {store.place} are of another version: {error}",
+                hint="Choose another database with --store, or upgrade: optuna storage upgrade.",
+            ) from error
+    raise StoreError(
+        f"Optuna cannot use the database {store.place}: {failure}",
+        hint="Choose another database with --store.",
+    ) from failure
