@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
-from analyzer.errors import UsageError
+from analyzer.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
+    from analyzer.domain.configuration import Configuration
     from analyzer.domain.measurement import Measurement
     from analyzer.domain.study import StudyFacts
     from analyzer.export.repository import ExportResult
+    from analyzer.variants.build import Variant
 
 
 def chosen_measurement(facts: StudyFacts, config_id: str | None) -> Measurement:
@@ -46,6 +48,33 @@ def chosen_measurement(facts: StudyFacts, config_id: str | None) -> Measurement:
     return measured[found[0]]
 
 
+def variant_of(facts: StudyFacts, configuration: Configuration) -> Variant:
+    """The file that ``configuration`` of a study serves, from the cache or made anew.
+
+    Raises:
+        AnalyzerError: It cannot be made: the model or the data are gone or changed.
+    """
+    from analyzer.cli.search_run import cache_dir
+    from analyzer.variants.build import build_variant
+    from analyzer.variants.inputs import load_calibration
+
+    data = facts.provenance.get("calibration_data")
+    if not Path(facts.model.path).is_file():
+        raise ModelError(
+            f"The model of {facts.name!r} is no longer at {facts.model.path}.",
+            hint="Put it back; its variants are made from it.",
+        )
+    return build_variant(
+        facts.model,
+        configuration.variant,
+        calibration=load_calibration(Path(data), facts.model) if data else None,
+        cache_dir=cache_dir(),
+        device=configuration.device,
+        confidence=facts.sla.confidence,
+        seed=facts.provenance.get("seeds", {}).get("study", 0) % 2**32,
+    )
+
+
 def export_study(
     facts: StudyFacts,
     destination: Path,
@@ -60,23 +89,11 @@ def export_study(
     Raises:
         UsageError, RepositoryError: There is nothing to export, or it cannot be written.
     """
-    from analyzer.cli.search_run import cache_dir
     from analyzer.export.repository import export_repository
     from analyzer.report.document import build_document, build_entry
-    from analyzer.variants.build import build_variant
-    from analyzer.variants.inputs import load_calibration
 
     measurement = chosen_measurement(facts, config_id)
-    data = facts.provenance.get("calibration_data")
-    variant = build_variant(
-        facts.model,
-        measurement.configuration.variant,
-        calibration=load_calibration(Path(data), facts.model) if data else None,
-        cache_dir=cache_dir(),
-        device=measurement.configuration.device,
-        confidence=facts.sla.confidence,
-        seed=facts.provenance.get("seeds", {}).get("study", 0) % 2**32,
-    )
+    variant = variant_of(facts, measurement.configuration)
     whole = document or build_document(facts)
     evidence = {
         "study": facts.name,

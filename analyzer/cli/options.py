@@ -126,3 +126,23 @@ def sla(function: _F) -> _F:
     ):
         function = option(function)
     return function
+
+
+def input_shapes(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Click's callback for ``--input-shape NAME:3,224,224``."""
+    shapes = {}
+    for text in value:
+        name, separator, dims = text.rpartition(":")
+        try:
+            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
+        except ValueError:
+            shape = (0,)
+        if not separator or not name or any(dim < 1 for dim in shape):
+            raise UsageError(
+                f"--input-shape: {text!r} is no NAME:DIM,DIM,….",
+                hint="Write --input-shape image:3,224,224 (without the batch axis).",
+            )
+        shapes[name] = shape
+    return shapes

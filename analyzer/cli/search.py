@@ -34,25 +34,6 @@ def _precisions(
     return names
 
 
-def _input_shapes(
-    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for text in value:
-        name, separator, dims = text.rpartition(":")
-        try:
-            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
-        except ValueError:
-            shape = (0,)
-        if not separator or not name or any(dim < 1 for dim in shape):
-            raise UsageError(
-                f"--input-shape: {text!r} is no NAME:DIM,DIM,….",
-                hint="Write --input-shape image:3,224,224 (without the batch axis).",
-            )
-        shapes[name] = shape
-    return shapes
-
-
 @click.command()
 @click.argument("model", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -89,7 +70,7 @@ def _input_shapes(
     "--input-shape",
     "input_shapes",
     multiple=True,
-    callback=_input_shapes,
+    callback=options.input_shapes,
     metavar="NAME:DIMS",
     help="Shape of an input with dynamic dimensions (image:3,224,224).",
 )

@@ -98,7 +98,7 @@ def run_search_command(options: SearchOptions) -> str:
         with executor, open_store(options.store_url) as store:
             progress.phase("inspecting the model", 2.0)
             warm_up_compiler()
-            model, baseline = _inspect(path, options)
+            model, baseline = inspect_path(path, options.input_shapes)
             _check_data(options, model)
             space = _space(options, model, device, machine)
             record = _study(options, store, model, sla, machine)
@@ -230,11 +230,13 @@ def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> E
     return executor
 
 
-def _inspect(path: Path, options: SearchOptions) -> tuple[ModelInfo, Configuration | None]:
-    """The model, and the baseline that a model directory's own configuration gives."""
+def inspect_path(
+    path: Path, input_shapes: dict[str, tuple[int, ...]]
+) -> tuple[ModelInfo, Configuration | None]:
+    """The model, and the configuration that a model directory's own ``config.pbtxt`` gives."""
     from analyzer.variants.inspect import inspect_model
 
-    model = inspect_model(path, input_shapes=options.input_shapes)
+    model = inspect_model(path, input_shapes=input_shapes)
     config = path / "config.pbtxt"
     if not (path.is_dir() and config.is_file()):
         return model, None

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from analyzer.domain.exchange import ServerStatistics
 from analyzer.domain.measurement import LoadTest, RequestLog, ResourceUse
 from analyzer.domain.workload import Trace, draw_arrivals_s
 from analyzer.errors import TargetCrashError
 from analyzer.evaluate.plan import STREAM_EDGE, LoadPlan
 from analyzer.hardware.sampler import ResourceSampler
-from analyzer.load.generator import AbortRule, run_closed_loop, run_open_loop
+from analyzer.load.generator import AbortRule, LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, summarize
 from analyzer.load.target import Target
-from analyzer.load.warmup import detect_warmup
+from analyzer.load.warmup import Warmup, detect_warmup
 
 _REQUESTS_MIN = 20
 _REQUESTS_MAX = 2_000_000
 # A request that takes this many budgets is given up; it is over budget long before.
 _TIMEOUT_BUDGETS = 20.0
 _TIMEOUT_S_MIN = 2.0
+_TIMEOUT_S_UNBUDGETED = 30.0
 
 
 class LoadSession:
@@ -28,9 +30,18 @@ class LoadSession:
         target: Ready to answer.
         plan: How it is loaded.
         gpu_index: The GPU whose memory and power are sampled; None for none.
+        budgeted: Whether the plan's latency budget is one, or only a bound on time-outs.
     """
 
-    def __init__(self, target: Target, plan: LoadPlan, *, gpu_index: int | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        plan: LoadPlan,
+        *,
+        gpu_index: int | None = None,
+        budgeted: bool = True,
+    ) -> None:
+        self._budgeted = budgeted
         self._target = target
         self._plan = plan
         self._gpu_index = gpu_index
@@ -65,6 +76,8 @@ class LoadSession:
 
     @property
     def _timeout_s(self) -> float:
+        if not self._budgeted:
+            return _TIMEOUT_S_UNBUDGETED
         budget_s = self._plan.sla.latency_budget_ms / 1e3
         return max(_TIMEOUT_S_MIN, _TIMEOUT_BUDGETS * budget_s)
 
@@ -102,17 +115,49 @@ class LoadSession:
             )
         # A claim counts every request: the target was warmed up before, and what detection would
         # cut off could be an early overload.
-        warmup = 0 if abort is False or run.aborted else detect_warmup(run.log.latency_s)
+        warmup: Warmup | int = (
+            0 if abort is False or run.aborted else detect_warmup(run.log.latency_s)
+        )
+        return self._keep(run, kind, before, sampler.result(), warmup=warmup, rate_rps=rate_rps)
+
+    def run_closed(self, concurrency: int, seconds: float, *, kind: str = "measure") -> LoadTest:
+        """Keeps ``concurrency`` requests in flight for ``seconds``."""
+        before = self._target.statistics()
+        with (
+            self._target.connect() as connection,
+            ResourceSampler(self._target.pids, gpu_index=self._gpu_index) as sampler,
+        ):
+            run = run_closed_loop(
+                connection,
+                concurrency,
+                duration_s=seconds,
+                batch_size=self._plan.request_batch_size,
+                timeout_s=self._timeout_s,
+            )
+        warmup = detect_warmup(run.log.latency_s)
+        return self._keep(run, kind, before, sampler.result(), warmup=warmup)
+
+    def _keep(
+        self,
+        run: LoadRun,
+        kind: str,
+        before: ServerStatistics | None,
+        resources: ResourceUse,
+        *,
+        warmup: Warmup | int,
+        rate_rps: float | None = None,
+    ) -> LoadTest:
+        sla = self._plan.sla
         test = summarize(
             run,
             kind=kind,
             offered_rps=rate_rps,
-            budget_ms=sla.latency_budget_ms,
+            budget_ms=sla.latency_budget_ms if self._budgeted else None,
             percentile=sla.percentile,
-            resources=sampler.result(),
             warmup=warmup,
+            resources=resources,
             statistics=(before, self._target.statistics()),
-            seed=plan.seed,
+            seed=self._plan.seed,
         )
         self.seconds += run.wall_s
         self.tests.append(test)

@@ -1,0 +1,285 @@
+"""``analyze measure``: one load test of an endpoint or of a local model."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from analyzer.cli import options
+from analyzer.cli.studies import format_table
+from analyzer.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from analyzer.domain.measurement import LoadTest
+    from analyzer.domain.model import ModelInfo
+    from analyzer.load.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is loaded: a target that is ready, and where perf_analyzer finds it."""
+
+    target: Target
+    address: str | None
+    name: str
+    inputs: Mapping[str, NDArray[Any]]
+    batchable: bool
+    hardware: str
+
+
+@click.command()
+@click.argument("target")
+@click.option("--model", "model_name", metavar="NAME", help="The model on the endpoint.")
+@click.option("--rate", type=options.RATE_RPS, help="Open loop at this rate (100/s).")
+@click.option("--concurrency", type=click.IntRange(1, 65536), help="Closed loop, in flight.")
+@click.option(
+    "--duration", type=options.DURATION_S, default="10s", show_default=True, help="Time under load."
+)
+@click.option("--request-batch-size", type=click.IntRange(1, 65536), default=1, show_default=True)
+@click.option("--arrivals", default="poisson", show_default=True, metavar="PROCESS")
+@click.option("--latency-budget", type=options.DURATION_MS, help="Counts requests over it.")
+@options.sla
+@click.option(
+    "--input-shape",
+    "input_shapes",
+    multiple=True,
+    callback=options.input_shapes,
+    metavar="NAME:DIMS",
+    help="Shape of an input with dynamic dimensions.",
+)
+@click.option(
+    "--calibration-data", type=click.Path(path_type=Path), metavar="FILE.npz", help="Real inputs."
+)
+@click.option(
+    "--generator",
+    type=click.Choice(["tritune", "perf_analyzer", "both"]),
+    default="tritune",
+    show_default=True,
+    help="Whose load: ours, NVIDIA's, or both side by side.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**62), help="[default: drawn]")
+@options.common
+def measure(target: str, **values: Any) -> None:
+    """Run one load test against TARGET: grpc://HOST:PORT, http://HOST:PORT or a local model.
+
+    \b
+    analyze measure grpc://localhost:8001 --model digits --rate 100/s
+    analyze measure model.onnx --concurrency 8 --duration 5s
+    """
+    if (values["rate"] is None) == (values["concurrency"] is None):
+        raise UsageError(
+            "Exactly one of --rate and --concurrency is needed.",
+            hint="Write --rate 100/s for an open loop, --concurrency 8 for a closed one.",
+        )
+    if values["duration"] <= 0:
+        raise UsageError("--duration must be above 0.", hint="Write it like --duration 10s.")
+    with _open(target, values) as subject:
+        rows: list[tuple[str, dict[str, Any]]] = []
+        if values["generator"] in ("tritune", "both"):
+            rows.append(("tritune", _ours(subject, values)))
+        if values["generator"] in ("perf_analyzer", "both"):
+            rows.append(("perf_analyzer", _theirs(subject, values)))
+    if values["as_json"]:
+        document = {"schema": 1, **rows[0][1]}
+        if len(rows) > 1:
+            document["perf_analyzer"] = rows[1][1]
+        click.echo(json.dumps(document))
+        return
+    _print(rows)
+
+
+@contextmanager
+def _open(target: str, values: dict[str, Any]) -> Iterator[Subject]:
+    from analyzer.hardware.machine import inspect_machine
+
+    hardware = inspect_machine().hardware
+    if "://" in target:
+        yield from _endpoint(target, values)
+        return
+    if values["generator"] != "tritune":
+        raise UsageError(
+            f"--generator {values['generator']} needs an endpoint, not a local model.",
+            hint="Start one with analyze serve, and give grpc://HOST:PORT.",
+        )
+    yield from _local(Path(target), values, hardware)
+
+
+def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
+    from analyzer.load.endpoint import open_endpoint
+    from analyzer.load.endpoint_target import existing_model_target
+
+    name = values["model_name"]
+    if not name:
+        raise UsageError(
+            "An endpoint needs --model.", hint="Write --model NAME, the model's name there."
+        )
+    endpoint = open_endpoint(address)
+    try:
+        found = endpoint.model(name) if endpoint.ready(name) else None
+    finally:
+        endpoint.close()
+    inputs: Mapping[str, NDArray[Any]] | None = None
+    batchable = True
+    if found is not None:
+        batchable = found.batchable
+        inputs = _inputs(_model_info(found, values), values)
+    with existing_model_target(address, name, inputs, batchable=batchable) as ready:
+        yield Subject(
+            target=ready,
+            address=address,
+            name=name,
+            inputs=inputs or {},
+            batchable=batchable,
+            hardware=address,
+        )
+
+
+def _model_info(found: Any, values: dict[str, Any]) -> ModelInfo:
+    from dataclasses import replace
+
+    from analyzer.domain.model import ModelInfo
+
+    shapes = values["input_shapes"]
+    tensors = []
+    for tensor in found.inputs:
+        shape = shapes.get(tensor.name, tensor.shape)
+        if -1 in shape:
+            raise ModelError(
+                f"The input {tensor.name!r} of {found.name} has dynamic dimensions {shape}.",
+                hint=f"Give them: --input-shape {tensor.name}:"
+                + ",".join(str(dim) if dim > 0 else "128" for dim in shape),
+            )
+        tensors.append(replace(tensor, shape=tuple(shape)))
+    return ModelInfo(
+        name=found.name,
+        path="",
+        sha256="",
+        batchable=found.batchable,
+        inputs=tuple(tensors),
+        outputs=found.outputs,
+    )
+
+
+def _inputs(model: ModelInfo, values: dict[str, Any]) -> Mapping[str, NDArray[Any]]:
+    from analyzer.variants.inputs import load_calibration, synthetic_inputs
+
+    if values["calibration_data"] is not None:
+        return load_calibration(values["calibration_data"], model).inputs
+    return synthetic_inputs(model, 16, 0)
+
+
+def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subject]:
+    from analyzer.cli.search_run import cache_dir, inspect_path
+    from analyzer.domain.configuration import baseline_configuration
+    from analyzer.evaluate.targets import open_target
+    from analyzer.evaluate.tasks import Assets
+
+    model, configuration = inspect_path(path, values["input_shapes"])
+    data = values["calibration_data"]
+    assets = Assets(model=model, calibration_path=str(data) if data else None)
+    with open_target(
+        "embedded",
+        model=model,
+        model_path=Path(model.path),
+        inputs_path=assets.request_inputs(cache_dir()),
+        configuration=configuration or baseline_configuration(batchable=model.batchable),
+    ) as ready:
+        yield Subject(
+            target=ready,
+            address=None,
+            name=model.name,
+            inputs={},
+            batchable=model.batchable,
+            hardware=hardware,
+        )
+
+
+def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
+    from analyzer.domain.sla import Sla
+    from analyzer.domain.workload import parse_arrivals
+    from analyzer.evaluate.measure import judge_runs
+    from analyzer.evaluate.plan import STREAM_MEASURE, LoadPlan
+    from analyzer.evaluate.session import LoadSession
+    from analyzer.report.document import build_load_test_entry
+
+    budget_ms = values["latency_budget"]
+    sla = Sla(
+        latency_budget_ms=budget_ms or 1e6,
+        percentile=values["percentile"],
+        confidence=values["confidence"],
+    )
+    seed = values["seed"] if values["seed"] is not None else secrets.randbits(48)
+    load = LoadPlan(
+        sla=sla,
+        arrivals=parse_arrivals(values["arrivals"]),
+        request_batch_size=values["request_batch_size"],
+        seed=seed,
+    )
+    session = LoadSession(subject.target, load, budgeted=budget_ms is not None)
+    session.warm_up(concurrency=values["concurrency"] or 4)
+    certificate = None
+    if values["concurrency"] is not None:
+        test: LoadTest = session.run_closed(values["concurrency"], values["duration"])
+    else:
+        test = session.run(
+            values["rate"], values["duration"], kind="measure", stream=STREAM_MEASURE, abort=False
+        )
+        if budget_ms is not None:
+            certificate = judge_runs([test], session.logs, load, None)
+    return build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
+
+
+def _theirs(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from analyzer.load.perf_analyzer import require_perf_analyzer, run_perf_analyzer
+
+    assert subject.address is not None
+    result = run_perf_analyzer(
+        require_perf_analyzer(),
+        subject.address,
+        subject.name,
+        subject.inputs,
+        batchable=subject.batchable,
+        concurrency=values["concurrency"],
+        rate_rps=values["rate"],
+        request_batch_size=values["request_batch_size"],
+        duration_s=values["duration"],
+    )
+    return asdict(result)
+
+
+def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
+    table: list[tuple[str, ...]] = [("", *(name for name, _ in rows))]
+
+    def line(title: str, ours: Any, theirs: str) -> None:
+        cells = []
+        for name, row in rows:
+            value = ours(row) if name == "tritune" else row.get(theirs)
+            cells.append(f"{value:.3f}" if isinstance(value, float) else str(value))
+        table.append((title, *cells))
+
+    line("throughput, inferences/s", lambda r: r["throughput_ips"], "throughput_ips")
+    for key in ("mean", "p50", "p90", "p95", "p99"):
+        line(
+            f"latency {key}, ms",
+            lambda r, key=key: r["latency_ms"][key],
+            f"latency_ms_{key}",
+        )
+    line("requests", lambda r: r["requests"], "requests")
+    line("errors", lambda r: r["errors"], "errors")
+    line("valid", lambda r: r["validity"]["valid"], "stable")
+    click.echo(format_table(table))
+    for name, row in rows:
+        if name == "tritune":
+            for reason in row["validity"]["reasons"]:
+                click.echo(f"not valid: {reason}", err=True)
