@@ -73,3 +73,19 @@ def test_batch_sizes_come_from_the_servers_counters(run) -> None:
 def test_the_log_keeps_its_warmup(run) -> None:
     assert set_warmup_apart(run.log, 7).warmup == 7
     assert len(set_warmup_apart(run.log, 7)) == 500
+
+
+def test_a_bursty_schedule_is_not_the_generators_fault() -> None:
+    # 300 requests that took twice as long to come as their nominal rate says.
+    arrivals = np.cumsum(np.random.default_rng(5).gamma(0.05, 1 / (500 * 0.05), 300)) * 2
+    with ScriptedTarget(constant_delay(0.001)).connect() as connection:
+        run = run_open_loop(connection, arrivals, timeout_s=1, drain_s=1)
+    test = summarize(run, kind="edge", offered_rps=500.0, budget_ms=1000.0)
+    assert not any("offered" in reason for reason in test.validity.reasons)
+
+
+def test_a_rate_that_was_not_sent_is_invalid(run) -> None:
+    late = np.linspace(0.0, float(run.log.intended_s[-1]), len(run.log))
+    log = replace(run.log, send_lag_s=run.log.send_lag_s + late)
+    test = summarize(replace(run, log=log), kind="edge", offered_rps=500.0, budget_ms=1e6)
+    assert any("offered" in reason for reason in test.validity.reasons)

@@ -284,3 +284,31 @@ def test_real_rows_reach_a_real_model(tmp_path) -> None:
         sizes = np.resize(np.array([1, 3, 8], np.int32), 120)
         run = run_open_loop(connection, np.arange(120) * 0.001, sizes, timeout_s=5, drain_s=5)
     assert (run.log.status == STATUS_OK).all()
+
+
+def test_a_process_with_very_many_files_can_still_wait() -> None:
+    # select() knows no file beyond number 1023; a Ray worker may have more.
+    files = [os.dup(0) for _ in range(1100)]
+    try:
+        with EmbeddedTarget(spec()) as target, target.connect() as connection:
+            run = run_open_loop(connection, np.arange(50) * 0.003, timeout_s=5, drain_s=5)
+    finally:
+        for file in files:
+            os.close(file)
+    assert (run.log.status == STATUS_OK).all()
+
+
+def test_a_talkative_server_is_not_blocked_and_its_last_words_are_kept(tmp_path) -> None:
+    loud = tmp_path / "sitecustomize.py"
+    loud.write_text("import sys\nsys.stderr.write('noise\\n' * 100_000 + 'the last word\\n')\n")
+    target = EmbeddedTarget(spec(OnnxModel(path="none"), inputs_path=str(tmp_path / "no.npz")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(TargetStartError, match=r"no\.npz"), target:
+            pass
+        crashing = ScriptedModel(points=((1, 1.0),), fault="crash")
+        with (
+            pytest.raises(TargetStartError, match="noise\nthe last word"),
+            EmbeddedTarget(spec(crashing)),
+        ):
+            pass

@@ -1,0 +1,177 @@
+"""What the load generator costs, and how late it sends.
+
+    python bench/generator.py [--seconds 5] [--repeats 5] [--json]
+
+Against the null target in its own process (closed loop: requests per second; open loop at 2,000/s:
+send lag), and at 2,000/s against an embedded server whose model keeps every core busy, with the
+generator first in line and as an ordinary thread, alternating. Writes
+``bench/results/generator.json``. It is a timing: nothing else may run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration
+from analyzer.hardware.machine import inspect_machine
+from analyzer.hardware.sampler import ResourceSampler
+from analyzer.load import generator
+from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
+from analyzer.load.null import NullTarget
+from analyzer.serving.embedded import EmbeddedTarget
+from analyzer.serving.spec import EmbeddedSpec, OnnxModel
+
+RATE_RPS = 2_000
+CLOSED_GOAL_RPS = 15_000
+LAG_GOAL_MS = 1.0
+WIDTH, DEPTH = 1024, 48
+RESULTS = Path(__file__).parent / "results" / "generator.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    document = {
+        "machine": inspect_machine().hardware,
+        "load_average_before": os.getloadavg()[0],
+        "goals": {"closed_rps_min": CLOSED_GOAL_RPS, "lag_ms_p99_max": LAG_GOAL_MS},
+        "null_closed": [null_closed(concurrency, options) for concurrency in (1, 8, 64)],
+        "null_open": [null_open(seed, options) for seed in range(options.repeats)],
+        "busy_open": busy_open(options),
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document) if options.json else summary(document))
+    return 0
+
+
+def null_closed(concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Requests per second of a closed loop without a server: each run, and the median."""
+    rates = []
+    for _ in range(options.repeats):
+        with NullTarget().connect() as connection:
+            run = run_closed_loop(connection, concurrency, requests=100_000)
+        rates.append(len(run.log) / run.wall_s)
+    return {"concurrency": concurrency, "rps": rates, "rps_median": float(np.median(rates))}
+
+
+def null_open(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The lag of an open loop without a server."""
+    with NullTarget().connect() as connection:
+        return lag(open_loop(connection, seed, options.seconds))
+
+
+def busy_open(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The lag while a model is busy on every core, both ways in turn."""
+    results = []
+    cores = inspect_machine().cores
+    with tempfile.TemporaryDirectory() as folder:
+        spec = busy_spec(Path(folder), cores)
+        with EmbeddedTarget(spec) as target:
+            for seed in range(options.repeats):
+                for name in ("first_in_line", "ordinary"):
+                    ordinary = mock.patch.object(
+                        generator, "first_in_line", lambda: nullcontext("normal")
+                    )
+                    with (
+                        target.connect() as connection,
+                        ResourceSampler(target.pids) as sampler,
+                        ordinary if name == "ordinary" else nullcontext(),
+                    ):
+                        run = open_loop(connection, seed, options.seconds)
+                    cpu = sampler.result().cpu_utilization
+                    results.append({"thread": name, "server_cpu": cpu, **lag(run)})
+    return results
+
+
+def open_loop(connection: Any, seed: int, seconds: float) -> LoadRun:
+    count = int(RATE_RPS * seconds)
+    arrivals_s = np.cumsum(np.random.default_rng(seed).exponential(1 / RATE_RPS, count))
+    return run_open_loop(connection, arrivals_s, timeout_s=10, drain_s=0.5)
+
+
+def lag(run: LoadRun) -> dict[str, Any]:
+    names = ("p50", "p99", "p999", "max")
+    values = np.percentile(run.log.send_lag_s * 1e3, (50, 99, 99.9, 100))
+    return {
+        "priority": run.generator_priority,
+        "lag_ms": {name: float(value) for name, value in zip(names, values, strict=True)},
+        "latency_ms_p50": float(np.median(run.log.latency_s)) * 1e3,
+    }
+
+
+def busy_spec(folder: Path, cores: int) -> EmbeddedSpec:
+    """A stack of matrix products (0.1 GFLOP an inference) that no two cores finish in time."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    rng = np.random.default_rng(0)
+    weights = [
+        helper.make_tensor(
+            f"w{layer}",
+            TensorProto.FLOAT,
+            [WIDTH, WIDTH],
+            (rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32).tobytes(),
+            raw=True,
+        )
+        for layer in range(DEPTH)
+    ]
+    names = ["x", *(f"h{layer}" for layer in range(DEPTH - 1)), "y"]
+    nodes = [
+        helper.make_node("MatMul", [names[layer], f"w{layer}"], [names[layer + 1]])
+        for layer in range(DEPTH)
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", "y")
+    ]
+    graph = helper.make_graph(nodes, "busy", ports[:1], ports[1:], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), folder / "busy.onnx")
+    np.savez(folder / "rows.npz", x=rng.normal(size=(64, WIDTH)).astype(np.float32))
+    return EmbeddedSpec(
+        name="busy",
+        model=OnnxModel(path=str(folder / "busy.onnx")),
+        configuration=Configuration(
+            max_batch_size=64, dynamic_batching=True, instance_count=cores, intra_op_threads=1
+        ),
+        batchable=True,
+        inputs_path=str(folder / "rows.npz"),
+    )
+
+
+def summary(document: dict[str, Any]) -> str:
+    """The results in a few lines."""
+    lines = [f"machine: {document['machine']}"]
+    lines += [
+        f"null target, closed loop of {row['concurrency']}: {row['rps_median']:,.0f}/s"
+        f" (goal {CLOSED_GOAL_RPS:,})"
+        for row in document["null_closed"]
+    ]
+    rows = {"null target": document["null_open"]}
+    for row in document["busy_open"]:
+        rows.setdefault(f"every core busy, {row['thread']} ({row['priority']})", []).append(row)
+    for name, runs in rows.items():
+        p99 = [run["lag_ms"]["p99"] for run in runs]
+        lines.append(
+            f"{name}, {RATE_RPS:,}/s: lag p99 median {np.median(p99):.3f} ms,"
+            f" worst {max(p99):.3f} ms (goal {LAG_GOAL_MS})"
+        )
+    busy = [run["server_cpu"] for run in document["busy_open"]]
+    lines.append(f"cores the busy model used: {np.mean(busy):.0%}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
