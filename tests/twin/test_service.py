@@ -1,0 +1,60 @@
+"""Service times: the curve, interference, noise, saturation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analyzer.batching.policy import BatchingPolicy
+from analyzer.twin.service import ServiceTime
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "milliseconds"), [(1, 10), (8, 16), (2, 10 + 6 / 7), (15, 22), (22, 28)]
+)
+def test_linear_between_and_beyond(batch_size: int, milliseconds: float) -> None:
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(10, 16))
+    assert service.curve_ms(np.array([batch_size]))[0] == pytest.approx(milliseconds, rel=1e-12)
+
+
+def test_nearest_slope_goes_on_but_not_below_zero() -> None:
+    service = ServiceTime(batch_sizes=(4, 8, 16), service_ms=(1, 5, 4))
+    assert service.curve_ms(np.array([1, 3, 4, 8, 24, 64])).tolist() == [0, 0, 1, 5, 3, 0]
+
+
+def test_one_point_is_a_constant() -> None:
+    assert ServiceTime.constant(3.0).curve_ms(np.array([1, 100])).tolist() == [3, 3]
+
+
+def test_interference_goes_on_with_its_last_factor() -> None:
+    service = ServiceTime(batch_sizes=(1,), service_ms=(1,), interference=(1.0, 1.5))
+    assert service.interference_table(4)[1:].tolist() == [1.0, 1.5, 1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "cv"),
+    [
+        ({"distribution": "exponential"}, 1.0),
+        ({"distribution": "lognormal", "cv": 0.3}, 0.3),
+        ({"distribution": "empirical", "residuals": (1.0, 1.0, 4.0)}, 0.5**0.5),
+        ({}, 0.0),
+    ],
+)
+def test_noise_has_mean_one(settings: dict[str, object], cv: float) -> None:
+    service = ServiceTime(batch_sizes=(1,), service_ms=(1,), **settings)  # type: ignore[arg-type]
+    drawn = service.draw_noise(200_000, np.random.default_rng(0))
+    spread = service.noise_at((np.arange(200_000) + 0.5) / 200_000)
+    for noise in (drawn, spread):
+        assert noise.mean() == pytest.approx(1.0, abs=0.01)
+        assert noise.std() == pytest.approx(cv, abs=0.02)
+
+
+def test_saturation_is_the_best_batch_on_the_best_number_of_instances() -> None:
+    service = ServiceTime(
+        batch_sizes=(1, 8), service_ms=(10, 16), interference=(1.0, 1.25, 2.5, 5.0)
+    )
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True, instance_count=4)
+    assert service.saturation_rps(policy) == pytest.approx(8 / 0.016 * 2 / 1.25)
+    assert service.saturation_rps(policy, 3) == pytest.approx(2 / (10 + 6 / 7 * 5) * 1e3 * 2 / 1.25)
+    alone = BatchingPolicy(max_batch_size=8)
+    assert service.saturation_rps(alone, 8) == pytest.approx(1 / 0.016)
