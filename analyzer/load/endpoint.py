@@ -63,6 +63,9 @@ class Endpoint(Protocol):
     def server_version(self) -> str:
         """Name and version of the server."""
 
+    def live(self) -> bool:
+        """Whether the server lives."""
+
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or a model on it, is ready."""
 
@@ -126,17 +129,18 @@ def open_endpoint(address: str) -> Endpoint:
 
         endpoint = HttpEndpoint(host, port)
     try:
-        ready = endpoint.ready()
+        # Not readiness: Triton is not ready while any of its models failed to load.
+        live = endpoint.live()
     except TargetError as error:
         endpoint.close()
         raise TargetCrashError(
             f"Nothing answers at {address}: {error.message}",
             hint="Start the server, or correct the address (Triton: gRPC 8001, HTTP 8000).",
         ) from error
-    if not ready:
+    if not live:
         endpoint.close()
         raise TargetError(
-            f"The server at {address} is not ready.", hint="Wait until its models are loaded."
+            f"The server at {address} is not live.", hint="Wait until it has started."
         )
     return endpoint
 

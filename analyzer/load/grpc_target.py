@@ -58,6 +58,10 @@ class GrpcEndpoint:
         reply = self._call("ServerMetadata", service_pb2.ServerMetadataRequest())
         return f"{reply.name} {reply.version}"
 
+    def live(self) -> bool:
+        """Whether the server lives."""
+        return bool(self._call("ServerLive", service_pb2.ServerLiveRequest()).live)
+
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or a model on it, is ready."""
         if model is None:

@@ -60,6 +60,11 @@ class HttpEndpoint:
         reply = self._get("/v2")
         return f"{reply.get('name', '')} {reply.get('version', '')}"
 
+    def live(self) -> bool:
+        """Whether the server lives."""
+        status, _ = self._ask("GET", "/v2/health/live")
+        return status == 200
+
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or a model on it, is ready."""
         path = "/v2/health/ready" if model is None else f"/v2/models/{quote(model, safe='')}/ready"
@@ -97,7 +102,7 @@ class HttpEndpoint:
 
     def config(self, name: str) -> Any:
         """A model's configuration after completion, a ``ModelConfig``."""
-        values = self._get(f"/v2/models/{quote(name, safe='')}/config")
+        values = self.config_json(name)
         try:
             # A newer server may know more fields than this client.
             return json_format.ParseDict(values, ModelConfig(), ignore_unknown_fields=True)
@@ -105,6 +110,13 @@ class HttpEndpoint:
             raise TargetError(
                 f"The server at {self.address} sent no configuration: {error}"
             ) from error
+
+    def config_json(self, name: str) -> dict[str, Any]:
+        """A model's configuration as the server prints it."""
+        values = self._get(f"/v2/models/{quote(name, safe='')}/config")
+        if not isinstance(values, dict):
+            raise TargetError(f"The server at {self.address} sent no configuration of {name}.")
+        return values
 
     def load(self, name: str, config: Any | None, files: Mapping[str, bytes]) -> None:
         """Loads a model, with its configuration and files if given."""

@@ -292,18 +292,13 @@ def select_versions(proto: Any, available: Sequence[int]) -> tuple[int, ...]:
     """The versions that the (normalized) version policy serves, ascending.
 
     Raises:
-        RepositoryError: It selects none, or a specific one that is not there.
+        RepositoryError: It selects none of them.
     """
     policy = proto.version_policy
     ordered = sorted(available)
     chosen: list[int]
     if policy.HasField("specific"):
-        absent = sorted(set(policy.specific.versions) - set(ordered))
-        if absent:
-            reject(
-                f"version {absent[0]} of model '{proto.name}' is specified but not in its folder"
-            )
-        chosen = sorted(set(policy.specific.versions))
+        chosen = sorted(set(policy.specific.versions) & set(ordered))
     elif policy.HasField("all"):
         chosen = ordered
     else:

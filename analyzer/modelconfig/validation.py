@@ -139,26 +139,21 @@ def validate_io(proto: Any) -> None:
     Raises:
         RepositoryError: A tensor lacks name, type or dims, or one of these is impossible.
     """
-    if proto.platform != "ensemble":
-        if not proto.input:
-            reject(f"must specify 'input' for {proto.name}")
-        if not proto.output:
-            reject(f"must specify 'output' for {proto.name}")
     for kind, tensors in (("input", proto.input), ("output", proto.output)):
         for tensor in tensors:
             _validate_tensor(proto, tensor, kind)
 
 
 def _validate_tensor(proto: Any, tensor: Any, kind: str) -> None:
-    what = f"model {kind}"
     if not tensor.name:
-        reject(f"{what} must specify 'name' for {proto.name}")
+        reject(f"model {kind} must specify 'name' for {proto.name}")
+    what = f"model {kind} '{tensor.name}'"
     if tensor.data_type == model_config_pb2.TYPE_INVALID:
         reject(f"{what} must specify 'data_type' for {proto.name}")
     if not tensor.dims:
         reject(f"{what} must specify 'dims' for {proto.name}")
     if kind == "input" and tensor.format in _IMAGE_FORMATS and len(tensor.dims) != 3:
-        reject(f"{what} NHWC/NCHW require 3 dims for {proto.name}")
+        reject(f"model input NHWC/NCHW require 3 dims for {proto.name}")
     for dim in tensor.dims:
         if dim < 1 and dim != -1:
             reject(
@@ -168,9 +163,9 @@ def _validate_tensor(proto: Any, tensor: Any, kind: str) -> None:
     if tensor.HasField("reshape"):
         _validate_reshape(proto, tensor, what)
     if tensor.is_shape_tensor and proto.backend != "tensorrt":
-        reject(f"shape tensors are only supported for TensorRT platform, {proto.name}")
+        reject(f"shape tensors are only supported for TensorRT platform for {proto.name}")
     if tensor.is_non_linear_format_io and proto.backend != "tensorrt":
-        reject(f"non-linear format IO is only supported for TensorRT platform, {proto.name}")
+        reject(f"non-linear format IO is only supported for TensorRT platform for {proto.name}")
 
 
 def _validate_reshape(proto: Any, tensor: Any, what: str) -> None:

@@ -24,7 +24,8 @@ from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import CONFIG_NAME
 from analyzer.serving.triton_install import TritonInstall, python_environment
 
-_LOG_LINES = 400
+# More than the usage text of the program, which would push out the reason it is printed for.
+_LOG_LINES = 600
 _LINE_CHARACTERS = 2000
 _POLL_S = 0.05
 _END_S = 5.0
@@ -269,7 +270,7 @@ class TritonServer:
             if process.poll() is not None:
                 if self._reader is not None:
                     self._reader.join(1.0)
-                words = self.log_tail(12)
+                words = _last_words(self._log)
                 if "in use" in words or "failed to start" in words.lower():
                     return words
                 raise TargetStartError(
@@ -310,6 +311,13 @@ class TritonServer:
             shutil.copytree(self.install.backend_dir, copy)
             shutil.copy2(self.install.stub, copy / "python" / self.install.stub.name)
         return copy
+
+
+def _last_words(lines: deque[str]) -> str:
+    """What the server said at its end; of a usage text (a wrong option) the beginning."""
+    said = [line for line in lines if line.strip()]
+    usage = next((i for i, line in enumerate(said) if "Usage: tritonserver" in line), None)
+    return "\n".join(said[:usage][-12:] if usage else said[-12:])
 
 
 def _sweep() -> None:
