@@ -73,11 +73,6 @@ def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> Inf
         else:
             data = _contents(tensor, model)
         call.inputs.append(WireInput(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    if used != len(raw):
-        raise Fault(
-            "invalid",
-            f"expected {used} raw input contents for model '{model.name}', got {len(raw)}",
-        )
     for output in request.outputs:
         parameters = output.parameters
         classification = 0

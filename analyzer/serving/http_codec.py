@@ -155,14 +155,10 @@ def _call(document: Any, binary: memoryview, model: LoadedModel, memory: SharedM
 def _input(
     tensor: Any, binary: memoryview, offset: int, model: LoadedModel, memory: SharedMemory
 ) -> tuple[WireInput, int]:
-    name = _string(_member(tensor, "name"), "name")
-    dims = _array(_member(tensor, "shape"), "shape")
-    shape = tuple(_unsigned(dim, "shape") for dim in dims)
-    datatype = _string(_member(tensor, "datatype"), "datatype")
-    if datatype not in DTYPES:
-        raise Fault("invalid", f"invalid datatype for input {name}")
+    if not isinstance(tensor, dict):
+        raise _mismatch("inputs", "non-object as object")
     parameters = _object(tensor.get("parameters", {}), "failed to get input params.")
-    size, region = parameters.get("binary_data_size"), _region(parameters, name)
+    size, region = parameters.get("binary_data_size"), _region(parameters, tensor.get("name", ""))
     fields = [
         field
         for field, given in (
@@ -180,6 +176,12 @@ def _input(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in "
             f"'parameters', 'shared_memory_region' in 'parameters'. {found}",
         )
+    name = _string(_member(tensor, "name"), "name")
+    dims = _array(_member(tensor, "shape"), "shape")
+    shape = tuple(_unsigned(dim, "shape") for dim in dims)
+    datatype = _string(_member(tensor, "datatype"), "datatype")
+    if datatype not in DTYPES:
+        raise Fault("invalid", f"invalid datatype for input {name}")
     if region is not None:
         return WireInput(name, datatype, shape, memory.read(region)), offset
     if size is not None:

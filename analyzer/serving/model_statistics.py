@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from analyzer.load.target import ServerStatistics
+from analyzer.domain.exchange import ServerStatistics
 from analyzer.serving.core import BatchStatistics, ModelStatistics
 from analyzer.serving.loaded_model import LoadedModel
 

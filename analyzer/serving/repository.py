@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from analyzer.errors import AnalyzerError, RepositoryError, UsageError
 from analyzer.modelconfig.repository import check_model_name, list_models, list_versions
@@ -25,6 +25,9 @@ from analyzer.serving.protocol import Fault
 
 ControlMode = Literal["none", "poll", "explicit"]
 State = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+
+
+_POLL_FAILED = "failed to load '{}', failed to poll from model repository"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +192,9 @@ class Repository:
             raise Fault("invalid", error.message) from error
         if files and config_json is None:
             raise Fault(
-                "invalid",
-                f"failed to load '{name}', failed to poll from model repository: load with file "
-                "override must have 'config' parameter specified",
+                "internal",
+                f"{_POLL_FAILED.format(name)}: load with file override must have 'config' "
+                "parameter specified",
             )
         try:
             self._load(name, config_json=config_json, files=files)
@@ -290,14 +293,13 @@ class Repository:
                 if not folder.is_dir() and not files:
                     raise Fault(
                         "internal",
-                        f"failed to load '{name}', failed to poll from model repository",
+                        _POLL_FAILED.format(name),
                     )
                 fingerprint = (_fingerprint(folder), config_json) if not files else object()
                 if slot is not None and slot.versions and slot.fingerprint == fingerprint:
                     return
-                own_config, override = unpack_override(name, folder, config_json, files or {})
+                config, override = self._read(name, folder, config_json, files or {})
                 source = Path(override.name) / name if override is not None else folder
-                config = read_model_config(source, name, self._settings, own_config)
                 self._load_members(name, member_names(config), above)
                 self._log(f"loading: {name}")
                 versions = load_versions(source, config, self._settings, self._resolve)
@@ -323,6 +325,24 @@ class Repository:
                 self._settings.cache.forget()
             if old is not None:
                 self._close_later(name, old)
+
+    def _read(
+        self, name: str, folder: Path, config_json: str | None, files: Mapping[str, bytes]
+    ) -> tuple[Any, tempfile.TemporaryDirectory[str] | None]:
+        """The configuration, and the folder that stands for the model's own if files override it.
+
+        Raises:
+            Fault: Internal, as in Triton where the error comes up before the load proper.
+        """
+        override = None
+        try:
+            own, override = unpack_override(name, folder, config_json, files)
+            source = Path(override.name) / name if override is not None else folder
+            return read_model_config(source, name, self._settings, own), override
+        except AnalyzerError as error:
+            if override is not None:
+                override.cleanup()
+            raise Fault("internal", f"{_POLL_FAILED.format(name)}: {error.message}") from error
 
     def _load_members(self, name: str, members: tuple[str, ...], above: tuple[str, ...]) -> None:
         for member in members:
