@@ -1,0 +1,285 @@
+"""A stand-in for ``tensorrt`` and CUDA's runtime, with the surface that we use, for tests.
+
+Where no builder library or GPU is at hand, the code that compiles and runs engines runs against
+this. It has exactly the names that we call, and ``bench/check_tensorrt_names.py`` holds them
+against the real bindings. An engine of this fake doubles its inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+# Names of ``tensorrt`` that we use, as its bindings spell them.
+TENSORRT_NAMES = (
+    "Builder", "create_network", "create_builder_config", "create_optimization_profile",
+    "build_serialized_network", "NetworkDefinitionCreationFlag", "STRONGLY_TYPED",
+    "num_inputs", "get_input", "shape", "name", "OnnxParser", "parse_from_file", "num_errors",
+    "get_error", "desc", "set_memory_pool_limit", "MemoryPoolType", "WORKSPACE",
+    "add_optimization_profile", "set_shape", "create_timing_cache", "set_timing_cache",
+    "get_timing_cache", "serialize", "ILogger", "Severity", "ERROR", "INTERNAL_ERROR", "log",
+    "Runtime", "deserialize_cuda_engine", "create_execution_context", "num_io_tensors",
+    "get_tensor_name", "get_tensor_mode", "get_tensor_dtype", "get_tensor_shape",
+    "TensorIOMode", "INPUT", "set_input_shape", "set_tensor_address", "execute_async_v3",
+)  # fmt: skip
+# Functions of ``cuda.bindings.runtime`` that we use.
+CUDA_NAMES = (
+    "cudaSetDevice", "cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy",
+    "cudaMalloc", "cudaFree", "cudaMemcpyAsync", "cudaMemcpyKind", "cudaMemcpyHostToDevice",
+    "cudaMemcpyDeviceToHost", "cudaErrorMemoryAllocation",
+)  # fmt: skip
+
+
+def make_tensorrt(
+    *,
+    version: str = "11.4.0",
+    inputs: dict[str, tuple[int, ...]] | None = None,
+    parse_errors: tuple[str, ...] = (),
+    build_error: str = "",
+    starts: bool = True,
+) -> Any:
+    """A module-like object.
+
+    Args:
+        version: ``__version__``.
+        inputs: The network's inputs with −1 for dynamic dimensions; float32.
+        parse_errors: What the parser complains of; it fails if there is anything.
+        build_error: What the builder logs before it gives no plan; empty for a plan.
+        starts: Whether the builder finds a GPU.
+    """
+    shapes = inputs or {"x": (-1, 3)}
+    severity = enum.Enum("Severity", ["INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"])
+
+    class ILogger:
+        Severity = severity
+
+        def __init__(self) -> None: ...
+
+    class Builder:
+        def __init__(self, logger: Any) -> None:
+            if not starts:
+                logger.log(severity.ERROR, "CUDA initialization failure with error: 100")
+                raise TypeError("pybind11::init(): factory function returned nullptr")
+            self._logger = logger
+
+        def create_network(self, flags: int = 0) -> Any:
+            tensors = [SimpleNamespace(name=name, shape=dims) for name, dims in shapes.items()]
+            return SimpleNamespace(
+                flags=flags, num_inputs=len(tensors), get_input=tensors.__getitem__
+            )
+
+        def create_builder_config(self) -> Any:
+            return _Config()
+
+        def create_optimization_profile(self) -> Any:
+            return _Profile()
+
+        def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
+            if build_error:
+                self._logger.log(severity.ERROR, build_error)
+                return None
+            profiles = [profile.shapes for profile in config.profiles]
+            if config.timings is not None:
+                config.timings.content += b"+1"
+            plan = {
+                "inputs": shapes,
+                "profiles": profiles,
+                "flags": network.flags,
+                "limits": config.limits,
+            }
+            return json.dumps(plan).encode()
+
+    class OnnxParser:
+        def __init__(self, network: Any, logger: Any) -> None:
+            self.num_errors = len(parse_errors)
+
+        def parse_from_file(self, path: str) -> bool:
+            return Path(path).is_file() and not parse_errors
+
+        def get_error(self, index: int) -> Any:
+            return SimpleNamespace(desc=lambda: parse_errors[index])
+
+    class Runtime:
+        def __init__(self, logger: Any) -> None:
+            self._logger = logger
+
+        def deserialize_cuda_engine(self, plan: bytes) -> Any:
+            try:
+                return _Engine(json.loads(plan))
+            except ValueError:
+                self._logger.log(severity.ERROR, "Magic tag does not match")
+                return None
+
+    return SimpleNamespace(
+        __version__=version,
+        ILogger=ILogger,
+        Builder=Builder,
+        OnnxParser=OnnxParser,
+        Runtime=Runtime,
+        NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1),
+        MemoryPoolType=SimpleNamespace(WORKSPACE="workspace"),
+        TensorIOMode=SimpleNamespace(INPUT="input", OUTPUT="output"),
+        nptype=lambda dtype: dtype,
+    )
+
+
+class _Profile:
+    def __init__(self) -> None:
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+
+    def set_shape(self, name: str, low: Any, middle: Any, high: Any) -> None:
+        self.shapes[name] = [tuple(low), tuple(middle), tuple(high)]
+
+
+class _Config:
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+        self.profiles: list[_Profile] = []
+        self.timings: Any = None
+
+    def set_memory_pool_limit(self, pool: str, size: int) -> None:
+        self.limits[pool] = size
+
+    def add_optimization_profile(self, profile: _Profile) -> int:
+        self.profiles.append(profile)
+        return len(self.profiles) - 1
+
+    def create_timing_cache(self, content: bytes) -> Any:
+        cache = SimpleNamespace(content=content)
+        cache.serialize = lambda: cache.content
+        return cache
+
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        if cache.content.startswith(b"foreign"):
+            return False
+        self.timings = cache
+        return True
+
+    def get_timing_cache(self) -> Any:
+        return self.timings
+
+
+class _Engine:
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self._names = [*plan["inputs"], *(f"{name}_doubled" for name in plan["inputs"])]
+        self.num_io_tensors = len(self._names)
+
+    def get_tensor_name(self, index: int) -> str:
+        return self._names[index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "output" if name.endswith("_doubled") else "input"
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return np.float32
+
+    def create_execution_context(self) -> Any:
+        return _Context(self)
+
+
+class _Context:
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        for profile in self._engine.plan["profiles"]:
+            low, _, high = profile[name]
+            if not all(a <= dim <= b for a, dim, b in zip(low, shape, high, strict=True)):
+                return False
+        self._shapes[name] = shape
+        return True
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name.removesuffix("_doubled")]
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self._addresses[name] = address
+        return True
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        for name, shape in self._shapes.items():
+            count = int(np.prod(shape))
+            source, target = (
+                np.ctypeslib.as_array(
+                    ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (count,)
+                )
+                for address in (self._addresses[name], self._addresses[f"{name}_doubled"])
+            )
+            target[:] = 2 * source
+        return True
+
+
+class FakeCuda:
+    """CUDA's runtime functions over host memory.
+
+    Args:
+        memory_bytes: What the device has; more is ``cudaErrorMemoryAllocation``.
+    """
+
+    class cudaMemcpyKind:  # noqa: N801 - CUDA's name
+        """Directions of a copy."""
+
+        cudaMemcpyHostToDevice = 1  # noqa: N815
+        cudaMemcpyDeviceToHost = 2  # noqa: N815
+
+    class cudaError_t(enum.IntEnum):  # noqa: N801
+        """Status codes."""
+
+        cudaSuccess = 0  # noqa: N815
+        cudaErrorMemoryAllocation = 2  # noqa: N815
+
+    def __init__(self, memory_bytes: int = 1 << 20) -> None:
+        self._free = memory_bytes
+        self.buffers: dict[int, Any] = {}
+        self.streams: set[int] = set()
+
+    def cudaSetDevice(self, device: int) -> tuple[int]:  # noqa: N802
+        """Selects a device."""
+        return (0,)
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:  # noqa: N802
+        """Makes a stream."""
+        handle = 1000 + len(self.streams)
+        self.streams.add(handle)
+        return 0, handle
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
+        """Waits for a stream."""
+        assert stream in self.streams
+        return (0,)
+
+    def cudaStreamDestroy(self, stream: int) -> tuple[int]:  # noqa: N802
+        """Frees a stream."""
+        self.streams.remove(stream)
+        return (0,)
+
+    def cudaMalloc(self, size: int) -> tuple[int, int | None]:  # noqa: N802
+        """Takes memory."""
+        if size > self._free:
+            return self.cudaError_t.cudaErrorMemoryAllocation, None
+        self._free -= size
+        block = ctypes.create_string_buffer(size)
+        self.buffers[ctypes.addressof(block)] = block
+        return 0, ctypes.addressof(block)
+
+    def cudaFree(self, address: int) -> tuple[int]:  # noqa: N802
+        """Gives memory back."""
+        self._free += len(self.buffers.pop(address))
+        return (0,)
+
+    def cudaMemcpyAsync(  # noqa: N802
+        self, target: int, source: int, size: int, kind: int, stream: int
+    ) -> tuple[int]:
+        """Copies at once."""
+        assert stream in self.streams and kind in (1, 2)
+        ctypes.memmove(target, source, size)
+        return (0,)

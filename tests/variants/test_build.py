@@ -1,0 +1,218 @@
+"""Variants are built in processes of their own, scored on held-out rows, and cached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.domain.configuration import VariantKey
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import BuildError, MissingPartError, TargetMemoryError
+from analyzer.runtime.ort import OrtRuntime
+from analyzer.variants import build as build_module
+from analyzer.variants.build import Variant, build_variant, build_variants
+from analyzer.variants.inputs import CalibrationData, load_calibration, split_rows
+from analyzer.variants.inspect import inspect_model
+
+FP32 = VariantKey(precision="fp32")
+FP16 = VariantKey(precision="fp16")
+STATIC = VariantKey(precision="int8", quantization="static")
+DYNAMIC = VariantKey(precision="int8", quantization="dynamic")
+Write = Callable[..., Path]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.rglob("*"))
+
+
+def operators(path: str) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
+
+
+@pytest.fixture(scope="module")
+def digits(examples: Path) -> ModelInfo:
+    return inspect_model(examples / "digits.onnx")
+
+
+@pytest.fixture(scope="module")
+def data(examples: Path, digits: ModelInfo) -> CalibrationData:
+    return load_calibration(examples / "digits.npz", digits)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def built(digits: ModelInfo, data: CalibrationData, cache: Path) -> dict[VariantKey, Variant]:
+    found = build_variants(digits, [FP32, FP16, STATIC, DYNAMIC], calibration=data, cache_dir=cache)
+    for key, variant in found.items():
+        assert isinstance(variant, Variant), (key, variant)
+    return found  # type: ignore[return-value]
+
+
+def test_fp32_is_the_model_itself(built: dict[VariantKey, Variant], digits: ModelInfo) -> None:
+    variant = built[FP32]
+    assert (variant.path, variant.sha256) == (digits.path, digits.sha256)
+    assert variant.accuracy.metric == "label_accuracy" and variant.accuracy.interval == (0, 0)
+    assert variant.accuracy.value is not None and variant.accuracy.value > 0.95
+
+
+@pytest.mark.parametrize(
+    ("key", "operator"), [(FP16, "Cast"), (STATIC, "DequantizeLinear"), (DYNAMIC, "MatMulInteger")]
+)
+def test_variants_keep_the_accuracy(
+    built: dict[VariantKey, Variant], digits: ModelInfo, key: VariantKey, operator: str
+) -> None:
+    variant = built[key]
+    assert operators(variant.path)[operator] > 0
+    assert variant.accuracy.drop is not None and abs(variant.accuracy.drop) < 0.01
+    assert variant.accuracy.interval is not None and variant.accuracy.interval[1] < 0.01
+    assert variant.size_bytes < digits.size_bytes
+    again = inspect_model(Path(variant.path))
+    assert [(s.name, s.datatype, s.shape) for s in (*again.inputs, *again.outputs)] == [
+        (s.name, s.datatype, s.shape) for s in (*digits.inputs, *digits.outputs)
+    ]
+    assert variant.sha256 == again.sha256
+
+
+def test_accuracy_is_that_of_the_rows_that_did_not_calibrate(
+    built: dict[VariantKey, Variant], data: CalibrationData
+) -> None:
+    _, scoring = split_rows(data.rows)
+    runtime = OrtRuntime(built[STATIC].path, intra_op_threads=1)
+    logits = runtime.run({"image": data.inputs["image"][scoring]})["logits"]
+    assert data.labels is not None
+    value = float(np.mean(logits.argmax(axis=1) == data.labels[scoring]))
+    assert built[STATIC].accuracy.value == pytest.approx(value, abs=0.005)
+    assert built[STATIC].accuracy.samples == len(scoring) == 700
+    runtime.close()
+
+
+def test_second_time_comes_from_the_cache(
+    built: dict[VariantKey, Variant], digits: ModelInfo, data: CalibrationData, cache: Path
+) -> None:
+    for key in (FP32, STATIC, VariantKey(precision="fp16", backend="python")):
+        again = build_variant(digits, key, calibration=data, cache_dir=cache)
+        assert again.cached
+        assert again.sha256 == built[VariantKey(precision=key.precision,
+                                                quantization=key.quantization)].sha256  # fmt: skip
+
+
+def test_nothing_else_is_left_behind(
+    built: dict[VariantKey, Variant], examples: Path, cache: Path
+) -> None:
+    assert not [name for name in names(cache) if name.startswith(".build")]
+    assert {name for name in names(cache) if "." in name and not name.startswith(".lock")} == {
+        "model.onnx", "variant.json", "answers.npz",
+    }  # fmt: skip
+    assert not [entry for entry in examples.iterdir() if "infer" in entry.name]
+
+
+def test_made_up_inputs_give_a_numerical_error_only(linear_model: Write, tmp_path: Path) -> None:
+    model = inspect_model(linear_model(external=True))
+    cache = tmp_path / "cache"
+    fp16 = build_variant(model, FP16, cache_dir=cache)
+    assert fp16.accuracy.synthetic and fp16.accuracy.metric == "relative_error"
+    assert fp16.accuracy.drop is not None and 0 < fp16.accuracy.drop < 0.002
+    int8 = build_variant(model, STATIC, cache_dir=cache)
+    assert "calibrated on made-up inputs" in int8.notes
+    assert names(tmp_path)[:1] != [".build"] and len(list(tmp_path.iterdir())) == 3
+
+
+def test_fixed_batch_variants(linear_model: Write, tmp_path: Path) -> None:
+    model = inspect_model(linear_model(batch=3))
+    found = build_variants(model, [FP32, FP16, STATIC, DYNAMIC], cache_dir=tmp_path / "cache")
+    for key, variant in found.items():
+        assert isinstance(variant, Variant), (key, variant)
+        assert variant.accuracy.drop is not None and variant.accuracy.drop < 0.1
+
+
+def test_transformer_keeps_its_residual_stream_float(tmp_path: Path, write_model: Write) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8)).astype(np.float32) for name in ("a", "b")}
+    path = write_model(
+        [
+            helper.make_node("MatMul", ["x", "a"], ["p"]),
+            helper.make_node("Add", ["x", "p"], ["r"]),
+            helper.make_node("MatMul", ["r", "b"], ["q"]),
+            helper.make_node("Add", ["r", "q"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 5, 8])],
+        [("y", TensorProto.FLOAT, ["n", 5, 8])],
+        weights,
+    )
+    variant = build_variant(inspect_model(path), STATIC, cache_dir=tmp_path / "cache")
+    adds = [node for node in onnx.load(variant.path).graph.node if node.op_type == "Add"]
+    assert [node.input[0] for node in adds] == ["x", "r"]
+
+
+def test_nothing_to_do_is_said(write_model: Write, tmp_path: Path) -> None:
+    path = write_model(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        [("x", TensorProto.INT32, ["n", 4])],
+        [("y", TensorProto.INT32, ["n", 4])],
+    )
+    found = build_variants(inspect_model(path), [FP16, STATIC, DYNAMIC], cache_dir=tmp_path / "c")
+    assert "nothing to convert" in str(found[FP16])
+    for key in (STATIC, DYNAMIC):
+        assert isinstance(found[key], BuildError) and "nothing to quantize" in str(found[key])
+    assert [n for n in names(tmp_path / "c") if not n.startswith(".lock")] == []
+
+
+def test_one_row_cannot_calibrate(digits: ModelInfo, data: CalibrationData, tmp_path: Path) -> None:
+    one = CalibrationData(
+        inputs={"image": data.inputs["image"][:1]}, labels=None, rows=1, sha256="one"
+    )
+    with pytest.raises(BuildError, match="needs rows to calibrate"):
+        build_variant(digits, STATIC, calibration=one, cache_dir=tmp_path)
+
+
+def test_tensorrt_that_is_missing_is_named(digits: ModelInfo, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    try:
+        import tensorrt  # noqa: F401
+
+        pytest.skip("TensorRT is installed")
+    except ImportError:
+        pass
+    with pytest.raises(MissingPartError, match="TensorRT cannot be imported"):
+        build_variant(
+            digits, VariantKey(precision="fp16", backend="tensorrt"), cache_dir=tmp_path / "c"
+        )
+    assert not (tmp_path / "c").exists()
+
+
+def test_killed_builder_is_a_failure_and_leaves_nothing(
+    digits: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(subprocess.Popen[bytes]):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+            os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(build_module.subprocess, "Popen", Killed)
+    with pytest.raises(TargetMemoryError, match="was killed"):
+        build_variant(digits, FP16, cache_dir=tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_time_limit_and_cancelling(digits: ModelInfo, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"took longer than 0\.01 s"):
+        build_variant(digits, FP16, cache_dir=tmp_path, timeout_s=0.01)
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(BuildError, match="cancelled"):
+        build_variant(digits, FP16, cache_dir=tmp_path, cancelled=cancelled)
+    assert names(tmp_path) == []
