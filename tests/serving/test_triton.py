@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import MissingPartError, TargetError, TargetStartError
 from analyzer.export.repository import export_repository
 from analyzer.load.endpoint_target import (
@@ -158,6 +158,54 @@ def test_an_exported_repository_answers_what_onnx_runtime_answers(
     assert endpoint.config_json("gather") == config_to_json(written)
     endpoint.unload("gather")
     server.remove_model("gather")
+
+
+@pytest.mark.triton
+def test_every_data_type_survives(server: TritonServer, tmp_path: Path) -> None:
+    from tritonclient import grpc as client
+    from tritonclient.utils import triton_to_np_dtype
+
+    kinds = list(NUMPY_DTYPES)
+    types = [helper.np_dtype_to_tensor_dtype(np.dtype(NUMPY_DTYPES[kind])) for kind in kinds]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [f"i{kind}"], [f"o{kind}"]) for kind in kinds],
+        "g",
+        [
+            helper.make_tensor_value_info(f"i{k}", t, ["b", 3])
+            for k, t in zip(kinds, types, strict=True)
+        ],
+        [
+            helper.make_tensor_value_info(f"o{k}", t, ["b", 3])
+            for k, t in zip(kinds, types, strict=True)
+        ],
+    )
+    path = tmp_path / "identity.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
+    info = ModelInfo(
+        name="identity",
+        path=str(path),
+        sha256="0" * 64,
+        batchable=True,
+        inputs=tuple(TensorSpec(name=f"i{k}", datatype=k, shape=(3,)) for k in kinds),
+        outputs=tuple(TensorSpec(name=f"o{k}", datatype=k, shape=(3,)) for k in kinds),
+    )
+    values = {
+        kind: np.array([[1, 0, 1], [2, 3, 4]]).astype(triton_to_np_dtype(kind)) for kind in kinds
+    }
+    files = model_files(info, path, BATCHED, backend="python", name="identity")
+    with (
+        local_target(server, files, {f"i{k}": v for k, v in values.items()}, model=info),
+        client.InferenceServerClient(server.grpc_address) as triton_client,
+    ):
+        tensors = []
+        for kind, value in values.items():
+            tensor = client.InferInput(f"i{kind}", value.shape, kind)
+            tensor.set_data_from_numpy(value)
+            tensors.append(tensor)
+        answer = triton_client.infer("identity", tensors)
+    for kind, value in values.items():
+        np.testing.assert_array_equal(answer.as_numpy(f"o{kind}"), value, err_msg=kind)
 
 
 @pytest.mark.triton
