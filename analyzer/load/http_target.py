@@ -239,7 +239,11 @@ class HttpConnection:
             ) from error
 
     def send(self, request: int, batch_size: int) -> None:
-        """Sends a request; waits only where a new socket must be opened."""
+        """Sends a request; waits only where a new socket must be opened.
+
+        Raises:
+            TargetCrashError: The server is gone: no socket is left and none can be opened.
+        """
         payloads = self._payloads.get(batch_size)
         if payloads is None:
             payloads = self._pool.payloads(batch_size, self._encode)
@@ -248,8 +252,10 @@ class HttpConnection:
         try:
             one = self._idle.pop() if self._idle else self._open()
             one.begin(request, next(payloads))
-        except OSError:
+        except OSError as error:
             # A socket that the server closed while it was idle, or no further one to be had.
+            if one is None and not self._by_handle:
+                raise self._gone(error) from error
             self._ended.append(Completion(request, STATUS_ERROR))
             if one is not None:
                 self._drop(one)
@@ -317,10 +323,14 @@ class HttpConnection:
             try:
                 self._idle.append(self._open())
             except OSError as error:
-                raise TargetCrashError(
-                    f"The server at http://{self._where[0]}:{self._where[1]} went away: {error}.",
-                    hint="Its own log may say why.",
-                ) from error
+                raise self._gone(error) from error
+
+    def _gone(self, error: OSError) -> TargetCrashError:
+        host, port = self._where
+        return TargetCrashError(
+            f"The server at http://{host}:{port} went away: {error}.",
+            hint="Its own log may say why.",
+        )
 
     def _open(self) -> _Socket:
         if len(self._by_handle) >= _SOCKETS_MAX:
