@@ -1,0 +1,262 @@
+"""Requests per CPU second over gRPC and HTTP: our server against a real Triton.
+
+    python bench/wire.py [--concurrency 32] [--seconds 6] [--rounds 3] [--json]
+
+Our server has the backend ``identity``, the real one an identity model in its python backend; both
+answer 16 floats. The load is perf_analyzer's (``make tools``), where there is one, else a closed
+loop of Triton's own clients. CPU time is that of the server with its children, not the client's.
+The rounds alternate between the servers. Goal: a ratio of at least 0.5. Without a real Triton the
+ratios are null. Writes ``bench/results/wire.json``; run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from analyzer.serving.triton import TritonServer
+from analyzer.serving.triton_install import find_triton
+
+ROOT = Path(__file__).resolve().parents[1]
+PERF = ROOT / ".tools" / "perf_analyzer"
+RESULTS = Path(__file__).parent / "results" / "wire.json"
+MODEL = "ident"
+CONFIG = """
+backend: "@BACKEND@"
+max_batch_size: 8
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [16] }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [16] }]
+instance_group [{ count: 1 kind: KIND_CPU }]
+dynamic_batching { }
+"""
+MODEL_PY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        replies = []
+        for request in requests:
+            rows = np.from_dlpack(pb_utils.get_input_tensor_by_name(request, "INPUT0"))
+            capsule = np.array(rows, copy=True).__dlpack__()
+            output = pb_utils.Tensor.from_dlpack("OUTPUT0", capsule)
+            replies.append(pb_utils.InferenceResponse([output]))
+        return replies
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server and its first process."""
+
+    name: str
+    http: str
+    grpc: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process and its children until now."""
+        process = psutil.Process(self.pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(sum(member.cpu_times()[:2]) for member in family)
+
+    def answered(self) -> int:
+        """Requests answered until now."""
+        url = f"http://{self.http}/v2/models/{MODEL}/stats"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            model = json.load(answer)["model_stats"][0]
+        return int(model["inference_stats"]["success"]["count"])
+
+
+@contextmanager
+def our_server(root: Path) -> Iterator[Server]:
+    """``analyze serve`` over the identity model, as a process of its own."""
+    version = root / MODEL / "1"
+    version.mkdir(parents=True)
+    (root / MODEL / "config.pbtxt").write_text(CONFIG.replace("@BACKEND@", "identity"))
+    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(root)]
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(
+        [*command, *ports], cwd=ROOT, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stderr is not None
+    try:
+        addresses: dict[str, str] = {}
+        for line in process.stderr:
+            found = re.match(r"Started (\w+).* at (\S+)", line)
+            if found:
+                addresses[found[1]] = found[2]
+            if "Metrics" in addresses:
+                break
+        if "Metrics" not in addresses:
+            raise SystemExit("our server did not start")
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        yield Server(
+            name="tritune",
+            http=addresses["HTTPService"],
+            grpc=addresses["GRPCInferenceService"],
+            pid=process.pid,
+        )
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def real_server() -> Iterator[Server | None]:
+    """A real Triton over the same model; None where there is none."""
+    install = find_triton()
+    if install is None or "python" not in install.backends:
+        yield None
+        return
+    with TritonServer(install) as server:
+        version = server.repository / MODEL / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(MODEL_PY)
+        (version.parent / "config.pbtxt").write_text(CONFIG.replace("@BACKEND@", "python"))
+        url = f"http://{server.http_address}/v2/repository/models/{MODEL}/load"
+        urllib.request.urlopen(urllib.request.Request(url, data=b"", method="POST"), timeout=60)
+        yield Server(
+            name="triton",
+            http=server.http_address,
+            grpc=server.grpc_address,
+            pid=server.pids[0],
+        )
+
+
+def load_with_perf_analyzer(server: Server, protocol: str, concurrency: int, seconds: float) -> str:
+    """One closed loop; returns the client's name."""
+    subprocess.run(
+        [
+            str(PERF / "bin" / "perf_analyzer"),
+            *("-m", MODEL, "-i", protocol, "-u", getattr(server, protocol)),
+            *("--concurrency-range", str(concurrency), "--shape", "INPUT0:16"),
+            *("-p", str(int(seconds * 1000 / 3)), "-r", "3", "-s", "99"),
+        ],
+        env={**os.environ, "LD_LIBRARY_PATH": str(PERF / "lib")},
+        capture_output=True,
+        timeout=seconds * 5 + 30,
+        check=False,  # it fails when the windows are not stable, which does not matter here
+    )
+    return "perf_analyzer"
+
+
+def load_with_clients(server: Server, protocol: str, concurrency: int, seconds: float) -> str:
+    """The same with Triton's Python clients, one thread for each."""
+    if protocol == "grpc":
+        import tritonclient.grpc as client
+    else:
+        import tritonclient.http as client
+    deadline = time.monotonic() + seconds
+
+    def run() -> None:
+        connection = client.InferenceServerClient(getattr(server, protocol))
+        rows = client.InferInput("INPUT0", [1, 16], "FP32")
+        rows.set_data_from_numpy(np.zeros((1, 16), np.float32))
+        while time.monotonic() < deadline:
+            connection.infer(MODEL, [rows])
+        connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return "tritonclient"
+
+
+def measure(server: Server, protocol: str, concurrency: int, seconds: float) -> dict[str, Any]:
+    """Requests per CPU second of the server over one load."""
+    load = load_with_perf_analyzer if PERF.is_dir() else load_with_clients
+    cpu, answered, start = server.cpu_seconds(), server.answered(), time.monotonic()
+    client = load(server, protocol, concurrency, seconds)
+    wall = time.monotonic() - start
+    requests = server.answered() - answered
+    used = server.cpu_seconds() - cpu
+    return {
+        "client": client,
+        "requests": requests,
+        "requests_per_s": requests / wall,
+        "cpu_seconds": used,
+        "requests_per_cpu_s": requests / used,
+    }
+
+
+def main() -> None:
+    """Runs the rounds, prints and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = [stack.enter_context(our_server(root)), stack.enter_context(real_server())]
+        for _ in range(arguments.rounds):
+            for protocol in ("grpc", "http"):
+                for server in servers:
+                    if server is None:
+                        continue
+                    run = measure(server, protocol, arguments.concurrency, arguments.seconds)
+                    runs.setdefault(protocol, {}).setdefault(server.name, []).append(run)
+    result: dict[str, Any] = {
+        "bench": "wire",
+        "concurrency": arguments.concurrency,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "load_average": os.getloadavg()[0],
+        "goal_ratio": 0.5,
+        "protocols": {},
+    }
+    for protocol, by_server in runs.items():
+        medians = {
+            name: statistics.median(run["requests_per_cpu_s"] for run in found)
+            for name, found in by_server.items()
+        }
+        real = medians.get("triton")
+        result["protocols"][protocol] = {
+            "requests_per_cpu_s": medians,
+            "ratio": medians["tritune"] / real if real else None,
+            "runs": by_server,
+        }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    for protocol, entry in result["protocols"].items():
+        speeds = ", ".join(
+            f"{name} {value:,.0f}" for name, value in entry["requests_per_cpu_s"].items()
+        )
+        ratio = "no real server" if entry["ratio"] is None else f"ratio {entry['ratio']:.2f}"
+        print(f"{protocol}: {speeds} requests per CPU second ({ratio}, goal 0.5)")
+
+
+if __name__ == "__main__":
+    main()
