@@ -1,0 +1,185 @@
+"""How fast the twin is, and how right its edges are.
+
+    python bench/twin.py [--requests 2000000] [--long 8000000] [--check 40] [--json]
+
+Simulated requests per second and core, compiled and through the scheduler itself; the edges of a
+space of 720 configurations on all cores, and for a random part of them whether the long-run
+fraction over budget is on the right sides of the allowed one 2 % below and above the edge.
+Compilation is timed apart. Writes ``bench/results/twin.json``. It is a timing: nothing else may run
+on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.batching.policy import BatchingPolicy
+from analyzer.domain.workload import Poisson
+from analyzer.twin.bands import Candidate, UnitArrivals, edge, edges, miss_fraction
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.simulator import OpenWorkload, simulate
+
+RESULTS = Path(__file__).parent / "results" / "twin.json"
+BUDGETS_MS = (25.0, 50.0, 200.0)
+OVERHEAD_MS = 0.3
+
+
+def space() -> list[Candidate]:
+    """720 configurations: six variants, six batch sizes, four instance counts, five delays.
+
+    The variants are a model of a few milliseconds on a CPU at several precisions and threads: a
+    fixed part and a part per item, instances that disturb each other, noise of 8 %.
+    """
+    variants = ((4.0, 2.0), (2.2, 1.1), (1.5, 0.7), (5.0, 0.8), (3.0, 0.4), (1.0, 1.5))
+    return [
+        Candidate(
+            policy=BatchingPolicy(
+                max_batch_size=limit,
+                dynamic_batching=limit > 1,
+                max_queue_delay_us=delay_us if limit > 1 else 0,
+                instance_count=instances,
+            ),
+            service=ServiceTime(
+                batch_sizes=(1, 2, 8, 32),
+                service_ms=tuple(fixed + per_item * b for b in (1, 2, 8, 32)),
+                distribution="lognormal",
+                cv=0.08,
+                interference=(1.0, 1.3, 1.9, 2.6),
+            ),
+            overhead_ms=OVERHEAD_MS,
+        )
+        for fixed, per_item in variants
+        for limit in (1, 2, 4, 8, 16, 32)
+        for instances in (1, 2, 3, 4)
+        for delay_us in (0, 200, 1_000, 3_000, 10_000)
+    ]
+
+
+def speed(requests: int) -> dict[str, dict[str, float]]:
+    """Simulated requests per second on one core, median of five, by case and engine."""
+    service = ServiceTime(batch_sizes=(1, 11), service_ms=(4.4, 8.4))
+    gaps = np.random.default_rng(0).exponential(1e9, requests)
+    cases = {
+        "no batching, load 0.9": (205.0, BatchingPolicy(max_batch_size=1)),
+        "batches of 2.6": (500.0, BatchingPolicy(max_batch_size=32, dynamic_batching=True)),
+        "delay 2 ms, two instances": (
+            500.0,
+            BatchingPolicy(
+                max_batch_size=32, dynamic_batching=True, max_queue_delay_us=2000, instance_count=2
+            ),
+        ),
+        "preferred 16, delay 50 ms": (
+            1200.0,
+            BatchingPolicy(
+                max_batch_size=32,
+                dynamic_batching=True,
+                preferred_batch_size=(16,),
+                max_queue_delay_us=50_000,
+            ),
+        ),
+    }
+    result: dict[str, dict[str, float]] = {}
+    for name, (rate_rps, policy) in cases.items():
+        arrival_ns = np.cumsum(gaps / rate_rps).astype(np.int64)
+        result[name] = {}
+        for engine, count in (("kernel", requests), ("scheduler", min(requests, 20_000))):
+            workload = OpenWorkload(arrival_ns=arrival_ns[:count], batch_size=np.array([1]))
+            seconds = []
+            for _ in range(5):
+                started = time.perf_counter()
+                simulate(policy, service, workload, engine=engine)  # type: ignore[arg-type]
+                seconds.append(time.perf_counter() - started)
+            result[name][f"{engine}_requests_per_s"] = count / float(np.median(seconds))
+    return result
+
+
+def screening(budget_ms: float, check: int, long_requests: int) -> dict[str, Any]:
+    """Seconds for the whole space, and how many of ``check`` edges a long run confirms."""
+    candidates = space()
+    started = time.perf_counter()
+    arrivals = UnitArrivals.draw(Poisson(), seed=1)
+    found = edges(candidates, arrivals, budget_ms=budget_ms)
+    seconds = time.perf_counter() - started
+    judge = UnitArrivals.draw(Poisson(), seed=2, count=long_requests)
+    feasible = [index for index, rate in enumerate(found) if rate is not None]
+    chosen = np.random.default_rng(3).permutation(feasible)[:check].tolist()
+    confirmed = 0
+    for index in chosen:
+        candidate, rate = candidates[index], found[index]
+        assert rate is not None
+        below, above = (
+            miss_fraction(
+                candidate.policy,
+                candidate.service,
+                judge,
+                rate_rps=rate * factor,
+                budget_ms=budget_ms,
+                overhead_ms=candidate.overhead_ms,
+                requests=long_requests,
+            )
+            for factor in (0.98, 1.02)
+        )
+        confirmed += below <= 0.01 <= above
+    return {
+        "budget_ms": budget_ms,
+        "configurations": len(candidates),
+        "feasible": len(feasible),
+        "seconds": seconds,
+        "checked": len(chosen),
+        "within_2_percent": confirmed,
+    }
+
+
+def main() -> None:
+    """Runs the bench and writes its results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=2_000_000)
+    parser.add_argument("--long", type=int, default=8_000_000)
+    parser.add_argument("--check", type=int, default=40)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    started = time.perf_counter()
+    edge(
+        BatchingPolicy(max_batch_size=2, dynamic_batching=True),
+        ServiceTime.constant(1.0),
+        UnitArrivals.draw(Poisson(), count=2000),
+        budget_ms=10.0,
+    )
+    result = {
+        "machine": {
+            "cores": os.cpu_count(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "load_average_at_start": os.getloadavg()[0],
+        },
+        "first_use_s": time.perf_counter() - started,
+        "speed": speed(args.requests),
+        "screening": [screening(budget, args.check, args.long) for budget in BUDGETS_MS],
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    if args.json:
+        print(json.dumps(result))
+        return
+    print(f"first use (compilation or cache): {result['first_use_s']:.1f} s")
+    for name, row in result["speed"].items():
+        kernel, scheduler = row["kernel_requests_per_s"], row["scheduler_requests_per_s"]
+        print(f"{name:<28} {kernel / 1e6:6.1f} M requests/s, scheduler {scheduler / 1e3:5.0f} k/s")
+    for row in result["screening"]:
+        print(
+            f"{row['configurations']} configurations at {row['budget_ms']:g} ms: "
+            f"{row['seconds']:.1f} s, {row['within_2_percent']} of {row['checked']} checked edges "
+            f"within 2 % ({row['feasible']} feasible)"
+        )
+
+
+if __name__ == "__main__":
+    main()
