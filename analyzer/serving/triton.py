@@ -33,6 +33,7 @@ _KILLED_S = 30.0
 _START_ATTEMPTS = 3
 _LOOPBACK = "127.0.0.1"
 _FOLDER_PREFIX = "tritune-triton-"
+_SHARED_MEMORY = Path("/dev/shm")
 # As the embedded server (EmbeddedSpec.niceness).
 _NICENESS = 5
 # Runs in the child before it becomes the server, which stands back behind the generator. The
@@ -177,7 +178,7 @@ class TritonServer:
             self._reader.join(_END_S)
             self._reader = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove_traces(self._folder)
             self._folder = None
 
     def _end(self, process: subprocess.Popen[str]) -> None:
@@ -215,6 +216,8 @@ class TritonServer:
             str(self.install.executable),
             f"--model-repository={self.repository}",
             f"--backend-directory={self._backend_dir()}",
+            # Named after our folder, so that what a killed server leaves can be found.
+            f"--backend-config=python,shm-region-prefix-name={self.repository.parent.name}-",
             "--model-control-mode=explicit",
             "--exit-timeout-secs=2",
             "--allow-gpu-metrics=false",
@@ -327,7 +330,15 @@ def _sweep() -> None:
         with suppress(OSError):
             ours = owner.isdecimal() and folder.stat().st_uid == os.getuid()
             if ours and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_traces(folder)
+
+
+def _remove_traces(folder: Path) -> None:
+    """Removes a server's folder and the shared memory of its python backend."""
+    for region in _SHARED_MEMORY.glob(f"{folder.name}-*"):
+        with suppress(OSError):
+            region.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -380,8 +380,12 @@ def test_nothing_is_left_when_we_are_killed(
     with TritonServer(install) as server:
         assert not Path(folder).exists()
         own = server.repository.parent
+        with local_target(server, python_files(gather, "m"), rows(), model=gather_info(gather)):
+            assert list(Path("/dev/shm").glob(f"{own.name}-*"))
         pids_of_next = server.pids
     assert not own.exists()
+    for gone in (own.name, Path(folder).name):
+        assert not list(Path("/dev/shm").glob(f"{gone}-*"))
     assert not any(psutil.pid_exists(pid) for pid in pids_of_next)
 
 
