@@ -23,7 +23,7 @@ from analyzer.errors import TargetError
 from analyzer.evaluate.certify import CertifyGoal, certify_capacity
 from analyzer.evaluate.edge import EdgeGoal, EdgeSearch, RateOutcome
 from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
-from analyzer.evaluate.session import LoadSession, combine
+from analyzer.evaluate.session import Session, combine
 from analyzer.stats.certificate import certify, expected_requests
 from analyzer.stats.percentiles import summarize_latency
 from analyzer.twin.service import ServiceTime
@@ -52,9 +52,7 @@ class TwinOfOne:
     rate_scale: float = 1.0
 
 
-def measure_edge(
-    session: LoadSession, plan: EdgePlan, load: LoadPlan, saturation_rps: float
-) -> Edge:
+def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rps: float) -> Edge:
     """The edge of the target, from runs of at most ``plan.seconds`` in all.
 
     Args:
@@ -106,7 +104,7 @@ def measure_edge(
 
 
 def certify_target(
-    session: LoadSession,
+    session: Session,
     load: LoadPlan,
     *,
     edge_rps: float,
@@ -280,7 +278,7 @@ def merge_tests(
 
 
 def measurement_of(
-    session: LoadSession,
+    session: Session,
     configuration: Configuration,
     edge: Edge,
     *,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from analyzer.domain.exchange import ServerStatistics
@@ -23,6 +25,29 @@ _TIMEOUT_S_MIN = 2.0
 _TIMEOUT_S_UNBUDGETED = 30.0
 
 
+class Session(Protocol):
+    """One target under load, real or virtual."""
+
+    tests: list[LoadTest]
+    logs: list[RequestLog]
+    seconds: float
+
+    @property
+    def target_notes(self) -> tuple[str, ...]:
+        """What qualifies everything measured here."""
+
+    def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
+        """A short closed loop; replies per second."""
+
+    def run(
+        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+    ) -> LoadTest:
+        """One open-loop load test."""
+
+    def peak(self) -> ResourceUse:
+        """Peaks and means over all load tests so far."""
+
+
 class LoadSession:
     """Runs load tests against one target, one at a time, and keeps all of them.
 
@@ -30,6 +55,7 @@ class LoadSession:
         target: Ready to answer.
         plan: How it is loaded.
         gpu_index: The GPU whose memory and power are sampled; None for none.
+        gpu_base_bytes: What of its memory was in use before the target started.
         budgeted: Whether the plan's latency budget is one, or only a bound on time-outs.
     """
 
@@ -39,12 +65,14 @@ class LoadSession:
         plan: LoadPlan,
         *,
         gpu_index: int | None = None,
+        gpu_base_bytes: int | None = None,
         budgeted: bool = True,
     ) -> None:
         self._budgeted = budgeted
         self._target = target
         self._plan = plan
         self._gpu_index = gpu_index
+        self._gpu_base_bytes = gpu_base_bytes
         self._draws = 0
         self.tests: list[LoadTest] = []
         self.logs: list[RequestLog] = []
@@ -102,7 +130,7 @@ class LoadSession:
         before = self._target.statistics()
         with (
             self._target.connect() as connection,
-            ResourceSampler(self._target.pids, gpu_index=self._gpu_index) as sampler,
+            self._sampler() as sampler,
         ):
             run = run_open_loop(
                 connection,
@@ -125,7 +153,7 @@ class LoadSession:
         before = self._target.statistics()
         with (
             self._target.connect() as connection,
-            ResourceSampler(self._target.pids, gpu_index=self._gpu_index) as sampler,
+            self._sampler() as sampler,
         ):
             run = run_closed_loop(
                 connection,
@@ -136,6 +164,11 @@ class LoadSession:
             )
         warmup = detect_warmup(run.log.latency_s)
         return self._keep(run, kind, before, sampler.result(), warmup=warmup)
+
+    def _sampler(self) -> ResourceSampler:
+        return ResourceSampler(
+            self._target.pids, gpu_index=self._gpu_index, gpu_base_bytes=self._gpu_base_bytes
+        )
 
     def _keep(
         self,

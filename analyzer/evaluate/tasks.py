@@ -39,8 +39,9 @@ from analyzer.evaluate.measure import (
 )
 from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.evaluate.probe import Probe, ProbeResult, run_probes
-from analyzer.evaluate.session import LoadSession
+from analyzer.evaluate.session import LoadSession, Session
 from analyzer.evaluate.targets import open_target
+from analyzer.hardware.sampler import gpu_used_bytes
 from analyzer.load.target import Target
 
 if TYPE_CHECKING:
@@ -218,10 +219,14 @@ class MeasureTask:
             variant = self.assets.variant(self.configuration.variant, context)
             inputs = self.assets.request_inputs(context.cache_dir)
             stage = "start"
+            # Where NVML cannot match the process, its memory is what the device gained by it.
+            gpu_base = gpu_used_bytes(context.gpu_index) if context.gpu_index is not None else None
             with self._open(Path(variant.path), inputs) as target:
                 stage = "load"
-                session = LoadSession(target, self.load, gpu_index=context.gpu_index)
-                outcome = self._measure(session)
+                session = LoadSession(
+                    target, self.load, gpu_index=context.gpu_index, gpu_base_bytes=gpu_base
+                )
+                outcome = self.measure(session)
             return MeasureResult(outcome=outcome, logs=tuple(session.logs))
         except AnalyzerError as error:
             failure = as_failure(
@@ -241,7 +246,8 @@ class MeasureTask:
             configuration=self.configuration,
         )
 
-    def _measure(self, session: LoadSession) -> Measurement:
+    def measure(self, session: Session) -> Measurement:
+        """What the plan asks for, on a session that is ready."""
         size = max(self.configuration.max_batch_size, 1) // self.load.request_batch_size
         concurrency = 2 * max(size, 1) * self.configuration.instance_count
         saturation = session.warm_up(concurrency=min(concurrency, _WARM_CONCURRENCY_MAX))

@@ -21,6 +21,8 @@ from analyzer.search.residual import ResidualModel
 ERROR_MAX = 0.25
 RANK_CORRELATION_MIN = 0.3
 MEASUREMENTS_TO_DISTRUST = 3
+# Improvements below this share are not worth a measurement; they are within its noise.
+GAIN_MIN = 0.01
 # Candidates whose draws are taken together for the bound; the others cannot plausibly win.
 _RIVALS_MAX = 250
 _DRAWS = 4000
@@ -73,11 +75,18 @@ class GuidedSearch:
     Args:
         candidates: The space, each configuration once.
         scale_prior: How far the twin is expected to be off before anything was measured.
+        refitted: The twin is fitted to what was measured (``predict_anew``), so that its residuals
+            flatter it.
         seed: Of the draws behind the bound.
     """
 
     def __init__(
-        self, candidates: Sequence[Candidate], *, scale_prior: float = 0.1, seed: int = 0
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        scale_prior: float = 0.1,
+        refitted: bool = False,
+        seed: int = 0,
     ) -> None:
         assert candidates, "an empty space"
         self._candidates = list(candidates)
@@ -86,8 +95,11 @@ class GuidedSearch:
         self._features = np.array([c.features for c in candidates], dtype=np.float64)
         self._features = self._features.reshape(len(candidates), -1)
         self._scale_prior = scale_prior
+        self._local = (0.4,) if refitted else (0.1, 0.4)
         self._seed = seed
         self._values: dict[int, float | None] = {}
+        self._observed: dict[int, float] = {}
+        self._chance_given = False
         self._prior = np.array([float(c.feasible_prior) for c in candidates])
         self._set_predicted(np.array([float(c.predicted) for c in candidates]))
 
@@ -106,18 +118,33 @@ class GuidedSearch:
                 current[self._index[config_id]] = value
         self._set_predicted(current)
 
-    def tell(self, config_id: str, value: float | None) -> None:
+    def believe(self, chances: Mapping[str, float]) -> None:
+        """Replaces the probabilities of being feasible by the caller's own model of the limits.
+
+        From then on neighbours' outcomes no longer move them.
+        """
+        self._chance_given = True
+        for config_id, chance in chances.items():
+            if config_id in self._index:
+                self._prior[self._index[config_id]] = chance
+
+    def tell(self, config_id: str, value: float | None, *, feasible: bool = True) -> None:
         """Records an outcome; telling it again replaces it.
 
         Args:
             config_id: Of a candidate; any other (the baseline, say) is ignored.
-            value: The measured objective, positive; None if it failed or broke a limit.
+            value: The measured objective, positive; None if there is none.
+            feasible: Whether it kept every limit; a value that broke one still teaches how far off
+                the twin is.
         """
         index = self._index.get(config_id)
         if index is None:
             return
         usable = value is not None and isfinite(value) and value > 0
-        self._values[index] = value if usable else None
+        self._values[index] = value if usable and feasible else None
+        self._observed.pop(index, None)
+        if usable and value is not None:
+            self._observed[index] = value
         self._model = None
 
     @property
@@ -138,8 +165,8 @@ class GuidedSearch:
         """Returns the candidate to measure next; None if none is left.
 
         Until something feasible is known, what is most likely feasible counts as much as its
-        value; then the expected improvement over the best. Pending candidates are believed to turn
-        out as expected, so that parallel proposals spread.
+        value; then the expected improvement over the best, as far as it exceeds 1 %. Pending
+        candidates are believed to turn out as expected, so that parallel proposals spread.
         """
         taken = {self._index[p] for p in pending if p in self._index}
         free = np.array(
@@ -166,7 +193,9 @@ class GuidedSearch:
             if waiting:
                 at = np.array(waiting, dtype=np.int64)
                 target = max(target, float(np.max(self._log_predicted[at] + model.predict(at)[0])))
-            score = np.log(chance) + _log_expected_improvement(log_value - target, scale)
+            score = np.log(chance) + _log_expected_improvement(
+                log_value - target - log(1.0 + GAIN_MIN), scale
+            )
         score = np.where(self._hopeful[free], score, -1e6 + log_value)
         return self._candidates[int(free[np.argmax(score)])].config_id
 
@@ -209,7 +238,7 @@ class GuidedSearch:
 
     @property
     def error_median(self) -> float | None:
-        """Median |measured / predicted - 1| of the feasible measurements; None without any."""
+        """Median |measured / predicted - 1| where both are known; None without any."""
         ratios = [abs(exp(ratio) - 1.0) for _, ratio in self._ratios()]
         return float(np.median(ratios)) if ratios else None
 
@@ -245,7 +274,7 @@ class GuidedSearch:
         if error <= ERROR_MAX:
             return ""
         predicted = [self._log_predicted[index] for index, _ in ratios]
-        measured = [log(value) for i, _ in ratios if (value := self._values[i]) is not None]
+        measured = [log(self._observed[index]) for index, _ in ratios]
         order = _rank_correlation(np.array(predicted), np.array(measured))
         if order >= RANK_CORRELATION_MIN:
             return ""
@@ -258,22 +287,25 @@ class GuidedSearch:
         """Index and log(measured / predicted) where both are known."""
         return [
             (index, log(value) - float(self._log_predicted[index]))
-            for index, value in sorted(self._values.items())
-            if value is not None and self._hopeful[index]
+            for index, value in sorted(self._observed.items())
+            if self._hopeful[index]
         ]
 
     def _learned(self, believing: Sequence[int] = ()) -> ResidualModel:
         if self._model is None:
-            self._model = ResidualModel(self._features, scale_prior=self._scale_prior)
+            self._model = self._new_model()
             self._teach(self._model, self._ratios())
         if not believing:
             return self._model
         at = np.array(believing, dtype=np.int64)
         means = self._model.predict(at)[0]
-        believed = ResidualModel(self._features, scale_prior=self._scale_prior)
+        believed = self._new_model()
         pairs = zip(believing, (float(mean) for mean in means), strict=True)
         self._teach(believed, [*self._ratios(), *pairs])
         return believed
+
+    def _new_model(self) -> ResidualModel:
+        return ResidualModel(self._features, scale_prior=self._scale_prior, local=self._local)
 
     @staticmethod
     def _teach(model: ResidualModel, ratios: Sequence[tuple[int, float]]) -> None:
@@ -285,7 +317,7 @@ class GuidedSearch:
         """The prior, moved towards what neighbours turned out to be; above 0."""
         prior = np.clip(self._prior[indices], 1e-6, 1.0)
         known = np.array(sorted(self._values), dtype=np.int64)
-        if len(known) == 0:
+        if len(known) == 0 or self._chance_given:
             unmoved: NDArray[np.float64] = prior
             return unmoved
         spread = self._features.std(axis=0)

@@ -62,7 +62,6 @@ def make_sampler(
                 seed=seed,
                 n_startup_trials=min(10, max(4, len(space.candidates()) // 10)),
                 constant_liar=parallel,
-                warn_independent_sampling=False,
             )
         if name == "nsga2":
             return optuna.samplers.NSGAIISampler(seed=seed, population_size=10)

@@ -192,6 +192,7 @@ class Search:
                 f"The model itself cannot be served: {failure.message}", hint=failure.hint
             )
         for failure in prepared.excluded.values():
+            self._done[failure.configuration.config_id] = failure
             self._record(-1, {}, failure, role="variant")
             progress.warn(failure.message)
         for report in prepared.variants.values():
@@ -396,6 +397,7 @@ class Search:
         verdict: Verdict = "found" if winner is not None else "undecided"
         bound = guide.bound_sentence(request.sla.confidence)
         if winner is None:
+            self._prove_failure(prepared, oracle, guide)
             ruled_out = self._ruled_out(prepared, oracle, guide, allowed)
             if ruled_out:
                 verdict, bound = "infeasible", ruled_out
@@ -482,6 +484,34 @@ class Search:
                 return certified
         return None
 
+    def _prove_failure(self, prepared: Prepared, oracle: TwinOracle, guide: Guide) -> None:
+        """Certifies that what came closest fails where it is easiest: at a rate without queues."""
+        sla = self._request.sla
+        if self._ranked():
+            return
+        closest = answer.closest_miss(list(self._done.values()), sla)
+        if closest is None or closest[0].configuration.config_id not in self._candidates:
+            candidates = [o for o in self._done.values() if isinstance(o, Measurement)]
+            usable = [m for m in candidates if m.configuration.config_id in self._candidates]
+            best = min(usable, key=lambda m: _plainness(m.configuration), default=None)
+        else:
+            best = closest[0]
+        if best is None or (best.certificate is not None and best.certificate.verdict == "FAIL"):
+            return
+        tests = [test for test in best.load_tests if test.latency_ms.p50]
+        alone_ms = min((test.latency_ms.p50 or 0.0 for test in tests), default=0.0)
+        rate = min(0.3e3 / max(alone_ms, 1.0), 50.0)
+        self._certify(
+            best,
+            best.edge,
+            max(min(60.0 / rate, self._left_s()), 3.0),
+            prepared,
+            oracle,
+            guide,
+            role="trial",
+            rate_rps=sla.target_rate_rps if sla.objective in ("latency", "memory") else rate,
+        )
+
     def _certify_baseline(self, prepared: Prepared, oracle: TwinOracle, guide: Guide) -> None:
         known = self._done.get(self._baseline.config_id)
         if isinstance(known, Measurement) and known.certificate is not None:
@@ -509,14 +539,20 @@ class Search:
         guide: Guide,
         *,
         role: str,
+        rate_rps: float | None = None,
     ) -> Measurement | None:
-        """Certifies a configuration, stores what came of it, and takes it in."""
+        """Certifies a configuration, stores what came of it, and takes it in.
+
+        Args:
+            edge: Its edge; None to search it first.
+            rate_rps: The one rate to certify; None for the target rate or the highest possible.
+        """
         request = self._request
         configuration = measured.configuration if measured is not None else self._baseline
         config_id = configuration.config_id
-        fixed = (
-            request.sla.target_rate_rps if request.sla.objective in ("latency", "memory") else None
-        )
+        fixed = rate_rps
+        if fixed is None and request.sla.objective in ("latency", "memory"):
+            fixed = request.sla.target_rate_rps
         predicted = oracle.predict([configuration])[0]
         search_s = 0.0 if edge is not None else float(np.clip(0.4 * seconds, 2.0, 12.0))
         scale = predicted / edge.rate_rps if predicted and edge and edge.rate_rps else 1.0

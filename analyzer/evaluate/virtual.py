@@ -1,0 +1,326 @@
+"""A whole search in virtual time: the workers' tasks answered by the simulator.
+
+Ships with the package as the fake of the executor's seam: tests plant faults in it (a twin that is
+wrong on purpose, a variant that cannot be built, a noisy machine) and benches replay searches on it
+in a fraction of the time. Seconds under load are counted as if they had passed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from analyzer.batching.policy import BatchingPolicy
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import (
+    STATUS_OK,
+    STATUS_UNFINISHED,
+    Accuracy,
+    LoadTest,
+    Measurement,
+    RequestLog,
+    ResourceUse,
+    Validity,
+)
+from analyzer.domain.workload import draw_arrivals_s
+from analyzer.errors import AnalyzerError, BuildError, TargetCrashError
+from analyzer.evaluate.failures import as_failure
+from analyzer.evaluate.jobs import Job, JobResult
+from analyzer.evaluate.plan import STREAM_EDGE, LoadPlan
+from analyzer.evaluate.probe import Probe, ProbeResult
+from analyzer.evaluate.session import combine
+from analyzer.evaluate.tasks import BuildTask, MeasureResult, MeasureTask, ProbeTask
+from analyzer.stats.percentiles import summarize_latency
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.simulator import OpenWorkload, simulate
+
+_REQUESTS_MIN = 20
+_ABORT_FACTOR = 3.0
+
+
+class VirtualSession:
+    """The interface of :class:`~analyzer.evaluate.session.LoadSession`, in virtual time.
+
+    Args:
+        service: The true service times.
+        drift: How much slower the server is after each run, as a factor.
+    """
+
+    def __init__(
+        self,
+        policy: BatchingPolicy,
+        service: ServiceTime,
+        plan: LoadPlan,
+        *,
+        overhead_ms: float = 0.0,
+        memory_bytes: int = 100 << 20,
+        drift: float = 1.0,
+    ) -> None:
+        self._policy = policy
+        self._service = service
+        self._plan = plan
+        self._overhead_ms = overhead_ms
+        self._memory_bytes = memory_bytes
+        self._drift = drift
+        self._draws = 0
+        self.tests: list[LoadTest] = []
+        self.logs: list[RequestLog] = []
+        self.seconds = 0.0
+
+    def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
+        """The saturation throughput, requests per second."""
+        self.seconds += seconds
+        found = self._service.saturation_rps(self._policy, self._plan.request_batch_size)
+        return min(found, 1e7)
+
+    def run(
+        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+    ) -> LoadTest:
+        """As the real one; the latencies are the simulator's."""
+        plan, sla = self._plan, self._plan.sla
+        count = max(round(rate_rps * seconds), _REQUESTS_MIN)
+        position = 0 if stream == STREAM_EDGE else self._draws
+        self._draws += 1
+        rng = np.random.default_rng([plan.seed, stream, position])
+        arrivals_s = draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng)
+        result = simulate(
+            self._policy,
+            self._service,
+            OpenWorkload(
+                arrival_ns=(arrivals_s * 1e9).astype(np.int64),
+                batch_size=np.array([plan.request_batch_size]),
+            ),
+            overhead_ms=self._overhead_ms,
+            seed=int(rng.integers(2**31)),
+        )
+        self._slow_down()
+        latency_s = result.latency_ms() / 1e3
+        over = latency_s > sla.latency_budget_ms / 1e3
+        aborted = False
+        if abort:
+            limit = max(int(_ABORT_FACTOR * sla.miss_rate_max * count), 10)
+            beyond = np.flatnonzero(np.cumsum(over) > limit)
+            if len(beyond):
+                aborted = True
+                count = int(beyond[0]) + 1
+        log = _log(arrivals_s[:count], latency_s[:count], plan.request_batch_size)
+        duration = float(arrivals_s[count - 1] - arrivals_s[0]) + 1e-9
+        test = LoadTest(
+            kind=kind,
+            offered_rps=rate_rps,
+            achieved_rps=count / duration,
+            throughput_ips=count / duration * plan.request_batch_size,
+            requests=count,
+            over_budget=int(over[:count].sum()),
+            errors=int(np.isinf(latency_s[:count]).sum()),
+            duration_s=duration,
+            latency_ms=summarize_latency(latency_s[:count], sla.percentile),
+            send_lag_ms_p99=0.0,
+            resources=ResourceUse(memory_bytes_peak=self._memory_bytes),
+            validity=Validity(valid=True),
+            aborted=aborted,
+            seed=plan.seed,
+        )
+        self.seconds += duration
+        self.tests.append(test)
+        self.logs.append(log)
+        return test
+
+    @property
+    def target_notes(self) -> tuple[str, ...]:
+        """Nothing qualifies a simulation."""
+        return ()
+
+    def _slow_down(self) -> None:
+        if self._drift != 1.0:
+            slower = tuple(ms * self._drift for ms in self._service.service_ms)
+            self._service = replace(self._service, service_ms=slower)
+
+    def peak(self) -> ResourceUse:
+        """As the real one."""
+        return combine([test.resources for test in self.tests])
+
+
+def _log(
+    arrivals_s: np.ndarray[tuple[int], np.dtype[np.float64]],
+    latency_s: np.ndarray[tuple[int], np.dtype[np.float64]],
+    batch_size: int,
+) -> RequestLog:
+    count = len(arrivals_s)
+    unknown = np.full(count, np.nan, dtype=np.float32)
+    return RequestLog(
+        intended_s=arrivals_s,
+        send_lag_s=np.zeros(count),
+        latency_s=latency_s,
+        batch_size=np.full(count, batch_size, dtype=np.int32),
+        status=np.where(np.isfinite(latency_s), STATUS_OK, STATUS_UNFINISHED).astype(np.uint8),
+        queue_s=unknown,
+        compute_input_s=unknown,
+        compute_infer_s=unknown,
+        compute_output_s=unknown,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualVariant:
+    """What stands for a built variant."""
+
+    key: VariantKey
+    accuracy: Accuracy
+    path: str = "model.onnx"
+    size_bytes: int = 1 << 20
+    build_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """A made-up hash."""
+        return f"virtual-{self.key.label}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualWorld:
+    """The truth of a virtual machine, and what is wrong with it.
+
+    Args:
+        service: True service times of a variant by threads and instances; None if that variant
+            cannot be built.
+        accuracy_drop: Loss of accuracy by variant label; measured on real data.
+        probe_factor: What probes show over the truth (2: the twin believes everything twice as
+            slow).
+        probe_interference: Whether probes see that busy instances slow each other down.
+        overhead_ms: Time outside the model.
+        crash: Configurations whose server crashes.
+        drift: How much slower a server gets with each run.
+    """
+
+    service: Callable[[VariantKey, int, int], ServiceTime | None]
+    accuracy_drop: Mapping[str, float] = field(default_factory=dict)
+    probe_factor: float = 1.0
+    probe_interference: bool = True
+    overhead_ms: float = 0.2
+    memory_bytes: Callable[[Configuration], int] = lambda configuration: 100 << 20
+    crash: Callable[[Configuration], bool] = lambda configuration: False
+    drift: float = 1.0
+    seed: int = 0
+
+
+class VirtualExecutor:
+    """One worker in a virtual world; jobs are answered in order, at once.
+
+    Args:
+        world: The truth.
+    """
+
+    workers = 1
+
+    def __init__(self, world: VirtualWorld) -> None:
+        self._world = world
+        self._results: deque[JobResult] = deque()
+        self._rng = np.random.default_rng(world.seed)
+        self.load_test_seconds = 0.0
+        self.measured: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel_all()
+
+    def submit(self, job: Job) -> None:
+        """Answers the job."""
+        value: object | None = None
+        error: AnalyzerError | None = None
+        try:
+            value = self._answer(job.run)
+        except AnalyzerError as raised:
+            error = raised
+        self._results.append(
+            JobResult(
+                job_id=job.job_id,
+                value=value,
+                error=error,
+                lost=False,
+                seconds=0.0,
+                worker_id="virtual",
+            )
+        )
+
+    def next_result(self, timeout_s: float) -> JobResult | None:
+        """The next answer."""
+        return self._results.popleft() if self._results else None
+
+    def cancel_all(self) -> None:
+        """Forgets what waits."""
+        self._results.clear()
+
+    def _answer(self, task: object) -> object:
+        if isinstance(task, BuildTask):
+            return {key: self._build(key) for key in task.keys}
+        if isinstance(task, ProbeTask):
+            return [self._probe(task.key, probe) for probe in task.probes]
+        assert isinstance(task, MeasureTask), task
+        return self._measure(task)
+
+    def _build(self, key: VariantKey) -> VirtualVariant | AnalyzerError:
+        if self._world.service(key, 1, 1) is None:
+            return BuildError(f"{key.label} cannot be built in this world.")
+        drop = self._world.accuracy_drop.get(key.label, 0.0)
+        return VirtualVariant(
+            key=key,
+            accuracy=Accuracy(
+                metric="label_accuracy",
+                value=0.98 - drop,
+                drop=drop,
+                interval=(drop - 0.002, drop + 0.002),
+                samples=1000,
+            ),
+        )
+
+    def _probe(self, key: VariantKey, probe: Probe) -> ProbeResult:
+        service = self._world.service(key, probe.threads, probe.busy)
+        assert service is not None
+        mean = float(service.curve_ms(np.array([probe.batch]))[0]) * self._world.probe_factor
+        if self._world.probe_interference:
+            mean *= float(service.interference_table(probe.busy)[probe.busy])
+        count = int(np.clip(probe.seconds * 1e3 / max(mean, 1e-3), 4, 200))
+        noise = service.draw_noise(count, self._rng)
+        samples = mean * np.resize(noise, count) * self._rng.normal(1.0, 0.005, count)
+        return ProbeResult(probe=probe, samples_ms=tuple(float(ms) for ms in samples))
+
+    def _measure(self, task: MeasureTask) -> MeasureResult:
+        configuration = task.configuration
+        self.measured.append(configuration.config_id)
+        if self._world.crash(configuration):
+            error = TargetCrashError("The virtual server crashed.")
+            return MeasureResult(outcome=as_failure(configuration, error, stage="load"))
+        service = self._world.service(
+            configuration.variant,
+            configuration.intra_op_threads or 0,
+            configuration.instance_count,
+        )
+        assert service is not None
+        session = VirtualSession(
+            BatchingPolicy.from_configuration(configuration),
+            service,
+            task.load,
+            overhead_ms=self._world.overhead_ms,
+            memory_bytes=self._world.memory_bytes(configuration),
+            drift=self._world.drift,
+        )
+        try:
+            outcome: Measurement = task.measure(session)
+        except AnalyzerError as error:
+            return MeasureResult(outcome=as_failure(configuration, error, stage="load"))
+        self.load_test_seconds += session.seconds
+        return MeasureResult(outcome=outcome, logs=tuple(session.logs))

@@ -1,0 +1,278 @@
+"""Whole searches in a virtual machine: found, proven, robust against everything planted."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.domain.sla import Sla
+from analyzer.domain.space import SearchSpace
+from analyzer.domain.study import StudyFacts
+from analyzer.domain.workload import Poisson
+from analyzer.evaluate.virtual import VirtualExecutor, VirtualWorld
+from analyzer.search.guide import Guide
+from analyzer.search.proposals import Proposals, make_sampler
+from analyzer.search.request import SearchRequest, SilentProgress
+from analyzer.search.study import Known, Search
+from analyzer.spaces.loader import Surroundings, load_space
+from analyzer.twin.service import ServiceTime
+
+MODEL = ModelInfo(
+    name="virtual",
+    path="/virtual/model.onnx",
+    sha256="0" * 64,
+    batchable=True,
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(2,)),),
+)
+# Small enough to be screened in a second: 4 variants × 3 deployments × (1 + 2 × 2).
+SPACE = """
+device: cpu
+threads_per_core: 1.0
+parameters:
+  precision: [fp32, fp16, int8]
+  quantization: {choices: [static, dynamic], when: {precision: int8}}
+  instance_count: [1, 2]
+  intra_op_threads: [1, 2]
+  dynamic_batching: [false, true]
+  max_batch_size: {choices: [8, 32], when: {dynamic_batching: true}}
+  max_queue_delay: {choices: [0, 5ms], when: {dynamic_batching: true}}
+"""
+SPEED = {"fp32": 1.0, "fp16": 1.05, "int8-static": 0.45, "int8-dynamic": 0.7}
+
+
+class MemoryStore:
+    """The store's seam, in memory."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Known] = []
+        self.cache: dict[tuple[str, str], dict] = {}
+
+    def add_outcome(self, study, trial_number, params, outcome, *, role="trial", logs=()):
+        self.outcomes.append(
+            Known(trial_number=trial_number, role=role, params=dict(params), outcome=outcome)
+        )
+
+    def put_cache(self, kind, key, value):
+        self.cache[kind, key] = dict(value)
+
+    def get_cache(self, kind, key):
+        return self.cache.get((kind, key))
+
+
+def service(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+    """Two cores: batches gain, threads gain less than instances, neighbours cost a little."""
+    speed = SPEED[key.label] / (1.0 if threads == 1 else 1.7)
+    sizes = (1, 2, 4, 8, 16, 32)
+    times = tuple(speed * (2.0 + 1.5 * size) for size in sizes)
+    per_core = 1.06 if threads == 1 else 1.8
+    return ServiceTime(
+        batch_sizes=sizes,
+        service_ms=times,
+        distribution="lognormal",
+        cv=0.05,
+        interference=(1.0, per_core),
+    )
+
+
+def _space() -> SearchSpace:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(SPACE)
+        file.flush()
+        return load_space(file.name, Surroundings(device="cpu", cores=2))
+
+
+def run(
+    world: VirtualWorld,
+    *,
+    sla: Sla | None = None,
+    sampler: str = "twin",
+    trials_max: int | None = 12,
+    known: tuple[Known, ...] = (),
+    store: MemoryStore | None = None,
+    seed: int = 1,
+    space: SearchSpace | None = None,
+    budget_s: float = 200.0,
+) -> tuple[StudyFacts, VirtualExecutor, MemoryStore]:
+    sla = sla or Sla(latency_budget_ms=40.0)
+    store = store or MemoryStore()
+    request = SearchRequest(
+        study="virtual-1",
+        model=MODEL,
+        sla=sla,
+        space=space or _space(),
+        arrivals=Poisson(),
+        budget_s=budget_s,
+        trials_max=trials_max,
+        sampler=sampler,
+        seed=seed,
+        provenance={},
+        calibration_path=None,
+    )
+
+    def proposals(allowed: frozenset[str], guide: Guide) -> Proposals:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        study = optuna.create_study(
+            direction="maximize",
+            sampler=make_sampler(
+                request.sampler, seed=seed, space=request.space, parallel=False, guide=guide
+            ),
+        )
+        return Proposals(study, request.space, sla, allowed)
+
+    executor = VirtualExecutor(world)
+    search = Search(
+        request,
+        executor=executor,
+        store=store,
+        progress=SilentProgress(),
+        make_proposals=proposals,
+        known=known,
+        cores=2,
+    )
+    return search.run(), executor, store
+
+
+def winner(facts: StudyFacts) -> Measurement:
+    found = [
+        outcome
+        for outcome in facts.outcomes
+        if outcome.configuration.config_id == facts.recommended_id
+    ]
+    assert isinstance(found[0], Measurement)
+    return found[0]
+
+
+def test_the_twin_finds_the_fast_variant_and_proves_it() -> None:
+    facts, _, _ = run(VirtualWorld(service=service))
+    best = winner(facts)
+    assert facts.verdict == "found"
+    assert best.configuration.variant.label == "int8-static"
+    assert best.configuration.dynamic_batching
+    assert best.certificate is not None and best.certificate.verdict == "PASS"
+    assert best.capacity_rps is not None and best.edge.rate_rps is not None
+    assert 0.6 * best.edge.rate_rps <= best.capacity_rps <= best.edge.rate_rps
+    assert facts.search.evaluated_live <= 10
+    assert facts.explanation.trusted
+    assert [step.measured for step in facts.explanation.contributions][-1]
+
+
+def test_a_variant_that_loses_too_much_is_left_out_and_says_so() -> None:
+    facts, _, _ = run(VirtualWorld(service=service, accuracy_drop={"int8-static": 0.05}))
+    assert winner(facts).configuration.variant.label == "int8-dynamic"
+    failures = [o for o in facts.outcomes if isinstance(o, Failure)]
+    assert [f.reason for f in failures] == ["accuracy"]
+
+
+def test_a_variant_that_cannot_be_built_costs_nobody_the_study() -> None:
+    def broken(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+        return None if key.precision == "int8" else service(key, threads, instances)
+
+    facts, _, _ = run(VirtualWorld(service=broken))
+    assert facts.verdict == "found"
+    assert winner(facts).configuration.precision == "fp32"
+
+
+def test_a_server_that_crashes_teaches_the_search_to_go_elsewhere() -> None:
+    facts, _, _ = run(
+        VirtualWorld(service=service, crash=lambda c: c.max_batch_size == 32), trials_max=20
+    )
+    assert facts.verdict == "found"
+    assert winner(facts).configuration.max_batch_size < 32
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        VirtualWorld(service=service, probe_factor=2.0),
+        VirtualWorld(service=service, probe_interference=False),
+        VirtualWorld(service=service, drift=1.01),
+    ],
+    ids=["service times doubled", "interference left out", "service times drift"],
+)
+def test_a_twin_that_is_wrong_on_purpose_still_ends_in_a_true_certificate(
+    world: VirtualWorld,
+) -> None:
+    facts, _, _ = run(world)
+    best = winner(facts)
+    assert facts.verdict == "found"
+    assert best.configuration.variant.label == "int8-static"
+    # The claim holds on the true machine, whatever the twin believed.
+    true_edge = best.edge.rate_rps
+    assert best.capacity_rps is not None and true_edge is not None
+    assert best.capacity_rps <= true_edge * 1.02
+
+
+def test_a_budget_nobody_can_keep_is_infeasible_with_a_bound() -> None:
+    facts, _, _ = run(VirtualWorld(service=service), sla=Sla(latency_budget_ms=0.5))
+    assert facts.verdict == "infeasible"
+    assert facts.recommended_id is None
+    assert facts.search.bound and "budget is 0.5 ms" in facts.search.bound
+
+
+def test_memory_is_a_limit_of_the_search() -> None:
+    def memory(configuration: Configuration) -> int:
+        return (100 << 20) * configuration.instance_count
+
+    facts, _, _ = run(
+        VirtualWorld(service=service, memory_bytes=memory),
+        sla=Sla(latency_budget_ms=40.0, max_memory_bytes=150 << 20),
+    )
+    assert winner(facts).configuration.instance_count == 1
+
+
+def test_the_latency_objective_is_judged_at_the_target_rate() -> None:
+    sla = Sla(latency_budget_ms=40.0, target_rate_rps=100.0, objective="latency")
+    facts, _, _ = run(VirtualWorld(service=service), sla=sla)
+    best = winner(facts)
+    assert best.headline is not None and best.headline.offered_rps == pytest.approx(100.0)
+    assert best.configuration.variant.label == "int8-static"
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2", "grid"])
+def test_optunas_own_samplers_run_through_the_same_study(sampler: str) -> None:
+    facts, executor, _ = run(VirtualWorld(service=service), sampler=sampler, trials_max=6)
+    assert facts.verdict == "found"
+    trials = executor.measured
+    assert len(trials) >= 6
+
+
+def test_resuming_measures_nothing_twice() -> None:
+    first, _, store = run(VirtualWorld(service=service), trials_max=4)
+    again, executor, _ = run(
+        VirtualWorld(service=service), trials_max=4, known=tuple(store.outcomes), store=store
+    )
+    assert executor.measured == []
+    assert again.recommended_id == first.recommended_id
+    assert again.verdict == "found"
+
+
+def test_the_twins_probes_come_from_the_cache_in_the_next_study() -> None:
+    store = MemoryStore()
+    run(VirtualWorld(service=service), store=store, trials_max=1)
+    kinds = {kind for kind, _ in store.cache}
+    assert kinds == {"probes"}
+
+    def no_probes(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+        return service(key, threads, instances)
+
+    world = replace(VirtualWorld(service=no_probes), probe_factor=np.nan)
+    facts, _, _ = run(world, store=store, trials_max=2)
+    assert facts.verdict == "found"
+
+
+def test_the_ablation_measures_its_eight_configurations() -> None:
+    space = load_space("ablation", Surroundings(device="cpu", cores=2))
+    facts, executor, _ = run(
+        VirtualWorld(service=service), space=space, sampler="grid", trials_max=None
+    )
+    measured = [o for o in facts.outcomes if isinstance(o, Measurement)]
+    assert len(set(executor.measured)) >= 8
+    assert any("stands where TensorRT stands" in note for m in measured for note in m.notes)
