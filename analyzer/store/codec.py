@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _TYPE = "$type"
 _FLOAT = "$float"
+_SPELT = ('"nan"', '"inf"', '"-inf"')
 _Decoder = Callable[[Any], Any]
 
 # functools.cache, without losing the signature: classes are the keys.
@@ -52,11 +53,11 @@ def loads(text: str, *kinds: type[Any]) -> Any:
     """
     tree = json.loads(text)
     by_name = {kind.__name__: kind for kind in kinds}
-    kind = by_name.get(tree.get(_TYPE, kinds[0].__name__)) if isinstance(tree, dict) else None
+    kind = by_name.get(tree.pop(_TYPE, kinds[0].__name__)) if isinstance(tree, dict) else None
     if kind is None:
         raise ValueError(f"expected {' or '.join(by_name)}, found {text[:60]!r}")
     try:
-        return _dataclass_decoder(kind)(tree)
+        return _dataclass_decoder(kind, _has_floats(text))(tree)
     except (TypeError, AttributeError, AssertionError, KeyError) as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
 
@@ -67,11 +68,16 @@ def loads_many(text: str, kind: type[T]) -> tuple[T, ...]:
     Raises:
         ValueError: As :func:`loads`.
     """
-    decode = _dataclass_decoder(kind)
+    decode = _dataclass_decoder(kind, _has_floats(text))
     try:
         return tuple(decode(tree) for tree in json.loads(text))
     except (TypeError, AttributeError, AssertionError, KeyError) as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def _has_floats(text: str) -> bool:
+    """Whether a float may be spelt as text in it."""
+    return any(spelling in text for spelling in _SPELT)
 
 
 def loads_plain(text: str) -> Any:
@@ -166,65 +172,83 @@ def _admits_none(hint: Any) -> bool:
 
 
 @_cached
-def _dataclass_decoder(kind: Any) -> _Decoder:
-    """Built once for each class: reading a hundred thousand rows must not look at type hints."""
+def _dataclass_decoder(kind: Any, floats: bool) -> _Decoder:
+    """Built once for each class: reading a hundred thousand rows must not look at type hints.
+
+    Args:
+        floats: Whether floats may be spelt as text; seldom, and looking at each takes its time.
+    """
     hints = get_type_hints(kind)
-    plan: list[tuple[str, _Decoder | None, bool]] = []
-    for field in dataclasses.fields(kind):
-        needs_none = not _has_default(field) and _admits_none(hints[field.name])
-        plan.append((field.name, _decoder(hints[field.name]), needs_none))
+    fields = dataclasses.fields(kind)
+    converts = [
+        (field.name, convert)
+        for field in fields
+        if (convert := _decoder(hints[field.name], floats)) is not None
+    ]
+    restored = [f.name for f in fields if not _has_default(f) and _admits_none(hints[f.name])]
+    names = frozenset(field.name for field in fields)
 
     def decode(tree: dict[str, Any]) -> Any:
-        values: dict[str, Any] = {}
-        for name, convert, needs_none in plan:
-            if name in tree:
-                item = tree[name]
-                values[name] = item if convert is None or item is None else convert(item)
-            elif needs_none:
-                values[name] = None
-        return kind(**values)
+        for name, convert in converts:
+            item = tree.get(name)
+            if item is not None:
+                tree[name] = convert(item)
+        for name in restored:
+            tree.setdefault(name, None)
+        try:
+            return kind(**tree)
+        except TypeError:  # it has keys of another version, or of a union's tag
+            return kind(**{name: item for name, item in tree.items() if name in names})
 
     return decode
 
 
-def _decoder(hint: Any) -> _Decoder | None:
+def _decoder(hint: Any, floats: bool) -> _Decoder | None:
     """What turns a JSON value other than null into ``hint``; None where it already is one."""
     arms = _arms(hint)
     classes = [arm for arm in arms if dataclasses.is_dataclass(arm)]
     if len(classes) > 1:
-        return _union_decoder(classes)
+        return _union_decoder(classes, floats)
     arm = arms[0]
-    if len(arms) > 1:
-        return _decode_float if float in arms else None
+    if len(arms) > 1 or arm is float:
+        return _decode_float if floats and float in arms else None
     if classes:
-        return _dataclass_decoder(classes[0])
-    if arm is float:
-        return _decode_float
+        return _dataclass_decoder(classes[0], floats)
     if _is_plain(arm):
         return _decode_plain
     if get_origin(arm) in (tuple, list):
-        return _sequence_decoder(arm)
+        return _sequence_decoder(arm, floats)
     return None
 
 
-def _union_decoder(classes: list[Any]) -> _Decoder:
-    decoders = {kind.__name__: _dataclass_decoder(kind) for kind in classes}
-    return lambda tree: decoders[tree[_TYPE]](tree)
+def _union_decoder(classes: list[Any], floats: bool) -> _Decoder:
+    decoders = {kind.__name__: _dataclass_decoder(kind, floats) for kind in classes}
+    return lambda tree: decoders[tree.pop(_TYPE)](tree)
 
 
-def _sequence_decoder(hint: Any) -> _Decoder:
+def _sequence_decoder(hint: Any, floats: bool) -> _Decoder:
     make = get_origin(hint)
     arguments = get_args(hint)
     if make is tuple and arguments[-1] is not Ellipsis:
-        converts = [_decoder(argument) for argument in arguments]
-        return lambda items: tuple(
-            item if convert is None or item is None else convert(item)
-            for convert, item in zip(converts, items, strict=True)
-        )
-    convert_all = _decoder(arguments[0])
+        return _fixed_tuple_decoder([_decoder(argument, floats) for argument in arguments])
+    convert_all = _decoder(arguments[0], floats)
     if convert_all is None:
         return make  # type: ignore[no-any-return]
     return lambda items: make(None if item is None else convert_all(item) for item in items)
+
+
+def _fixed_tuple_decoder(converts: list[_Decoder | None]) -> _Decoder:
+    def decode(items: Any) -> tuple[Any, ...]:
+        if len(items) != len(converts):
+            raise ValueError(f"expected {len(converts)} items, found {len(items)}")
+        return tuple(
+            item if convert is None or item is None else convert(item)
+            for convert, item in zip(converts, items, strict=True)
+        )
+
+    if any(converts):
+        return decode
+    return lambda items: tuple(items) if len(items) == len(converts) else decode(items)
 
 
 def _decode_float(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -142,3 +143,15 @@ class Database:
             f"There is no study named {name!r} in {self.place}.",
             hint=f"Studies there, the newest first: {names}.",
         )
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Pauses the garbage collector: all that is read is kept, and it would look at it for ever."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

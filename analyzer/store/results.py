@@ -29,7 +29,7 @@ from analyzer.errors import StoreError
 from analyzer.store import codec, rows, schema
 from analyzer.store import engine as engines
 from analyzer.store.blobs import pack_log, unpack_log
-from analyzer.store.database import Database, open_database
+from analyzer.store.database import Database, no_collection, open_database
 from analyzer.store.records import (
     StoredOutcome,
     StudyRecord,
@@ -326,7 +326,7 @@ class ResultStore:
             column.body, load_tests,
         )  # fmt: skip
         found: list[StoredOutcome] = []
-        with self._database.reading() as connection:
+        with self._database.reading() as connection, no_collection():
             study_id = self._database.study_id(connection, study)
             result = connection.execute(
                 query.where(column.study_id == study_id).order_by(column.id)
@@ -345,7 +345,7 @@ class ResultStore:
         column = schema.OUTCOMES.c
         names = ("id", *TrialRow._fields[1:])
         query = select(*(column[name] for name in names))
-        with self._database.reading() as connection:
+        with self._database.reading() as connection, no_collection():
             study_id = self._database.study_id(connection, study)
             result = connection.execute(
                 query.where(column.study_id == study_id).order_by(column.id)

@@ -154,7 +154,7 @@ def stored_outcome(row: Any) -> StoredOutcome:
         number=number,
         trial_number=trial_number,
         role=role,
-        params=codec.loads_plain(params),
+        params=codec.loads_plain(params) if params != "{}" else {},
         outcome=read_outcome(body, load_tests),
         created_at=created_at,
     )
