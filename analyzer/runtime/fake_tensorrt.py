@@ -54,17 +54,19 @@ def make_tensorrt(
         starts: Whether the builder finds a GPU.
     """
     shapes = inputs or {"x": (-1, 3)}
-    severity = enum.Enum("Severity", ["INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"])
 
     class ILogger:
-        Severity = severity
+        class Severity(enum.Enum):
+            INTERNAL_ERROR = 0
+            ERROR = 1
+            WARNING = 2
 
         def __init__(self) -> None: ...
 
     class Builder:
         def __init__(self, logger: Any) -> None:
             if not starts:
-                logger.log(severity.ERROR, "CUDA initialization failure with error: 100")
+                logger.log(ILogger.Severity.ERROR, "CUDA initialization failure with error: 100")
                 raise TypeError("pybind11::init(): factory function returned nullptr")
             self._logger = logger
 
@@ -82,7 +84,7 @@ def make_tensorrt(
 
         def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
             if build_error:
-                self._logger.log(severity.ERROR, build_error)
+                self._logger.log(ILogger.Severity.ERROR, build_error)
                 return None
             profiles = [profile.shapes for profile in config.profiles]
             if config.timings is not None:
@@ -113,7 +115,7 @@ def make_tensorrt(
             try:
                 return _Engine(json.loads(plan))
             except ValueError:
-                self._logger.log(severity.ERROR, "Magic tag does not match")
+                self._logger.log(ILogger.Severity.ERROR, "Magic tag does not match")
                 return None
 
     return SimpleNamespace(
@@ -172,7 +174,7 @@ class _Engine:
         self.num_io_tensors = len(self._names)
 
     def get_tensor_name(self, index: int) -> str:
-        return self._names[index]
+        return str(self._names[index])
 
     def get_tensor_mode(self, name: str) -> str:
         return "output" if name.endswith("_doubled") else "input"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
-from analyzer.errors import MissingPartError, ModelError
-from analyzer.runtime.ort import first_line, import_onnxruntime, is_out_of_memory
+from analyzer.errors import MissingPartError, ModelError, TargetError, TargetMemoryError
+from analyzer.runtime.ort import OrtRuntime, first_line, import_onnxruntime, is_out_of_memory
 from analyzer.variants.graph import external_pieces, table_ranges
 
 _ORT_TYPES = {
@@ -136,11 +136,17 @@ def inspect_model(
     )
 
 
-def as_unbatched(model: ModelInfo) -> ModelInfo:
+def as_unbatched(
+    model: ModelInfo, outputs: Mapping[str, tuple[int, ...]] | None = None
+) -> ModelInfo:
     """``model`` as one that cannot be batched, every request holding one row.
 
     For models whose first dimension is declared dynamic although the graph works for one row only.
+
+    Args:
+        outputs: Shapes of the outputs for one row, where they are known.
     """
+    known = outputs or {}
     if not model.batchable:
         return model
     return replace(
@@ -148,8 +154,47 @@ def as_unbatched(model: ModelInfo) -> ModelInfo:
         batchable=False,
         fixed_batch=1,
         inputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.inputs),
-        outputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.outputs),
+        outputs=tuple(
+            replace(spec, shape=known.get(spec.name, (1, *spec.shape))) for spec in model.outputs
+        ),
     )
+
+
+def verify_model(model: ModelInfo, rows: Mapping[str, Any]) -> ModelInfo:
+    """``model`` as it really runs, tried on two rows of inputs (``[rows, *shape]``).
+
+    Some graphs declare a dynamic first dimension and hold a reshape to one row; those come back as
+    models that cannot be batched (:func:`as_unbatched`).
+
+    Raises:
+        ModelError: It does not even run one row; made-up inputs may be the reason.
+        TargetMemoryError: It runs out of memory.
+    """
+    runtime = OrtRuntime(model.path)
+    try:
+        lead = slice(0, 1) if model.batchable else 0
+        one = runtime.run({name: array[lead] for name, array in rows.items()})
+        shapes = {name: array.shape for name, array in one.items()}
+        if not model.batchable or len(next(iter(rows.values()))) < 2:
+            return model
+        try:
+            two = runtime.run({name: array[:2] for name, array in rows.items()})
+        except TargetMemoryError:
+            raise
+        except TargetError:
+            return as_unbatched(model, shapes)
+        grown = all(two[name].shape == (2, *shape[1:]) for name, shape in shapes.items())
+        return model if grown else as_unbatched(model, shapes)
+    except TargetMemoryError:
+        raise
+    except TargetError as error:
+        raise ModelError(
+            f"The model loads and does not run: {error.message}",
+            hint="If its inputs need special values, give real ones with --calibration-data;"
+            " check --input-shape otherwise.",
+        ) from error
+    finally:
+        runtime.close()
 
 
 def default_name(path: Path) -> str:

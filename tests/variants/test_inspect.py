@@ -12,7 +12,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from analyzer.errors import ModelError
-from analyzer.variants.inspect import as_unbatched, default_name, inspect_model, locate_onnx
+from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.inspect import (
+    as_unbatched,
+    default_name,
+    inspect_model,
+    locate_onnx,
+    verify_model,
+)
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Write = Callable[..., Path]
@@ -201,6 +208,44 @@ def test_as_unbatched(linear_model: Write) -> None:
     model = as_unbatched(inspect_model(linear_model()))
     assert not model.batchable and model.inputs[0].shape == (1, 8)
     assert as_unbatched(model) is model
+
+
+@pytest.mark.parametrize(
+    ("target", "batchable", "output"),
+    [([-1, 8], True, (8,)), ([1, 8], False, (1, 8)), ([-1, 4], False, (2, 4))],
+)
+def test_batch_axis_that_is_none_is_found_out(
+    write_model: Write, target: list[int], batchable: bool, output: tuple[int, ...]
+) -> None:
+    # Shape inference does not see through Neg, so the declared axes look like a batch.
+    nodes = [
+        helper.make_node("Neg", ["minus_target"], ["target"]),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["batch", 8])],
+        [("y", FLOAT, ["rows", target[1]])],
+        {"minus_target": -np.array(target, np.int64)},
+    )
+    model = inspect_model(path)
+    assert model.batchable
+    tried = verify_model(model, synthetic_inputs(model, 2, 0))
+    assert tried.batchable == batchable
+    assert tried.inputs[0].shape == ((8,) if batchable else (1, 8))
+    assert tried.outputs[0].shape == output
+
+
+def test_model_that_loads_and_does_not_run(write_model: Write) -> None:
+    path = write_model(
+        [helper.make_node("Reshape", ["x", "target"], ["y"])],
+        [("x", FLOAT, ["batch", 8])],
+        [("y", FLOAT, ["rows", 5])],
+        {"target": np.array([-1, 5], np.int64)},
+    )
+    model = inspect_model(path)
+    with pytest.raises(ModelError, match="loads and does not run"):
+        verify_model(model, synthetic_inputs(model, 2, 0))
 
 
 def gather(*middle: object, index: str, table: str = "table", axis: int = 0) -> list[object]:
