@@ -16,7 +16,7 @@ from analyzer import __version__
 from analyzer.cli.facts import format_of, render_report, save_facts, write_report
 from analyzer.cli.models import find_model
 from analyzer.cli.progress import ConsoleProgress, make_progress
-from analyzer.domain.configuration import Configuration, DeviceKind
+from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyFacts
@@ -268,8 +268,18 @@ def _space(options: SearchOptions, model: ModelInfo, device: DeviceKind, machine
             request_batch_size=options.request_batch_size,
             precisions=options.precisions or ("fp32", "fp16", "int8"),
             tensorrt=device == "gpu" and _tensorrt(),
+            onnx_backend=_onnx_backend(options.server),
         ),
     )
+
+
+def _onnx_backend(server: str) -> Backend:
+    """What will run ONNX graphs on ``server``, as far as that is known before it is started."""
+    if server != "triton":
+        return "onnxruntime"
+    from analyzer.serving.triton_install import require_triton
+
+    return require_triton().backend_for("onnxruntime")
 
 
 def _tensorrt() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analyzer.domain.configuration import Configuration, DeviceKind
+from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 
 # A choice as Optuna stores it: a scalar, never a list (preferred sizes are "4,8").
 Choice = str | int | bool
@@ -69,6 +69,7 @@ class SearchSpace:
         threads_max: Upper limit of instances × threads on a CPU; None if there is none.
         request_batch_size: Inferences in each request: no smaller batch can be configured.
         batchable: Whether the model can be batched at all.
+        onnx_backend: What runs ONNX graphs: ``python`` on a Triton that has only that.
     """
 
     name: str
@@ -78,6 +79,7 @@ class SearchSpace:
     threads_max: int | None = None
     request_batch_size: int = 1
     batchable: bool = True
+    onnx_backend: Backend = "onnxruntime"
 
     def configuration(self, params: Mapping[str, Choice]) -> Configuration | None:
         """The canonical configuration of ``params``; None where they contradict each other."""
@@ -94,6 +96,8 @@ class SearchSpace:
         count = int(params.get("instance_count", 1))
         quantization: Any = params.get("quantization") if precision == "int8" else None
         backend: Any = params.get("backend", "onnxruntime")
+        if backend == "onnxruntime":
+            backend = self.onnx_backend
         if precision == "int8" and quantization is None:
             quantization = "static"
         if self.device == "cpu":

@@ -68,7 +68,9 @@ def make_sampler(
         if name == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         if name == "grid":
-            return optuna.samplers.GridSampler(_choices(space), seed=seed)
+            from analyzer.search.exhaustive import ExhaustiveSampler
+
+            return ExhaustiveSampler(seed=seed)
         assert name == "gp", name
         try:
             importlib.import_module("torch")

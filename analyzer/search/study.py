@@ -117,6 +117,8 @@ class Search:
             baseline
             or baseline_configuration(batchable=request.model.batchable, device=request.device)
         ).canonical()
+        if self._baseline.backend == "onnxruntime":
+            self._baseline = replace(self._baseline, backend=request.space.onnx_backend)
         self._candidates = {
             config_id: configuration
             for config_id, (configuration, _) in request.space.candidates().items()
@@ -286,9 +288,10 @@ class Search:
         self._progress.phase("measuring", max(0.0, self._left_s() - self._reserve_s))
         exhausted = False
         while True:
+            # One trial is always made, also where the preparations used the budget up.
             enough = (
                 self._left_s() - self._reserve_s < seconds + _SERVER_START_S
-                and (finished_trials > 0 or self._left_s() < seconds)
+                and finished_trials + len(pending) > 0
             ) or (
                 request.trials_max is not None
                 and finished_trials + len(pending) >= request.trials_max

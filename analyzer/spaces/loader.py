@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from analyzer.domain.configuration import DeviceKind
+from analyzer.domain.configuration import Backend, DeviceKind
 from analyzer.domain.space import PARAMETER_NAMES, Choice, Fixed, Parameter, SearchSpace
 from analyzer.domain.units import parse_duration_s
 from analyzer.errors import SpaceError, UsageError
@@ -40,6 +40,7 @@ class Surroundings:
         precisions: The precisions that ``--precisions`` allows.
         tensorrt: Whether engines can be built here.
         int8_best: The int8 variant that stands where a file says ``quantization: best``.
+        onnx_backend: What runs ONNX graphs on the server under test.
     """
 
     device: DeviceKind
@@ -49,6 +50,7 @@ class Surroundings:
     precisions: tuple[str, ...] = _PRECISIONS
     tensorrt: bool = False
     int8_best: str = "dynamic"
+    onnx_backend: Backend = "onnxruntime"
 
 
 def space_names() -> list[str]:
@@ -132,6 +134,7 @@ class _Reader:
             else max(1, int(per_core * self._around.cores)),
             request_batch_size=self._around.request_batch_size,
             batchable=self._around.batchable,
+            onnx_backend=self._around.onnx_backend,
         )
         if not space.candidates():
             raise self._fail(
