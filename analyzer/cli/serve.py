@@ -87,8 +87,10 @@ def serve(
     Ports of 0 are free ones; the addresses are printed on stderr when the server is ready. It
     drains and ends on SIGTERM or Ctrl-C.
     """
+    from analyzer.hardware.machine import inspect_machine
     from analyzer.serving.app import ServeOptions
     from analyzer.serving.app import serve as run
+    from analyzer.serving.backends import usable_gpus
 
     run(
         ServeOptions(
@@ -105,5 +107,6 @@ def serve(
             cache_bytes=int(cache_bytes),
             allow_shared_memory=allow_client_shm,
             exit_on_error=exit_on_error,
+            gpus=usable_gpus([gpu.index for gpu in inspect_machine().gpus]),
         )
     )

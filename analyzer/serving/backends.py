@@ -19,7 +19,7 @@ import numpy as np
 from analyzer.errors import InputError, ModelError, TargetError, TargetMemoryError
 from analyzer.modelconfig.rules import Instance, OnnxTensor, autocomplete_onnx
 from analyzer.runtime.base import Runtime, Tensors
-from analyzer.runtime.ort import first_line, import_onnxruntime
+from analyzer.runtime.ort import OrtRuntime, first_line, import_onnxruntime
 from analyzer.serving.signature import Signature, signature_of
 
 TEST_BACKENDS = ("identity", "scripted")
@@ -46,7 +46,7 @@ def model_file(config: Any, version_dir: Path) -> Path:
     Raises:
         ModelError: There is none, or it would lie outside the version's folder.
     """
-    name = config.default_model_filename
+    name = str(config.default_model_filename)
     if not name or Path(name).name != name:
         raise ModelError(f"'{name}' is not the name of a model's file in {version_dir}.")
     path = version_dir / name
@@ -116,18 +116,10 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
     if config.backend == "onnxruntime":
         _check_onnx(config, signature, path)
     threads = _threads(config)
-    from analyzer.runtime.open import open_runtime
-
     runtimes: list[Runtime] = []
     try:
         for instance in instances:
-            runtime = open_runtime(
-                path,
-                backend=config.backend,
-                device="gpu" if instance.kind == "gpu" else "cpu",
-                intra_op_threads=threads,
-            )
-            runtimes.append(runtime)
+            runtimes.append(_open(config, path, instance, threads))  # noqa: PERF401 (undone below)
     except BaseException:
         for runtime in runtimes:
             runtime.close()
@@ -142,12 +134,34 @@ def parameter(config: Any, key: str, default: str) -> str:
     return str(config.parameters[key].string_value)
 
 
+def _open(config: Any, path: Path, instance: Instance, threads: int) -> Runtime:
+    if config.backend == "tensorrt":
+        from analyzer.runtime.open import open_runtime
+
+        return open_runtime(path, backend="tensorrt", device="gpu")
+    return OrtRuntime(
+        path,
+        device="gpu" if instance.kind == "gpu" else "cpu",
+        device_id=instance.device_id,
+        intra_op_threads=threads,
+    )
+
+
+def usable_gpus(indices: Sequence[int]) -> tuple[int, ...]:
+    """Those of the machine's GPUs on which ONNX Runtime can run: all of them or none.
+
+    Without this, KIND_AUTO would put models on a GPU that the installed build cannot use.
+    """
+    if not indices:
+        return ()
+    providers = import_onnxruntime().get_available_providers()
+    return tuple(indices) if "CUDAExecutionProvider" in providers else ()
+
+
 def _threads(config: Any) -> int:
     text = parameter(config, "intra_op_thread_count", "0")
     if not text.isdecimal():
-        raise InputError(
-            f"model '{config.name}': intra_op_thread_count is {text!r}, not a number."
-        )
+        raise InputError(f"model '{config.name}': intra_op_thread_count is {text!r}, not a number.")
     return int(text)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -24,12 +22,13 @@ from analyzer.serving.http_codec import (
     parse_infer,
     parse_json,
 )
+from analyzer.serving.http_control import JSON, Answer, control, ok, shared_memory
 from analyzer.serving.loaded_model import LoadedModel
 from analyzer.serving.model_statistics import statistics_json
 from analyzer.serving.protocol import Fault, FaultKind, InferCall, InferResult, Limits
 from analyzer.serving.repository import Repository
 from analyzer.serving.settings import Settings
-from analyzer.serving.shared_memory import SharedMemory, refuse_cuda
+from analyzer.serving.shared_memory import SharedMemory
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -53,7 +52,6 @@ _CONTROL = re.compile(r"/v2/repository(?:/([^/]+))?/(?:(index)|models/([^/]+)/(l
 _MEMORY = re.compile(
     r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)"
 )
-_JSON = (b"content-type", b"application/json")
 _TEXT = (b"content-type", b"text/plain")
 _BINARY = (b"content-type", b"application/octet-stream")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -121,7 +119,7 @@ class HttpApp:
 
     async def _answer(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
+    ) -> Answer | None:
         path: str = scope["raw_path"].decode("latin-1")
         method: str = scope["method"]
         found = _MODEL.fullmatch(path)
@@ -132,10 +130,10 @@ class HttpApp:
             if not (name == "stats" and not version and not action):
                 return await self._model(scope, method, name, version, action, headers, receive)
             _require(method, "GET")
-            return _ok(self._statistics(self._repository.models()))
+            return ok(self._statistics(self._repository.models()))
         if path == "/v2":
             _require(method, "GET")
-            return _ok(describe.server_metadata())
+            return ok(describe.server_metadata())
         if path in ("/v2/health/live", "/v2/health/ready"):
             _require(method, "GET")
             ready = path.endswith("live") or self._repository.server_ready()
@@ -144,18 +142,18 @@ class HttpApp:
         if found is not None:
             _require(method, "POST")
             body = await self._body(headers, receive)
-            return await self._control(found, body)
+            return await control(self._repository, found, body)
         found = _MEMORY.fullmatch(path)
         if found is not None:
             _require(method, "GET" if found[3] == "status" else "POST")
             body = await self._body(headers, receive)
             region = unquote(found[2]) if found[2] else None
-            return self._shared_memory(found[1], region, found[3], body)
+            return shared_memory(self._memory, found[1], region, found[3], body)
         if path == "/v2/logging":
             _require(method, "GET", "POST")
             if method == "GET":
-                return _ok(self._settings.log())
-            return _ok(self._settings.update_log(await self._object(headers, receive)))
+                return ok(self._settings.log())
+            return ok(self._settings.update_log(await self._object(headers, receive)))
         if path == "/v2/trace/setting":
             _require(method, "GET", "POST")
             return await self._trace("", method, headers, receive)
@@ -170,7 +168,7 @@ class HttpApp:
         action: str,
         headers: dict[bytes, bytes],
         receive: Receive,
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
+    ) -> Answer | None:
         if action == "infer":
             _require(method, "POST")
             return await self._infer(scope, self._get(name, version), headers, receive)
@@ -193,11 +191,11 @@ class HttpApp:
                     raise
             raise Fault("invalid", "Model version not ready")
         if action == "stats":
-            return _ok(self._statistics(self._models(name, version)))
+            return ok(self._statistics(self._models(name, version)))
         model = self._get(name, version)
         if action == "config":
-            return _ok(config_to_json(model.config))
-        return _ok(describe.model_metadata(model, self._repository))
+            return ok(config_to_json(model.config))
+        return ok(describe.model_metadata(model, self._repository))
 
     def _get(self, name: str, version: str) -> LoadedModel:
         if len(version) > 18:
@@ -227,7 +225,7 @@ class HttpApp:
 
     async def _infer(
         self, scope: Scope, model: LoadedModel, headers: dict[bytes, bytes], receive: Receive
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
+    ) -> Answer | None:
         body = await self._body(headers, receive)
         call = parse_infer(
             body,
@@ -241,7 +239,7 @@ class HttpApp:
             return None
         answer, json_size = build_infer(model, call, result, self._memory)
         if json_size is None:
-            extra = [_JSON]
+            extra = [JSON]
         else:
             size = str(json_size).encode()
             extra = [_BINARY, (b"inference-header-content-length", size)]
@@ -259,7 +257,7 @@ class HttpApp:
         action: str,
         headers: dict[bytes, bytes],
         receive: Receive,
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
+    ) -> Answer | None:
         call = generate_call(model, parse_json(await self._body(headers, receive)))
         stream = action == "generate_stream"
         try:
@@ -275,7 +273,7 @@ class HttpApp:
             status = _STATUS.get(fault.kind, 400)
         if stream:
             return status, b"data: " + text + b"\n\n", [_EVENTS]
-        return status, text, [_JSON]
+        return status, text, [JSON]
 
     async def _run(self, scope: Scope, model: LoadedModel, call: InferCall) -> InferResult | None:
         """The result of a call; None if the client went away meanwhile.
@@ -357,115 +355,10 @@ class HttpApp:
 
     async def _trace(
         self, model: str, method: str, headers: dict[bytes, bytes], receive: Receive
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    ) -> Answer:
         if method == "GET":
-            return _ok(self._settings.trace(model))
-        return _ok(self._settings.update_trace(await self._object(headers, receive), model))
-
-    async def _control(
-        self, found: re.Match[str], body: bytes
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-        if found[1]:
-            raise Fault("unsupported", "'repository_name' specification is not supported")
-        values = parse_json(body) if body.strip() else {}
-        if not isinstance(values, dict):
-            raise Fault("internal", "attempt to get members for non-object")
-        if found[2]:
-            ready = values.get("ready", False)
-            if not isinstance(ready, bool):
-                raise Fault(
-                    "internal",
-                    "Unable to parse 'ready': attempt to access JSON non-boolean as boolean",
-                )
-            entries = self._repository.index(ready_only=ready)
-            return _ok([describe.index_entry(entry) for entry in entries])
-        name = unquote(found[3])
-        parameters = values.get("parameters", {})
-        if not isinstance(parameters, dict):
-            raise Fault(
-                "internal", "Unable to parse 'parameters': attempt to get members for non-object"
-            )
-        work: Callable[[], None]
-        if found[4] == "load":
-            config, files = _load_parameters(parameters)
-
-            def work() -> None:
-                self._repository.load(name, config_json=config, files=files)
-        else:
-            dependents = parameters.get("unload_dependents", False)
-            if not isinstance(dependents, bool):
-                raise Fault(
-                    "internal",
-                    "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
-                    "boolean",
-                )
-
-            def work() -> None:
-                self._repository.unload(name, unload_dependents=dependents)
-
-        await asyncio.get_running_loop().run_in_executor(None, work)
-        return 200, b"", [_JSON]
-
-    def _shared_memory(
-        self, kind: str, region: str | None, action: str, body: bytes
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-        if action == "status":
-            if kind == "cuda":
-                if region is not None:
-                    raise Fault(
-                        "not_found", f"Unable to find cuda shared memory region: '{region}'"
-                    )
-                return _ok([])
-            return _ok(
-                [
-                    {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
-                    for r in self._memory.status(region)
-                ]
-            )
-        if action == "unregister":
-            if kind == "system":
-                self._memory.unregister(region)
-            return 200, b"", [_JSON]
-        if region is None:
-            raise Fault(
-                "invalid",
-                f"'region name' is necessary to register {kind} shared memory region",
-            )
-        if kind == "cuda":
-            raise refuse_cuda()
-        values = parse_json(body)
-        for key in ("key", "byte_size"):
-            if not isinstance(values, dict) or key not in values:
-                raise Fault("invalid", f"Shared memory register request has no '{key}' field")
-        offset = values.get("offset", 0)
-        if not isinstance(values["key"], str) or not all(
-            isinstance(n, int) and not isinstance(n, bool) and n >= 0
-            for n in (offset, values["byte_size"])
-        ):
-            raise Fault("internal", "Unable to parse the shared memory register request")
-        self._memory.register(region, values["key"], offset, values["byte_size"])
-        return 200, b"", [_JSON]
-
-
-def _load_parameters(parameters: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    config: str | None = None
-    files: dict[str, bytes] = {}
-    for key, value in parameters.items():
-        if not isinstance(value, str):
-            raise Fault(
-                "internal",
-                f"Unable to parse '{key}': attempt to access JSON non-string as string",
-            )
-        if key == "config":
-            config = value
-        elif key.startswith("file:"):
-            try:
-                files[key.removeprefix("file:")] = base64.b64decode(value, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise Fault("invalid", f"'{key}' is not base64") from error
-        else:
-            raise Fault("internal", f"unrecognized load parameter '{key}'")
-    return config, files
+            return ok(self._settings.trace(model))
+        return ok(self._settings.update_trace(await self._object(headers, receive), model))
 
 
 def _require(method: str, *allowed: str) -> None:
@@ -473,10 +366,6 @@ def _require(method: str, *allowed: str) -> None:
         raise _Refusal(405, "Method Not Allowed")
 
 
-def _ok(document: Any) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-    return 200, json.dumps(document, separators=(",", ":")).encode(), [_JSON]
-
-
-def _error(status: int, message: str) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+def _error(status: int, message: str) -> Answer:
     body = json.dumps({"error": message}, separators=(",", ":")).encode()
-    return status, body, [_JSON]
+    return status, body, [JSON]

@@ -81,7 +81,8 @@ def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self.scope[CONNECTION_KEY] = self  # type: ignore[typeddict-unknown-key]
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope[CONNECTION_KEY] = self
             self._in_headers = True
             self._header_bytes = 0
 

@@ -114,7 +114,7 @@ class Signature:
                     f"For BYTE datatype raw input '{port.name}', the model must have input "
                     "shape [1]",
                 )
-            data = len(data).to_bytes(4, "little") + bytes(data)  # type: ignore[arg-type]
+            data = len(data).to_bytes(4, "little") + bytes(data)
         elif -1 in dims:
             if dims.count(-1) > 1:
                 raise self._fault(
