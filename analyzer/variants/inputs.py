@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import DataError
+from analyzer.variants.accuracy import class_output
 
 ROWS_MAX = 4096
 CALIBRATING_ROWS_MAX = 128
@@ -246,6 +247,14 @@ def _fit_labels(
         )
     if (labels < 0).any():
         raise DataError(f"{where} has negative class numbers.", hint="Count classes from 0.")
+    output = class_output(model, labelled=True)
+    classes = next((o.shape[-1] for o in model.outputs if o.name == output and o.shape), -1)
+    if output is not None and 1 < classes <= labels.max():
+        raise DataError(
+            f"{where} goes up to {labels.max()}, and the model's output {output!r} has"
+            f" {classes} classes.",
+            hint="Count classes from 0, in the order of the model's output.",
+        )
     return labels.astype(np.int64)
 
 

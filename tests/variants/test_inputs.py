@@ -99,6 +99,7 @@ def test_single_array_may_have_any_name_and_rows_are_bounded(tmp_path: Path) -> 
         ({"x": np.zeros((4, 3)), "labels": np.zeros((4, 9), int)}, "'labels' has the shape"),
         ({"x": np.zeros((4, 3)), "labels": np.full(4, 0.5)}, "class numbers are needed"),
         ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, -1, 0])}, "negative class"),
+        ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, 2, 0])}, "'y' has 2 classes"),
         ({"x": np.array([[object()] * 3])}, "cannot be read"),
     ],
 )
@@ -145,9 +146,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_fixed_batch_takes_single_examples(tmp_path: Path) -> None:
     model = make_model(spec(shape=(4, 3)), batchable=False, batch=4)
     examples = np.arange(30, dtype=np.float32).reshape(10, 3)
-    path = save(tmp_path / "c.npz", x=examples, labels=np.arange(10))
+    path = save(tmp_path / "c.npz", x=examples, labels=np.arange(10) % 2)
     data = load_calibration(path, model)
     assert data.rows == 2 and data.inputs["x"].shape == (2, 4, 3)
-    assert data.labels is not None and (data.labels == np.arange(8).reshape(2, 4)).all()
+    assert data.labels is not None and (data.labels == np.arange(8).reshape(2, 4) % 2).all()
     whole = save(tmp_path / "w.npz", x=examples[:8].reshape(2, 4, 3))
     assert (load_calibration(whole, model).inputs["x"] == data.inputs["x"]).all()
