@@ -161,11 +161,16 @@ class _Server:
         kernel.count_over(arrival_ns, batch_of, executions[1], self._limit_ns, first, blocks)
         length = (n - first) // len(blocks)
         means = blocks / length
-        error = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 1.0
+        # Long blocks see long correlations, short ones are many: the larger error counts.
+        errors = [
+            float(part.std(ddof=1) / math.sqrt(len(part)))
+            for part in (means, means.reshape(-1, 4).mean(axis=1) if len(means) % 4 == 0 else means)
+            if len(part) > 1
+        ]
         return Look(
             rate_rps=rate_rps,
             over=float(means.mean()),
-            over_error=error,
+            over_error=max(errors, default=1.0),
             requests=length * len(means),
         )
 
@@ -195,19 +200,22 @@ class _Server:
         slope = measured if measured * slope > 0 else slope
         step = -0.5 * (low + high) / slope
         look = above
-        while True:
+        for _ in range(20):
             at += max(-0.05, min(0.05, step))
             error = look.over_error / max(look.over, 0.5 / look.requests) / abs(slope)
             if requests >= last or (error < accuracy and abs(step) < max(2 * accuracy, 0.02)):
-                return math.exp(at)
-            # The error falls with the root of the requests.
-            requests = min(math.ceil(requests * max(1.2 * (error / accuracy) ** 2, 1.5)), last)
+                break
+            # The error falls with the root of the requests. Not at once to the number that it
+            # takes: where the rate was still off, the longest run would be in vain.
+            growth = 1.2 * (error / accuracy) ** 2 if error >= accuracy else 1.0
+            requests = min(math.ceil(requests * min(growth, 4.0)), last)
             before, look = look, self.look(math.exp(at), requests)
             apart = math.log(look.rate_rps / before.rate_rps)
             if abs(apart) > 0.01:
                 secant = (self.excess(look) - self.excess(before)) / apart
                 slope = secant if secant * slope > 0 else slope
             step = -self.excess(look) / slope
+        return math.exp(at)
 
     def _narrow(self, feasible: Look, infeasible: Look, accuracy: float) -> tuple[float, float]:
         """The logarithm of the edge's rate within about 2 %, and the slope of the excess there."""
@@ -303,7 +311,7 @@ def edge(
     budget_ms: float,
     percentile: float = 99.0,
     overhead_ms: float = 0.0,
-    accuracy: float = 0.01,
+    accuracy: float = 0.008,
 ) -> float | None:
     """The upper end of the highest feasible band, 1/s; None if no rate is feasible.
 
@@ -353,7 +361,7 @@ def edges(
     *,
     budget_ms: float,
     percentile: float = 99.0,
-    accuracy: float = 0.01,
+    accuracy: float = 0.008,
     threads: int | None = None,
 ) -> list[float | None]:
     """:func:`edge` of each candidate, in order, on ``threads`` threads (default: one per core)."""
