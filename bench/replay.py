@@ -181,7 +181,14 @@ def main() -> int:
             print(json.dumps({"schema": 1, "error": fault}))
         return error.exit_code
     if options.out is not None:
-        options.out.write_text(json.dumps({"arguments": sys.argv[1:], **document}, indent=1) + "\n")
+        told = {
+            "table": options.table.name,
+            "latency_budget": options.latency_budget,
+            "percentile": options.percentile,
+            "evaluations": options.evaluations,
+            "seeds": options.seeds,
+        }
+        options.out.write_text(json.dumps({**told, **document}, indent=1) + "\n")
     print(json.dumps(document) if options.json else shown(document))
     return 0
 
