@@ -24,8 +24,8 @@ MEASUREMENTS_TO_DISTRUST = 3
 # Improvements below this share are not worth a measurement; they are within its noise.
 GAIN_MIN = 0.01
 # Candidates whose draws are taken together for the bound; the others cannot plausibly win.
-_RIVALS_MAX = 250
-_DRAWS = 4000
+_RIVALS_MAX = 120
+_DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
