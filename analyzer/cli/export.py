@@ -71,7 +71,6 @@ def variant_of(facts: StudyFacts, configuration: Configuration) -> Variant:
         cache_dir=cache_dir(),
         device=configuration.device,
         confidence=facts.sla.confidence,
-        seed=facts.provenance.get("seeds", {}).get("study", 0) % 2**32,
     )
 
 

@@ -99,7 +99,7 @@ def run_search_command(options: SearchOptions) -> str:
             progress.phase("inspecting the model", 2.0)
             warm_up_compiler()
             model, baseline = inspect_path(path, options.input_shapes)
-            _check_data(options, model)
+            model = _verified(options, model)
             space = _space(options, model, device, machine)
             record = _study(options, store, model, sla, machine)
             from analyzer.search.request import SearchRequest
@@ -249,11 +249,15 @@ def inspect_path(
     return model, configuration_from_config(proto)
 
 
-def _check_data(options: SearchOptions, model: ModelInfo) -> None:
-    if options.calibration_data is not None:
-        from analyzer.variants.inputs import load_calibration
+def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:
+    """The model after it has run once or twice on the data it will be measured with."""
+    from analyzer.variants.inputs import load_calibration, synthetic_inputs
+    from analyzer.variants.inspect import verify_model
 
-        load_calibration(options.calibration_data, model)
+    if options.calibration_data is not None:
+        rows = load_calibration(options.calibration_data, model).inputs
+        return verify_model(model, {name: array[:2] for name, array in rows.items()})
+    return verify_model(model, synthetic_inputs(model, 2, 0))
 
 
 def _space(options: SearchOptions, model: ModelInfo, device: DeviceKind, machine: Machine) -> Any:
@@ -376,7 +380,8 @@ def _search(
     machine: Machine,
     baseline: Configuration | None,
 ) -> StudyFacts:
-    from analyzer.search.study import Known, Search
+    from analyzer.search.ledger import Known
+    from analyzer.search.study import Search
 
     known = [
         Known(
@@ -421,11 +426,10 @@ def _proposals_maker(
         import optuna
 
         from analyzer.search.proposals import Proposals, make_sampler
+        from analyzer.store.optuna_storage import open_optuna_storage
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = optuna.storages.RDBStorage(
-            store.url_for_optuna(), engine_kwargs=store.engine_kwargs_for_optuna()
-        )
+        storage = open_optuna_storage(store)
         study = optuna.create_study(
             storage=storage,
             study_name=request.study,

@@ -88,7 +88,6 @@ class Assets:
             cache_dir=context.cache_dir,
             device=context.device,
             confidence=self.confidence,
-            seed=self.seed,
             engine=EngineOptions(batch_sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1])),
         )
 

@@ -224,6 +224,7 @@ class VirtualExecutor:
         self._results: deque[JobResult] = deque()
         self._rng = np.random.default_rng(world.seed)
         self.load_test_seconds = 0.0
+        self._overhead_s = 0.0
         self.measured: list[str] = []
 
     def __enter__(self) -> Self:
@@ -237,8 +238,13 @@ class VirtualExecutor:
     ) -> None:
         self.cancel_all()
 
+    def now(self) -> float:
+        """The virtual clock, seconds: time under load, and a second for each job's start."""
+        return self.load_test_seconds + self._overhead_s
+
     def submit(self, job: Job) -> None:
         """Answers the job."""
+        self._overhead_s += 1.0
         value: object | None = None
         error: AnalyzerError | None = None
         try:

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
 import numpy as np
 
-from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration, VariantKey, baseline_configuration
-from analyzer.domain.measurement import (
-    Accuracy,
-    Edge,
-    Failure,
-    Measurement,
-    Prediction,
-    RequestLog,
-)
-from analyzer.domain.space import Params
+from analyzer.domain.measurement import Failure, Prediction
 from analyzer.domain.study import SearchSummary, StudyFacts, Verdict
 from analyzer.errors import AnalyzerError
-from analyzer.evaluate.failures import as_failure
-from analyzer.evaluate.jobs import Executor, Job, JobResult
-from analyzer.evaluate.measure import TwinOfOne
+from analyzer.evaluate.jobs import Executor, Job
 from analyzer.evaluate.plan import EdgePlan, LoadPlan
-from analyzer.evaluate.tasks import Assets, CertifyPlan, MeasureResult, MeasureTask
+from analyzer.evaluate.tasks import Assets, MeasureTask
 from analyzer.search.explain import explanation
 from analyzer.search.guide import Guide
+from analyzer.search.ledger import Known, Ledger, TrialStore, describe, outcome_of, plainness
 from analyzer.search.prepare import (
     Prepared,
     ProbeCache,
@@ -36,45 +25,12 @@ from analyzer.search.prepare import (
     build_variants,
     probe_variants,
 )
-from analyzer.search.proposals import Proposal, Proposals, feasible, guided_value
+from analyzer.search.proof import SERVER_START_S, Prover
+from analyzer.search.proposals import Proposal, Proposals, guided_value
 from analyzer.search.request import Progress, SearchRequest
 
-# Shares of the budget: what is kept back for certificates, and how much of that is the winner's.
+# The share of the budget that the trials leave to the certificates.
 _CERTIFY_SHARE = 0.42
-_WINNER_SHARE = 0.62
-_SERVER_START_S = 1.2
-
-
-class TrialStore(Protocol):
-    """What a search needs of the results database."""
-
-    def add_outcome(
-        self,
-        study: str,
-        trial_number: int,
-        params: Mapping[str, Any],
-        outcome: Measurement | Failure,
-        *,
-        role: str = "trial",
-        logs: Sequence[RequestLog] = (),
-    ) -> None:
-        """Commits one outcome."""
-
-    def put_cache(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
-        """Keeps a value for later studies."""
-
-    def get_cache(self, kind: str, key: str) -> dict[str, Any] | None:
-        """A kept value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """An outcome that an earlier run of the same study stored."""
-
-    trial_number: int
-    role: str
-    params: Params
-    outcome: Measurement | Failure
 
 
 class Search:
@@ -85,6 +41,8 @@ class Search:
         known: Outcomes of an interrupted run of this study; none of them is measured again.
         hardware: A short name of the machine, and ``hardware_key`` what tells machines apart.
         baseline: The configuration to compare with; None for Triton's automatic one.
+        clock: Seconds; virtual where the executor is.
+        started: When the budget began to run, on that clock; now if None.
     """
 
     def __init__(
@@ -100,18 +58,19 @@ class Search:
         hardware_key: str = "",
         cores: int = 1,
         baseline: Configuration | None = None,
+        clock: Callable[[], float] = time.monotonic,
         started: float | None = None,
     ) -> None:
+        self._clock = clock
         self._request = request
         self._executor = executor
         self._store = store
         self._progress = progress
         self._make_proposals = make_proposals
-        self._known = list(known)
         self._hardware = hardware
         self._hardware_key = hardware_key
         self._cores = cores
-        self._started = time.monotonic() if started is None else started
+        self._started = clock() if started is None else started
         self._deadline = self._started + request.budget_s
         self._baseline = (
             baseline
@@ -124,8 +83,7 @@ class Search:
             for config_id, (configuration, _) in request.space.candidates().items()
         }
         self._labels = request.space.labels()
-        self._done: dict[str, Measurement | Failure] = {}
-        self._warnings: list[str] = []
+        self._ledger = Ledger(request, store, progress, known=known)
         self._load_plan = LoadPlan(
             sla=request.sla,
             arrivals=request.arrivals,
@@ -140,7 +98,6 @@ class Search:
             model=request.model,
             calibration_path=str(request.calibration_path) if request.calibration_path else None,
             confidence=request.sla.confidence,
-            seed=request.seed % 2**32,
             batch_sizes=tuple(sorted(size for size in sizes if size > 0)),
         )
 
@@ -164,15 +121,15 @@ class Search:
             values=self._predicted_values(oracle, prepared, allowed, predictions),
             seed=self._request.seed,
         )
-        for known in self._known:
-            self._take_in(known.outcome, guide)
+        for config_id, outcome in self._ledger.done.items():
+            guide.tell(config_id, outcome)
         if allowed:
             proposals = self._make_proposals(frozenset(allowed), guide)
             self._trials(proposals, guide, prepared)
         return self._answer(prepared, oracle, guide, allowed)
 
     def _left_s(self) -> float:
-        return self._deadline - time.monotonic()
+        return self._deadline - self._clock()
 
     @property
     def _reserve_s(self) -> float:
@@ -184,7 +141,7 @@ class Search:
         keys: dict[VariantKey, Configuration] = {}
         for configuration in (*self._candidates.values(), self._baseline):
             plain = keys.get(configuration.variant)
-            if plain is None or _plainness(configuration) < _plainness(plain):
+            if plain is None or plainness(configuration) < plainness(plain):
                 keys[configuration.variant] = configuration
         progress.phase("building variants", 3.0 * len(keys))
         prepared = build_variants(request, self._assets, list(keys), keys, self._executor, progress)
@@ -194,13 +151,12 @@ class Search:
                 f"The model itself cannot be served: {failure.message}", hint=failure.hint
             )
         for failure in prepared.excluded.values():
-            self._done[failure.configuration.config_id] = failure
-            self._record(-1, {}, failure, role="variant")
+            self._ledger.record(failure, role="variant")
             progress.warn(failure.message)
         for report in prepared.variants.values():
-            self._warnings += [f"{report.key.label}: {note}" for note in report.notes]
+            self._ledger.warnings += [f"{report.key.label}: {note}" for note in report.notes]
         if self._assets.calibration_path is None:
-            self._warn(
+            self._ledger.warn(
                 "No real data was given (--calibration-data): accuracy was not measured, and "
                 "requests carry made-up inputs."
             )
@@ -221,7 +177,7 @@ class Search:
             cache,
             seconds=float(np.clip(request.budget_s / 500, 0.1, 0.4)),
         ):
-            self._warn(problem)
+            self._ledger.warn(problem)
         return prepared
 
     def _oracle(self, prepared: Prepared) -> TwinOracle:
@@ -281,16 +237,16 @@ class Search:
     def _trials(self, proposals: Proposals, guide: Guide, prepared: Prepared) -> None:
         request = self._request
         seconds = float(np.clip(0.08 * request.budget_s, 2.5, 20.0))
-        for known in self._known:
+        for known in self._ledger.known:
             proposals.reconcile(known.trial_number, known.outcome)
         pending: dict[str, Proposal] = {}
-        finished_trials = sum(1 for known in self._known if known.role == "trial")
+        finished_trials = sum(1 for known in self._ledger.known if known.role == "trial")
         self._progress.phase("measuring", max(0.0, self._left_s() - self._reserve_s))
         exhausted = False
         while True:
             # One trial is always made, also where the preparations used the budget up.
             enough = (
-                self._left_s() - self._reserve_s < seconds + _SERVER_START_S
+                self._left_s() - self._reserve_s < seconds + SERVER_START_S
                 and finished_trials + len(pending) > 0
             ) or (
                 request.trials_max is not None
@@ -301,7 +257,7 @@ class Search:
                     exhausted = True
                     break
                 ids = frozenset(p.configuration.config_id for p in pending.values())
-                proposal = proposals.ask(self._done, ids)
+                proposal = proposals.ask(self._ledger.done, ids)
                 if proposal is None:
                     exhausted = True
                     break
@@ -310,16 +266,22 @@ class Search:
                 timeout = 120.0 + 10 * seconds
                 pending[job_id] = proposal
                 self._executor.submit(Job(job_id, task, timeout, proposal.configuration.config_id))
-                self._progress.detail(_describe(proposal.configuration))
+                self._progress.detail(describe(proposal.configuration))
             if not pending:
                 break
             result = self._executor.next_result(1.0)
             if result is None:
                 continue
             proposal = pending.pop(result.job_id)
-            outcome, logs = self._outcome(result, proposal.configuration)
-            self._record(proposal.trial_number, proposal.params, outcome, role="trial", logs=logs)
-            self._take_in(outcome, guide)
+            outcome, logs = outcome_of(result, proposal.configuration)
+            self._ledger.record(
+                outcome,
+                role="trial",
+                trial_number=proposal.trial_number,
+                params=proposal.params,
+                logs=logs,
+            )
+            guide.tell(proposal.configuration.config_id, outcome)
             proposals.tell(proposal.trial_number, outcome)
             finished_trials += 1
         proposals.abandon()
@@ -343,72 +305,44 @@ class Search:
             ),
             target_seconds=seconds * 0.5 if fixed else None,
             predicted=Prediction(edge_rps=guide.predicted(configuration.config_id)),
-            accuracy=self._accuracy(prepared, configuration.variant),
+            accuracy=prepared.variants[configuration.variant].accuracy,
             hardware=self._hardware,
             label=self._labels.get(configuration.config_id, ""),
         )
 
-    def _accuracy(self, prepared: Prepared, variant: VariantKey) -> Accuracy | None:
-        report = prepared.variants.get(variant)
-        return report.accuracy if report is not None else None
-
-    def _outcome(
-        self, result: JobResult, configuration: Configuration
-    ) -> tuple[Measurement | Failure, Sequence[RequestLog]]:
-        if result.error is not None:
-            failure = as_failure(configuration, result.error, stage="load", lost=result.lost)
-            return failure, ()
-        assert isinstance(result.value, MeasureResult)
-        return with_error(result.value.outcome), result.value.logs
-
-    def _record(
-        self,
-        trial_number: int,
-        params: Params,
-        outcome: Measurement | Failure,
-        *,
-        role: str,
-        logs: Sequence[RequestLog] = (),
-    ) -> None:
-        """Commits an outcome before anybody is told of it."""
-        if not any(k.outcome == outcome and k.role == role for k in self._known):
-            self._store.add_outcome(
-                self._request.study, trial_number, params, outcome, role=role, logs=logs
-            )
-
-    def _take_in(self, outcome: Measurement | Failure, guide: Guide) -> None:
-        config_id = outcome.configuration.config_id
-        self._done[config_id] = outcome
-        guide.tell(config_id, outcome)
-
-    def _warn(self, text: str) -> None:
-        self._warnings.append(text)
-        self._progress.warn(text)
-
     # --- the answer ------------------------------------------------------------------------------
 
     def _answer(
-        self,
-        prepared: Prepared,
-        oracle: TwinOracle,
-        guide: Guide,
-        allowed: Sequence[str],
+        self, prepared: Prepared, oracle: TwinOracle, guide: Guide, allowed: Sequence[str]
     ) -> StudyFacts:
-        request = self._request
-        winner = self._certify_winner(prepared, oracle, guide)
-        self._certify_baseline(prepared, oracle, guide)
+        request, ledger = self._request, self._ledger
+        prover = Prover(
+            request=request,
+            ledger=ledger,
+            executor=self._executor,
+            progress=self._progress,
+            assets=self._assets,
+            load=self._load_plan,
+            prepared=prepared,
+            oracle=oracle,
+            guide=guide,
+            candidates=self._candidates,
+            allowed=frozenset(allowed),
+            baseline=self._baseline,
+            labels=self._labels,
+            hardware=self._hardware,
+            left_s=self._left_s,
+            reserve_s=self._reserve_s,
+        )
+        winner = prover.winner()
+        prover.measure_baseline()
         verdict: Verdict = "found" if winner is not None else "undecided"
         bound = guide.bound_sentence(request.sla.confidence)
-        if winner is None:
-            self._prove_failure(prepared, oracle, guide)
-            ruled_out = self._ruled_out(prepared, oracle, guide, allowed)
-            if ruled_out:
-                verdict, bound = "infeasible", ruled_out
-        outcomes = tuple(self._done.values())
+        if winner is None and (proven := prover.infeasibility()):
+            verdict, bound = "infeasible", proven
+        outcomes = ledger.outcomes
         failed = sum(isinstance(outcome, Failure) for outcome in outcomes)
-        trusted = guide.trusted if guide.measured else None
         self._progress.phase("explaining", 1.0)
-        configurations = [self._candidates[config_id] for config_id in allowed]
         return StudyFacts(
             name=request.study,
             verdict=verdict,
@@ -429,246 +363,20 @@ class Search:
                 evaluated_twin=guide.candidates,
                 failed=failed,
                 load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
-                wall_seconds=time.monotonic() - self._started,
+                wall_seconds=self._clock() - self._started,
                 bound=bound,
             ),
             explanation=explanation(
                 winner=winner,
                 outcomes=outcomes,
-                candidates=configurations,
-                predict=lambda configuration: guide.corrected(
-                    configuration.config_id, oracle.predict([configuration])[0]
-                ),
+                candidates=[self._candidates[config_id] for config_id in allowed],
+                predict=prover.expected,
                 cores=self._cores,
                 request_batch_size=request.request_batch_size,
-                trusted=trusted,
+                trusted=guide.trusted if guide.measured else None,
                 trust_reason=guide.reason,
                 error_median=guide.error_median(),
             ),
             provenance=request.provenance,
-            warnings=tuple(self._warnings),
+            warnings=tuple(ledger.warnings),
         )
-
-    def _ranked(self) -> list[Measurement]:
-        sla = self._request.sla
-        ranked = answer.rank(
-            list(self._done.values()),
-            sla,
-            devices_per_machine=self._request.pricing.devices_per_machine,
-        )
-        allowed = set(self._candidates)
-        return [
-            m
-            for m in ranked
-            if feasible(m, sla)
-            and (m.configuration.config_id in allowed)
-            and m.configuration.precision in self._request.precisions
-        ]
-
-    def _certify_winner(
-        self, prepared: Prepared, oracle: TwinOracle, guide: Guide
-    ) -> Measurement | None:
-        """The best configuration that could be certified; the next one where the best cannot."""
-        self._progress.phase("certifying the best", max(3.0, self._left_s()))
-        total_s = max(self._left_s(), 0.25 * self._reserve_s)
-        for position, best in enumerate(self._ranked()[:3]):
-            known = [k for k in self._known if k.role == "recommendation"]
-            certified_before = any(k.outcome.configuration == best.configuration for k in known)
-            if certified_before and best.capacity_rps is not None:
-                return best
-            seconds = total_s * _WINNER_SHARE / (1 + position) - _SERVER_START_S
-            if position > 0 and self._left_s() < 3.0:
-                break
-            self._progress.detail(_describe(best.configuration))
-            certified = self._certify(
-                best, best.edge, max(seconds, 2.0), prepared, oracle, guide, role="recommendation"
-            )
-            if certified is not None and certified.capacity_rps is not None:
-                return certified
-        return None
-
-    def _prove_failure(self, prepared: Prepared, oracle: TwinOracle, guide: Guide) -> None:
-        """Certifies that what came closest fails where it is easiest: at a rate without queues."""
-        sla = self._request.sla
-        if self._ranked():
-            return
-        closest = answer.closest_miss(list(self._done.values()), sla)
-        if closest is None or closest[0].configuration.config_id not in self._candidates:
-            candidates = [o for o in self._done.values() if isinstance(o, Measurement)]
-            usable = [m for m in candidates if m.configuration.config_id in self._candidates]
-            best = min(usable, key=lambda m: _plainness(m.configuration), default=None)
-        else:
-            best = closest[0]
-        if best is None or (best.certificate is not None and best.certificate.verdict == "FAIL"):
-            return
-        tests = [test for test in best.load_tests if test.latency_ms.p50]
-        alone_ms = min((test.latency_ms.p50 or 0.0 for test in tests), default=0.0)
-        rate = min(0.3e3 / max(alone_ms, 1.0), 50.0)
-        self._certify(
-            best,
-            best.edge,
-            max(min(60.0 / rate, self._left_s()), 3.0),
-            prepared,
-            oracle,
-            guide,
-            role="trial",
-            rate_rps=sla.target_rate_rps if sla.objective in ("latency", "memory") else rate,
-        )
-
-    def _certify_baseline(self, prepared: Prepared, oracle: TwinOracle, guide: Guide) -> None:
-        known = self._done.get(self._baseline.config_id)
-        if isinstance(known, Measurement) and known.certificate is not None:
-            return
-        seconds = max(self._left_s() - _SERVER_START_S, 4.0, 0.1 * self._reserve_s)
-        self._progress.phase("measuring the baseline", seconds)
-        edge = known.edge if isinstance(known, Measurement) else None
-        self._certify(
-            known if isinstance(known, Measurement) else None,
-            edge if edge is not None and edge.rate_rps else None,
-            seconds,
-            prepared,
-            oracle,
-            guide,
-            role="baseline",
-        )
-
-    def _certify(
-        self,
-        measured: Measurement | None,
-        edge: Edge | None,
-        seconds: float,
-        prepared: Prepared,
-        oracle: TwinOracle,
-        guide: Guide,
-        *,
-        role: str,
-        rate_rps: float | None = None,
-    ) -> Measurement | None:
-        """Certifies a configuration, stores what came of it, and takes it in.
-
-        Args:
-            edge: Its edge; None to search it first.
-            rate_rps: The one rate to certify; None for the target rate or the highest possible.
-        """
-        request = self._request
-        configuration = measured.configuration if measured is not None else self._baseline
-        config_id = configuration.config_id
-        fixed = rate_rps
-        if fixed is None and request.sla.objective in ("latency", "memory"):
-            fixed = request.sla.target_rate_rps
-        predicted = oracle.predict([configuration])[0]
-        search_s = 0.0 if edge is not None else float(np.clip(0.4 * seconds, 2.0, 12.0))
-        scale = predicted / edge.rate_rps if predicted and edge and edge.rate_rps else 1.0
-        candidate = oracle.candidate(configuration)
-        twin = None
-        if candidate is not None and (guide.trusted or guide.measured < 3):
-            twin = TwinOfOne(
-                policy=candidate.policy,
-                service=candidate.service,
-                overhead_ms=candidate.overhead_ms,
-                rate_scale=scale,
-            )
-        task = MeasureTask(
-            assets=self._assets,
-            configuration=configuration,
-            load=self._load_plan,
-            server=request.server,
-            edge_plan=None
-            if edge is not None
-            else EdgePlan(
-                seconds=search_s,
-                start_rps=guide.corrected(config_id, predicted),
-                trusted=guide.measured >= 2 and guide.trusted,
-                run_seconds=(0.8, max(1.5, search_s / 2)),
-            ),
-            certify=CertifyPlan(
-                seconds=max(seconds - search_s, 1.5), edge=edge, rate_rps=fixed, twin=twin
-            ),
-            predicted=Prediction(edge_rps=predicted),
-            accuracy=self._accuracy(prepared, configuration.variant),
-            hardware=self._hardware,
-            label=self._labels.get(config_id, ""),
-        )
-        self._executor.submit(Job(f"certify-{role}", task, 180.0 + 4 * seconds, role))
-        result = None
-        while result is None:
-            result = self._executor.next_result(1.0)
-        outcome, logs = self._outcome(result, configuration)
-        if isinstance(outcome, Measurement) and measured is not None:
-            outcome = merged(measured, outcome)
-        self._record(-1, {}, outcome, role=role, logs=logs)
-        if isinstance(outcome, Failure) and measured is not None:
-            self._warn(f"{_describe(configuration)} could not be certified: {outcome.message}")
-            return None
-        self._take_in(outcome, guide)
-        return outcome if isinstance(outcome, Measurement) else None
-
-    def _ruled_out(
-        self,
-        prepared: Prepared,
-        oracle: TwinOracle,
-        guide: Guide,
-        allowed: Sequence[str],
-    ) -> str | None:
-        """Why no configuration can keep the SLA; None if that is not known."""
-        from analyzer.search.infeasible import ruled_out
-
-        return ruled_out(
-            self._request,
-            prepared,
-            [self._candidates[config_id] for config_id in allowed],
-            self._done,
-            trusted=guide.trusted,
-            predicted=lambda configuration: guide.corrected(
-                configuration.config_id, oracle.predict([configuration])[0]
-            ),
-        )
-
-
-def _plainness(configuration: Configuration) -> tuple[int, int, int]:
-    return (
-        configuration.instance_count,
-        configuration.max_batch_size,
-        configuration.intra_op_threads or 1 << 30,
-    )
-
-
-def _describe(configuration: Configuration) -> str:
-    batching = (
-        f"batches up to {configuration.max_batch_size}"
-        f" (delay {(configuration.max_queue_delay_us or 0) / 1e3:g} ms)"
-        if configuration.dynamic_batching
-        else "no batching"
-    )
-    threads = (
-        f" × {configuration.intra_op_threads} threads" if configuration.intra_op_threads else ""
-    )
-    count = configuration.instance_count
-    return (
-        f"{configuration.variant.label}, {count} instance{'s' * (count > 1)}{threads}, {batching}"
-    )
-
-
-def with_error(outcome: Measurement | Failure) -> Measurement | Failure:
-    """The outcome with the twin's relative error, where both edges are known."""
-    if isinstance(outcome, Failure):
-        return outcome
-    predicted, measured = outcome.predicted.edge_rps, outcome.edge.rate_rps
-    if not predicted or not measured:
-        return outcome
-    error = predicted / measured - 1.0
-    return replace(outcome, predicted=replace(outcome.predicted, error=error))
-
-
-def merged(earlier: Measurement, later: Measurement) -> Measurement:
-    """One record of a configuration that was measured twice: its edge, then its certificate."""
-    from analyzer.evaluate.session import combine
-
-    return replace(
-        later,
-        edge=later.edge if later.edge.rate_rps else earlier.edge,
-        load_tests=(*earlier.load_tests, *later.load_tests),
-        load_test_seconds=earlier.load_test_seconds + later.load_test_seconds,
-        resources=combine([earlier.resources, later.resources]),
-        predicted=earlier.predicted if earlier.predicted.edge_rps else later.predicted,
-    )

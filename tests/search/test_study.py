@@ -18,9 +18,10 @@ from analyzer.domain.study import StudyFacts
 from analyzer.domain.workload import Poisson
 from analyzer.evaluate.virtual import VirtualExecutor, VirtualWorld
 from analyzer.search.guide import Guide
+from analyzer.search.ledger import Known
 from analyzer.search.proposals import Proposals, make_sampler
 from analyzer.search.request import SearchRequest, SilentProgress
-from analyzer.search.study import Known, Search
+from analyzer.search.study import Search
 from analyzer.spaces.loader import Surroundings, load_space
 from analyzer.twin.service import ServiceTime
 
@@ -136,6 +137,7 @@ def run(
         make_proposals=proposals,
         known=known,
         cores=2,
+        clock=executor.now,
     )
     return search.run(), executor, store
 
@@ -193,7 +195,7 @@ def test_a_server_that_crashes_teaches_the_search_to_go_elsewhere() -> None:
     [
         VirtualWorld(service=service, probe_factor=2.0),
         VirtualWorld(service=service, probe_interference=False),
-        VirtualWorld(service=service, drift=1.01),
+        VirtualWorld(service=service, drift=1.005),
     ],
     ids=["service times doubled", "interference left out", "service times drift"],
 )
