@@ -151,6 +151,7 @@ def probe_variants(
     assets: Assets,
     prepared: Prepared,
     configurations: Sequence[Configuration],
+    baseline: Configuration,
     executor: Executor,
     progress: Progress,
     cache: ProbeCache,
@@ -158,6 +159,8 @@ def probe_variants(
     seconds: float,
 ) -> list[str]:
     """Probes what the twin needs: a first look at every variant, then those that can still win.
+
+    The baseline's deployment is always probed, since it is certified in any case.
 
     Returns:
         Sentences about variants that could not be probed.
@@ -200,39 +203,36 @@ def probe_variants(
 
         run_jobs(executor, jobs, finished)
 
-    size_max = max((c.max_batch_size for c in configurations), default=1) or 1
     batch = request.request_batch_size
-    threads = sorted({c.intra_op_threads or 0 for c in configurations}, key=lambda t: t or 1 << 30)
-    first = plan_probes(
-        deployments=[(1, threads[0])], batch_max=size_max, request_batch_size=batch, seconds=seconds
-    )
-    probe({key: _ends(first) for key in keys})
-    costs = {key: c.cost_ms() for key, c in prepared.calibrations.items()}
-    cheapest = min((cost for cost in costs.values() if cost is not None), default=None)
-    worth = [
-        key
-        for key in keys
-        if key in costs
-        and (cheapest is None or (costs[key] or cheapest) <= _PRUNE_FACTOR * cheapest)
-    ]
-    plans = {}
-    for key in worth:
-        pairs = {
-            (c.instance_count, c.intra_op_threads or 0) for c in configurations if c.variant == key
-        }
-        plans[key] = plan_probes(
-            deployments=sorted(pairs),
-            batch_max=size_max,
+
+    def plan(chosen: Sequence[Configuration]) -> list[Probe]:
+        return plan_probes(
+            deployments=sorted({(c.instance_count, c.intra_op_threads or 0) for c in chosen}),
+            batch_max=max(max(c.max_batch_size for c in chosen), 1),
             request_batch_size=batch,
             seconds=seconds,
         )
+
+    by_variant = {key: [c for c in configurations if c.variant == key] for key in keys}
+    by_variant = {key: chosen for key, chosen in by_variant.items() if chosen}
+    probe({key: _first_look(plan(chosen)) for key, chosen in by_variant.items()})
+    costs = {key: c.cost_ms() for key, c in prepared.calibrations.items()}
+    cheapest = min((cost for cost in costs.values() if cost is not None), default=None)
+    plans = {
+        key: plan(chosen)
+        for key, chosen in by_variant.items()
+        if key in costs
+        and (cheapest is None or (costs[key] or cheapest) <= _PRUNE_FACTOR * cheapest)
+    }
+    plans[baseline.variant] = [*plans.get(baseline.variant, []), *plan([baseline])]
     probe(plans)
     return problems
 
 
-def _ends(probes: Sequence[Probe]) -> list[Probe]:
-    """The smallest, a middle and the largest batch."""
-    return sorted({probes[0], probes[len(probes) // 2], probes[-1]}, key=lambda probe: probe.batch)
+def _first_look(probes: Sequence[Probe]) -> list[Probe]:
+    """Of the plainest deployment the smallest, a middle and the largest batch."""
+    alone = [p for p in probes if (p.threads, p.busy) == (probes[0].threads, 1)]
+    return sorted({alone[0], alone[len(alone) // 2], alone[-1]}, key=lambda probe: probe.batch)
 
 
 class TwinOracle:

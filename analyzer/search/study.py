@@ -166,12 +166,12 @@ class Search:
             lambda key, value: self._store.put_cache("probes", key, value),
             self._hardware_key,
         )
-        configurations = [*self._candidates.values(), self._baseline]
         for problem in probe_variants(
             request,
             self._assets,
             prepared,
-            configurations,
+            list(self._candidates.values()),
+            self._baseline,
             self._executor,
             progress,
             cache,
