@@ -15,6 +15,9 @@ from analyzer.domain.measurement import Certificate, LoadTest
 # Shares of the edge at which a certificate is tried, from close to safe.
 _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
 _BLOCKS = 2
+_RUN_S_MIN = 0.3
+# How much more evidence than the plan says is expected to be needed before anything was run.
+_CAUTION = 1.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +71,16 @@ def certify_capacity(
     result = Certified()
     left_s = goal.seconds
     rates = [goal.fixed_rps] if goal.fixed_rps else [goal.edge_rps * share for share in _LADDER]
-    rates = _affordable(goal, [rate for rate in rates if rate], left_s)
-    while rates and left_s > 0.2:
+    # How much more evidence than planned the runs have needed so far: their own correlation counts
+    # where it is larger than the twin's.
+    factor = _CAUTION
+    rates = _affordable(goal, [rate for rate in rates if rate], left_s, factor)
+    while rates and left_s > _RUN_S_MIN:
         rate = rates.pop(0)
         needed = goal.requests_needed(rate) or 0.0
         block_s = min(max(needed * 1.1 / rate / _BLOCKS, 0.5), left_s)
         indices: list[int] = []
-        while left_s > 0.2:
+        while left_s > _RUN_S_MIN:
             test = run(rate, min(block_s, left_s))
             result.runs.append(test)
             left_s -= test.duration_s
@@ -89,15 +95,21 @@ def certify_capacity(
             if certificate.verdict == "FAIL" or test.aborted:
                 break
             missing = certificate.requests_missing
-            if missing is not None and missing / rate > left_s and rates:
-                break
-            if missing is not None:
-                block_s = max(missing / rate / _BLOCKS, 0.5)
-        rates = _affordable(goal, rates, left_s)
+            if missing is None:
+                continue
+            block_s = max(missing * 1.05 / rate, 0.5)
+            if needed:
+                factor = max(1.0, (certificate.requests + missing) / needed)
+            if block_s > left_s:
+                lower = _affordable(goal, rates, left_s, factor)
+                needed_lower = goal.requests_needed(lower[0]) if lower else None
+                if needed_lower is not None and needed_lower * factor / lower[0] <= left_s:
+                    break  # Here it cannot be decided any more; there it can.
+        rates = _affordable(goal, rates, left_s, factor)
     return result
 
 
-def _affordable(goal: CertifyGoal, rates: list[float], left_s: float) -> list[float]:
+def _affordable(goal: CertifyGoal, rates: list[float], left_s: float, factor: float) -> list[float]:
     """``rates`` from the first whose expected need fits into the time; at least the last one.
 
     Halves the list, since each look at a rate costs a simulation: a lower rate needs less time.
@@ -106,8 +118,8 @@ def _affordable(goal: CertifyGoal, rates: list[float], left_s: float) -> list[fl
     while low < high:
         middle = (low + high) // 2
         needed = goal.requests_needed(rates[middle])
-        if needed is not None and needed / rates[middle] <= 0.8 * left_s:
+        if needed is not None and needed * factor / rates[middle] <= 0.9 * left_s:
             high = middle
         else:
             low = middle + 1
-    return rates[high:]
+    return rates[high:] if rates else []
