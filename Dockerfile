@@ -3,6 +3,8 @@
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.09-py3
 
 FROM ${TRITON_IMAGE} AS build
+# The version of python3-venv follows the image, whose release is the ARG above.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3-venv \
  && rm -rf /var/lib/apt/lists/*
@@ -21,7 +23,7 @@ LABEL org.opencontainers.image.title="Tritune" \
 COPY --from=build /opt/tritune /opt/tritune
 ENV PATH=/opt/tritune/bin:${PATH}
 RUN useradd --create-home --uid 10001 tritune
-USER tritune
+USER 10001
 WORKDIR /home/tritune
 ENTRYPOINT ["analyze"]
 CMD ["--help"]

@@ -45,9 +45,10 @@ fuzz: $(STAMP)   ## fuzzes the HTTP and gRPC front ends for ten minutes
 
 check: lint type ## lint and types
 
-lint: $(STAMP)   ## ruff: lint and format
+lint: $(STAMP)   ## ruff (lint and format), hadolint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 type: $(STAMP)   ## mypy, strict
 	$(BIN)/mypy
