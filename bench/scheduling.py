@@ -1,0 +1,422 @@
+"""The same arrivals on a real Triton, on the embedded server and on the scheduler in virtual time.
+
+    python bench/scheduling.py [--share 1/4] [--only TEXT] [--repeats 2] [--table]
+
+A model whose execution takes 8 ms + 0.8 ms per inference is served under 45 combinations of
+batching, delay, instances, client batches and load. The virtual time gets its service times from
+the real server's ``batch_stats`` and adds the wire's overhead, which is measured at idle. Runs
+whose generator was invalid are repeated and counted. ``--share 2/4`` runs a quarter (of the
+models) and puts its results beside those of the others, so that the machine need not be kept
+for all of it at once. Writes ``bench/results/scheduling.json`` and the table in
+``docs/scheduling.md``; ``--table`` writes only the table. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scheduling_page import PAIRS, summary_lines, write_table
+from scripted_triton import (
+    Executions,
+    Script,
+    batch_stats,
+    service_from,
+    triton_target,
+)
+
+from analyzer.batching.policy import BatchingPolicy
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.workload import Gamma, Poisson
+from analyzer.hardware.machine import inspect_machine
+from analyzer.load.generator import LoadRun, run_open_loop
+from analyzer.load.summarize import summarize
+from analyzer.load.target import Target
+from analyzer.serving.embedded import EmbeddedTarget
+from analyzer.serving.spec import EmbeddedSpec, ScriptedModel
+from analyzer.serving.triton import TritonServer
+from analyzer.serving.triton_install import require_triton
+from analyzer.stats.percentiles import nearest_rank
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.simulator import OpenWorkload, SimulationResult, simulate
+
+RESULTS = Path(__file__).parent / "results" / "scheduling.json"
+SCRIPT = Script(fixed_ms=8.0, item_ms=0.8)
+SECONDS, OVERLOAD_SECONDS = 3.0, 2.0
+TRIES = 3
+_TIMEOUT_S = 60.0
+#: Triton counts a request after its reply was sent.
+_COUNTED_S = 0.1
+#: Share of a figure, and milliseconds where the figure is a time: the larger of the two.
+BOUNDS = {
+    "throughput_ips": (0.03, 0.0),
+    "batch_size_mean": (0.05, 0.0),
+    "latency_ms_p50": (0.10, 1.0),
+    "latency_ms_p99": (0.15, 2.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Arrivals: Poisson, or with another coefficient of variation; sizes are drawn uniformly."""
+
+    rate_rps: float
+    sizes: tuple[int, ...] = (1,)
+    cv: float = 1.0
+    overload: bool = False
+
+    @property
+    def label(self) -> str:
+        sizes = "" if self.sizes == (1,) else "×" + "/".join(map(str, self.sizes))
+        bursty = f" cv {self.cv:g}" if self.cv != 1.0 else ""
+        return f"{self.rate_rps:g}/s{sizes}{bursty}{' overload' if self.overload else ''}"
+
+    def draw(self, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Arrival times in seconds and batch sizes."""
+        rng = np.random.default_rng(seed)
+        count = round(self.rate_rps * (OVERLOAD_SECONDS if self.overload else SECONDS))
+        process = Poisson() if self.cv == 1.0 else Gamma(cv=self.cv)
+        arrivals_s = np.cumsum(process.interarrival_s(count, self.rate_rps, rng))
+        return arrivals_s, rng.choice(np.array(self.sizes, np.int64), count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A configuration and what it is loaded with."""
+
+    configuration: Configuration
+    loads: tuple[Load, ...]
+    protocol: str = "grpc"
+
+    @property
+    def label(self) -> str:
+        c = self.configuration.canonical()
+        if not c.dynamic_batching:
+            return f"off, max {c.max_batch_size}, {c.instance_count} inst"
+        preferred = ",".join(map(str, c.preferred_batch_size or ()))
+        delay_ms = (c.max_queue_delay_us or 0) / 1e3
+        return f"[{preferred}], {delay_ms:g} ms, max {c.max_batch_size}, {c.instance_count} inst"
+
+
+def case(
+    max_batch_size: int,
+    instances: int,
+    *loads: Load,
+    dynamic: bool = True,
+    preferred: tuple[int, ...] | None = None,
+    delay_ms: float = 0.0,
+    protocol: str = "grpc",
+) -> Case:
+    """A case in short."""
+    configuration = Configuration(
+        backend="python",
+        max_batch_size=max_batch_size,
+        dynamic_batching=dynamic,
+        preferred_batch_size=preferred,
+        max_queue_delay_us=round(delay_ms * 1000),
+        instance_count=instances,
+    )
+    return Case(configuration=configuration.canonical(), loads=loads, protocol=protocol)
+
+
+def load(rate_rps: float, *sizes: int, cv: float = 1.0, over: bool = False) -> Load:
+    """A load in short."""
+    return Load(rate_rps=rate_rps, sizes=sizes or (1,), cv=cv, overload=over)
+
+
+CASES = (
+    case(8, 1, load(40), load(80), load(250, over=True), dynamic=False),
+    case(8, 2, load(150), load(60, 1, 2, 4), dynamic=False, protocol="http"),
+    case(8, 4, load(120), load(350), load(750, over=True), dynamic=False),
+    case(8, 1, load(60), load(250), load(450), load(900, over=True)),
+    case(8, 2, load(200), load(600), load(300, cv=2), load(1500, over=True)),
+    case(8, 4, load(300), load(900), protocol="http"),
+    case(16, 1, load(300), load(1200, over=True), preferred=(4, 8)),
+    case(8, 1, load(200), load(800, over=True), preferred=(4,)),
+    case(8, 1, load(100), load(300), load(60, 3), delay_ms=5),
+    case(16, 2, load(100), load(400), load(150, 1, 2, 3), preferred=(4, 8), delay_ms=20),
+    case(32, 1, load(50), load(200), load(500), preferred=(16,), delay_ms=50),
+    case(16, 4, load(100), load(500), load(200, cv=2), delay_ms=50),
+    case(16, 2, load(300), load(700), delay_ms=1, protocol="http"),
+    case(8, 1, load(150), load(800, over=True), preferred=(4,), delay_ms=10),
+    case(16, 3, load(300), load(900), load(150, 4), delay_ms=10),
+    case(8, 1, load(80, 3), load(300, 3, over=True)),
+    case(16, 1, load(40, 1, 2, 4), load(60, 4), preferred=(8,), delay_ms=30, protocol="http"),
+)
+
+
+@dataclass(slots=True)
+class Count:
+    """Runs in all, and those that were left out because their generator was invalid."""
+
+    runs: int = 0
+    invalid: list[str] = field(default_factory=list)
+
+
+class Combination:
+    """One load on one model: what it is, and the figures of each place that served it."""
+
+    def __init__(self, case: Case, load: Load) -> None:
+        self.case, self.load = case, load
+        self.arrivals_s, self.sizes = load.draw()
+
+    @property
+    def name(self) -> str:
+        """Unlike any other's."""
+        return f"{self.case.label} | {self.load.label}"
+
+    def run(
+        self, target: Target, executions: Callable[[], Executions], count: Count
+    ) -> tuple[LoadRun, Executions] | None:
+        """A valid run and what was executed in it, or None if :data:`TRIES` were not valid."""
+        for _ in range(TRIES):
+            before = executions()
+            with target.connect() as connection:
+                run = run_open_loop(
+                    connection,
+                    self.arrivals_s,
+                    self.sizes,
+                    timeout_s=_TIMEOUT_S,
+                    drain_s=_TIMEOUT_S,
+                )
+            time.sleep(_COUNTED_S)
+            count.runs += 1
+            test = summarize(run, kind="comparison", warmup=0)
+            if test.validity.valid and not test.errors:
+                return run, executions() - before
+            count.invalid.append("; ".join(test.validity.reasons) or f"{test.errors} errors")
+        return None
+
+    def figures(
+        self, latency_s: NDArray[np.float64], batch_size_mean: float, shift_ms: float = 0.0
+    ) -> dict[str, float]:
+        """Throughput from the first arrival to the last reply, and latencies from arrival."""
+        done_s = float((self.arrivals_s + latency_s).max()) - float(self.arrivals_s[0])
+        p50, p99 = (nearest_rank(latency_s, p) for p in (50, 99))
+        assert p50 is not None and p99 is not None
+        return {
+            "throughput_ips": float(self.sizes.sum()) / done_s,
+            "batch_size_mean": batch_size_mean,
+            "latency_ms_p50": p50 * 1e3 + shift_ms,
+            "latency_ms_p99": p99 * 1e3 + shift_ms,
+        }
+
+
+def virtual(
+    case: Case,
+    service: ServiceTime,
+    arrivals_s: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    overhead_ms: float = 0.0,
+) -> SimulationResult:
+    """The scheduler in virtual time."""
+    return simulate(
+        BatchingPolicy.from_configuration(case.configuration),
+        service,
+        OpenWorkload(arrival_ns=np.round(arrivals_s * 1e9).astype(np.int64), batch_size=sizes),
+        overhead_ms=overhead_ms,
+        engine="scheduler",
+    )
+
+
+def idle_schedule(case: Case) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Requests that never meet, of every power of two that fits."""
+    limit = max(case.configuration.max_batch_size, 1)
+    sizes = np.array([1 << k for k in range(limit.bit_length())] * 4, np.int64)
+    delay_ms = (case.configuration.max_queue_delay_us or 0) / 1e3
+    gap_s = (SCRIPT.at(limit) + delay_ms + 6.0) / 1e3
+    return 0.01 + np.arange(len(sizes)) * gap_s, sizes
+
+
+def warm(target: Target, case: Case) -> None:
+    """Runs every instance: a python backend's first execution takes three times as long."""
+    instances = case.configuration.instance_count
+    limit = max(case.configuration.max_batch_size, 1)
+    arrivals_s = np.repeat(np.arange(8) * 0.03, 2 * instances)
+    with target.connect() as connection:
+        run_open_loop(connection, arrivals_s, limit, timeout_s=_TIMEOUT_S, drain_s=_TIMEOUT_S)
+    time.sleep(_COUNTED_S)
+
+
+def idle_latency_ms(target: Target, case: Case) -> NDArray[np.float64]:
+    """Latencies of :func:`idle_schedule`."""
+    arrivals_s, sizes = idle_schedule(case)
+    with target.connect() as connection:
+        run = run_open_loop(connection, arrivals_s, sizes, timeout_s=_TIMEOUT_S, drain_s=_TIMEOUT_S)
+    time.sleep(_COUNTED_S)
+    return run.log.latency_s * 1e3
+
+
+def overhead_ms(case: Case, service: ServiceTime, idle_ms: NDArray[np.float64]) -> float:
+    """What a lone request takes beyond what the scheduler in virtual time says, median."""
+    simulated = virtual(case, service, *idle_schedule(case)).latency_ms()
+    return max(float(np.median(idle_ms - simulated)), 0.0)
+
+
+def run_case(server: TritonServer, number: int, case: Case, repeats: int) -> list[dict[str, Any]]:
+    """All of a case's combinations, first on the real server, then on the others."""
+    combinations = [Combination(case, load) for load in case.loads]
+    counts = {combination.name: Count() for combination in combinations}
+    real: dict[str, list[dict[str, float]]] = {}
+    services: dict[str, ServiceTime] = {}
+    executed: dict[str, dict[int, int]] = {}
+    name = f"scripted_{number}"
+    with triton_target(server, name, case.configuration, SCRIPT, protocol=case.protocol) as target:
+        warm(target, case)
+        before = batch_stats(server.http_address, name)
+        idle_ms = idle_latency_ms(target, case)
+        idle = batch_stats(server.http_address, name) - before
+        wire_ms = overhead_ms(case, service_from(idle, idle), idle_ms)
+        for one in combinations:
+            pooled = Executions(count={}, busy_ms={})
+            for _ in range(repeats):
+                found = one.run(
+                    target, lambda: batch_stats(server.http_address, name), counts[one.name]
+                )
+                if found is not None:
+                    run, delta = found
+                    real.setdefault(one.name, []).append(
+                        one.figures(run.log.latency_s, delta.batch_size_mean)
+                    )
+                    pooled = pooled + delta
+            if pooled.count:
+                services[one.name] = service_from(pooled, idle)
+                executed[one.name] = pooled.count
+    return [
+        finish(one, real[one.name], services[one.name], executed[one.name], wire_ms,
+               counts[one.name])
+        for one in combinations
+        if one.name in real
+    ] + [
+        {"name": one.name, "left_out": counts[one.name].invalid}
+        for one in combinations
+        if one.name not in real
+    ]  # fmt: skip
+
+
+def finish(
+    one: Combination,
+    real: list[dict[str, float]],
+    service: ServiceTime,
+    executed: dict[int, int],
+    wire_ms: float,
+    count: Count,
+) -> dict[str, Any]:
+    """Serves a combination on the embedded server and in virtual time, and compares."""
+    triton = {key: float(np.mean([run[key] for run in real])) for key in BOUNDS}
+    result = virtual(one.case, service, one.arrivals_s, one.sizes)
+    simulated_s = result.latency_ms() / 1e3
+    batch_size_mean = float(result.summary()["batch_size_mean"])
+    places = {
+        "triton": triton,
+        "virtual": one.figures(simulated_s, batch_size_mean, wire_ms),
+    }
+    spec = EmbeddedSpec(
+        name="scripted",
+        model=ScriptedModel(
+            points=tuple(zip(service.batch_sizes, service.service_ms, strict=True))
+        ),
+        configuration=one.case.configuration,
+        batchable=True,
+    )
+    with EmbeddedTarget(spec) as target:
+        warm(target, one.case)
+        embedded_ms = overhead_ms(one.case, service, idle_latency_ms(target, one.case))
+        found = one.run(target, lambda: counted(target), count)
+        if found is not None:
+            run, delta = found
+            # Without its own overhead and with the other wire's, to be held against the others.
+            places["embedded"] = one.figures(
+                run.log.latency_s, delta.batch_size_mean, wire_ms - embedded_ms
+            )
+    comparisons = {
+        f"{a}-{b}": compare(places[a], places[b], overload=one.load.overload)
+        for a, b in PAIRS
+        if a in places and b in places
+    }
+    return {
+        "name": one.name,
+        "configuration": one.case.configuration.to_dict(),
+        "load": asdict(one.load),
+        "protocol": one.case.protocol,
+        "requests": len(one.arrivals_s),
+        "overhead_ms": {"triton": wire_ms, "embedded": embedded_ms},
+        "service_ms": dict(zip(service.batch_sizes, service.service_ms, strict=True)),
+        "executions": executed,
+        "triton_runs": real,
+        "places": places,
+        "comparisons": comparisons,
+        "runs": count.runs,
+        "invalid": count.invalid,
+    }
+
+
+def counted(target: EmbeddedTarget) -> Executions:
+    """The embedded server's executions; it does not tell their times by batch size."""
+    batches = dict(target.statistics().batches)
+    return Executions(count=batches, busy_ms=dict.fromkeys(batches, 0.0))
+
+
+def compare(a: dict[str, float], b: dict[str, float], *, overload: bool) -> dict[str, Any]:
+    """Deviation of ``a`` from ``b`` as a share of ``b``, and which bounds it misses."""
+    deviations, missed = {}, []
+    for key, (share, absolute) in BOUNDS.items():
+        if overload and key.startswith("latency"):
+            continue
+        deviations[key] = a[key] / b[key] - 1.0
+        if abs(a[key] - b[key]) > max(share * b[key], absolute):
+            missed.append(key)
+    return {"deviation": deviations, "missed": missed}
+
+
+def main() -> int:
+    """Runs what was asked for, puts it beside what is there, and writes the page's table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--share", default="1/1", help="I/N: every N-th model from the I-th")
+    parser.add_argument("--only", default="", help="models whose label contains this")
+    parser.add_argument("--repeats", type=int, default=2, help="runs on the real server")
+    parser.add_argument("--table", action="store_true", help="write only the table")
+    arguments = parser.parse_args()
+    document: dict[str, Any] = {"combinations": {}}
+    if RESULTS.is_file():
+        document = json.loads(RESULTS.read_text())
+    if not arguments.table:
+        index, shares = map(int, arguments.share.split("/"))
+        install = require_triton()
+        document |= {
+            "bench": "scheduling",
+            "machine": inspect_machine().hardware,
+            "triton": install.version,
+            "script_ms": asdict(SCRIPT),
+            "bounds": {key: list(bound) for key, bound in BOUNDS.items()},
+        }
+        with TritonServer(install) as server:
+            for number, case in enumerate(CASES):
+                if number % shares != index - 1 or arguments.only not in case.label:
+                    continue
+                for entry in run_case(server, number, case, arguments.repeats):
+                    entry["load_average"] = os.getloadavg()[0]
+                    document["combinations"][entry["name"]] = entry
+                    missed = {k: c["missed"] for k, c in entry.get("comparisons", {}).items()}
+                    print(entry["name"], {k: v for k, v in missed.items() if v} or "ok", flush=True)
+        known = [Combination(case, load).name for case in CASES for load in case.loads]
+        kept = document["combinations"]
+        document["combinations"] = {name: kept[name] for name in known if name in kept}
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_table(document)
+    print("\n".join(summary_lines(document)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
