@@ -33,6 +33,8 @@ _INVALID_MAX = 3
 _EDGE_REQUESTS_MIN = 20
 # Without a twin: the inflation and the miss rate that a first plan supposes.
 _INFLATION_GUESS = 10.0
+# However light the load, a machine has slow moments that no twin of the queue knows.
+_INFLATION_FLOOR = 3.0
 _MISS_GUESS_SHARE = 0.2
 # Simulated requests behind one inflation: a fraction of a second.
 _TWIN_REQUESTS = 400_000
@@ -137,7 +139,7 @@ def certify_target(
         share = miss_rate(rate)
         return expected_requests(
             miss_rate=share if share is not None else _MISS_GUESS_SHARE * sla.miss_rate_max,
-            inflation=found if found is not None else _INFLATION_GUESS,
+            inflation=max(found, _INFLATION_FLOOR) if found is not None else _INFLATION_GUESS,
             percentile=sla.percentile,
             confidence=sla.confidence,
         )

@@ -30,7 +30,7 @@ from analyzer.search.proposals import Proposal, Proposals, guided_value
 from analyzer.search.request import Progress, SearchRequest
 
 # The share of the budget that the trials leave to the certificates.
-_CERTIFY_SHARE = 0.42
+_CERTIFY_SHARE = 0.55
 
 
 class Search:
@@ -334,8 +334,8 @@ class Search:
             left_s=self._left_s,
             reserve_s=self._reserve_s,
         )
-        winner = prover.winner()
         prover.measure_baseline()
+        winner = prover.winner()
         verdict: Verdict = "found" if winner is not None else "undecided"
         bound = guide.bound_sentence(request.sla.confidence)
         if winner is None and (proven := prover.infeasibility()):
