@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyFacts
-from analyzer.domain.workload import parse_arrivals
+from analyzer.domain.workload import ArrivalProcess, Trace, parse_arrivals
 from analyzer.errors import AnalyzerError, RunInterruptedError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def run_search_command(options: SearchOptions) -> str:
             warm_up_compiler()
             model, baseline = inspect_path(path, options.input_shapes)
             model = _verified(options, model)
+            options = _sized(options, arrivals, model)
             space = _space(options, model, device, machine)
             record = _study(options, store, model, sla, machine)
             from analyzer.search.request import SearchRequest
@@ -247,6 +248,19 @@ def inspect_path(
     proto = read_config(config)
     normalize(proto)
     return model, configuration_from_config(proto)
+
+
+def _sized(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> SearchOptions:
+    """The options with the largest batch that a request can have, which every batch must hold."""
+    largest = options.request_batch_size
+    if isinstance(arrivals, Trace):
+        largest = max(largest, int(arrivals.batch_size.max()))
+    if largest > 1 and not model.batchable:
+        raise UsageError(
+            f"Requests of {largest} inferences: the model {model.name} cannot be batched.",
+            hint="Use --request-batch-size 1, or export the model with a dynamic first dimension.",
+        )
+    return replace(options, request_batch_size=largest)
 
 
 def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:

@@ -171,16 +171,20 @@ class Proposals:
             trial.set_constraint(name, value)
         self._study.tell(trial, objective_value(outcome, self._sla), skip_if_finished=True)
 
-    def reconcile(self, trial_number: int, outcome: Measurement | Failure) -> None:
-        """Tells what was stored before an interruption, unless Optuna knows it already."""
+    def reconcile(self, known: Mapping[int, Measurement | Failure]) -> None:
+        """Brings Optuna's trials up to date with what was stored before an interruption.
+
+        Of the trials that still run there, those whose outcome is stored are told it; nobody will
+        ever finish the others: they are abandoned, so that their configurations can be proposed.
+        """
         import optuna
 
-        if trial_number < 0:
-            return
-        trials = self._study.get_trials(deepcopy=False)
-        if trial_number < len(trials) and not trials[trial_number].state.is_finished():
-            self._open[trial_number] = optuna.Trial(self._study, trials[trial_number]._trial_id)
-            self.tell(trial_number, outcome)
+        running = (optuna.trial.TrialState.RUNNING,)
+        for frozen in self._study.get_trials(deepcopy=False, states=running):
+            self._open[frozen.number] = optuna.Trial(self._study, frozen._trial_id)
+            if frozen.number in known:
+                self.tell(frozen.number, known[frozen.number])
+        self.abandon()
 
     def _tell_unusable(self, trial: optuna.Trial) -> None:
         trial.set_constraint("usable", 1.0)

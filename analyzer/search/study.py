@@ -237,10 +237,10 @@ class Search:
     def _trials(self, proposals: Proposals, guide: Guide, prepared: Prepared) -> None:
         request = self._request
         seconds = float(np.clip(0.08 * request.budget_s, 2.5, 20.0))
-        for known in self._ledger.known:
-            proposals.reconcile(known.trial_number, known.outcome)
+        trials = [known for known in self._ledger.known if known.role == "trial"]
+        proposals.reconcile({known.trial_number: known.outcome for known in trials})
         pending: dict[str, Proposal] = {}
-        finished_trials = sum(1 for known in self._ledger.known if known.role == "trial")
+        finished_trials = len(trials)
         self._progress.phase("measuring", max(0.0, self._left_s() - self._reserve_s))
         exhausted = False
         while True:
