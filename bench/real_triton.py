@@ -1,0 +1,283 @@
+"""What ``peers.py`` and ``servers.py`` share: searching, exporting, and perf_analyzer as arbiter.
+
+Both compare configurations that different searches chose. Each is served by the same real Triton
+and loaded by the same ``perf_analyzer``, so that neither side's own measurement decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.load.perf_analyzer import PerfAnalyzerResult, require_perf_analyzer, run_perf_analyzer
+from analyzer.serving.triton import TritonServer
+from analyzer.serving.triton_install import require_triton
+from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.inspect import inspect_model
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "bench" / ".work"
+_LOAD_TIMEOUT_S = 120.0
+_CONCURRENCY_MAX = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """One ``analyze search`` and what it exported.
+
+    Args:
+        wall_seconds: From the start of the process to its end, imports and reports included.
+        exit_code: 0 found, 4 undecided.
+        document: The command's JSON.
+        repository: Where the recommendation was exported; None if there is none.
+    """
+
+    command: list[str]
+    wall_seconds: float
+    exit_code: int
+    document: dict[str, Any]
+    repository: Path | None
+
+
+def search(
+    model: Path, *, name: str, budget_s: float, latency_budget_ms: float, options: list[str]
+) -> Searched:
+    """Runs ``analyze search`` from nothing (cold cache, new store) and exports its choice.
+
+    Raises:
+        SystemExit: The command failed; its words are shown.
+    """
+    home = WORK / name
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    store = f"sqlite:///{home / 'results.db'}"
+    command = ["search", str(model), "--latency-budget", f"{latency_budget_ms:g}ms"]
+    command += ["--budget", f"{budget_s:g}s", "--store", store, "--study", name, "--json"]
+    command += options
+    environment = {**os.environ, "TRITUNE_CACHE": str(home / "cache")}
+    start = time.monotonic()
+    done = _analyze(command, environment)
+    wall_s = time.monotonic() - start
+    (home / "search.err").write_text(done.stderr)
+    if done.returncode not in (0, 3, 4):
+        raise SystemExit(
+            f"analyze {' '.join(command)} ended with {done.returncode}:\n{done.stderr}"
+        )
+    document = json.loads(done.stdout)
+    (home / "search.json").write_text(json.dumps(document, indent=1))
+    repository: Path | None = None
+    if document["recommendation"] is not None:
+        repository = home / "repository"
+        export = ["export", name, "--repository", str(repository), "--backend", "python"]
+        exported = _analyze([*export, "--store", store], environment)
+        if exported.returncode:
+            raise SystemExit(exported.stderr)
+    return Searched(
+        command=[part.replace(str(ROOT) + os.sep, "") for part in command],
+        wall_seconds=wall_s,
+        exit_code=done.returncode,
+        document=document,
+        repository=repository,
+    )
+
+
+def verify(name: str, *, server: str, budget_s: float) -> dict[str, Any]:
+    """``analyze verify`` of a study that :func:`search` made; its document."""
+    home = WORK / name
+    environment = {**os.environ, "TRITUNE_CACHE": str(home / "cache")}
+    command = ["verify", name, "--server", server, "--budget", f"{budget_s:g}s", "--json"]
+    command += ["--store", f"sqlite:///{home / 'results.db'}"]
+    done = _analyze(command, environment)
+    if done.returncode not in (0, 3, 4):
+        raise SystemExit(
+            f"analyze {' '.join(command)} ended with {done.returncode}:\n{done.stderr}"
+        )
+    return dict(json.loads(done.stdout))
+
+
+def _analyze(
+    arguments: list[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "analyzer.cli.main", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def request_rows(model: Path, rows: int = 16) -> dict[str, NDArray[Any]]:
+    """Valid inputs of a model (token ids within its tables), the same at each call."""
+    return synthetic_inputs(inspect_model(model), rows, 0)
+
+
+@contextmanager
+def served(model_dir: Path) -> Iterator[str]:
+    """A real Triton that serves a model's folder alone; yields its gRPC address."""
+    with TritonServer(require_triton()) as server:
+        shutil.copytree(model_dir, server.repository / model_dir.name)
+        url = f"http://{server.http_address}/v2/repository/models/{model_dir.name}/load"
+        request = urllib.request.Request(url, data=b"{}", method="POST")
+        urllib.request.urlopen(request, timeout=_LOAD_TIMEOUT_S)
+        yield f"grpc://{server.grpc_address}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One run of ``perf_analyzer``: a concurrency or a rate, and what came of it."""
+
+    concurrency: int | None
+    rate_rps: float | None
+    throughput_ips: float
+    latency_ms_p50: float
+    latency_ms_p99: float
+    kept: bool
+    stable: bool
+
+
+class Arbiter:
+    """Finds the highest load at which a served model keeps p99 within a budget.
+
+    Args:
+        address: ``grpc://HOST:PORT`` of the server.
+        model: The model's name there.
+        inputs: Rows of input.
+        budget_ms: What p99 must keep.
+        seconds: Of each run.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        inputs: Mapping[str, NDArray[Any]],
+        *,
+        budget_ms: float,
+        seconds: float,
+    ) -> None:
+        self._install = require_perf_analyzer()
+        self._address, self._model, self._inputs = address, model, inputs
+        self._budget_ms, self._seconds = budget_ms, seconds
+
+    def closed(self) -> list[Level]:
+        """Concurrencies, doubled until the budget breaks and halved between: Model Analyzer's way.
+
+        The highest throughput of those that kept it is the throughput within the SLA.
+        """
+        levels: list[Level] = []
+        good, bad = 0, 0
+        concurrency = 4
+        while not bad and concurrency <= _CONCURRENCY_MAX:
+            levels.append(self._at(concurrency=concurrency))
+            if levels[-1].kept:
+                good, concurrency = concurrency, concurrency * 2
+            else:
+                bad = concurrency
+        while bad - good > max(1, good // 12):
+            middle = (good + bad) // 2
+            levels.append(self._at(concurrency=middle))
+            good, bad = (middle, bad) if levels[-1].kept else (good, middle)
+        return levels
+
+    def open(self, guess_rps: float, steps: int = 5) -> list[Level]:
+        """Poisson rates, halved between half of a guess and the guess: the edge of an open loop.
+
+        A level whose throughput falls 5 % short of its rate does not count as kept.
+        """
+        levels: list[Level] = []
+        low, high = 0.4 * guess_rps, 1.1 * guess_rps
+        for _ in range(steps):
+            rate = float(np.sqrt(low * high))
+            levels.append(self._at(rate_rps=rate))
+            low, high = (rate, high) if levels[-1].kept else (low, rate)
+        return levels
+
+    def _at(self, *, concurrency: int | None = None, rate_rps: float | None = None) -> Level:
+        found: PerfAnalyzerResult = run_perf_analyzer(
+            self._install,
+            self._address,
+            self._model,
+            self._inputs,
+            batchable=True,
+            concurrency=concurrency,
+            rate_rps=rate_rps,
+            duration_s=self._seconds,
+        )
+        carried = rate_rps is None or found.throughput_ips >= 0.95 * rate_rps
+        level = Level(
+            concurrency=concurrency,
+            rate_rps=rate_rps,
+            throughput_ips=found.throughput_ips,
+            latency_ms_p50=found.latency_ms_p50,
+            latency_ms_p99=found.latency_ms_p99,
+            kept=carried and found.latency_ms_p99 <= self._budget_ms,
+            stable=found.stable,
+        )
+        told = f"concurrency {concurrency}" if concurrency else f"{rate_rps:.1f}/s"
+        say(
+            f"  {told}: {level.throughput_ips:.1f} infer/s, p99 {level.latency_ms_p99:.1f} ms"
+            f"{'' if level.kept else ' (over)'}"
+        )
+        return level
+
+
+def measured(
+    model_dir: Path, inputs: Mapping[str, NDArray[Any]], *, budget_ms: float, seconds: float
+) -> dict[str, Any]:
+    """Throughput within the SLA of a model's folder, closed and open loop, with every run."""
+    with served(model_dir) as address:
+        arbiter = Arbiter(address, model_dir.name, inputs, budget_ms=budget_ms, seconds=seconds)
+        closed = arbiter.closed()
+        closed_ips = best(closed, lambda level: level.throughput_ips)
+        peak_ips = max(level.throughput_ips for level in closed)
+        opened = arbiter.open(peak_ips)
+    return {
+        "closed_throughput_ips": closed_ips,
+        "open_edge_rps": best(opened, lambda level: level.rate_rps or 0.0),
+        "closed": [asdict(level) for level in closed],
+        "open": [asdict(level) for level in opened],
+    }
+
+
+def best(levels: list[Level], value: Callable[[Level], float]) -> float | None:
+    """The largest ``value`` of the levels that kept the budget; None if none did."""
+    return max((value(level) for level in levels if level.kept), default=None)
+
+
+def machine() -> dict[str, Any]:
+    """Where this ran, without paths."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "onnxruntime": metadata.version("onnxruntime"),
+        "triton": require_triton().version,
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def say(text: str) -> None:
+    """Progress, to stderr."""
+    print(text, file=sys.stderr, flush=True)
