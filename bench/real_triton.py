@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "bench" / ".work"
 _LOAD_TIMEOUT_S = 120.0
 _CONCURRENCY_MAX = 512
+_RATES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,17 +193,23 @@ class Arbiter:
             good, bad = (middle, bad) if levels[-1].kept else (good, middle)
         return levels
 
-    def open(self, guess_rps: float, steps: int = 5) -> list[Level]:
-        """Poisson rates, halved between half of a guess and the guess: the edge of an open loop.
+    def open(self, guess_rps: float) -> list[Level]:
+        """Poisson rates around a guess until two neighbours enclose the edge within 3 %.
 
-        A level whose throughput falls 5 % short of its rate does not count as kept.
+        A level whose throughput falls 8 % short of its rate does not count as kept: the server
+        lags behind, and the windows were too short for it to show in the latency.
         """
         levels: list[Level] = []
-        low, high = 0.4 * guess_rps, 1.1 * guess_rps
-        for _ in range(steps):
-            rate = float(np.sqrt(low * high))
+        good, bad, rate = 0.0, float("inf"), guess_rps
+        while len(levels) < _RATES_MAX and (bad == float("inf") or bad > 1.03 * good):
             levels.append(self._at(rate_rps=rate))
-            low, high = (rate, high) if levels[-1].kept else (low, rate)
+            good, bad = (rate, bad) if levels[-1].kept else (good, rate)
+            if not good:
+                rate = 0.85 * bad
+            elif bad == float("inf"):
+                rate = 1.12 * good
+            else:
+                rate = float(np.sqrt(good * bad))
         return levels
 
     def _at(self, *, concurrency: int | None = None, rate_rps: float | None = None) -> Level:
@@ -216,7 +223,7 @@ class Arbiter:
             rate_rps=rate_rps,
             duration_s=self._seconds,
         )
-        carried = rate_rps is None or found.throughput_ips >= 0.95 * rate_rps
+        carried = rate_rps is None or found.throughput_ips >= 0.92 * rate_rps
         level = Level(
             concurrency=concurrency,
             rate_rps=rate_rps,
@@ -243,7 +250,7 @@ def measured(
         closed = arbiter.closed()
         closed_ips = best(closed, lambda level: level.throughput_ips)
         peak_ips = max(level.throughput_ips for level in closed)
-        opened = arbiter.open(peak_ips)
+        opened = arbiter.open(0.85 * peak_ips)
     return {
         "closed_throughput_ips": closed_ips,
         "open_edge_rps": best(opened, lambda level: level.rate_rps or 0.0),
