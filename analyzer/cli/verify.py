@@ -20,6 +20,7 @@ from analyzer.errors import UsageError
 if TYPE_CHECKING:
     from analyzer.domain.measurement import Certificate, LoadTest, Measurement
     from analyzer.domain.study import StudyFacts
+    from analyzer.evaluate.measure import TwinOfOne
     from analyzer.load.target import Target
 
 _VERDICTS = {"PASS": "holds", "FAIL": "refuted", "UNDECIDED": "undecided"}
@@ -33,6 +34,8 @@ class Claim:
     Args:
         model_path: The file that is served.
         data_path: Real inputs; None for made-up ones.
+        variant_sha256: Of the file that is served, under which its probes are kept.
+        rate_scale: The twin's edge over the measured one; 1 if unknown.
     """
 
     model: ModelInfo
@@ -44,6 +47,8 @@ class Claim:
     request_batch_size: int
     source: str
     data_path: Path | None = None
+    variant_sha256: str = ""
+    rate_scale: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, units in the keys."""
@@ -84,6 +89,9 @@ def claim_of_study(facts: StudyFacts, config_id: str | None) -> Claim:
         request_batch_size=facts.request_batch_size,
         source=f"study {facts.name}",
         data_path=Path(data) if data and Path(data).is_file() else None,
+        variant_sha256=variant.sha256,
+        rate_scale=(measurement.predicted.edge_rps or 0.0) / (measurement.edge.rate_rps or 1.0)
+        or 1.0,
     )
 
 
@@ -251,8 +259,45 @@ def _measure(claim: Claim, values: dict[str, Any], *, quiet: bool) -> Measuremen
                 err=True,
             )
 
-    plan = VerifyPlan(load=load, rate_rps=claim.rate_rps, seconds=values["budget"])
+    plan = VerifyPlan(
+        load=load,
+        rate_rps=claim.rate_rps,
+        seconds=values["budget"],
+        twin=_twin(claim, values["store_url"]),
+    )
     return verify_claim(claim.configuration, plan, start, on_block=told)
+
+
+def _twin(claim: Claim, store_url: str) -> TwinOfOne | None:
+    """The twin from the probes that the search has kept; None where this machine has none."""
+    from analyzer.batching.policy import BatchingPolicy
+    from analyzer.evaluate.calibration import (
+        OVERHEAD_MS_GUESS,
+        VariantCalibration,
+        service_of,
+    )
+    from analyzer.evaluate.measure import TwinOfOne
+    from analyzer.hardware.machine import inspect_machine
+    from analyzer.store.results import open_store
+
+    if not claim.variant_sha256:
+        return None
+    variant = claim.configuration.variant
+    with open_store(store_url, create=False) as store:
+        key = f"{claim.variant_sha256}:{inspect_machine().hardware_key}"
+        kept = store.get_cache("probes", key)
+    if kept is None:
+        return None
+    calibrations = {variant: VariantCalibration.from_dict(variant, kept)}
+    service = service_of(calibrations, claim.configuration)
+    if service is None:
+        return None
+    return TwinOfOne(
+        policy=BatchingPolicy.from_configuration(claim.configuration),
+        service=service,
+        overhead_ms=OVERHEAD_MS_GUESS,
+        rate_scale=claim.rate_scale,
+    )
 
 
 def _document(claim: Claim, measured: Measurement, verdict: str) -> dict[str, Any]:
