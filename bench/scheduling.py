@@ -378,6 +378,15 @@ def compare(a: dict[str, float], b: dict[str, float], *, overload: bool) -> dict
     return {"deviation": deviations, "missed": missed}
 
 
+def save(document: dict[str, Any]) -> None:
+    """Writes the results, in the order of :data:`CASES`."""
+    found = document["combinations"]
+    names = [Combination(case, load).name for case in CASES for load in case.loads]
+    document["combinations"] = {name: found[name] for name in names if name in found}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Runs what was asked for, puts it beside what is there, and writes the page's table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -408,11 +417,7 @@ def main() -> int:
                     document["combinations"][entry["name"]] = entry
                     missed = {k: c["missed"] for k, c in entry.get("comparisons", {}).items()}
                     print(entry["name"], {k: v for k, v in missed.items() if v} or "ok", flush=True)
-        known = [Combination(case, load).name for case in CASES for load in case.loads]
-        kept = document["combinations"]
-        document["combinations"] = {name: kept[name] for name in known if name in kept}
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+                save(document)
     write_table(document)
     print("\n".join(summary_lines(document)))
     return 0

@@ -84,6 +84,11 @@ class EndpointTarget:
         self._pool = pool
         self._server = server
 
+    @property
+    def pool(self) -> RequestPool:
+        """Inputs of requests."""
+        return self._pool
+
     def connect(self) -> AbstractContextManager[Connection]:
         """A connection of its own."""
         return self.endpoint.connect(self.model, self._pool)

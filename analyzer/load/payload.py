@@ -53,6 +53,11 @@ class RequestPool:
         self.batchable = batchable
         self._inputs = {name: np.ascontiguousarray(rows) for name, rows in inputs.items()}
 
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]:
+        """The rows by input; not to be modified."""
+        return self._inputs
+
     def tensors(self, number: int, batch_size: int) -> dict[str, NDArray[Any]]:
         """The inputs of request ``number``: ``batch_size`` rows from where the last one ended.
 
