@@ -245,11 +245,17 @@ class MeasureTask:
             configuration=self.configuration,
         )
 
+    def _warm_concurrency(self) -> int:
+        """Enough to reach every instance; enough to saturate where nobody predicts the edge."""
+        known = self.certify is not None and (self.certify.edge or self.certify.rate_rps)
+        if known or (self.edge_plan is not None and self.edge_plan.start_rps):
+            return 2 * self.configuration.instance_count
+        per_batch = max(self.configuration.max_batch_size, 1) // self.load.request_batch_size
+        return min(2 * max(per_batch, 1) * self.configuration.instance_count, _WARM_CONCURRENCY_MAX)
+
     def measure(self, session: Session) -> Measurement:
         """What the plan asks for, on a session that is ready."""
-        size = max(self.configuration.max_batch_size, 1) // self.load.request_batch_size
-        concurrency = 2 * max(size, 1) * self.configuration.instance_count
-        saturation = session.warm_up(concurrency=min(concurrency, _WARM_CONCURRENCY_MAX))
+        saturation = session.warm_up(concurrency=self._warm_concurrency())
         edge = Edge(rate_rps=None, interval_rps=(None, None))
         headline = None
         if self.certify is not None and self.certify.edge is not None:
