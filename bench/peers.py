@@ -33,7 +33,7 @@ import real_triton
 import yaml
 from real_triton import ROOT, WORK, say
 
-from analyzer.domain.configuration import baseline_configuration
+from analyzer.domain.configuration import Configuration
 from analyzer.load.perf_analyzer import require_perf_analyzer
 from analyzer.modelconfig.files import model_files
 from analyzer.serving.triton_install import python_environment, require_triton
@@ -72,10 +72,15 @@ def prepare_peer() -> Path:
 
 
 def write_repository(folder: Path) -> Path:
-    """The model as a user would hand it over: Triton's automatic configuration, fp32."""
+    """The model as a user would hand it over: fp32, one thread per instance, no batching yet.
+
+    Preferred batch sizes or a warm-up in it would make Model Analyzer skip every smaller maximum,
+    and two threads per instance (ONNX Runtime's default here) would cost it two fifths of its
+    throughput, since it does not vary them.
+    """
     model = inspect_model(MODEL)
-    configuration = baseline_configuration(batchable=True)
-    files = model_files(model, MODEL, configuration, backend="python", name=NAME)
+    configuration = Configuration(max_batch_size=8, instance_count=1, intra_op_threads=1)
+    files = model_files(model, MODEL, configuration, backend="python", name=NAME, warmup=False)
     version = folder / NAME / "1"
     version.mkdir(parents=True)
     for name, content in files.version_files.items():
@@ -207,7 +212,7 @@ def run_model_analyzer(mode: str, extra: dict[str, Any]) -> dict[str, Any]:
         "chosen": chosen,
         "model_dir": str((home / "output" / chosen["config"]).relative_to(ROOT)),
     }
-    save(f"model-analyzer-{mode}", result)
+    save_choice(f"model-analyzer-{mode}", result)
     return result
 
 
@@ -250,7 +255,7 @@ def run_ours(mode: str, budget_s: float | None) -> None:
         document = found.document
         entry = document["recommendation"]
         say(f"{label}: {document['verdict']} in {found.wall_seconds:.1f} s")
-        save(
+        save_choice(
             f"ours-{label}",
             {
                 "command": " ".join(["analyze", *found.command]),
@@ -305,6 +310,12 @@ def save(name: str, value: Any) -> None:
     """Keeps a step's result for the next."""
     STATE.mkdir(parents=True, exist_ok=True)
     (STATE / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
+
+
+def save_choice(label: str, value: Any) -> None:
+    """Keeps what a search chose; measurements of an earlier choice are forgotten."""
+    (STATE / f"measured-{label}.json").unlink(missing_ok=True)
+    save(label, value)
 
 
 def load(name: str, default: Any = None) -> Any:
