@@ -6,7 +6,8 @@
 ``measure`` probes the variants of one model exactly as the search does and then measures, for a
 spread of configurations, the edge and p99 at 0.3, 0.5 and 0.8 of it, each rate twice with the same
 arrivals on servers of their own (the repeatability). It takes about four minutes a model and wants
-the machine for itself. ``report`` asks the twin for the same figures, prints the errors, and writes
+the machine for itself; ``probe`` repeats its probes alone. ``report`` asks the twin for the same
+figures, prints the errors, and writes
 ``bench/results/twin_live.json``. No load test of a configuration ever calibrates the twin.
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Edge
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson, draw_arrivals_s
@@ -136,7 +138,8 @@ def _write_perceptron(path: Path) -> None:
         )
         weights.append(numpy_helper.from_array(matrix, f"w{layer}"))
         last = layer == len(widths) - 2
-        nodes.append(helper.make_node("MatMul", [value, f"w{layer}"], ["y" if last else f"h{layer}"]))
+        name = "y" if last else f"h{layer}"
+        nodes.append(helper.make_node("MatMul", [value, f"w{layer}"], [name]))
         if not last:
             nodes.append(helper.make_node("Relu", [f"h{layer}"], [f"r{layer}"]))
         value = f"r{layer}"
@@ -191,9 +194,7 @@ class Bench:
         """The probes of each variant, as the search runs them."""
         found = {}
         for key in (FP32, INT8):
-            probes = plan_probes(
-                deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.15
-            )
+            probes = plan_probes(deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.15)
             task = ProbeTask(
                 assets=self.assets,
                 key=key,
@@ -245,6 +246,19 @@ class Bench:
             "edge_interval_rps": list(edge.interval_rps),
             "points": [a | {"again": b} for a, b in zip(first, again, strict=True)],
         }
+
+    def edge(self, configuration: Configuration, start_rps: float | None) -> tuple[Edge, float]:
+        """The edge alone, and the seconds under load that it took."""
+        with self.open(configuration) as target:
+            session = LoadSession(target, self.load)
+            saturation = session.warm_up(concurrency=32)
+            plan = EdgePlan(
+                seconds=5.0,
+                start_rps=start_rps,
+                trusted=start_rps is not None,
+                run_seconds=(1.0, 2.0),
+            )
+            return measure_edge(session, plan, self.load, saturation), session.seconds
 
     def _at_shares(self, session: LoadSession, edge_rps: float | None) -> list[dict[str, Any]]:
         points = []
@@ -301,6 +315,18 @@ def run_measure(options: argparse.Namespace) -> None:
     path.write_text(json.dumps(document))
 
 
+def run_probe(options: argparse.Namespace) -> None:
+    """Probes again what was measured, after the probes themselves were changed."""
+    bench = Bench.of(options.model, options.server, options.raw)
+    path = options.raw / f"{options.server}-{options.model}.json"
+    document = json.loads(path.read_text())
+    began = time.perf_counter()
+    calibrations = bench.probe()
+    document["probe_seconds"] = time.perf_counter() - began
+    document["calibrations"] = {key.label: value.to_dict() for key, value in calibrations.items()}
+    path.write_text(json.dumps(document))
+
+
 def _title(configuration: Configuration) -> str:
     batching = "no batching"
     if configuration.dynamic_batching:
@@ -350,6 +376,17 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _thinned(values: dict[str, Any]) -> dict[str, Any]:
+    """Probes with at most 16 samples each: enough for ``bench/search.py``."""
+    results = []
+    for record in values["results"]:
+        samples = np.array(record["samples_ms"])
+        if len(samples) > 16:
+            samples = np.quantile(samples, (np.arange(16) + 0.5) / 16)
+        results.append(record | {"samples_ms": [round(float(value), 4) for value in samples]})
+    return {"results": results}
 
 
 def _predicted_p99(
@@ -435,6 +472,9 @@ def run_report(options: argparse.Namespace) -> None:
                     label: len(values["results"])
                     for label, values in document["calibrations"].items()
                 },
+                "calibrations": {
+                    label: _thinned(values) for label, values in document["calibrations"].items()
+                },
                 "summary": summary(rows),
                 "rows": rows,
             }
@@ -464,7 +504,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("measure", "report"))
+    parser.add_argument("action", choices=("measure", "probe", "report"))
     parser.add_argument("--model", choices=tuple(SUBJECTS), default="digits")
     parser.add_argument("--server", choices=("embedded", "triton"), default="embedded")
     parser.add_argument(
@@ -473,7 +513,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=0.0, help="start no more after so long, s")
     parser.add_argument("--no-write", dest="write", action="store_false")
     options = parser.parse_args()
-    run_measure(options) if options.action == "measure" else run_report(options)
+    {"measure": run_measure, "probe": run_probe, "report": run_report}[options.action](options)
 
 
 if __name__ == "__main__":
