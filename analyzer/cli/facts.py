@@ -99,7 +99,12 @@ def _unfinished(record: StudyRecord) -> dict[str, Any]:
     }
 
 
-def format_of(path: Path, chosen: str | None) -> str:
+def format_of(
+    path: Path,
+    chosen: str | None,
+    *,
+    hint: str = "End the file in .html, .md, .csv or .json, or give --format.",
+) -> str:
     """The report's format: ``chosen``, else from the file's ending.
 
     Raises:
@@ -113,7 +118,7 @@ def format_of(path: Path, chosen: str | None) -> str:
     if found not in REPORT_FORMATS:
         raise UsageError(
             f"{path}: {path.suffix or 'no ending'} names no report format.",
-            hint="End the file in .html, .md, .csv or .json, or give --format.",
+            hint=hint,
         )
     return found
 

@@ -114,6 +114,7 @@ def _open(target: str, values: dict[str, Any]) -> Iterator[Subject]:
 
 
 def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
+    from analyzer.cli.preflight import check_endpoint
     from analyzer.load.endpoint import open_endpoint
     from analyzer.load.endpoint_target import existing_model_target
 
@@ -122,6 +123,7 @@ def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
         raise UsageError(
             "An endpoint needs --model.", hint="Write --model NAME, the model's name there."
         )
+    check_endpoint(address)
     endpoint = open_endpoint(address)
     try:
         found = endpoint.model(name) if endpoint.ready(name) else None

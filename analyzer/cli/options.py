@@ -18,9 +18,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Quantity(click.ParamType[float]):
     """A number with a unit; a bare number is refused with the right spelling."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], float], *, usual: str = "") -> None:
         self.name = name
         self._parse = parse
+        self._usual = usual
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -31,11 +32,15 @@ class Quantity(click.ParamType[float]):
             return self._parse(value)
         except UsageError as error:
             option = param.opts[0] if param is not None else self.name
-            raise UsageError(f"{option}: {error.message}", hint=error.hint) from error
+            hint = error.hint
+            if self._usual and value.strip().isdigit():
+                # The unit that people mean here: a search of 60 ms makes no sense.
+                hint = f"Write it like {option} {value.strip()}{self._usual}."
+            raise UsageError(f"{option}: {error.message}", hint=hint) from error
 
 
 DURATION_MS = Quantity("DUR", units.parse_duration_ms)
-DURATION_S = Quantity("DUR", units.parse_duration_s)
+DURATION_S = Quantity("DUR", units.parse_duration_s, usual="s")
 RATE_RPS = Quantity("RATE", units.parse_rate_rps)
 SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes)
 PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
@@ -78,7 +83,8 @@ class Fraction(click.ParamType[float]):
             number = -1.0
         if not (0 < number < 1 if self._open else 0 <= number <= 1):
             raise UsageError(
-                f"{option}: {value!r} is no fraction from 0 to 1.", hint="Write 0.01 for 1 %."
+                f"{option}: {value!r} is no fraction from 0 to 1.",
+                hint="Write 0.95 for 95 %." if self._open else "Write 0.01 for 1 %.",
             )
         return number
 

@@ -10,18 +10,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from analyzer import __version__
-from analyzer.cli.facts import format_of, render_report, save_facts, write_report
+from analyzer.cli.answer import tell
+from analyzer.cli.facts import save_facts
 from analyzer.cli.models import find_model
+from analyzer.cli.preflight import check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyFacts
 from analyzer.domain.workload import ArrivalProcess, Trace, parse_arrivals
-from analyzer.errors import AnalyzerError, RunInterruptedError, StoreError, UsageError
+from analyzer.errors import RunInterruptedError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.evaluate.jobs import Executor
@@ -80,53 +80,51 @@ def run_search_command(options: SearchOptions) -> str:
     Raises:
         AnalyzerError: Wrong usage, unusable input, or a fault; whatever was measured is stored.
     """
-    from analyzer.evaluate.targets import check_server
     from analyzer.hardware.machine import inspect_machine
     from analyzer.store.results import open_store
 
     sla = _sla(options)
-    check_server(options.server)
-    if options.report_file is not None:
-        format_of(options.report_file, None)
     pricing = _pricing(options)
     arrivals = parse_arrivals(options.arrivals)
     machine = inspect_machine()
     device = _device(options, machine)
     path = options.model or find_model(Path.cwd())
+    check_search(options)
     with make_progress(quiet=options.quiet) as progress:
-        executor = _executor(options, device, machine)
-        with executor, open_store(options.store_url) as store:
-            progress.phase("inspecting the model", 2.0)
+        progress.phase("inspecting the model", 2.0)
+        model, baseline = inspect_path(path, options.input_shapes)
+        options = _sized(options, arrivals, model)
+        space = _space(options, model, device, machine)
+        # What can be wrong in a moment was looked at; now Ray starts beside the rest.
+        with _executor(options, device, machine) as executor:
             warm_up_compiler()
-            model, baseline = inspect_path(path, options.input_shapes)
             model = _verified(options, model)
-            options = _sized(options, arrivals, model)
-            space = _space(options, model, device, machine)
-            record = _study(options, store, model, sla, machine)
-            from analyzer.search.request import SearchRequest
+            with open_store(options.store_url) as store:
+                record = _study(options, store, model, sla, machine)
+                from analyzer.search.request import SearchRequest
 
-            request = SearchRequest(
-                study=record.name,
-                model=model,
-                sla=sla,
-                space=space,
-                precisions=options.precisions or ("fp32", "fp16", "int8"),
-                precisions_named=options.precisions is not None,
-                calibration_path=options.calibration_data,
-                arrivals=arrivals,
-                request_batch_size=options.request_batch_size,
-                budget_s=options.budget,
-                trials_max=options.max_trials,
-                sampler=options.sampler,
-                server=options.server,
-                device=device,
-                pricing=pricing,
-                seed=record.seed or 0,
-                provenance=record.provenance,
-            )
-            facts = _search(options, request, store, executor, progress, machine, baseline)
-            save_facts(store, facts)
-    return _tell(options, facts)
+                request = SearchRequest(
+                    study=record.name,
+                    model=model,
+                    sla=sla,
+                    space=space,
+                    precisions=options.precisions or ("fp32", "fp16", "int8"),
+                    precisions_named=options.precisions is not None,
+                    calibration_path=options.calibration_data,
+                    arrivals=arrivals,
+                    request_batch_size=options.request_batch_size,
+                    budget_s=options.budget,
+                    trials_max=options.max_trials,
+                    sampler=options.sampler,
+                    server=options.server,
+                    device=device,
+                    pricing=pricing,
+                    seed=record.seed or 0,
+                    provenance=record.provenance,
+                )
+                facts = _search(options, request, store, executor, progress, machine, baseline)
+                save_facts(store, facts)
+    return tell(options, facts)
 
 
 def warm_up_compiler() -> None:
@@ -428,7 +426,8 @@ def _search(
             "Interrupted. Everything measured so far is stored.",
             hint=f"Go on with: --study {request.study} --resume (the same command otherwise).",
         ) from error
-    except AnalyzerError:
+    except Exception:
+        # A fault as well: "running" would be a lie.
         store.update_study(request.study, status="failed")
         raise
 
@@ -460,28 +459,3 @@ def _proposals_maker(
         return Proposals(study, request.space, request.sla, allowed)
 
     return make
-
-
-def _tell(options: SearchOptions, facts: StudyFacts) -> str:
-    """Prints the answer, writes the report, exports the winner; returns the verdict."""
-    from analyzer.report.document import build_document, render_json
-    from analyzer.report.terminal import render_terminal
-
-    document = build_document(facts)
-    lines = []
-    if options.report_file is not None:
-        kind = format_of(options.report_file, None)
-        write_report(options.report_file, render_report(facts, kind))
-        lines.append(f"report      {options.report_file}")
-    if options.export_dir is not None and facts.verdict == "found":
-        from analyzer.cli.export import export_study
-
-        result = export_study(facts, options.export_dir, document=document)
-        lines.append(f"repository  {result.path}")
-    if options.as_json:
-        click.echo(render_json(document), nl=False)
-    else:
-        click.echo(render_terminal(document))
-        for line in lines:
-            click.echo(line)
-    return facts.verdict

@@ -1,0 +1,134 @@
+"""What can be known to go wrong before a search begins: checked in a moment, before Ray starts.
+
+A search takes minutes; a folder that cannot be written must not be found out at its end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analyzer.errors import AnalyzerError, MissingPartError, StoreError, TargetError, UsageError
+
+if TYPE_CHECKING:
+    from analyzer.cli.search_run import SearchOptions
+
+
+def check_search(options: SearchOptions) -> None:
+    """Everything about ``analyze search`` that is seen at once; nothing is started or made.
+
+    Raises:
+        AnalyzerError: An option, a file, a folder, the database or the server cannot be used.
+    """
+    from analyzer.evaluate.targets import check_server
+
+    check_server(options.server)
+    check_sampler(options.sampler)
+    check_file_there(options.calibration_data, "--calibration-data")
+    if options.report_file is not None:
+        check_report(options.report_file)
+    if options.export_dir is not None:
+        check_export(options.export_dir)
+    check_store(options.store_url, study=options.study, resume=options.resume)
+    if "://" in options.server:
+        check_endpoint(options.server)
+
+
+def check_report(path: Path) -> None:
+    """Raises UsageError where the report could not be written to ``path``."""
+    from analyzer.cli.facts import format_of
+
+    format_of(path, None, hint="End the file in .html, .md, .csv or .json.")
+    if path.is_dir():
+        raise UsageError(
+            f"--report: {path} is a folder.", hint=f"Name a file: --report {path / 'report.html'}."
+        )
+    _check_writable(path.parent, f"--report {path}")
+
+
+def check_export(path: Path) -> None:
+    """Raises UsageError where a repository could not be written to ``path``."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(
+            f"--export: {path} is a file, where a model repository is a folder.",
+            hint="Choose another folder.",
+        )
+    _check_writable(path, f"--export {path}")
+
+
+def _check_writable(folder: Path, what: str, kind: type[AnalyzerError] = UsageError) -> None:
+    """Tries to write a file into ``folder``, or into the nearest folder above it that is there."""
+    present = folder.absolute()
+    while not present.exists() and present != present.parent:
+        present = present.parent
+    try:
+        with tempfile.TemporaryFile(dir=present):
+            pass
+    except OSError as error:
+        raise kind(
+            f"{what}: nothing can be written to {present}: {error.strerror or error}.",
+            hint="Choose a folder that is yours to write, on a disk with free space.",
+        ) from error
+
+
+def check_store(url: str, *, study: str | None, resume: bool) -> None:
+    """Opens the database and looks for the study, without making anything that is not there yet.
+
+    Raises:
+        UsageError: ``--resume`` without a name.
+        StoreError: The database cannot be used, the study is there although it is to be new, or it
+            is not there although it is to be resumed.
+    """
+    from analyzer.store.engine import check_file, parse_url
+    from analyzer.store.results import open_store
+
+    if resume and study is None:
+        raise UsageError(
+            "--resume needs the study's name.",
+            hint="Add --study NAME; analyze studies lists them.",
+        )
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        file = Path(str(parsed.database))
+        check_file(parsed, create=not resume)
+        if not file.exists():
+            _check_writable(file.parent, f"--store {url}", StoreError)
+            return
+    with open_store(url) as store:
+        if resume and study is not None:
+            store.study(study)
+        elif study is not None and store.has_study(study):
+            raise StoreError(
+                f"A study named {study!r} exists already in {store.place}.",
+                hint=f"Go on with it (--study {study} --resume), or choose another name.",
+            )
+
+
+def check_sampler(sampler: str) -> None:
+    """Raises MissingPartError where the sampler needs a library that is not installed."""
+    if sampler == "gp" and find_spec("torch") is None:
+        raise MissingPartError(
+            "--sampler gp needs PyTorch, which is not installed.",
+            hint="Install the extra: pip install 'tritune[gp]'; or use --sampler twin.",
+        )
+
+
+def check_endpoint(address: str) -> None:
+    """Raises UsageError where ``address`` is none, MissingPartError where nothing answers there."""
+    from analyzer.load.endpoint import open_endpoint
+
+    try:
+        open_endpoint(address).close()
+    except TargetError as error:
+        raise MissingPartError(error.message, hint=error.hint) from error
+
+
+def check_file_there(path: Path | None, option: str) -> None:
+    """Raises UsageError where ``option`` names a file that is not there."""
+    if path is not None and not path.is_file():
+        raise UsageError(
+            f"{option}: {path} {'is a folder' if path.is_dir() else 'does not exist'}.",
+            hint="Check the path; it is relative to the folder you are in.",
+        )
