@@ -6,7 +6,8 @@ Our server has the backend ``identity``, the real one an identity model in its p
 answer 16 floats. The load is perf_analyzer's (``make tools``), where there is one, else a closed
 loop of Triton's own clients. CPU time is that of the server with its children, not the client's.
 The rounds alternate between the servers. Goal: a ratio of at least 0.5. Without a real Triton the
-ratios are null. Writes ``bench/results/wire.json``; run it on a quiet machine.
+ratios are null. Writes ``bench/results/wire.json`` and the table in ``docs/wire.md``; run it on a
+quiet machine.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from analyzer.serving.triton_install import find_triton
 ROOT = Path(__file__).resolve().parents[1]
 PERF = ROOT / ".tools" / "perf_analyzer"
 RESULTS = Path(__file__).parent / "results" / "wire.json"
+PAGE = ROOT / "docs" / "wire.md"
+MARKS = ("<!-- table: bench/wire.py -->", "<!-- end -->")
 MODEL = "ident"
 CONFIG = """
 backend: "@BACKEND@"
@@ -202,6 +205,27 @@ def measure(server: Server, protocol: str, concurrency: int, seconds: float) -> 
     }
 
 
+def write_page(document: dict[str, Any]) -> None:
+    """Puts the table into the page, between its marks."""
+    lines = [
+        "| protocol | server | requests per CPU second: rounds | median | requests/s | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for protocol, entry in document["protocols"].items():
+        for name, runs in entry["runs"].items():
+            each = ", ".join(f"{run['requests_per_cpu_s']:,.0f}" for run in runs)
+            speed = statistics.median(run["requests_per_s"] for run in runs)
+            ratio = f"{entry['ratio']:.2f}" if name == "tritune" and entry["ratio"] else ""
+            median = entry["requests_per_cpu_s"][name]
+            lines.append(
+                f"| {protocol} | {name} | {each} | {median:,.0f} | {speed:,.0f} | {ratio} |"
+            )
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, tail = rest.partition(MARKS[1])
+    body = "\n".join(lines)
+    PAGE.write_text(f"{head}{MARKS[0]}\n{body}\n{MARKS[1]}{tail}", encoding="utf-8")
+
+
 def main() -> None:
     """Runs the rounds, prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -247,6 +271,7 @@ def main() -> None:
         }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_page(result)
     if arguments.json:
         print(json.dumps(result))
         return

@@ -53,6 +53,11 @@ class BatchingPolicy:
         preserve_ordering: Reorders responses, which is the server's work: the scheduler ignores it.
         default_queue_policy: Queue policy of each level that has none of its own.
         priority_queue_policy: Pairs (level, policy).
+        sleeps_through_arrivals: Whether the batcher looks at the queue as Triton's thread really
+            does: with a delay it sleeps until the queue alone could bring the forming payload to
+            the next preferred size, its time is up, or an instance takes a payload or ends one, so
+            that what waits in F seldom grows. Otherwise it looks at every arrival. Without a delay
+            the two are the same.
     """
 
     max_batch_size: int = 0
@@ -65,6 +70,7 @@ class BatchingPolicy:
     preserve_ordering: bool = False
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: tuple[tuple[int, QueuePolicy], ...] = ()
+    sleeps_through_arrivals: bool = False
 
     def __post_init__(self) -> None:
         assert self.max_batch_size >= 0, self.max_batch_size
@@ -103,7 +109,10 @@ class BatchingPolicy:
 
     @classmethod
     def from_configuration(cls, configuration: Configuration) -> BatchingPolicy:
-        """The policy of a point of the search space (which has no priorities and time-outs)."""
+        """The policy of a point of the search space (which has no priorities and time-outs).
+
+        Its batcher sleeps as a real Triton's, which such a point is meant for.
+        """
         canonical = configuration.canonical()
         return cls(
             max_batch_size=canonical.max_batch_size,
@@ -111,4 +120,5 @@ class BatchingPolicy:
             preferred_batch_size=canonical.preferred_batch_size or (),
             max_queue_delay_us=canonical.max_queue_delay_us or 0,
             instance_count=canonical.instance_count,
+            sleeps_through_arrivals=bool(canonical.max_queue_delay_us),
         )

@@ -124,6 +124,12 @@ class Scheduler:
         self._timer_ns: int | None = None
         self._sweep_ns: int | None = None
         self._rejected: list[int] = []
+        # The batcher's thread: whether it runs, and if it sleeps, what wakes it.
+        self._awake = True
+        self._wake_ns: int | None = None  # the end of its sleep while Q holds something
+        self._idle_ns = 0  # when it last found Q empty
+        self._next_preferred = 0  # inferences in Q that an arrival must bring about to wake it
+        self._queued_size = 0  # inferences in Q
         # What the last decision looked at without sending it; see _select.
         self._selected = 0
         self._selected_size = 0
@@ -178,6 +184,8 @@ class Scheduler:
         deadline_ns = now_ns + timeout * 1000 if timeout else 0
         level.live.append(_Request(ticket, batch_size, now_ns, deadline_ns, shape_key))
         self._queued += 1
+        self._queued_size += batch_size
+        self._wake(now_ns, shape_key)
         if not self._slots:
             # A more urgent request may stand before those already looked at.
             self._selected = 0
@@ -187,6 +195,7 @@ class Scheduler:
         assert 0 <= instance < self._policy.instance_count, instance
         assert instance not in self._idle, instance
         heapq.heappush(self._idle, instance)
+        self._awake = True
 
     def cancel(self, ticket: int) -> bool:
         """Takes a request out of the queue; False if it is not (or no longer) there.
@@ -199,6 +208,7 @@ class Scheduler:
                     if request.ticket == ticket:
                         queue.remove(request)
                         self._queued -= 1
+                        self._queued_size -= request.batch_size
                         self._selected = 0
                         return True
         return False
@@ -207,22 +217,35 @@ class Scheduler:
         """Everything that follows from the events so far, at ``now_ns``."""
         executions: list[Execution] = []
         self._timer_ns = None
+        due = self._wake_ns is not None and now_ns >= self._wake_ns
+        if due or not self._policy.sleeps_through_arrivals:
+            self._awake = True
         while True:
             while self._payloads and self._idle:
                 executions.append(self._take(now_ns))
+                self._awake = True
             if not self._queued:
-                self._sweep_ns = None
+                self._sweep_ns = self._wake_ns = None
+                if self._awake:
+                    self._idle_ns = now_ns
+                self._awake = False
                 break
+            if not self._awake:
+                self._timer_ns = self._wake_ns
+                break
+            self._wake_ns = None
             if self._forming.closed:
                 self._forming = _Payload()
-                self._selected = 0
+                self._selected = self._next_preferred = 0
             if not (len(self._payloads) < self._slots if self._slots else self._idle):
                 self._wait_for_slot(now_ns)
+                self._awake = bool(self._timer_ns)
                 break
             self._sweep_ns = None
             wait_ns = self._select(now_ns)
             if wait_ns:
-                self._timer_ns = now_ns + wait_ns
+                self._timer_ns = self._wake_ns = now_ns + wait_ns
+                self._awake = False
                 break
             if self._selected:
                 self._send()
@@ -235,6 +258,21 @@ class Scheduler:
         decisions = Decisions(tuple(executions), tuple(self._rejected))
         self._rejected.clear()
         return decisions
+
+    def _wake(self, now_ns: int, shape_key: Hashable) -> None:
+        """Wakes the batcher for an arrival, or lets it sleep on (``sleeps_through_arrivals``).
+
+        This is the condition of Triton's ``Enqueue``. The figure that it holds the queue against is
+        the one from the batcher's last look with a delay, until a payload is begun anew.
+        """
+        slot = len(self._payloads) < self._slots if self._slots else bool(self._idle)
+        grown = self._queued_size >= self._next_preferred
+        if slot and (shape_key is not None or self._forming.closed or grown):
+            self._awake = True
+        elif self._queued == 1 and not self._awake and self._wake_ns is None:
+            # It found Q empty, and looks again every half second.
+            naps = (now_ns - self._idle_ns) // _SWEEP_NS + 1
+            self._wake_ns = self._idle_ns + naps * _SWEEP_NS
 
     def _level(self, priority: int) -> _Level:
         levels = self._policy.priority_levels
@@ -282,6 +320,8 @@ class Scheduler:
                 if level.policy.timeout_action == "REJECT":
                     live = [r for r in level.live if not 0 < r.deadline_ns <= now_ns]
                     self._queued -= len(level.live) - len(live)
+                    self._queued_size -= sum(r.batch_size for r in level.live)
+                    self._queued_size += sum(r.batch_size for r in live)
                     self._rejected += [r.ticket for r in level.live if 0 < r.deadline_ns <= now_ns]
                     level.live = deque(live)
             if not self._queued:
@@ -307,6 +347,7 @@ class Scheduler:
                     else:
                         self._rejected.append(request.ticket)
                         self._queued -= 1
+                        self._queued_size -= request.batch_size
                 else:
                     yield request
                     index += 1
@@ -373,7 +414,10 @@ class Scheduler:
         if send_now or held + size >= preferred_max:
             payload.closed = True
             return 0
-        if exceeded or delay_ns == 0 or (held and not payload.closed and held not in preferred):
+        if exceeded or delay_ns == 0:
+            return 0
+        self._next_preferred = min((p for p in preferred if p > held + size), default=0) - held
+        if held and not payload.closed and held not in preferred:
             return 0
         # Triton sleeps whole microseconds; with less than one left it sends.
         wait_ns = (delay_ns - age_ns) // 1000 * 1000
@@ -394,6 +438,7 @@ class Scheduler:
                     payload.tickets.append(request.ticket)
                     remaining -= 1
         payload.size += self._selected_size
+        self._queued_size -= self._selected_size
         self._queued -= self._selected
         self._payload_requests += self._selected
         self._selected = 0

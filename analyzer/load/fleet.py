@@ -76,7 +76,8 @@ def run_open_loop_fleet(
     sizes = np.broadcast_to(np.asarray(batch_size, np.int32), (count,))
     with tempfile.TemporaryDirectory(prefix="tritune-fleet-") as name:
         folder = Path(name)
-        np.savez(folder / "inputs.npz", **target.pool.inputs)
+        inputs: dict[str, Any] = dict(target.pool.inputs)
+        np.savez(folder / "inputs.npz", **inputs)
         np.savez(folder / "schedule.npz", arrivals_s=arrivals_s, sizes=sizes)
         workers: list[_Worker] = []
         try:
@@ -183,7 +184,7 @@ def _merged(logs: list[RequestLog], told: list[dict[str, Any]]) -> LoadRun:
         [log.intended_s + offset_s for log, offset_s in zip(logs, offsets_s, strict=True)]
     )
     order = np.argsort(intended_s, kind="stable")
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate([getattr(log, name) for log in logs])[order] for name in _COLUMNS[1:]
     }
     wall_s = max(t["wall_s"] + offset_s for t, offset_s in zip(told, offsets_s, strict=True))

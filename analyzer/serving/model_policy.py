@@ -20,6 +20,7 @@ def policy_from_config(config: Any, *, instance_count: int) -> BatchingPolicy:
         preferred_batch_size=tuple(sorted(set(dynamic.preferred_batch_size))),
         max_queue_delay_us=dynamic.max_queue_delay_microseconds,
         instance_count=instance_count,
+        sleeps_through_arrivals=dynamic.max_queue_delay_microseconds > 0,
         priority_levels=dynamic.priority_levels,
         default_priority_level=dynamic.default_priority_level,
         preserve_ordering=dynamic.preserve_ordering,

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NEVER = np.int64(2**63 - 1)
+#: Triton's batcher looks again this often while it finds no request.
+_NAP_NS = np.int64(500_000_000)
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,6 +44,7 @@ def _run(
     instances: int,
     slots: int,
     queue_limit: int,
+    sleeps: bool,
     table_ns: NDArray[np.float64],
     interference: NDArray[np.float64],
     noise: NDArray[np.float64],
@@ -58,6 +61,7 @@ def _run(
             filled in: a closed client's next request follows its reply by ``overhead_ns``.
         sizes: Inferences of each request, [n], or [1] if all are equal.
         slots: How many payloads may wait in F; 0 for the mode without prefetching.
+        sleeps: The policy's ``sleeps_through_arrivals``.
         batch_of: Out: number of each request's execution, -1 if the queue was full, [n].
         batch_start: Out, as the following: one entry per execution, [n].
     """
@@ -78,6 +82,13 @@ def _run(
     held = 0  # inferences in P while P stands at the end of F and may grow; else 0
     seen = 0  # requests of Q that the last look selected and left, and their inferences
     seen_size = 0
+    # The batcher's thread, which sleeps only with ``sleeps``; see Scheduler._wake.
+    awake = True
+    wake = _NEVER
+    empty_at = np.int64(0)
+    next_preferred = 0
+    queued_size = 0
+    stale = False  # P is closed
 
     free_at = np.full(instances, _NEVER, np.int64)  # _NEVER: idle
     running = np.zeros(instances, np.int64)
@@ -97,6 +108,7 @@ def _run(
             done = running[next_instance]
             free_at[next_instance] = _NEVER
             busy -= 1
+            awake = True
             if closed_loop:
                 replies = batch_size[done] // sizes[0]
                 while replies > 0 and issued < n:
@@ -114,6 +126,7 @@ def _run(
                     next_instance = i
         elif next_arrival <= timer:
             now = next_arrival
+            before = admitted
             if queue_limit > 0:
                 if admitted - q_head >= queue_limit:
                     batch_of[arrived] = -1
@@ -125,10 +138,19 @@ def _run(
                     admitted += 1
             else:
                 admitted += 1
+            if sleeps and admitted > before:
+                queued_size += sizes[0] if same_size else sizes[arrived]
+                slot = f_count < slots if slots > 0 else busy < instances
+                if slot and (stale or queued_size >= next_preferred):
+                    awake = True
+                elif before == q_head and not awake and wake == _NEVER:
+                    wake = empty_at + ((now - empty_at) // _NAP_NS + 1) * _NAP_NS
             arrived += 1
         else:
             now = timer
         timer = _NEVER
+        if now >= wake or not sleeps:
+            awake = True
 
         while True:
             # Idle instances take from F.
@@ -151,6 +173,7 @@ def _run(
                             f_head = (f_head + 1) % ring
                             f_count -= 1
                     if f_count == 0:
+                        stale = stale or held > 0
                         held = 0
                         seen = 0
                         seen_size = 0
@@ -166,6 +189,7 @@ def _run(
                 while free_at[target] != _NEVER:
                     target += 1
                 busy += 1
+                awake = True
                 time_ns = table_ns[size] * interference[busy] * noise[batches % noises]
                 end = now + np.int64(time_ns + 0.5)
                 for i in range(first, last):
@@ -183,11 +207,20 @@ def _run(
 
             # The batcher.
             if not dynamic or q_head >= admitted:
+                if awake:
+                    empty_at = now
+                awake = False
+                wake = _NEVER
                 break
-            if slots > 0:
-                if f_count >= slots:
-                    break
-            elif busy >= instances:
+            if not awake:
+                timer = wake
+                break
+            wake = _NEVER
+            if stale:
+                next_preferred = 0
+                stale = False
+            if f_count >= slots if slots > 0 else busy >= instances:
+                awake = False
                 break
             count = seen
             size = seen_size
@@ -226,12 +259,17 @@ def _run(
             elif count > 0:
                 if send_now or held + size >= preferred_max:
                     closed = True
-                elif not (
-                    exceeded or delay_ns == 0 or (held > 0 and not closed and not preferred[held])
-                ):
+                elif not exceeded and delay_ns > 0:
+                    next_preferred = held + size + 1
+                    while next_preferred < preferred_max and not preferred[next_preferred]:
+                        next_preferred += 1
+                    next_preferred -= held
                     wait = (delay_ns - age) // 1000 * 1000
-                    if wait > 0:
+                    joins = held > 0 and not closed and not preferred[held]
+                    if wait > 0 and not joins:
                         timer = now + wait
+                        wake = timer
+                        awake = False
                         seen = count
                         seen_size = size
                         break
@@ -246,6 +284,8 @@ def _run(
                 else:
                     f_size[(f_head + f_count - 1) % ring] += size
                 q_head += count
+                queued_size -= size
+            stale = closed
             held = 0 if closed else held + size
     return batches
 

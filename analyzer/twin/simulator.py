@@ -273,6 +273,7 @@ class Prepared:
             policy.instance_count,
             2 * policy.instance_count if policy.prefetching else 0,
             policy.default_queue_policy.max_queue_size if policy.dynamic_batching else 0,
+            policy.sleeps_through_arrivals,
             self.table_ns,
             self.interference,
             noise,

@@ -40,6 +40,8 @@ def test_from_configuration() -> None:
     )
     alone = Configuration(max_batch_size=1, dynamic_batching=True, max_queue_delay_us=100)
     assert BatchingPolicy.from_configuration(alone) == BatchingPolicy(max_batch_size=1)
+    delayed = Configuration(max_batch_size=4, dynamic_batching=True, max_queue_delay_us=100)
+    assert BatchingPolicy.from_configuration(delayed).sleeps_through_arrivals
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,11 @@ def test_a_real_servers_batches(
 ) -> None:
     """What a real Triton 2.51 formed in closed loops."""
     first = [Arrival(0, request_batch_size)] * concurrency
-    ran, _ = play(batcher(**settings), first, sleep, requests=3000)
-    sizes = Counter(execution.batch_size for execution in ran)
-    assert sizes[size] / len(ran) >= share
+    for sleeps in (False, True):
+        policy = batcher(**settings, sleeps_through_arrivals=sleeps)
+        ran, _ = play(policy, first, sleep, requests=3000)
+        sizes = Counter(execution.batch_size for execution in ran)
+        assert sizes[size] / len(ran) >= share
 
 
 @pytest.mark.parametrize(("dynamic", "duration"), [(False, 5), (True, 3)])
@@ -201,6 +203,31 @@ def test_a_preferred_size_ends_the_wait() -> None:
 def test_payloads_grow_until_an_instance_takes_them() -> None:
     ran, _ = play(batcher(), [Arrival(0), Arrival(1), Arrival(2), Arrival(3)], lambda _: 100)
     assert [r.tickets for r in ran] == [(0,), (1, 2, 3)]
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_sleeping_batcher_lets_payloads_be(sleeps: bool) -> None:
+    """What a real Triton 2.51 does with a delay: arrivals do not join the payload in F."""
+    policy = batcher(max_queue_delay_us=1000, sleeps_through_arrivals=sleeps)
+    ran, _ = play(policy, [Arrival(0), Arrival(2 * MS), Arrival(5 * MS)], lambda _: 10 * MS)
+    assert [r.tickets for r in ran] == ([(0,), (1,), (2,)] if sleeps else [(0,), (1, 2)])
+
+
+def test_a_sleeping_batcher_wakes_when_the_queue_is_worth_it() -> None:
+    policy = batcher(
+        max_queue_delay_us=1000, sleeps_through_arrivals=True, preferred_batch_size=(4, 8)
+    )
+    arrivals = [Arrival(0), Arrival(2 * MS), *(Arrival(t * MS) for t in (4, 5, 6, 7, 8))]
+    ran, _ = play(policy, arrivals, lambda _: 10 * MS)
+    # When it looked at one request, 4 was the next preferred size: four in the queue wake it.
+    assert [r.tickets for r in ran] == [(0,), (1, 2, 3, 4, 5), (6,)]
+
+
+def test_a_sleeping_batcher_looks_every_half_second() -> None:
+    policy = batcher(max_queue_delay_us=1000, sleeps_through_arrivals=True)
+    arrivals = [Arrival(t * MS) for t in (0, 2, 5, 1900)]
+    ran, _ = play(policy, arrivals, lambda _: 2000 * MS)
+    assert [r.tickets for r in ran] == [(0,), (1, 2), (3,)]
 
 
 def test_without_prefetching_nothing_forms_ahead() -> None:
@@ -345,12 +372,24 @@ class Oracle:
         self.current: dict[str, Any] = self.fresh()
         self.idle = set(range(policy.instance_count))
         self.timer: int | None = None
+        self.asleep = False
+        self.nap: tuple[str, int] = ("empty", 0)  # what it waits for, and since or until when
+        self.worth = 0
 
     def fresh(self) -> dict[str, Any]:
         return {"items": [], "saturated": False, "taken": False, "barred": False}
 
     def size(self, items: list[tuple[int, Arrival]]) -> int:
         return sum(arrival.batch_size for _, arrival in items)
+
+    def arrive(self, now: int, item: tuple[int, Arrival]) -> None:
+        """Queues a request; the batcher sleeps on unless there is room and it is worth it."""
+        self.queue.append(item)
+        limited = self.policy.default_queue_policy.max_queue_size > 0
+        if self.idle if limited else len(self.payloads) < 2 * self.policy.instance_count:
+            ended = self.current["saturated"] or self.current["taken"]
+            if ended or item[1].shape_key is not None or self.size(self.queue) >= self.worth:
+                self.asleep = False
 
     def decide(self, now: int) -> int | None:
         """Moves requests into the current payload; or returns how long to wait; -1: stuck."""
@@ -387,7 +426,7 @@ class Oracle:
             return None if current["saturated"] else -1
         elif send_now or held + self.size(chosen) >= max(preferred):
             current["saturated"] = True
-        elif overdue or delay == 0 or (held and not current["saturated"] and held not in preferred):
+        elif overdue or delay == 0 or self.joins(held, self.size(chosen)):
             pass
         elif (delay - age) // 1000 > 0:
             return (delay - age) // 1000 * 1000
@@ -397,9 +436,30 @@ class Oracle:
         self.queue = self.queue[len(chosen) :]
         return None
 
+    def joins(self, held: int, chosen: int) -> bool:
+        """Whether what was chosen joins at once; notes how large a queue is worth the next look."""
+        preferred = set(self.policy.preferred_batch_size or (self.policy.max_batch_size,))
+        self.worth = min(size for size in preferred if size > held + chosen) - held
+        return held > 0 and not self.current["saturated"] and held not in preferred
+
     def advance(self, now: int) -> list[Execution]:
+        executions = self.dispatch(now)
+        if not self.policy.sleeps_through_arrivals:
+            return executions
+        if self.asleep and self.queue and self.timer is None and self.nap[0] == "empty":
+            self.timer = self.nap[1] + 500 * MS
+            while self.timer <= now:
+                self.timer += 500 * MS
+            self.nap = ("until", self.timer)
+        if self.asleep and self.nap[0] == "until":
+            self.timer = self.nap[1]
+        return executions
+
+    def dispatch(self, now: int) -> list[Execution]:
         policy, executions = self.policy, []
         self.timer = None
+        if not policy.sleeps_through_arrivals or (self.nap[0] == "until" and now >= self.nap[1]):
+            self.asleep = False
         while True:
             while self.payloads and self.idle:
                 head = self.payloads.pop(0)
@@ -419,18 +479,28 @@ class Oracle:
                     head["items"] += self.payloads.pop(0)["items"]
                 instance = min(self.idle)
                 self.idle.remove(instance)
+                self.asleep = False
                 tickets = tuple(ticket for ticket, _ in head["items"])
                 executions.append(Execution(instance, tickets, self.size(head["items"])))
             if not self.queue:
+                if not self.asleep:
+                    self.nap = ("empty", now)
+                self.asleep = True
+                return executions
+            if self.asleep:
                 return executions
             if self.current["saturated"] or self.current["taken"]:
                 self.current = self.fresh()
+                self.worth = 0
             limited = policy.default_queue_policy.max_queue_size > 0
             if not (self.idle if limited else len(self.payloads) < 2 * policy.instance_count):
+                self.asleep, self.nap = True, ("slot", now)
                 return executions
             wait = self.decide(now)
             if wait is not None:
                 self.timer = now + wait if wait > 0 else None
+                if wait > 0:
+                    self.asleep, self.nap = True, ("until", now + wait)
                 return executions
 
 
@@ -452,9 +522,10 @@ def play_oracle(
         if kind == 0:
             ends.sort()
             oracle.idle.add(ends.pop(0)[2])
+            oracle.asleep = False
         elif kind == 1:
             if not limit or len(oracle.queue) < limit:
-                oracle.queue.append((index, arrivals[index]))
+                oracle.arrive(now, (index, arrivals[index]))
             index += 1
         for execution in oracle.advance(now):
             ends.append((now + service_ns(execution.batch_size), len(ran), execution.instance))
@@ -471,6 +542,7 @@ def policies(draw: st.DrawFn) -> BatchingPolicy:
         max_queue_delay_us=draw(st.sampled_from([0, 0, 1, 10, 100])),
         instance_count=draw(st.integers(1, 3)),
         default_queue_policy=QueuePolicy(max_queue_size=draw(st.sampled_from([0, 0, 1, 4]))),
+        sleeps_through_arrivals=draw(st.booleans()),
     )
 
 
@@ -481,7 +553,7 @@ def traces(draw: st.DrawFn, limit: int) -> list[Arrival]:
             st.tuples(
                 st.sampled_from([0, 0, 300, 1 * US, 7 * US, 50 * US, 333 * US]),
                 st.integers(1, limit),
-                st.sampled_from(["a", "a", "a", "b"]),
+                st.sampled_from([None, None, None, "b"]),
             ),
             min_size=1,
             max_size=40,
@@ -536,6 +608,7 @@ def test_no_request_is_lost_with_priorities_and_timeouts(
     policy = batcher(
         max_batch_size=4,
         max_queue_delay_us=data.draw(st.sampled_from([0, 30])),
+        sleeps_through_arrivals=data.draw(st.booleans()),
         instance_count=data.draw(st.integers(1, 2)),
         priority_levels=levels,
         default_priority_level=min(levels, 1),

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,8 @@ from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, simulate
 
 FIXED_MS, ITEM_MS = 8.0, 0.5
 SERVICE = ServiceTime(batch_sizes=(1, 2), service_ms=(FIXED_MS + ITEM_MS, FIXED_MS + 2 * ITEM_MS))
+Points = tuple[tuple[int, float], ...]
+POINTS: Points = ((1, FIXED_MS + ITEM_MS), (8, FIXED_MS + 8 * ITEM_MS))
 TRIES = 3
 
 
@@ -65,8 +68,17 @@ OPEN = {
     "client batches": (configuration(max_queue_delay_us=5_000), 60.0, 3),
     "overload": (configuration(preferred_batch_size=(4,)), 700.0, 1),
 }
-closed = pytest.mark.parametrize("case", CLOSED)
-opened = pytest.mark.parametrize("case", OPEN)
+# A model is loaded for each case; these take no longer than the rest of the file.
+ON_TRITON = (
+    "the overdue ignore the preferred size",
+    "a full payload takes one more",
+    "a third does not fit",
+)
+# A payload waits for an instance; what comes meanwhile does not join it while the batcher sleeps.
+SLEEPING = configuration(max_queue_delay_us=20_000)
+SLEEPING_MS = 150.0
+ROUNDS = 4
+SLEEPING_ARRIVALS_S = np.concatenate([0.6 * k + np.array([0.0, 0.04, 0.1]) for k in range(ROUNDS)])
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +102,7 @@ def server() -> Iterator[TritonServer]:
         yield started
 
 
-def embedded(config: Configuration) -> EmbeddedTarget:
-    points = ((1, FIXED_MS + ITEM_MS), (8, FIXED_MS + 8 * ITEM_MS))
+def embedded(config: Configuration, points: Points = POINTS) -> EmbeddedTarget:
     return EmbeddedTarget(
         EmbeddedSpec(
             name="m", model=ScriptedModel(points=points), configuration=config, batchable=True
@@ -127,7 +138,7 @@ def check_closed(sizes: Counter[int], case: str) -> None:
     assert sizes[expected] >= 0.8 * sizes.total(), sizes
 
 
-@closed
+@pytest.mark.parametrize("case", CLOSED)
 def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
     config, concurrency, request_batch, _ = CLOSED[case]
     result = simulate(
@@ -139,14 +150,14 @@ def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
     check_closed(Counter(result.execution_batch_size.tolist()), case)
 
 
-@closed
+@pytest.mark.parametrize("case", CLOSED)
 def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) -> None:
     with embedded(CLOSED[case][0]) as target:
         check_closed(closed_sizes(target, case), case)
 
 
 @pytest.mark.triton
-@closed
+@pytest.mark.parametrize("case", ON_TRITON)
 def test_closed_loops_on_triton_form_those_batches(
     server: TritonServer, scripted: ModuleType, case: str
 ) -> None:
@@ -196,14 +207,14 @@ def check_open(found: tuple[float, float], case: str) -> None:
     assert found[1] == pytest.approx(result["batch_size_mean"], rel=0.15)
 
 
-@opened
+@pytest.mark.parametrize("case", OPEN)
 def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
     with embedded(OPEN[case][0]) as target:
         check_open(open_run(target, case), case)
 
 
 @pytest.mark.triton
-@opened
+@pytest.mark.parametrize("case", ["a delay and two instances", "overload"])
 def test_triton_batches_as_virtual_time_does(
     server: TritonServer, scripted: ModuleType, case: str
 ) -> None:
@@ -211,3 +222,49 @@ def test_triton_batches_as_virtual_time_does(
     name = f"open_{[*OPEN].index(case)}"
     with scripted.triton_target(server, name, OPEN[case][0], script) as target:
         check_open(open_run(target, case), case)
+
+
+def sleeping_sizes(target: Any) -> dict[int, int]:
+    """Executions by batch size of three requests a round, at least 20 ms between two events."""
+    with target.connect() as connection:  # a python backend's first execution is slow
+        run_closed_loop(connection, 1, requests=1)
+    before = settled(target)
+    with target.connect() as connection:
+        run = run_open_loop(connection, SLEEPING_ARRIVALS_S, timeout_s=10, drain_s=10)
+    assert (run.log.status == STATUS_OK).all()
+    counted = statistics_between(before, settled(target))
+    assert counted is not None
+    return dict(counted.batches)
+
+
+@pytest.mark.parametrize(("sleeps", "sizes"), [(True, (1, 1, 1)), (False, (1, 2))])
+def test_in_virtual_time_both_batchers_can_be_had(sleeps: bool, sizes: tuple[int, ...]) -> None:
+    policy = BatchingPolicy.from_configuration(SLEEPING)
+    assert policy.sleeps_through_arrivals
+    result = simulate(
+        replace(policy, sleeps_through_arrivals=sleeps),
+        ServiceTime.constant(SLEEPING_MS),
+        OpenWorkload(
+            arrival_ns=np.round(SLEEPING_ARRIVALS_S * 1e9).astype(np.int64),
+            batch_size=np.array([1], np.int64),
+        ),
+    )
+    assert tuple(result.execution_batch_size.tolist()) == sizes * ROUNDS
+
+
+def test_the_embedded_servers_batcher_sleeps_through_arrivals() -> None:
+    with embedded(SLEEPING, ((1, SLEEPING_MS),)) as target:
+        assert sleeping_sizes(target) == {1: 3 * ROUNDS}
+
+
+@pytest.mark.triton
+def test_tritons_batcher_sleeps_through_arrivals(
+    server: TritonServer, scripted: ModuleType
+) -> None:
+    script = scripted.Script(fixed_ms=SLEEPING_MS, item_ms=0.0)
+    with scripted.triton_target(server, "sleeping", SLEEPING, script) as target:
+        sizes = sleeping_sizes(target)
+    # When an instance ends an execution, batcher and instance race for the payload in F; where the
+    # batcher wins, the third request joins it after all.
+    assert sizes[1] + 2 * sizes.get(2, 0) == 3 * ROUNDS
+    assert sum(sizes.values()) > 2 * ROUNDS

@@ -25,6 +25,7 @@ def cases(draw: st.DrawFn) -> tuple[BatchingPolicy, ServiceTime, Workload, float
             "default_queue_policy": QueuePolicy(
                 max_queue_size=draw(st.sampled_from([0, 0, 0, 1, 3, 10]))
             ),
+            "sleeps_through_arrivals": draw(st.booleans()),
         }
     policy = BatchingPolicy(
         max_batch_size=limit,
@@ -34,7 +35,10 @@ def cases(draw: st.DrawFn) -> tuple[BatchingPolicy, ServiceTime, Workload, float
     )
     service = ServiceTime(
         batch_sizes=(1, limit + 1),
-        service_ms=(draw(st.sampled_from([0.0, 1.0, 2.5])), draw(st.sampled_from([1.0, 4.0]))),
+        service_ms=(
+            draw(st.sampled_from([0.0, 1.0, 2.5])),
+            draw(st.sampled_from([1.0, 4.0, 1200.0])),
+        ),
         distribution=draw(st.sampled_from(["deterministic", "exponential"])),
         interference=(1.0, 1.3),
     )
