@@ -51,7 +51,17 @@ HEAVY = (
     "tritonclient",
     "uvicorn",
 )
-COMMANDS = "search report export verify serve measure simulate studies doctor".split()
+COMMANDS = [
+    "search",
+    "report",
+    "export",
+    "verify",
+    "serve",
+    "measure",
+    "simulate",
+    "studies",
+    "doctor",
+]
 
 
 def _part(path: Path) -> str:
