@@ -45,7 +45,7 @@ class Searched:
         wall_seconds: From the start of the process to its end, imports and reports included.
         exit_code: 0 found, 4 undecided.
         document: The command's JSON.
-        repository: Where the recommendation was exported; None if there is none.
+        repository: Where its choice was exported; None if it measured nothing.
     """
 
     command: list[str]
@@ -81,11 +81,13 @@ def search(
         )
     document = json.loads(done.stdout)
     (home / "search.json").write_text(json.dumps(document, indent=1))
+    entry = chosen(document)
     repository: Path | None = None
-    if document["recommendation"] is not None:
+    if entry is not None:
         repository = home / "repository"
         export = ["export", name, "--repository", str(repository), "--backend", "python"]
-        exported = _analyze([*export, "--store", store], environment)
+        export += ["--config", entry["config_id"], "--store", store]
+        exported = _analyze(export, environment)
         if exported.returncode:
             raise SystemExit(exported.stderr)
     return Searched(
@@ -95,6 +97,17 @@ def search(
         document=document,
         repository=repository,
     )
+
+
+def chosen(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The entry of a search's document that stands for its choice.
+
+    The recommendation; where the budget ended undecided, what came closest to a certificate.
+    """
+    entry = document["recommendation"]
+    if entry is None and document.get("closest"):
+        entry = document["closest"]["entry"]
+    return dict(entry) if entry else None
 
 
 def verify(name: str, *, server: str, budget_s: float) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
             options=["--server", server, "--precisions", "fp32,int8", "--seed", "1"],
         )
         document = found.document
-        entry = document["recommendation"]
+        entry = real_triton.chosen(document)
         say(f"{name}, {server}: {document['verdict']} in {found.wall_seconds:.0f} s")
         keep = ("config_id", "config", "capacity_rps", "edge_rps", "edge_interval_rps")
         result["sides"][server] = {
@@ -139,7 +139,7 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
             "wall_seconds": found.wall_seconds,
             "verdict": document["verdict"],
             "search": document["search"],
-            "recommendation": entry and {key: entry.get(key) for key in keep},
+            "choice": entry and {key: entry.get(key) for key in keep},
         }
         if found.repository is not None:
             folders[server] = found.repository / document["model"]["name"]
@@ -148,12 +148,12 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
     measured: dict[str, dict[str, Any]] = {}
     for server, folder in folders.items():
         side = result["sides"][server]
-        own = side["recommendation"]["config_id"]
+        own = side["choice"]["config_id"]
         if own not in measured:
             guess_rps = max(
-                s["recommendation"]["edge_rps"] or s["recommendation"]["capacity_rps"]
+                s["choice"]["edge_rps"] or s["choice"]["capacity_rps"]
                 for s in result["sides"].values()
-                if s["recommendation"]
+                if s["choice"]
             )
             say(f"{name}: {server}'s choice {own} on the real Triton")
             with served(folder) as address:
@@ -167,7 +167,7 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
             }
         side["on_triton"] = measured[own]
         save(name, result)
-    if "embedded" in folders:
+    if result["sides"]["embedded"]["verdict"] == "found":
         verified = real_triton.verify(
             f"servers-{name}-embedded", server="triton", budget_s=verify_s
         )
@@ -217,7 +217,7 @@ def show(result: dict[str, Any]) -> None:
     for name, entry in result["models"].items():
         for side in SIDES:
             found = entry["sides"][side]
-            recommended = found["recommendation"]
+            recommended = found["choice"]
             edge = found.get("on_triton", {}).get("open_edge_rps")
             embedded = side == "embedded"
             cells = [
@@ -225,7 +225,9 @@ def show(result: dict[str, Any]) -> None:
                 f"{entry['latency_budget_ms']:g} ms" if embedded else "",
                 side,
                 describe(recommended["config"]) if recommended else found["verdict"],
-                f"{recommended['capacity_rps']:.1f}/s" if recommended else "none",
+                f"{recommended['capacity_rps']:.1f}/s"
+                if recommended and recommended["capacity_rps"]
+                else found["verdict"],
                 f"{edge:.1f}/s" if edge else "none",
                 f"{entry['loss']:.1%}" if embedded and entry["loss"] is not None else "",
                 entry.get("verify", {}).get("verdict", "none") if embedded else "",
