@@ -18,7 +18,9 @@ _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 # How much more evidence than the plan says is expected to be needed before anything was run.
-_CAUTION = 1.6
+_CAUTION = 1.4
+# The share of the time that the first rate may take.
+_FIRST_SHARE = 0.62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +74,25 @@ def certify_capacity(
     result = Certified()
     left_s = goal.seconds
     rates = [goal.fixed_rps] if goal.fixed_rps else [goal.edge_rps * share for share in _LADDER]
+    rates = [rate for rate in rates if rate]
     # How much more evidence than planned the runs have needed so far: their own correlation counts
     # where it is larger than the twin's.
     factor = _CAUTION
-    rates = _affordable(goal, [rate for rate in rates if rate], left_s, factor)
+    first = True
     while rates and left_s > _RUN_S_MIN:
+        # The first, high rate leaves enough time to prove a lower one.
+        attempt_s = _FIRST_SHARE * left_s if first and len(rates) > 1 else left_s
+        first = False
+        rates = _affordable(goal, rates, attempt_s, factor)
         rate = rates.pop(0)
         needed = goal.requests_needed(rate) or 0.0
-        block_s = min(max(needed * 1.1 / rate / _BLOCKS, 0.5), left_s)
+        block_s = max(needed * 1.1 / rate / _BLOCKS, 0.5)
         indices: list[int] = []
-        while left_s > _RUN_S_MIN:
-            test = run(rate, min(block_s, left_s))
+        while attempt_s > _RUN_S_MIN:
+            test = run(rate, min(block_s, attempt_s))
             result.runs.append(test)
             left_s -= test.duration_s
-            # An invalid run may still count against a claim's FAIL, never for it: the judge knows.
+            attempt_s -= test.duration_s
             indices.append(len(result.runs) - 1)
             certificate = judge(rate, indices)
             result.rate_rps, result.certificate = rate, certificate
@@ -98,16 +105,12 @@ def certify_capacity(
             missing = certificate.requests_missing
             if missing is None:
                 continue
-            # In parts, so that what the runs show of their correlation is heard in time.
-            block_s = max(min(missing * 1.05 / rate, 0.4 * left_s), 0.5)
             if needed:
                 factor = max(1.0, (certificate.requests + missing) / needed)
-            if missing / rate > left_s:
-                lower = _affordable(goal, rates, left_s, factor)
-                needed_lower = goal.requests_needed(lower[0]) if lower else None
-                if needed_lower is not None and needed_lower * factor / lower[0] <= left_s:
-                    break  # Here it cannot be decided any more; there it can.
-        rates = _affordable(goal, rates, left_s, factor)
+            if missing / rate > attempt_s and rates:
+                break
+            # In parts, so that what the runs show of their correlation is heard in time.
+            block_s = max(min(missing * 1.05 / rate, 0.5 * attempt_s), 0.5)
     return result
 
 
@@ -123,7 +126,7 @@ def _affordable(goal: CertifyGoal, rates: list[float], left_s: float, factor: fl
         return needed * factor / rate if needed is not None else math.inf
 
     if len(rates) < 2:
-        return rates
+        return list(rates)
     low, high = 0, len(rates)
     while low < high:
         middle = (low + high) // 2

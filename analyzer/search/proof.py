@@ -20,13 +20,11 @@ from analyzer.search.ledger import Ledger, describe, merged, outcome_of, plainne
 from analyzer.search.prepare import Prepared, TwinOracle
 from analyzer.search.request import Progress, SearchRequest
 
-# The baseline's share of the time that is left for certificates. It comes first, so that what it
-# does not need is the winner's.
-_BASELINE_SHARE = 0.38
+# The winner's share of the time that is left for certificates; the rest is the baseline's.
+_WINNER_SHARE = 0.62
 # Starting a server and warming it up, seconds, as it goes by and large.
 SERVER_START_S = 1.2
 _WINNERS_MAX = 3
-_FIRST_SHARE = 0.92
 _TIME_MIN_S = 3.0
 
 
@@ -59,16 +57,16 @@ class Prover:
 
     def winner(self) -> Measurement | None:
         """The best configuration that could be certified; the next one where the best cannot."""
-        total_s = max(self.left_s(), 0.25 * self.reserve_s)
+        total_s = _WINNER_SHARE * max(self.left_s(), 0.4 * self.reserve_s)
+        deadline_s = self.left_s() - total_s
         self.progress.phase("certifying the best", total_s)
         for position, best in enumerate(self.ledger.ranked(self.allowed)[:_WINNERS_MAX]):
             if self.ledger.certified_before(best.configuration.config_id):
                 return best
-            if position > 0 and self.left_s() < _TIME_MIN_S:
-                break
             # A second candidate gets what the best leaves when it cannot be proven.
-            seconds = _FIRST_SHARE * total_s if position == 0 else self.left_s()
-            seconds -= SERVER_START_S
+            seconds = self.left_s() - deadline_s - SERVER_START_S
+            if position > 0 and seconds < _TIME_MIN_S:
+                break
             certified = self._certify(
                 best.configuration,
                 measured=best,
@@ -86,7 +84,7 @@ class Prover:
         measured = known if isinstance(known, Measurement) else None
         if measured is not None and measured.certificate is not None:
             return
-        seconds = max(_BASELINE_SHARE * self.left_s() - SERVER_START_S, 4.0, 0.1 * self.reserve_s)
+        seconds = max(self.left_s() - SERVER_START_S, 4.0, 0.1 * self.reserve_s)
         self.progress.phase("measuring the baseline", seconds)
         known_edge = measured is not None and measured.edge.rate_rps
         self._certify(

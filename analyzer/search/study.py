@@ -334,8 +334,8 @@ class Search:
             left_s=self._left_s,
             reserve_s=self._reserve_s,
         )
-        prover.measure_baseline()
         winner = prover.winner()
+        prover.measure_baseline()
         verdict: Verdict = "found" if winner is not None else "undecided"
         bound = guide.bound_sentence(request.sla.confidence)
         if winner is None and (proven := prover.infeasibility()):
