@@ -20,7 +20,7 @@ from analyzer.errors import UsageError
 if TYPE_CHECKING:
     from analyzer.domain.measurement import Certificate, LoadTest, Measurement
     from analyzer.domain.study import StudyFacts
-    from analyzer.evaluate.measure import TwinOfOne
+    from analyzer.evaluate.plan import TwinOfOne
     from analyzer.load.target import Target
 
 _VERDICTS = {"PASS": "holds", "FAIL": "refuted", "UNDECIDED": "undecided"}
@@ -276,7 +276,7 @@ def _twin(claim: Claim, store_url: str) -> TwinOfOne | None:
         VariantCalibration,
         service_of,
     )
-    from analyzer.evaluate.measure import TwinOfOne
+    from analyzer.evaluate.plan import TwinOfOne
     from analyzer.hardware.machine import inspect_machine
     from analyzer.store.results import open_store
 

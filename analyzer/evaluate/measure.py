@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
     Breakdown,
@@ -22,11 +21,10 @@ from analyzer.domain.measurement import (
 from analyzer.errors import TargetError
 from analyzer.evaluate.certify import CertifyGoal, certify_capacity
 from analyzer.evaluate.edge import EdgeGoal, EdgeSearch, RateOutcome
-from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
+from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.session import Session, combine
 from analyzer.stats.certificate import certify, expected_requests
 from analyzer.stats.percentiles import summarize_latency
-from analyzer.twin.service import ServiceTime
 
 # Runs in a row that say nothing before the configuration is given up.
 _INVALID_MAX = 3
@@ -36,22 +34,11 @@ _INFLATION_GUESS = 10.0
 # However light the load, a machine has slow moments that no twin of the queue knows.
 _INFLATION_FLOOR = 3.0
 _MISS_GUESS_SHARE = 0.2
+# Repeats of the twin's search with other service noise, and how far it may correct an edge.
+_CONTROL_RUNS = 5
+_CONTROL_RANGE = (0.75, 1.1)
 # Simulated requests behind one inflation: a fraction of a second.
 _TWIN_REQUESTS = 400_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwinOfOne:
-    """The twin of one configuration, as far as it is trusted.
-
-    Args:
-        rate_scale: Predicted over measured edge: what a live rate is to the twin.
-    """
-
-    policy: BatchingPolicy
-    service: ServiceTime
-    overhead_ms: float
-    rate_scale: float = 1.0
 
 
 def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rps: float) -> Edge:
@@ -104,6 +91,44 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
             hint="Something else keeps this machine busy; run it again when it is quiet.",
         )
     return edge
+
+
+def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
+    """``edge`` without the optimism of short runs; itself where there is no twin.
+
+    Near the edge the misses come in rare bursts, which most runs of a second do not see. The twin
+    goes through the same search on the same arrivals; how far that lies above its own long-run
+    edge is how far the live search lies above the live one (a control variate).
+    """
+    twin, predicted = plan.twin, plan.twin_edge_rps
+    if twin is None or not predicted or not edge.rate_rps:
+        return edge
+    from analyzer.evaluate.virtual_session import VirtualSession
+
+    ratios = []
+    for repeat in range(_CONTROL_RUNS):
+        session = VirtualSession(
+            twin.policy,
+            twin.service,
+            load,
+            overhead_ms=twin.overhead_ms,
+            noise_seed=repeat,
+        )
+        same = replace(plan, start_rps=predicted, twin=None)
+        found = measure_edge(session, same, load, predicted).rate_rps
+        if found:
+            ratios.append(predicted / found)
+    if not ratios:
+        return edge
+    ratio = float(np.clip(np.median(ratios), *_CONTROL_RANGE))
+    low, high = edge.interval_rps
+    return Edge(
+        rate_rps=edge.rate_rps * ratio,
+        interval_rps=(
+            low * min(ratio, 1.0) if low is not None else None,
+            high * max(ratio, 1.0) if high is not None else None,
+        ),
+    )
 
 
 def _step(plan: EdgePlan) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.measurement import RequestLog
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
+from analyzer.twin.service import ServiceTime
 
 # Streams of random numbers drawn from the study's seed: edge searches share their arrivals, so that
 # two configurations are compared on the same ones; every certificate gets fresh ones.
@@ -34,6 +36,20 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TwinOfOne:
+    """The twin of one configuration, as far as it is trusted.
+
+    Args:
+        rate_scale: Predicted over measured edge: what a live rate is to the twin.
+    """
+
+    policy: BatchingPolicy
+    service: ServiceTime
+    overhead_ms: float
+    rate_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EdgePlan:
     """How much one configuration's edge may cost.
 
@@ -43,12 +59,16 @@ class EdgePlan:
             tells.
         trusted: Whether ``start_rps`` is good to a few percent.
         run_seconds: Shortest and longest single run.
+        twin: What takes the optimism of short runs out of the edge; None for nothing.
+        twin_edge_rps: The twin's own long-run edge.
     """
 
     seconds: float
     start_rps: float | None = None
     trusted: bool = False
     run_seconds: tuple[float, float] = (1.0, 5.0)
+    twin: TwinOfOne | None = None
+    twin_edge_rps: float | None = None
 
 
 @dataclass(slots=True)

@@ -32,12 +32,12 @@ from analyzer.errors import AnalyzerError
 from analyzer.evaluate.failures import as_failure
 from analyzer.evaluate.jobs import WorkerContext
 from analyzer.evaluate.measure import (
-    TwinOfOne,
     certify_target,
+    long_run_edge,
     measure_edge,
     measurement_of,
 )
-from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
+from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.probe import Probe, ProbeResult, run_probes
 from analyzer.evaluate.session import LoadSession, Session
 from analyzer.evaluate.targets import open_target
@@ -261,7 +261,8 @@ class MeasureTask:
         if self.certify is not None and self.certify.edge is not None:
             edge = self.certify.edge
         elif self.edge_plan is not None:
-            edge = measure_edge(session, self.edge_plan, self.load, saturation)
+            found = measure_edge(session, self.edge_plan, self.load, saturation)
+            edge = long_run_edge(found, self.edge_plan, self.load)
         target_rps = self.load.sla.target_rate_rps
         if self.target_seconds is not None and target_rps is not None:
             headline = session.run(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement, RequestLog
-from analyzer.evaluate.measure import TwinOfOne, judge_runs, merge_tests, twin_inflation_at
-from analyzer.evaluate.plan import STREAM_VERIFY, LoadPlan
+from analyzer.evaluate.measure import judge_runs, merge_tests, twin_inflation_at
+from analyzer.evaluate.plan import STREAM_VERIFY, LoadPlan, TwinOfOne
 from analyzer.evaluate.session import LoadSession, combine
 from analyzer.load.target import Target
 

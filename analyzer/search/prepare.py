@@ -21,6 +21,7 @@ from analyzer.evaluate.calibration import (
 )
 from analyzer.evaluate.failures import as_failure
 from analyzer.evaluate.jobs import Executor, Job, JobResult
+from analyzer.evaluate.plan import TwinOfOne
 from analyzer.evaluate.probe import Probe, plan_probes
 from analyzer.evaluate.tasks import Assets, BuildTask, ProbeTask
 from analyzer.search.request import Progress, SearchRequest
@@ -270,6 +271,18 @@ class TwinOracle:
             policy=BatchingPolicy.from_configuration(configuration),
             service=service,
             overhead_ms=self.overhead_ms,
+        )
+
+    def twin(self, configuration: Configuration, *, rate_scale: float = 1.0) -> TwinOfOne | None:
+        """The configuration as a worker needs it; None without probes."""
+        candidate = self.candidate(configuration)
+        if candidate is None:
+            return None
+        return TwinOfOne(
+            policy=candidate.policy,
+            service=candidate.service,
+            overhead_ms=candidate.overhead_ms,
+            rate_scale=rate_scale,
         )
 
     def predict(self, configurations: Sequence[Configuration]) -> list[float | None]:

@@ -11,8 +11,7 @@ from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Failure, Measurement, Prediction
 from analyzer.evaluate.jobs import Executor, Job
-from analyzer.evaluate.measure import TwinOfOne
-from analyzer.evaluate.plan import EdgePlan, LoadPlan
+from analyzer.evaluate.plan import EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.tasks import Assets, CertifyPlan, MeasureTask
 from analyzer.search.guide import Guide
 from analyzer.search.infeasible import ruled_out
@@ -176,6 +175,8 @@ class Prover:
                 start_rps=self.guide.corrected(configuration.config_id, predicted),
                 trusted=self.guide.measured >= 2 and self.guide.trusted,
                 run_seconds=(0.8, max(1.5, search_s / 2)),
+                twin=self._twin(configuration, predicted, None),
+                twin_edge_rps=predicted,
             ),
             certify=CertifyPlan(
                 seconds=max(seconds - search_s, 1.5),
@@ -208,13 +209,8 @@ class Prover:
         self, configuration: Configuration, predicted: float | None, edge: Edge | None
     ) -> TwinOfOne | None:
         """The twin for the correlation of requests, unless it has shown that it is wrong."""
-        candidate = self.oracle.candidate(configuration)
-        if candidate is None or not self.guide.trusted:
+        if not self.guide.trusted:
             return None
         measured = edge.rate_rps if edge is not None else None
-        return TwinOfOne(
-            policy=candidate.policy,
-            service=candidate.service,
-            overhead_ms=candidate.overhead_ms,
-            rate_scale=predicted / measured if predicted and measured else 1.0,
-        )
+        scale = predicted / measured if predicted and measured else 1.0
+        return self.oracle.twin(configuration, rate_scale=scale)

@@ -125,7 +125,7 @@ class Search:
             guide.tell(config_id, outcome)
         if allowed:
             proposals = self._make_proposals(frozenset(allowed), guide)
-            self._trials(proposals, guide, prepared)
+            self._trials(proposals, guide, prepared, oracle)
         return self._answer(prepared, oracle, guide, allowed)
 
     def _left_s(self) -> float:
@@ -234,7 +234,9 @@ class Search:
 
     # --- trials ----------------------------------------------------------------------------------
 
-    def _trials(self, proposals: Proposals, guide: Guide, prepared: Prepared) -> None:
+    def _trials(
+        self, proposals: Proposals, guide: Guide, prepared: Prepared, oracle: TwinOracle
+    ) -> None:
         request = self._request
         seconds = float(np.clip(0.08 * request.budget_s, 2.5, 20.0))
         trials = [known for known in self._ledger.known if known.role == "trial"]
@@ -262,7 +264,7 @@ class Search:
                     exhausted = True
                     break
                 job_id = f"trial-{proposal.trial_number}"
-                task = self._trial_task(proposal.configuration, guide, prepared, seconds)
+                task = self._trial_task(proposal.configuration, guide, prepared, oracle, seconds)
                 timeout = 120.0 + 10 * seconds
                 pending[job_id] = proposal
                 self._executor.submit(Job(job_id, task, timeout, proposal.configuration.config_id))
@@ -287,7 +289,12 @@ class Search:
         proposals.abandon()
 
     def _trial_task(
-        self, configuration: Configuration, guide: Guide, prepared: Prepared, seconds: float
+        self,
+        configuration: Configuration,
+        guide: Guide,
+        prepared: Prepared,
+        oracle: TwinOracle,
+        seconds: float,
     ) -> MeasureTask:
         start = guide.expected(configuration.config_id)
         rate = self._request.sla.target_rate_rps
@@ -302,6 +309,8 @@ class Search:
                 start_rps=start,
                 trusted=guide.measured >= 2 and guide.trusted,
                 run_seconds=(max(0.7, seconds / 5), max(1.5, seconds / 2)),
+                twin=oracle.twin(configuration) if guide.trusted else None,
+                twin_edge_rps=guide.predicted(configuration.config_id),
             ),
             target_seconds=seconds * 0.5 if fixed else None,
             predicted=Prediction(edge_rps=guide.predicted(configuration.config_id)),
