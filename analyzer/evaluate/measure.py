@@ -125,8 +125,8 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
     return Edge(
         rate_rps=edge.rate_rps * ratio,
         interval_rps=(
-            low * min(ratio, 1.0) if low is not None else None,
-            high * max(ratio, 1.0) if high is not None else None,
+            low * ratio if low is not None else None,
+            high * ratio if high is not None else None,
         ),
     )
 
