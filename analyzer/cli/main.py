@@ -104,6 +104,9 @@ def _raise_interrupt(signum: int, frame: FrameType | None) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with the contract's code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    # gRPC, once loaded, would tell on stderr of every child process that we start.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         code = cli.main(args=args, prog_name="analyze", standalone_mode=False)
