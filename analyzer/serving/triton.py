@@ -185,11 +185,9 @@ class TritonServer:
         family = [process.pid]
         with suppress(psutil.Error):
             family += [c.pid for c in psutil.Process(process.pid).children(recursive=True)]
-        if process.poll() is None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-        # The server leads a process group of its own, so that no stub outlives it.
+        # Asked to end, it would first unload its models, seconds with a python backend. Nothing of
+        # it is kept: its folder and its shared memory are removed next. It leads a process group
+        # of its own, so that no stub outlives it.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         try:
