@@ -125,7 +125,12 @@ def export_study(
     metavar="DIR",
     help="The model repository; made if it is not there.",
 )
-@click.option("--config", "config_id", metavar="ID", help="[default: the recommended one]")
+@click.option(
+    "--config",
+    "config_id",
+    metavar="ID",
+    help="Configuration to export.  [default: the recommended one]",
+)
 @click.option(
     "--backend",
     type=click.Choice(["auto", "onnxruntime", "tensorrt", "python"]),

@@ -9,16 +9,15 @@ import difflib
 import importlib
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from analyzer import __version__
+from analyzer.cli.signals import take_sigterm
 from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
 
 # Name of the command -> (module, one line for the overview).
@@ -97,17 +96,13 @@ def cli() -> None:
     """
 
 
-def _raise_interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with the contract's code."""
     args = list(sys.argv[1:] if argv is None else argv)
     # gRPC, once loaded, would tell on stderr of every child process that we start.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+    take_sigterm()
     try:
         code = cli.main(args=args, prog_name="analyze", standalone_mode=False)
         status = code if isinstance(code, int) else 0
@@ -148,13 +143,22 @@ def _show(error: AnalyzerError, args: Sequence[str]) -> int:
     """Prints ``error`` (and as JSON where that was asked for); returns its exit code."""
     if any(arg in ("-v", "--verbose", "-vv") for arg in args):
         traceback.print_exception(error)
+    hint = error.hint or _hint(error, args)
     click.echo(f"Error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  {error.hint}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
     if "--json" in args:
-        body = {"code": error.code, "message": error.message, "hint": error.hint}
+        body = {"code": error.code, "message": error.message, "hint": hint}
         click.echo(json.dumps({"schema": 1, "error": body}))
     return error.exit_code
+
+
+def _hint(error: AnalyzerError, args: Sequence[str]) -> str:
+    """What to do where whoever raised the error did not say."""
+    if error.exit_code != UsageError.exit_code:
+        return ""
+    command = args[0] if args and args[0] in _COMMANDS else "search"
+    return f"Correct it and run the command again; analyze {command} --help explains the options."
 
 
 if __name__ == "__main__":

@@ -40,12 +40,30 @@ class Subject:
 @click.argument("target")
 @click.option("--model", "model_name", metavar="NAME", help="The model on the endpoint.")
 @click.option("--rate", type=options.RATE_RPS, help="Open loop at this rate (100/s).")
-@click.option("--concurrency", type=click.IntRange(1, 65536), help="Closed loop, in flight.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 65536),
+    metavar="N",
+    help="Closed loop with so many requests in flight (8).",
+)
 @click.option(
     "--duration", type=options.DURATION_S, default="10s", show_default=True, help="Time under load."
 )
-@click.option("--request-batch-size", type=click.IntRange(1, 65536), default=1, show_default=True)
-@click.option("--arrivals", default="poisson", show_default=True, metavar="PROCESS")
+@click.option(
+    "--request-batch-size",
+    type=click.IntRange(1, 65536),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Inferences in each request.",
+)
+@click.option(
+    "--arrivals",
+    default="poisson",
+    show_default=True,
+    metavar="PROCESS",
+    help="How requests arrive: poisson, constant, gamma:CV or trace:FILE.",
+)
 @click.option("--latency-budget", type=options.DURATION_MS, help="Counts requests over it.")
 @options.sla
 @click.option(
@@ -66,7 +84,12 @@ class Subject:
     show_default=True,
     help="Whose load: ours, NVIDIA's, or both side by side.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**62), help="[default: drawn]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**62),
+    metavar="N",
+    help="Seed of the arrivals.  [default: drawn]",
+)
 @options.common
 def measure(target: str, **values: Any) -> None:
     """Run one load test against TARGET: grpc://HOST:PORT, http://HOST:PORT or a local model.

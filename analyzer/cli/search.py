@@ -40,25 +40,32 @@ def _precisions(
     "--latency-budget",
     type=options.DURATION_MS,
     required=True,
-    help="A request that takes longer breaks the promise (50ms).",
+    help="The promise: how long a request may take (50ms).",
 )
 @options.sla
-@click.option("--target-rate", type=options.RATE_RPS, help="Rate to carry (500/s).")
+@click.option("--target-rate", type=options.RATE_RPS, help="Rate that must be carried (500/s).")
 @click.option(
     "--objective",
     type=click.Choice(["capacity", "cost", "latency", "memory"]),
     help="What is optimised.  [default: capacity; cost with a target rate]",
 )
-@click.option("--max-memory", type=options.SIZE_BYTES, help="Limit on peak memory (8GiB).")
+@click.option(
+    "--max-memory",
+    type=options.SIZE_BYTES,
+    help="Limit on peak memory: of the GPU, or of the server on a CPU (8GiB).",
+)
 @click.option(
     "--max-accuracy-drop",
     type=options.Fraction(),
     default=0.01,
     show_default=True,
-    help="Limit on the absolute loss of accuracy.",
+    help="Limit on the absolute loss of accuracy (0.01: one point in a hundred).",
 )
 @click.option(
-    "--precisions", callback=_precisions, metavar="LIST", help="Of fp32,fp16,int8.  [default: all]"
+    "--precisions",
+    callback=_precisions,
+    metavar="LIST",
+    help="Precisions to consider, of fp32,fp16,int8.  [default: all]",
 )
 @click.option(
     "--calibration-data",
@@ -74,13 +81,17 @@ def _precisions(
     metavar="NAME:DIMS",
     help="Shape of an input with dynamic dimensions (image:3,224,224).",
 )
-@click.option("--space", metavar="NAME|FILE", help="Search space.  [default: cpu or gpu]")
+@click.option(
+    "--space",
+    metavar="NAME|FILE",
+    help="Search space: cpu, gpu, ablation or a YAML file.  [default: by device]",
+)
 @click.option(
     "--arrivals",
     default="poisson",
     show_default=True,
     metavar="PROCESS",
-    help="poisson, constant, gamma:CV or trace:FILE.",
+    help="How requests arrive: poisson, constant, gamma:CV or trace:FILE.",
 )
 @click.option(
     "--request-batch-size",
@@ -90,9 +101,15 @@ def _precisions(
     help="Inferences in each request.",
 )
 @click.option(
-    "--budget", type=options.DURATION_S, default="5m", show_default=True, help="Time to spend."
+    "--budget",
+    type=options.DURATION_S,
+    default="5m",
+    show_default=True,
+    help="Time for the whole search (60s).",
 )
-@click.option("--max-trials", type=click.IntRange(1), help="Configurations to measure at most.")
+@click.option(
+    "--max-trials", type=click.IntRange(1), metavar="N", help="Configurations to measure at most."
+)
 @click.option(
     "--sampler",
     type=click.Choice(["twin", "tpe", "nsga2", "gp", "random", "grid"]),
@@ -105,18 +122,27 @@ def _precisions(
     default="embedded",
     show_default=True,
     metavar="SERVER",
-    help="embedded, triton, grpc://HOST:PORT or http://HOST:PORT.",
+    help="What is load-tested: embedded, triton, grpc://HOST:PORT or http://HOST:PORT.",
 )
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True
+    "--device",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="What the model runs on.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Workers.  [default: one per device]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Load tests at a time.  [default: one per device]",
+)
 @click.option("--ray-address", metavar="ADDR", help="A Ray cluster.  [default: a local Ray]")
 @click.option("--instance-type", metavar="NAME", help="Machine type of the price catalogue.")
 @click.option("--price", type=options.PRICE_PER_HOUR, help="Price of a machine (0.7364/h).")
 @options.store
 @click.option("--study", metavar="NAME", help="Name of the study.  [default: model and a number]")
-@click.option("--resume", is_flag=True, help="Go on with the study.")
+@click.option("--resume", is_flag=True, help="Go on with --study NAME; nothing is measured twice.")
 @click.option(
     "--export", "export_dir", type=click.Path(path_type=Path), metavar="DIR",
     help="Write the winner as a Triton repository.",
@@ -125,7 +151,12 @@ def _precisions(
     "--report", "report_file", type=click.Path(path_type=Path), metavar="FILE",
     help="Write the report (.html, .md, .csv, .json).",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="[default: drawn and recorded]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
+    help="Seed of all that is random.  [default: drawn and recorded]",
+)
 @click.option(
     "--executor",
     type=click.Choice(["ray", "in-process"]),

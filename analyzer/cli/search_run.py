@@ -16,6 +16,7 @@ from analyzer.cli.facts import save_facts
 from analyzer.cli.models import find_model
 from analyzer.cli.preflight import check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
+from analyzer.cli.signals import take_sigterm
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
@@ -99,6 +100,10 @@ def run_search_command(options: SearchOptions) -> str:
         with _executor(options, device, machine) as executor:
             warm_up_compiler()
             model = _verified(options, model)
+            # Waits for the workers, without which nothing can go on: a cluster that is not there
+            # leaves no study behind.
+            _ = executor.workers
+            take_sigterm()
             with open_store(options.store_url) as store:
                 record = _study(options, store, model, sla, machine)
                 from analyzer.search.request import SearchRequest

@@ -138,7 +138,12 @@ def claim_of_repository(repository: Path, model_name: str) -> Claim:
     "--repository", type=click.Path(path_type=Path), metavar="DIR", help="An exported repository…"
 )
 @click.option("--model", "model_name", metavar="NAME", help="…and the model in it.")
-@click.option("--config", "config_id", metavar="ID", help="[default: the recommended one]")
+@click.option(
+    "--config",
+    "config_id",
+    metavar="ID",
+    help="Configuration to verify.  [default: the recommended one]",
+)
 @click.option(
     "--server",
     default="embedded",
@@ -149,11 +154,20 @@ def claim_of_repository(repository: Path, model_name: str) -> Claim:
 @click.option("--latency-budget", type=options.DURATION_MS, help="[default: the claim's]")
 @click.option("--percentile", type=options.Percentile(), help="[default: the claim's]")
 @click.option("--confidence", type=options.Fraction(open_ends=True), help="[default: the claim's]")
-@click.option("--target-rate", type=options.RATE_RPS, help="[default: the certified rate]")
+@click.option(
+    "--target-rate",
+    type=options.RATE_RPS,
+    help="Rate to verify (100/s).  [default: the certified rate]",
+)
 @click.option(
     "--budget", type=options.DURATION_S, default="60s", show_default=True, help="Time to spend."
 )
-@click.option("--seed", type=click.IntRange(0, 2**62), help="[default: drawn]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**62),
+    metavar="N",
+    help="Seed of the arrivals.  [default: drawn]",
+)
 @options.store
 @options.common
 def verify(study: str | None, **values: Any) -> int:
