@@ -118,12 +118,14 @@ def gain_sentence(document: dict[str, Any]) -> str:
     speedup = document["speedup"]
     baseline = document["baseline"]
     if speedup is None:
-        kept = baseline is not None and baseline["capacity_rps"] is not None
-        return (
-            "not comparable with the baseline"
-            if kept or document["recommendation"] is None
-            else "the baseline never keeps the SLA"
-        )
+        if baseline is None or document["recommendation"] is None:
+            return "not comparable with the baseline"
+        if baseline["capacity_rps"] is not None:
+            return "not comparable with the baseline"
+        edge = baseline["edge_rps"]
+        if edge:
+            return f"the baseline was not certified in the time (its edge: about {edge:,.0f} /s)"
+        return "the baseline never keeps the SLA"
     return f"{times(speedup)} {_GAINS[document['sla']['objective']]}"
 
 
