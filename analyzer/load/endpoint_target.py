@@ -164,6 +164,7 @@ def local_target(
     model: ModelInfo,
     protocol: str = "http",
     notes: tuple[str, ...] = (),
+    unload: bool = True,
 ) -> Iterator[EndpointTarget]:
     """A model written to the repository of a server of ours, loaded, and removed at the end.
 
@@ -174,6 +175,8 @@ def local_target(
         model: Its tensors.
         protocol: ``http`` or ``grpc``.
         notes: For :class:`EndpointTarget`.
+        unload: False where the server ends right after: unloading takes a python backend more than
+            a second per instance.
 
     Raises:
         TargetStartError, TargetMemoryError: It could not be loaded.
@@ -194,7 +197,7 @@ def local_target(
                 server=server,
             )
         finally:
-            if server.alive():
+            if unload and server.alive():
                 _unload(endpoint, files.name, timeout_s=_UNLOAD_LOCAL_S)
             server.remove_model(files.name)
     finally:
