@@ -1,0 +1,183 @@
+"""Writes docs/reference.md: commands, options, exit codes and search-space keys from the code.
+
+``python docs/generate.py`` (``make docs``) writes it; with ``--check`` it only says whether the
+page is up to date (exit code 1 if not).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from analyzer import errors
+from analyzer.cli.main import cli
+from analyzer.domain.space import PARAMETER_NAMES
+from analyzer.resources import search_spaces_dir
+
+PAGE = Path(__file__).with_name("reference.md")
+_COMMON = ("--json", "--verbose", "--quiet", "--help")
+
+_EXIT_CODES = (
+    (0, "Done; for `search` and `verify`: the SLA holds."),
+    (1, "A fault of the program."),
+    (2, "Wrong usage or unusable input."),
+    (3, "No configuration meets the SLA, or `verify` refutes the claim."),
+    (4, "The budget ended undecided."),
+    (130, "Interrupted; everything measured so far is stored, and `--resume` goes on."),
+)
+
+# What each parameter of a space means; a parameter without a line here fails the generation.
+_SPACE_KEYS = {
+    "precision": "`fp32`, `fp16`, `int8`.",
+    "quantization": "`static`, `dynamic` or `best` (of the two); with `int8` alone.",
+    "backend": "`onnxruntime` or `tensorrt`.",
+    "instance_count": "A number, or `cores` or `cores/2`.",
+    "intra_op_threads": "A number, or `cores` or `cores/2`; 0 is ONNX Runtime's own choice.",
+    "dynamic_batching": "`true` or `false`.",
+    "max_batch_size": "A number of inferences.",
+    "preferred_batch_size": "A list of batch sizes; empty means the maximum.",
+    "max_queue_delay": "A duration with its unit (`5ms`), or 0.",
+}
+_TOP_KEYS = {
+    "name": "What the study calls it; the file's name if left out.",
+    "description": "For people.",
+    "device": "`cpu` or `gpu`.",
+    "threads_per_core": "Instances times threads stay within the cores times this.",
+    "parameters": "The parameters below, each a list of choices, or `{choices, when}`: `when` "
+    "names the values of earlier parameters under which it exists.",
+    "configurations": "Instead of `parameters`: single configurations, in a list.",
+}
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name, in the order of the overview."""
+    context = click.Context(cli, info_name="analyze")
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield f"analyze {name}", command
+        if isinstance(command, click.Group):
+            for inner in sorted(command.commands):
+                yield f"analyze {name} {inner}", command.commands[inner]
+
+
+def usage(name: str, command: click.Command) -> str:
+    """The arguments of a command."""
+    words = [name]
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            word = (parameter.name or "").upper()
+            words.append(word if parameter.required else f"[{word}]")
+    return " ".join(words)
+
+
+def option_row(option: click.Option) -> str:
+    """One row of a command's table."""
+    names = ", ".join(f"`{name}`" for name in sorted(option.opts, key=len, reverse=True))
+    if isinstance(option.type, click.Choice):
+        value = " ".join(f"`{choice}`" for choice in option.type.choices)
+    elif option.is_flag:
+        value = ""
+    else:
+        value = f"`{option.metavar or option.type.name.upper().replace(' RANGE', '')}`"
+    text = option.help or ""
+    default = _default(option)
+    if "[default" in text:
+        text, _, rest = text.partition("[default:")
+        default = rest.strip().rstrip("]")
+    return f"| {names} | {_cell(value)} | {_cell(text.strip())} | {_cell(default)} |"
+
+
+def _default(option: click.Option) -> str:
+    if option.required:
+        return "required"
+    if not option.show_default or option.default is None:
+        return ""
+    return str(option.default)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _first_sentence(command: click.Command) -> str:
+    return (command.help or "").split("\n\n")[0].replace("\n", " ").strip()
+
+
+def _error_codes() -> list[tuple[str, int, str]]:
+    found: list[tuple[str, int, str]] = []
+
+    def walk(kind: Any) -> None:
+        found.append((kind.code, kind.exit_code, (kind.__doc__ or "").strip().splitlines()[0]))
+        for inner in kind.__subclasses__():
+            walk(inner)
+
+    walk(errors.AnalyzerError)
+    return found
+
+
+def render() -> str:
+    """The whole page."""
+    lines = [
+        "# Reference",
+        "",
+        (
+            "Written by `make docs` from the code; do not edit it by hand. Metrics and JSON keys "
+            "are in [metrics.md](metrics.md)."
+        ),
+        "",
+        (
+            "`analyze MODEL --latency-budget 50ms` is `analyze search MODEL …` with that budget. "
+            "Nearly every command has `--json` (one JSON document on standard output), `-v` (more "
+            "detail, tracebacks) and `-q` (no progress, no warnings); `-h` explains each."
+        ),
+        "",
+        (
+            "Durations, rates, prices and sizes carry their unit: `250us` `20ms` `0.5s` `5m` `1h`, "
+            "`500/s` `30000/min`, `0.7364/h`, `512MiB` `8GiB`."
+        ),
+    ]
+    for name, command in commands():
+        lines += ["", f"## {name}", "", f"`{usage(name, command)}`", "", _first_sentence(command)]
+        options = [
+            parameter
+            for parameter in command.params
+            if isinstance(parameter, click.Option) and not set(parameter.opts) & set(_COMMON)
+        ]
+        if options:
+            lines += ["", "| option | value | meaning | default |", "|---|---|---|---|"]
+            lines += [option_row(option) for option in options]
+    lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
+    lines += [f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES]
+    lines += ["", ("With `--json`, exits 1, 2 and 130 print "
+              '`{"schema": 1, "error": {"code", "message", "hint"}}`; `code` is one of:'),
+              "", "| code | exit | meaning |", "|---|---|---|"]  # fmt: skip
+    lines += [f"| `{code}` | {status} | {text} |" for code, status, text in _error_codes()]
+    shipped = ", ".join(f"`{path.stem}`" for path in sorted(search_spaces_dir().glob("*.yaml")))
+    lines += ["", "## Search spaces", "",
+              f"`--space` takes a shipped name ({shipped}) or a YAML file with these keys.",
+              "", "| key | meaning |", "|---|---|"]  # fmt: skip
+    lines += [f"| `{key}` | {meaning} |" for key, meaning in _TOP_KEYS.items()]
+    lines += ["", "| parameter | choices |", "|---|---|"]
+    names = [name.removesuffix("_us") for name in PARAMETER_NAMES]
+    lines += [f"| `{name}` | {_SPACE_KEYS[name]} |" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Writes or checks the page; returns the exit code."""
+    text = render()
+    if "--check" in arguments:
+        same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
+        print(f"{PAGE.name} is {'up to date' if same else 'out of date: run make docs'}.")
+        return 0 if same else 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

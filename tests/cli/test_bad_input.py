@@ -1,0 +1,365 @@
+"""Whatever is wrong is said in a sentence, early, with the contract's code, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.hardware.machine import inspect_machine
+
+Answer = Any  # conftest.Answer
+Call = Callable[..., Answer]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BUDGET = ("--latency-budget", "50ms")
+NO_SUCH = Path("/proc/nowhere")  # nothing can be made there, not even by root
+
+
+def refused(answer: Answer, *words: str, code: int = 2) -> None:
+    """The contract's error: one document on standard output, sentences on standard error."""
+    assert answer.code == code, answer
+    assert "Traceback" not in answer.stderr
+    document = answer.document
+    assert document.keys() == {"schema", "error"} and document["schema"] == 1
+    error = document["error"]
+    assert error.keys() == {"code", "message", "hint"}
+    assert error["message"] and error["hint"], "what is wrong, and what to do next"
+    assert f"Error: {error['message']}" in answer.stderr
+    for word in words:
+        assert word in error["message"] + " " + error["hint"], (word, error)
+
+
+@pytest.fixture
+def good(folder: Path) -> str:
+    shutil.copy(EXAMPLES / "digits.onnx", folder / "good.onnx")
+    return "good.onnx"
+
+
+def save_model(
+    path: str,
+    op: str,
+    elem: int = TensorProto.FLOAT,
+    shape: tuple[object, ...] = ("N", 4),
+    **k: str,
+) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], **k)],
+        "g",
+        [value("x", elem, list(shape))],
+        [value("y", elem, list(shape))],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    model = helper.make_model(graph, opset_imports=imports)
+    model.ir_version = 8
+    onnx.save(model, path)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--latency-budget", "500"], ["--latency-budget", "500ms"]),
+        (["--latency-budget", "0ms"], ["--latency-budget"]),
+        (["--latency-budget", "nanms"], ["--latency-budget"]),
+        ([], ["--latency-budget"]),
+        ([*BUDGET, "--target-rate", "500"], ["--target-rate", "500/s"]),
+        ([*BUDGET, "--target-rate", "0/s"], ["--target-rate"]),
+        ([*BUDGET, "--price", "1"], ["--price", "1/h"]),
+        ([*BUDGET, "--max-memory", "5"], ["--max-memory", "5MiB"]),
+        ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
+        ([*BUDGET, "--budget", "0s"], ["--budget"]),
+        ([*BUDGET, "--percentile", "100"], ["--percentile", "99.9"]),
+        ([*BUDGET, "--confidence", "95"], ["--confidence", "0.95"]),
+        ([*BUDGET, "--max-accuracy-drop", "2"], ["--max-accuracy-drop", "0.01"]),
+        ([*BUDGET, "--precisions", "fp31"], ["fp31", "fp32, fp16, int8"]),
+        ([*BUDGET, "--objective", "cost"], ["--target-rate"]),
+        ([*BUDGET, "--objective", "latency"], ["--target-rate"]),
+        ([*BUDGET, "--objective", "memory"], ["--target-rate"]),
+        ([*BUDGET, "--objective", "speed"], ["--objective", "capacity"]),
+        ([*BUDGET, "--sampler", "bayes"], ["--sampler", "twin"]),
+        ([*BUDGET, "--server", "tritn"], ["--server", "triton"]),
+        ([*BUDGET, "--server", "grpc://"], ["grpc://HOST:PORT"]),
+        ([*BUDGET, "--server", "grpc://localhost:1"], ["Nothing answers", "localhost:1"]),
+        ([*BUDGET, "--server", "http://localhost:1"], ["Nothing answers", "localhost:1"]),
+        ([*BUDGET, "--max-trials", "0"], ["--max-trials"]),
+        ([*BUDGET, "--instance-type", "g9.huge"], ["g9.huge", "--price"]),
+        ([*BUDGET, "--input-shape", "image:a,b"], ["--input-shape", "3,224,224"]),
+        ([*BUDGET, "--input-shape", "foo:3,3"], ["foo", "image"]),
+        ([*BUDGET, "--input-shape", "image:3,3,3"], ["image", "1,64,64"]),
+        ([*BUDGET, "--arrivals", "poison"], ["poison", "poisson"]),
+        ([*BUDGET, "--arrivals", "gamma:x"], ["gamma:x", "gamma:2"]),
+        ([*BUDGET, "--request-batch-size", "0"], ["--request-batch-size"]),
+        ([*BUDGET, "--seed", "-1"], ["--seed"]),
+        ([*BUDGET, "--bugdet", "5m"], ["--bugdet", "--budget"]),
+        ([*BUDGET, "--workers", "5"], ["--workers 5"]),
+        ([*BUDGET, "--executor", "in-process", "--workers", "3"], ["in-process"]),
+        ([*BUDGET, "--calibration-data", "nope.npz"], ["--calibration-data", "nope.npz"]),
+        ([*BUDGET, "--space", "cpuu"], ["cpuu", "cpu"]),
+        ([*BUDGET, "--space", "nope.yaml"], ["nope.yaml"]),
+        ([*BUDGET, "--report", "x.pdf"], [".pdf", ".html"]),
+        ([*BUDGET, "--report", f"{NO_SUCH}/x.html"], ["--report", "/proc"]),
+        ([*BUDGET, "--export", f"{NO_SUCH}/models"], ["--export", "/proc"]),
+        ([*BUDGET, "--export", "good.onnx"], ["--export", "good.onnx"]),
+        ([*BUDGET, "--store", f"sqlite:///{NO_SUCH}/r.db"], ["/proc"]),
+        ([*BUDGET, "--store", "sqlite:////proc/r.db"], ["/proc"]),
+        ([*BUDGET, "--store", "sqlite:///good.onnx"], ["good.onnx", "SQLite"]),
+        ([*BUDGET, "--store", "results.db"], ["sqlite:///results.db"]),
+        ([*BUDGET, "--store", "mysql://x"], ["mysql", "PostgreSQL"]),
+        ([*BUDGET, "--resume"], ["--study"]),
+        ([*BUDGET, "--resume", "--study", "nope"], ["no results yet"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_a_wrong_option_is_refused_and_leaves_nothing(
+    good: str, call: Call, folder: Path, options: list[str], words: list[str]
+) -> None:
+    refused(call(good, "--json", *options), *words)
+    assert sorted(path.name for path in folder.iterdir()) == ["good.onnx"]
+
+
+@pytest.mark.skipif(bool(inspect_machine().gpus), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here(good: str, call: Call) -> None:
+    refused(call(good, "--json", *BUDGET, "--device", "gpu"), "--device gpu", "NVIDIA GPU")
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is installed")
+def test_gp_without_pytorch_is_noticed_before_the_search(
+    good: str, call: Call, folder: Path
+) -> None:
+    refused(call(good, "--json", *BUDGET, "--sampler", "gp"), "--sampler gp", "PyTorch")
+    assert not (folder / "results.db").exists()
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_models_that_are_none(good: str, call: Call, folder: Path) -> None:
+    whole = (folder / good).read_bytes()
+    (folder / "truncated.onnx").write_bytes(whole[:2000])
+    (folder / "text.onnx").write_text("hello world")
+    (folder / "empty.onnx").touch()
+    for name, word in (("truncated", "truncated"), ("text", "no ONNX file"), ("empty", "empty")):
+        refused(call(f"{name}.onnx", "--json", *BUDGET), f"{name}.onnx", word)
+    refused(call("search", "missing.onnx", "--json", *BUDGET), "missing.onnx does not exist")
+    assert not (folder / "results.db").exists()
+
+
+def test_models_that_cannot_be_served(call: Call, folder: Path) -> None:
+    save_model("dynamic.onnx", "Relu", shape=("N", "h", "w"))
+    refused(call("dynamic.onnx", "--json", *BUDGET), "'x'", "dynamic", "--input-shape x:")
+    save_model("strings.onnx", "Identity", TensorProto.STRING)
+    refused(call("strings.onnx", "--json", *BUDGET), "'x'", "strings")
+    save_model("operator.onnx", "FancyOp", domain="acme")
+    found = call("operator.onnx", "--json", *BUDGET, "--executor", "in-process")
+    refused(found, "operator.onnx", "acme:FancyOp")
+    assert not (folder / "results.db").exists()
+
+
+def test_no_model_and_several_models(call: Call, folder: Path) -> None:
+    refused(call("--json", *BUDGET), "No MODEL", "nothing")
+    (folder / "notes.txt").touch()
+    refused(call("--json", *BUDGET), "notes.txt")
+    for name in ("a.onnx", "b.onnx"):
+        (folder / name).touch()
+    refused(call("--json", *BUDGET), "2 models", "a.onnx", "b.onnx")
+    for name in ("one", "two"):
+        version = folder / "model_repository" / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.onnx").touch()
+    refused(call("--json", *BUDGET), "model_repository holds 2 models", "one", "two")
+
+
+def test_the_one_model_of_the_folder_is_meant(call: Call, folder: Path) -> None:
+    (folder / "only.onnx").touch()
+    refused(call("--json", *BUDGET), "only.onnx is empty")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrays", [{"image": (10, 3)}, {"image": (0, 1, 64, 64)}, {}])
+def test_calibration_data_that_do_not_fit(
+    good: str, call: Call, folder: Path, arrays: dict[str, tuple[int, ...]]
+) -> None:
+    np.savez("data.npz", **{name: np.zeros(shape, "f4") for name, shape in arrays.items()})
+    found = call(
+        good, "--json", *BUDGET, "--calibration-data", "data.npz", "--executor", "in-process"
+    )
+    refused(found, "data.npz")
+    assert not (folder / "results.db").exists()
+
+
+def test_calibration_data_that_are_no_data(good: str, call: Call, folder: Path) -> None:
+    (folder / "data.npz").write_text("hello")
+    found = call(
+        good, "--json", *BUDGET, "--calibration-data", "data.npz", "--executor", "in-process"
+    )
+    refused(found, "data.npz", "numpy.savez")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("precisionz: [fp32]\n", ["precisionz", "top level"]),
+        ("device: cpu\nparameters:\n  instance_cuont: [1]\n", ["instance_cuont", "instance_count"]),
+        ("parameters: [\n", ["YAML"]),
+        ("", []),
+        ("parameters:\n  precision: [fp31]\n", ["fp31"]),
+        ("parameters:\n  max_queue_delay: [5]\n", ["max_queue_delay", "5"]),
+    ],
+)
+def test_a_space_with_a_mistake(
+    good: str, call: Call, folder: Path, text: str, words: list[str]
+) -> None:
+    (folder / "mine.yaml").write_text(text)
+    refused(call(good, "--json", *BUDGET, "--space", "mine.yaml"), "mine.yaml", *words)
+    assert not (folder / "results.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("when\n1\n", "arrival_ms"), ("arrival_ms\nsoon\n", "soon"), ("arrival_ms\n", "t.csv")],
+)
+def test_a_trace_with_a_mistake(good: str, call: Call, folder: Path, text: str, word: str) -> None:
+    (folder / "t.csv").write_text(text)
+    answer = call(good, "--json", *BUDGET, "--arrivals", "trace:t.csv")
+    assert answer.code == 2
+    assert "t.csv" in answer.document["error"]["message"]
+    assert word in answer.stderr
+
+
+def test_a_trace_that_is_not_there(good: str, call: Call) -> None:
+    answer = call(good, "--json", *BUDGET, "--arrivals", "trace:nope.csv")
+    assert answer.code == 2 and "nope.csv" in answer.document["error"]["message"]
+
+
+# --- the database ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(folder: Path) -> Path:
+    """A database with a study that was stopped at once."""
+    from analyzer.domain.sla import Sla
+    from analyzer.store.records import StudyRecord
+    from analyzer.store.results import open_store
+    from analyzer.variants.inspect import inspect_model
+
+    with open_store("sqlite:///results.db") as store:
+        store.create_study(
+            StudyRecord(
+                name="mine",
+                model=inspect_model(EXAMPLES / "digits.onnx"),
+                sla=Sla(latency_budget_ms=50.0),
+                options={},
+                seed=1,
+                provenance={},
+            )
+        )
+    return folder / "results.db"
+
+
+def test_a_study_of_that_name(good: str, call: Call, stored: Path) -> None:
+    refused(call(good, "--json", *BUDGET, "--study", "mine"), "'mine'", "exists", "--resume")
+    refused(call(good, "--json", *BUDGET, "--study", "other", "--resume"), "'other'", "mine")
+
+
+def test_another_promise_or_model_is_no_resumption(
+    call: Call, stored: Path, folder: Path, good: str
+) -> None:
+    in_process = ("--study", "mine", "--resume", "--executor", "in-process")
+    found = call(good, "--json", "--latency-budget", "60ms", *in_process)
+    refused(found, "another SLA", "--latency-budget 50ms")
+    save_model("another.onnx", "Relu")
+    refused(call("another.onnx", "--json", *BUDGET, *in_process), "another model")
+
+
+def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> None:
+    edit = sqlite3.connect(stored)
+    with edit:
+        edit.execute("UPDATE tritune_version SET schema_number = 99")
+    edit.close()
+    before = stored.read_bytes()
+    for args in ((good, *BUDGET), ("studies",), ("report",), ("export", "--repository", "m")):
+        refused(call(*args, "--json"), "schema 99", "Update tritune")
+    assert stored.read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_database_that_cannot_be_written(good: str, call: Call, stored: Path) -> None:
+    stored.chmod(0o444)
+    refused(call(good, "--json", *BUDGET, "--executor", "in-process"), "not writable")
+
+
+def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path) -> None:
+    refused(call("export", "--repository", "models", "--json"), "'mine'", "recommends nothing")
+    refused(call("verify", "--json"), "'mine'", "recommends nothing")
+    refused(call("export", "--repository", "models", "--config", "abc", "--json"), "abc")
+    refused(call("studies", "show", "nope", "--json"), "'nope'", "mine")
+    assert not (folder / "models").exists()
+
+
+# --- the other commands ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["searhc"], ["searhc", "search"]),
+        (["verfy"], ["verfy", "verify"]),
+        (["model.onnx"], ["model.onnx", "neither a command nor a model"]),
+        (["report"], ["results.db", "search"]),
+        (["report", "-o", "x.pdf"], [".pdf", "--format"]),
+        (["export"], ["--repository"]),
+        (["studies"], ["results.db"]),
+        (["studies", "show"], ["NAME"]),
+        (["verify"], ["results.db"]),
+        (["verify", "--repository", "models"], ["--model"]),
+        (["verify", "--repository", "nowhere", "--model", "m"], ["nowhere"]),
+        (["verify", "--server", "tritn"], ["tritn"]),
+        (["measure", "good.onnx"], ["--rate", "--concurrency"]),
+        (["measure", "good.onnx", "--rate", "5/s", "--concurrency", "2"], ["--rate"]),
+        (["measure", "good.onnx", "--rate", "5"], ["5/s"]),
+        (["measure", "good.onnx", "--rate", "5/s", "--duration", "5"], ["--duration 5s"]),
+        (["measure", "missing.onnx", "--rate", "5/s"], ["missing.onnx"]),
+        (["measure", "grpc://localhost:1", "--rate", "5/s"], ["--model"]),
+        (["measure", "grpc://localhost:1", "--rate", "5/s", "--model", "m"], ["Nothing answers"]),
+        (["measure", "http://localhost:1", "--rate", "5/s", "--model", "m"], ["Nothing answers"]),
+        (["measure", "ftp://localhost", "--rate", "5/s", "--model", "m"], ["ftp://localhost"]),
+        (["simulate"], ["--service-time"]),
+        (["simulate", "--service-time", "1=9", "--arrivals", "poisson:9/s"], ["9ms"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_the_other_commands_refuse_as_clearly(
+    call: Call, good: str, args: list[str], words: list[str]
+) -> None:
+    refused(call(*args, "--json"), *words)
+
+
+def test_without_json_standard_output_stays_empty(call: Call, good: str) -> None:
+    answer = call(good, "--latency-budget", "500")
+    assert (answer.code, answer.stdout) == (2, "")
+
+
+def test_verbose_adds_the_traceback(call: Call, good: str) -> None:
+    assert "Traceback" in call(good, "--latency-budget", "500", "-v").stderr
+
+
+def test_help_and_version_are_answers(call: Call) -> None:
+    assert call("--version").stdout.startswith("analyze, version")
+    assert "Commands:" in call("-h").stdout
+    answer = call()
+    assert answer.code == 2 and "Commands:" in answer.stderr

@@ -1,0 +1,68 @@
+"""What the README and the reference promise is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```\n(.*?)^```", README, flags=re.M | re.S)
+
+
+def _commands() -> list[str]:
+    joined = "\n".join(BLOCKS).replace("\\\n", " ")
+    return [
+        line.split("#")[0].strip() for line in joined.splitlines() if line.startswith("analyze ")
+    ]
+
+
+def test_the_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == generate.render(), (
+        "run make docs"
+    )
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_every_command_of_the_readme_parses(line: str) -> None:
+    from analyzer.cli.main import _COMMANDS, cli
+
+    words = shlex.split(line)[1:]
+    if words[0] not in _COMMANDS:
+        words = ["search", *words]
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None
+    # Parses the options (types, units, required ones) without running anything.
+    command.make_context(words[0], words[1:])
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(_commands()) >= 8
+
+
+def test_make_knows_the_targets_that_the_readme_names() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
+    named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", README, flags=re.M))
+    assert {first or second for first, second in named} <= targets
+
+
+def test_make_demo_is_the_command_that_the_readme_shows() -> None:
+    options = [word for word in shlex.split(_commands()[0]) if word.startswith("--")]
+    recipe = (ROOT / "Makefile").read_text().split("demo: $(STAMP)")[1].split("\n\n")[0]
+    for option in options:
+        assert option in recipe, option
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!https?://)([^)#]+)", README))))
+def test_every_link_of_the_readme_leads_somewhere(link: str) -> None:
+    assert (ROOT / link).exists()
