@@ -37,8 +37,13 @@ class ProbeResult:
 
     @property
     def mean_ms(self) -> float:
-        """Mean without the slowest percent, which belongs to the machine and not to the curve."""
+        """Mean without the slowest percent, which belongs to the machine and not to the curve.
+
+        Of fewer than ten executions the median: one of them may well have been disturbed.
+        """
         ordered = np.sort(np.asarray(self.samples_ms))
+        if len(ordered) < 10:
+            return float(np.median(ordered))
         return float(ordered[: max(1, int(np.ceil(0.99 * len(ordered))))].mean())
 
 

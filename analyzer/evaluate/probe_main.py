@@ -12,6 +12,7 @@ already took longer than ``batch_ms_max``. A line with ``error`` ends the stream
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -26,7 +27,10 @@ from analyzer.hardware.lifetime import die_with_parent
 from analyzer.runtime.base import Runtime, Tensors
 from analyzer.runtime.open import open_runtime
 
-_EXECUTIONS_MIN = 4
+_EXECUTIONS_MIN = 3
+_ROUNDS = 3
+_SETTLE_S = 0.04
+_SAMPLES_MAX = 400
 
 
 class _Instances:
@@ -62,10 +66,15 @@ def _batch(pool: dict[str, np.ndarray[Any, Any]], size: int, batchable: bool) ->
     return {name: np.resize(rows, (size, *rows.shape[1:])) for name, rows in pool.items()}
 
 
-def _time_executions(runtimes: list[Runtime], inputs: Tensors, seconds: float) -> list[float]:
+def _time_executions(
+    runtimes: list[Runtime], inputs: Tensors, seconds: float, threads: int
+) -> list[float]:
     """Milliseconds of the executions that ran while every instance was at work."""
     for runtime in runtimes:
+        until = time.perf_counter() + _SETTLE_S
         runtime.run(inputs)
+        while threads != 1 and time.perf_counter() < until:
+            runtime.run(inputs)
     barrier = threading.Barrier(len(runtimes))
     spans: list[list[tuple[float, float]]] = [[] for _ in runtimes]
     failures: list[Exception] = []
@@ -73,6 +82,10 @@ def _time_executions(runtimes: list[Runtime], inputs: Tensors, seconds: float) -
     def loop(index: int) -> None:
         try:
             barrier.wait()
+            # Threads that start together share a core until the kernel has moved one of them.
+            settled = time.perf_counter() + (_SETTLE_S if len(runtimes) > 1 else 0.0)
+            while time.perf_counter() < settled:
+                runtimes[index].run(inputs)
             deadline = time.perf_counter() + seconds
             while time.perf_counter() < deadline or len(spans[index]) < _EXECUTIONS_MIN:
                 begin = time.perf_counter()
@@ -82,16 +95,51 @@ def _time_executions(runtimes: list[Runtime], inputs: Tensors, seconds: float) -
             failures.append(error)
             barrier.abort()
 
-    threads = [threading.Thread(target=loop, args=(i,), daemon=True) for i in range(len(runtimes))]
-    for thread in threads:
+    loops = [threading.Thread(target=loop, args=(i,), daemon=True) for i in range(len(runtimes))]
+    for thread in loops:
         thread.start()
-    for thread in threads:
+    for thread in loops:
         thread.join()
     if failures:
         raise failures[0]
     # The first execution still meets cold caches; the last ones of a slower instance run alone.
     together_until = min(own[-1][1] for own in spans)
     return [(end - begin) * 1e3 for own in spans for begin, end in own[1:] if end <= together_until]
+
+
+def _run_group(
+    probes: list[dict[str, Any]],
+    instances: _Instances,
+    pool: dict[str, np.ndarray[Any, Any]],
+    spec: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Probes of one thread count, in rounds: a machine's speed drifts over tenths of a second.
+
+    Thus each probe sees the same weather as its neighbours, whose ratios are what counts. Sessions
+    with several threads stay at it in one round: theirs find their cores only after a while, and
+    until then two of them share one.
+    """
+    rounds = 1 if probes[0]["threads"] != 1 else _ROUNDS
+    slow: dict[int, int] = {}
+    records = [dict(probe, samples_ms=[], skipped=False) for probe in probes]
+    for _ in range(rounds):
+        for record in records:
+            busy, batch = record["busy"], record["batch"]
+            if batch > slow.get(busy, batch):
+                record["skipped"] = not record["samples_ms"]
+                continue
+            # Few executions of a slow batch tell as much as they ever will.
+            if sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
+                continue
+            runtimes = instances.take(record["threads"], busy)
+            inputs = _batch(pool, batch, spec["batchable"])
+            seconds = record["seconds"] / rounds
+            samples = _time_executions(runtimes, inputs, seconds, record["threads"])
+            kept = samples[: _SAMPLES_MAX // rounds]
+            record["samples_ms"] += [round(value, 5) for value in kept]
+            if samples and float(np.median(samples)) > spec["batch_ms_max"]:
+                slow[busy] = batch
+    return records
 
 
 def main() -> None:
@@ -101,21 +149,11 @@ def main() -> None:
     with np.load(spec["inputs_path"]) as file:
         pool = {name: file[name] for name in file.files}
     instances = _Instances(spec)
-    slow: dict[tuple[int, int], int] = {}
     try:
-        for probe in spec["probes"]:
-            key = (probe["threads"], probe["busy"])
-            record = dict(probe, samples_ms=[], skipped=False)
-            if probe["batch"] > slow.get(key, probe["batch"]):
-                record["skipped"] = True
-            else:
-                runtimes = instances.take(probe["threads"], probe["busy"])
-                inputs = _batch(pool, probe["batch"], spec["batchable"])
-                samples = _time_executions(runtimes, inputs, probe["seconds"])
-                record["samples_ms"] = [round(value, 5) for value in samples[:400]]
-                if samples and float(np.median(samples)) > spec["batch_ms_max"]:
-                    slow[key] = probe["batch"]
-            print(json.dumps(record), flush=True)
+        # Sessions are kept for one thread count at a time.
+        for _, group in itertools.groupby(spec["probes"], key=lambda probe: probe["threads"]):
+            for record in _run_group(list(group), instances, pool, spec):
+                print(json.dumps(record), flush=True)
     except AnalyzerError as error:
         print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
         sys.exit(1)
