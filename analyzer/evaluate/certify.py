@@ -107,8 +107,14 @@ def certify_capacity(
                 continue
             if needed:
                 factor = max(1.0, (certificate.requests + missing) / needed)
-            if missing / rate > attempt_s and rates:
-                break
+            stay_s = missing / rate
+            if stay_s > attempt_s and rates:
+                # What was gathered here is lost elsewhere: only a lower rate that is proven sooner,
+                # from nothing, is worth leaving for.
+                lower = _affordable(goal, rates, left_s, factor)[0]
+                if _seconds(goal, lower, factor) < stay_s:
+                    break
+                attempt_s = left_s
             # In parts, so that what the runs show of their correlation is heard in time.
             block_s = max(min(missing * 1.05 / rate, 0.5 * attempt_s), 0.5)
     return result
@@ -121,20 +127,22 @@ def _affordable(goal: CertifyGoal, rates: list[float], left_s: float, factor: fl
     needs the least time: a lower rate needs fewer requests, but each takes longer to come.
     """
 
-    def seconds(rate: float) -> float:
-        needed = goal.requests_needed(rate)
-        return needed * factor / rate if needed is not None else math.inf
-
     if len(rates) < 2:
         return list(rates)
     low, high = 0, len(rates)
     while low < high:
         middle = (low + high) // 2
-        if seconds(rates[middle]) <= 0.9 * left_s:
+        if _seconds(goal, rates[middle], factor) <= 0.9 * left_s:
             high = middle
         else:
             low = middle + 1
     if high < len(rates):
         return rates[high:]
-    quickest = min(range(0, len(rates), 2), key=lambda index: seconds(rates[index]))
+    quickest = min(range(0, len(rates), 2), key=lambda index: _seconds(goal, rates[index], factor))
     return rates[quickest:]
+
+
+def _seconds(goal: CertifyGoal, rate: float, factor: float) -> float:
+    """How long a PASS at ``rate`` is expected to take from nothing."""
+    needed = goal.requests_needed(rate)
+    return needed * factor / rate if needed is not None else math.inf

@@ -80,7 +80,7 @@ def open_triton(
         with (
             TritonServer(install) as started,
             local_target(
-                started, files, inputs, model=model, protocol=protocol, notes=notes
+                started, files, inputs, model=model, protocol=protocol, notes=notes, unload=False
             ) as target,
         ):
             yield target
