@@ -229,7 +229,7 @@ class Bench:
             session = LoadSession(target, self.load)
             saturation = session.warm_up(concurrency=32)
             plan = EdgePlan(
-                seconds=12.0,
+                seconds=8.0,
                 start_rps=start_rps,
                 trusted=start_rps is not None,
                 run_seconds=(2.0, 3.0),
@@ -265,7 +265,7 @@ class Bench:
         for share in SHARES if edge_rps else ():
             assert edge_rps is not None
             rate = share * edge_rps
-            seconds = float(np.clip(1000 / rate, 1.0, 2.0))
+            seconds = float(np.clip(800 / rate, 0.8, 1.5))
             test = session.run(rate, seconds, kind="bench", stream=STREAM_EDGE, abort=False)
             log = session.logs[-1]
             points.append(
