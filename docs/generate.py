@@ -114,7 +114,8 @@ def _error_codes() -> list[tuple[str, int, str]]:
     def walk(kind: Any) -> None:
         found.append((kind.code, kind.exit_code, (kind.__doc__ or "").strip().splitlines()[0]))
         for inner in kind.__subclasses__():
-            walk(inner)
+            if inner.__module__ == errors.__name__:  # whatever else a process has imported
+                walk(inner)
 
     walk(errors.AnalyzerError)
     return found
