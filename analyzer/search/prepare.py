@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 # A variant that costs this many times the cheapest one's core time is not probed further.
 _PRUNE_FACTOR = 2.0
 _BUILD_TIMEOUT_S = 1800.0
+# Configurations between two looks at the clock while the twin computes.
+_CHUNK = 32
 
 
 @dataclass(slots=True)
@@ -285,25 +289,35 @@ class TwinOracle:
             rate_scale=rate_scale,
         )
 
-    def predict(self, configurations: Sequence[Configuration]) -> list[float | None]:
+    def predict(
+        self, configurations: Sequence[Configuration], *, seconds_max: float = math.inf
+    ) -> list[float | None]:
         """The edges of ``configurations``, requests per second; None where unknown or nowhere.
 
-        Computes on all cores: no load test may run on this machine meanwhile.
+        Computes on all cores: no load test may run on this machine meanwhile. Those that could
+        carry most come first; what ``seconds_max`` does not suffice for stays unknown.
         """
         from analyzer.twin.bands import edges
 
+        started = time.monotonic()
         missing = [c for c in configurations if c.config_id not in self._known]
-        known = [(c, self.candidate(c)) for c in missing]
-        usable = [(c, candidate) for c, candidate in known if candidate is not None]
-        found = edges(
-            [candidate for _, candidate in usable],
-            self._unit,
-            budget_ms=self._sla.latency_budget_ms,
-            percentile=self._sla.percentile,
-            threads=os.cpu_count(),
-        )
+        usable = [(c, found) for c in missing if (found := self.candidate(c)) is not None]
+        usable.sort(key=lambda pair: -pair[1].service.saturation_rps(pair[1].policy))
         self._known.update({c.config_id: None for c in missing})
-        self._known.update({c.config_id: edge for (c, _), edge in zip(usable, found, strict=True)})
+        for first in range(0, len(usable), _CHUNK):
+            if time.monotonic() - started > seconds_max:
+                break
+            chunk = usable[first : first + _CHUNK]
+            found_edges = edges(
+                [candidate for _, candidate in chunk],
+                self._unit,
+                budget_ms=self._sla.latency_budget_ms,
+                percentile=self._sla.percentile,
+                threads=os.cpu_count(),
+            )
+            self._known.update(
+                {c.config_id: edge for (c, _), edge in zip(chunk, found_edges, strict=True)}
+            )
         return [self._known[c.config_id] for c in configurations]
 
     def latency_ms(self, configuration: Configuration, rate_rps: float) -> float | None:

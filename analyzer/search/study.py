@@ -203,7 +203,10 @@ class Search:
     def _predict(self, oracle: TwinOracle, allowed: Sequence[str]) -> dict[str, float | None]:
         self._progress.phase("asking the twin", 0.03 * len(allowed))
         configurations = [self._candidates[config_id] for config_id in allowed]
-        edges = oracle.predict([*configurations, self._baseline])
+        oracle.predict([self._baseline])
+        edges = oracle.predict(
+            [*configurations, self._baseline], seconds_max=2.0 + 0.1 * self._request.budget_s
+        )
         return dict(zip([*allowed, self._baseline.config_id], edges, strict=True))
 
     def _predicted_values(
