@@ -293,13 +293,14 @@ def run_measure(options: argparse.Namespace) -> None:
     folder = options.raw
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench.of(options.model, options.server, folder)
-    path = folder / f"{options.server}-{options.model}.json"
+    part = f".{options.first}" if options.first else ""
+    path = folder / f"{options.server}-{options.model}{part}.json"
     for key in (FP32, INT8):
         bench.assets.variant(key, bench.context)
     began = time.perf_counter()
     calibrations = bench.probe()
     probe_s = time.perf_counter() - began
-    chosen = configurations(SUBJECTS[options.model].batch_share)
+    chosen = configurations(SUBJECTS[options.model].batch_share)[options.first :]
     starts = bench.oracle(calibrations).predict(chosen)
     document: dict[str, Any] = {
         "probe_seconds": probe_s,
@@ -351,6 +352,8 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
         configuration = Configuration.from_dict(record["configuration"])
         predicted = oracle.predict([configuration])[0]
         edge = record["edge_rps"]
+        # Without an upper end the search ran out of time below the edge.
+        pinned = bool(edge and record["edge_interval_rps"][1])
         points = []
         for point in record["points"]:
             p99 = _predicted_p99(bench, oracle, configuration, point)
@@ -371,7 +374,8 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
                 "configuration": _title(configuration),
                 "edge_rps": edge,
                 "predicted_rps": predicted,
-                "edge_error": predicted / edge - 1 if predicted and edge else None,
+                "edge_pinned": pinned,
+                "edge_error": predicted / edge - 1 if predicted and pinned else None,
                 "points": points,
             }
         )
@@ -432,7 +436,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return float(np.quantile(values, share)) if values else None
 
     return {
-        "configurations": len(edges),
+        "configurations": len(rows),
+        "edges_compared": len(edges),
         "edge_error_median": quantile(edges, 0.5),
         "edge_error_p90": quantile(edges, 0.9),
         "p99_error_median": quantile(errors, 0.5),
@@ -457,12 +462,14 @@ def run_report(options: argparse.Namespace) -> None:
     everything: list[dict[str, Any]] = []
     for server in ("embedded", "triton"):
         for name, subject in SUBJECTS.items():
-            path = options.raw / f"{server}-{name}.json"
-            if not path.is_file():
+            # A model's configurations may have been measured in parts, each with probes of its own.
+            paths = sorted(options.raw.glob(f"{server}-{name}*.json"))
+            documents = [json.loads(path.read_text()) for path in paths]
+            if not documents:
                 continue
-            document = json.loads(path.read_text())
+            document = documents[0]
             bench = Bench.of(name, server, options.raw)
-            rows = compare(bench, document)
+            rows = [row for part in documents for row in compare(bench, part)]
             everything += rows
             result["runs"][f"{server} {name}"] = {
                 "model": subject.kind,
@@ -511,6 +518,7 @@ def main() -> None:
         "--raw", type=Path, default=Path(tempfile.gettempdir()) / "tritune-twin-live"
     )
     parser.add_argument("--until", type=float, default=0.0, help="start no more after so long, s")
+    parser.add_argument("--first", type=int, default=0, help="begin with this configuration")
     parser.add_argument("--no-write", dest="write", action="store_false")
     options = parser.parse_args()
     {"measure": run_measure, "probe": run_probe, "report": run_report}[options.action](options)

@@ -39,9 +39,13 @@ class ProbeResult:
     def mean_ms(self) -> float:
         """Mean without the slowest percent, which belongs to the machine and not to the curve.
 
-        Of fewer than ten executions the median: one of them may well have been disturbed.
+        Of fewer than ten executions the median: one of them may well have been disturbed. With
+        several threads the executions of which two shared a core are left out: they take up to
+        three times as long, and their share in a short probe is chance.
         """
         ordered = np.sort(np.asarray(self.samples_ms))
+        if self.probe.threads != 1:
+            ordered = ordered[ordered <= 1.5 * np.percentile(ordered, 25)]
         if len(ordered) < 10:
             return float(np.median(ordered))
         return float(ordered[: max(1, int(np.ceil(0.99 * len(ordered))))].mean())
