@@ -1,7 +1,13 @@
 """For all tests."""
 
 import os
+import signal
 
 # gRPC, once loaded, would tell on stderr of every child process that a later test starts.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+# A shell that starts the tests in the background lets them, and every program that they start,
+# ignore Ctrl-C; the tests of interrupts need it back.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
