@@ -25,6 +25,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
 _PARENT_LENGTH_MAX = 24
 _SHORT_PARENT = "/tmp"
 _KNOCK_TIMEOUT_S = 5.0
+_WITHOUT_RAY = "--executor in-process runs the one worker without Ray."
 
 # What a local Ray does besides running actors is switched off: it would only disturb what is
 # measured. Users' own settings win.
@@ -89,7 +90,7 @@ def _import_ray() -> ModuleType:
     except ImportError as error:
         raise MissingPartError(
             f"Ray cannot be imported: {error}.",
-            hint="pip install ray; without it one worker runs inside this program.",
+            hint=f"pip install ray; {_WITHOUT_RAY}",
         ) from error
     module: ModuleType = ray
     return module
@@ -140,7 +141,7 @@ def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
                 ray.shutdown()
             raise MissingPartError(
                 f"Ray does not start on this machine: {_first_line(error)}",
-                hint="Free memory or /dev/shm may be short; --workers 1 without Ray always works.",
+                hint=f"Free memory or /dev/shm may be short; {_WITHOUT_RAY}",
             ) from error
         try:
             yield ray
@@ -158,7 +159,7 @@ def _make_folder() -> Path:
         raise MissingPartError(
             f"Ray needs a folder for its sockets, but none can be made in {parent}: "
             f"{error.strerror}.",
-            hint="Set TMPDIR to a writable folder with a short name.",
+            hint=f"Set TMPDIR to a writable folder with a short name; {_WITHOUT_RAY}",
         ) from error
 
 
@@ -214,7 +215,7 @@ def as_startup_error(error: BaseException) -> AnalyzerError:
         return error
     ours = AnalyzerError(
         f"Ray's workers could not be started: {type(error).__name__}: {_first_line(error)}",
-        hint="-v shows where it happened; --workers 1 without Ray always works.",
+        hint=f"-v shows where it happened; {_WITHOUT_RAY}",
     )
     ours.__cause__ = error
     return ours
