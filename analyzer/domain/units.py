@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from analyzer.errors import UsageError
 
-_NUMBER = r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)"
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
 _DURATION_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_BYTES = {
     "B": 1,
@@ -26,30 +28,101 @@ _SIZE_BYTES = {
     "TB": 10**12,
 }
 _RATE_PER_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_HOURS = {"h": 1.0, "hour": 1.0}
 
 
-def _split(text: str, separator: str = "") -> tuple[float, str] | None:
-    match = re.fullmatch(rf"\s*{_NUMBER}\s*{separator}\s*([A-Za-zµ]*)\s*", text)
-    if match is None:
-        return None
-    value = float(match.group(1))
-    return (value, match.group(2)) if math.isfinite(value) else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantity:
+    """One kind of quantity: how its number and its unit are written.
+
+    Args:
+        name: What messages call it.
+        units: The value of each unit in the unit that the parser returns.
+        separator: What stands between number and unit.
+        number: A number for the example where the text has none.
+        unit: The unit of the example.
+        known: What the hint says about the units.
+    """
+
+    name: str
+    units: Mapping[str, float]
+    separator: str = ""
+    number: str
+    unit: str
+    known: str
+
+    def read(self, text: str) -> tuple[float, float]:
+        """The number in ``text``, at least 0, and the value of its unit.
+
+        Raises:
+            UsageError: It is none; the message says which of the possible faults it has.
+        """
+        match = re.fullmatch(
+            rf"\s*(-?)({_NUMBER}|nan|inf(?:inity)?)\s*(/?)\s*([A-Za-zµ]*)\s*", text, re.I
+        )
+        if match is None:
+            raise self._wrong(text, "it is no number with a unit")
+        sign, number, slash, unit = match.groups()
+        value = float(number)
+        if math.isnan(value):
+            raise self._wrong(text, "nan is not a number")
+        if sign:
+            raise self._wrong(text, "it must not be negative", number)
+        if not math.isfinite(value):
+            raise self._wrong(text, "it must be finite")
+        if not unit:
+            raise self._wrong(text, "it needs a unit", number)
+        if unit not in self.units or slash != self.separator:
+            raise self._wrong(text, f"{slash + unit!r} is none of its units", number)
+        if not math.isfinite(value * self.units[unit]):
+            raise self._wrong(text, "it must be finite")
+        return value, self.units[unit]
+
+    def _wrong(self, text: str, why: str, number: str = "") -> UsageError:
+        try:
+            shown = f"{float(number):g}"
+        except ValueError:
+            shown = ""
+        if not shown or shown in ("0", "inf"):
+            shown = self.number
+        return UsageError(
+            f"{text!r} is not a {self.name}: {why}.",
+            hint=f"Write it like {shown}{self.separator}{self.unit} ({self.known}).",
+        )
+
+
+_DURATION = _Quantity(
+    name="duration", units=_DURATION_S, number="20", unit="ms", known="units: us, ms, s, m, h"
+)
+_RATE = _Quantity(
+    name="rate",
+    units=_RATE_PER_S,
+    separator="/",
+    number="500",
+    unit="s",
+    known="units: /s, /min, /h",
+)
+_PRICE = _Quantity(
+    name="price",
+    units=_HOURS,
+    separator="/",
+    number="0.7364",
+    unit="h",
+    known="US dollars per hour",
+)
+_SIZE = _Quantity(
+    name="size", units=_SIZE_BYTES, number="512", unit="MiB", known="units: B, KiB, MiB, GiB"
+)
 
 
 def parse_duration_s(text: str) -> float:
-    """The duration ``text`` (``250us``, ``20ms``, ``0.5s``, ``5m``, ``1h``) in seconds.
+    """The duration ``text`` (``250us``, ``20ms``, ``0.5s``, ``5m``, ``1h``) in seconds, at least 0.
 
     Raises:
         UsageError: It is no number with a unit of time.
     """
-    parts = _split(text)
-    if parts is None or parts[1] not in _DURATION_S:
-        example = f"{parts[0]:g}ms" if parts and not parts[1] else "20ms"
-        raise UsageError(
-            f"{text!r} is not a duration: it needs a unit.",
-            hint=f"Write it like {example} (units: us, ms, s, m, h).",
-        )
-    return parts[0] * _DURATION_S[parts[1]]
+    number, seconds = _DURATION.read(text)
+    return number * seconds
 
 
 def parse_duration_ms(text: str) -> float:
@@ -63,18 +136,10 @@ def parse_rate_rps(text: str) -> float:
     Raises:
         UsageError: It is no positive number per unit of time.
     """
-    parts = _split(text, "/")
-    if parts is None or parts[1] not in _RATE_PER_S:
-        bare = _split(text)
-        example = f"{bare[0]:g}/s" if bare and not bare[1] else "500/s"
-        raise UsageError(
-            f"{text!r} is not a rate: it needs a unit.",
-            hint=f"Write it like {example} (units: /s, /min, /h).",
-        )
-    rate = parts[0] / _RATE_PER_S[parts[1]]
-    if rate <= 0:
+    number, seconds = _RATE.read(text)
+    if number <= 0:
         raise UsageError(f"{text!r} is not a rate above 0.", hint="Write it like 500/s.")
-    return rate
+    return number / seconds
 
 
 def parse_price_per_hour(text: str) -> float:
@@ -83,15 +148,24 @@ def parse_price_per_hour(text: str) -> float:
     Raises:
         UsageError: It is no number per hour.
     """
-    parts = _split(text.strip().removeprefix("$"), "/")
-    if parts is None or parts[1] not in ("h", "hour"):
-        bare = _split(text)
-        example = f"{bare[0]:g}/h" if bare and not bare[1] else "0.7364/h"
+    bare = text.replace("$", "").strip()
+    if bare != text.strip():
         raise UsageError(
-            f"{text!r} is not a price: it needs a unit.",
-            hint=f"Write it like {example} (US dollars per hour).",
+            f"{text!r} is not a price: it is written without a currency.",
+            hint=f"Write it like {_example_price(bare)} (US dollars per hour).",
         )
-    return parts[0]
+    return _PRICE.read(text)[0]
+
+
+def _example_price(text: str) -> str:
+    """``text`` if it is a price that could be meant, else an example."""
+    for candidate in (text, f"{text}/h"):
+        try:
+            _PRICE.read(candidate)
+        except UsageError:
+            continue
+        return candidate
+    return "0.7364/h"
 
 
 def parse_size_bytes(text: str) -> int:
@@ -100,14 +174,8 @@ def parse_size_bytes(text: str) -> int:
     Raises:
         UsageError: It is no number with a unit of size.
     """
-    parts = _split(text)
-    if parts is None or parts[1] not in _SIZE_BYTES:
-        example = f"{parts[0]:g}MiB" if parts and not parts[1] else "512MiB"
-        raise UsageError(
-            f"{text!r} is not a size: it needs a unit.",
-            hint=f"Write it like {example} (units: B, KiB, MiB, GiB).",
-        )
-    return round(parts[0] * _SIZE_BYTES[parts[1]])
+    number, size_bytes = _SIZE.read(text)
+    return round(number * size_bytes)
 
 
 def format_duration(seconds: float) -> str:

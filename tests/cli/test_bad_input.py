@@ -78,6 +78,7 @@ def save_model(
         ([*BUDGET, "--target-rate", "500"], ["--target-rate", "500/s"]),
         ([*BUDGET, "--target-rate", "0/s"], ["--target-rate"]),
         ([*BUDGET, "--price", "1"], ["--price", "1/h"]),
+        ([*BUDGET, "--price", "$1/h"], ["--price", "currency", "1/h"]),
         ([*BUDGET, "--max-memory", "5"], ["--max-memory", "5MiB"]),
         ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
         ([*BUDGET, "--budget", "0s"], ["--budget"]),

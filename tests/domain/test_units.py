@@ -1,0 +1,99 @@
+"""Quantities with a unit: what is read, and how each mistake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.domain import units
+from analyzer.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (units.parse_duration_s, "250us", 250e-6),
+        (units.parse_duration_s, "250µs", 250e-6),
+        (units.parse_duration_s, " 0.5 s ", 0.5),
+        (units.parse_duration_s, "5m", 300.0),
+        (units.parse_duration_s, "1h", 3600.0),
+        (units.parse_duration_ms, "0ms", 0.0),
+        (units.parse_duration_ms, "1e3ms", 1000.0),
+        (units.parse_rate_rps, "500/s", 500.0),
+        (units.parse_rate_rps, "30000/min", 500.0),
+        (units.parse_price_per_hour, "0.7364/h", 0.7364),
+        (units.parse_price_per_hour, "0/h", 0.0),
+        (units.parse_size_bytes, "512MiB", 2**29),
+        (units.parse_size_bytes, ".5kB", 500),
+    ],
+)
+def test_what_is_read(parse: Callable[[str], float], text: str, value: float) -> None:
+    assert parse(text) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "why", "hint"),
+    [
+        (units.parse_duration_s, "5", "needs a unit", "5ms"),
+        (units.parse_duration_s, "-5ms", "must not be negative", "5ms"),
+        (units.parse_duration_s, "-5", "must not be negative", "5ms"),
+        (units.parse_duration_s, "nanms", "not a number", "20ms"),
+        (units.parse_duration_s, "NaN", "not a number", "20ms"),
+        (units.parse_duration_s, "infms", "must be finite", "20ms"),
+        (units.parse_duration_s, "1e999s", "must be finite", "20ms"),
+        (units.parse_duration_s, "1e308h", "must be finite", "20ms"),
+        (units.parse_duration_s, "5sec", "'sec' is none of its units", "5ms"),
+        (units.parse_duration_s, "5/s", "'/s' is none of its units", "5ms"),
+        (units.parse_duration_s, "soon", "no number with a unit", "20ms"),
+        (units.parse_duration_s, "+5ms", "no number with a unit", "20ms"),
+        (units.parse_duration_s, "", "no number with a unit", "20ms"),
+        (units.parse_rate_rps, "500", "needs a unit", "500/s"),
+        (units.parse_rate_rps, "-5/s", "must not be negative", "5/s"),
+        (units.parse_rate_rps, "0/s", "above 0", "500/s"),
+        (units.parse_rate_rps, "nan/s", "not a number", "500/s"),
+        (units.parse_rate_rps, "5s", "'s' is none of its units", "5/s"),
+        (units.parse_price_per_hour, "1", "needs a unit", "1/h"),
+        (units.parse_price_per_hour, "-1/h", "must not be negative", "1/h"),
+        (units.parse_price_per_hour, "$1/h", "without a currency", "1/h"),
+        (units.parse_price_per_hour, "$1", "without a currency", "1/h"),
+        (units.parse_price_per_hour, "0.9$/h", "without a currency", "0.9/h"),
+        (units.parse_price_per_hour, "$x/h", "without a currency", "0.7364/h"),
+        (units.parse_size_bytes, "8", "needs a unit", "8MiB"),
+        (units.parse_size_bytes, "-8GiB", "must not be negative", "8MiB"),
+        (units.parse_size_bytes, "8gb", "'gb' is none of its units", "8MiB"),
+        (units.parse_size_bytes, "1e308TB", "must be finite", "512MiB"),
+    ],
+)
+def test_each_mistake_has_its_own_message(
+    parse: Callable[[str], float], text: str, why: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse(text)
+    message = refusal.value.message
+    assert repr(text) in message and why in message
+    assert ("needs a unit" in message) == (why == "needs a unit")
+    assert f"Write it like {hint}" in refusal.value.hint
+
+
+PARSERS = [
+    units.parse_duration_s,
+    units.parse_rate_rps,
+    units.parse_price_per_hour,
+    units.parse_size_bytes,
+]
+
+
+@given(
+    text=st.from_regex(r"\A[-$ ]{0,2}[0-9nainf.e]{0,6}[/ ]?[a-zA-Zµ]{0,4}\Z"),
+    parse=st.sampled_from(PARSERS),
+)
+def test_anything_else_is_refused_in_words(text: str, parse: Callable[[str], float]) -> None:
+    try:
+        assert parse(text) >= 0
+    except UsageError as refusal:
+        assert refusal.hint.startswith("Write it like ")
+        spelled = refusal.hint.removeprefix("Write it like ").split(" ")[0].rstrip(".")
+        assert parse(spelled) >= 0  # what the hint shows is right
