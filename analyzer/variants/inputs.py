@@ -18,6 +18,8 @@ from analyzer.variants.accuracy import class_output
 
 ROWS_MAX = 4096
 CALIBRATING_ROWS_MAX = 128
+_NPY_START = b"\x93NUMPY"
+_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an empty archive
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -104,18 +106,19 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
             values do not fit the model.
     """
     path = Path(path)
-    arrays = _read_npz(path)
     names = [spec.name for spec in model.inputs]
+    arrays = _read_npz(path, names)
     labels = arrays.pop("labels", None) if "labels" not in names else None
+    own_names = {name: name for name in names}
     if len(names) == 1 and len(arrays) == 1 and names[0] not in arrays:
-        arrays = {names[0]: next(iter(arrays.values()))}
+        ((own_names[names[0]], array),) = arrays.items()
+        arrays = {names[0]: array}
     missing = [name for name in names if name not in arrays]
     if missing:
         raise DataError(
             f"{path} has no array for the input {missing[0]!r} (it has:"
             f" {', '.join(arrays) or 'none'}).",
-            hint="Save one array per input, under the input's name: np.savez(FILE,"
-            f" {', '.join(f'{name}=…' for name in names)}).",
+            hint=f"Save one array per input, under the input's name: {_savez(names)}.",
         )
     unknown = sorted(set(arrays) - set(names))
     if unknown:
@@ -124,7 +127,8 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
             hint=f"The inputs are: {', '.join(names)}; class numbers are called 'labels'.",
         )
     inputs = {
-        spec.name: _fit(path, spec, arrays[spec.name], model, rows_max) for spec in model.inputs
+        spec.name: _fit(path, spec, arrays[spec.name], model, rows_max, own_names[spec.name])
+        for spec in model.inputs
     }
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
@@ -147,26 +151,67 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
     )
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    hint = "Save the arrays with numpy.savez(FILE, input_name=array, labels=classes)."
+def _read_npz(path: Path, inputs: list[str]) -> dict[str, NDArray[Any]]:
+    hint = f"Save the arrays with {_savez([*dict.fromkeys([*inputs, 'labels'])])}; labels may be left out."
     try:
         with path.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+            start = stream.read(len(_NPY_START))
+            if start == _NPY_START:
                 raise DataError(f"{path} holds one array without a name.", hint=hint)
-            with archive:
-                return {name: archive[name] for name in archive.files}
+            if not start.startswith(_ZIP_STARTS):
+                # numpy would take it for a pickle and advise to allow them.
+                raise DataError(f"{path} is no .npz file.", hint=hint)
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                return {name: _read_array(path, archive, name, hint) for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist.", hint="Check --calibration-data.") from error
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        MemoryError,
+    ) as error:  # RuntimeError: an encrypted archive
         raise DataError(f"{path} cannot be read as .npz: {error}.", hint=hint) from error
 
 
+def _read_array(path: Path, archive: Any, name: str, hint: str) -> NDArray[Any]:
+    with archive.zip.open(name if name in archive.zip.namelist() else f"{name}.npy") as member:
+        if member.read(len(_NPY_START)) != _NPY_START:
+            raise DataError(f"{path}: {name!r} is no array.", hint=hint)
+    try:
+        array: NDArray[Any] = archive[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: the array {name!r} holds Python objects, not numbers.",
+            hint=f"Give it a type before it is saved, like .astype(numpy.float32). {hint}",
+        ) from error
+    return array
+
+
+def _savez(names: list[str]) -> str:
+    """The call that writes a file with these arrays."""
+    words = [f"{n}=…" if n.isidentifier() else f"**{{{n!r}: …}}" for n in names]
+    return f"numpy.savez(FILE, {', '.join(words)})"
+
+
 def _fit(
-    path: Path, spec: TensorSpec, array: NDArray[Any], model: ModelInfo, rows_max: int
+    path: Path,
+    spec: TensorSpec,
+    array: NDArray[Any],
+    model: ModelInfo,
+    rows_max: int,
+    own_name: str,
 ) -> NDArray[np.generic]:
-    """``array`` as ``[rows, *shape]`` in the input's data type."""
-    where = f"{path}: the array {spec.name!r}"
+    """``array``, called ``own_name`` in the file, as ``[rows, *shape]`` in the input's type."""
+    where = f"{path}: the array {own_name!r}"
+    if own_name != spec.name:
+        where += f" (the only one, so taken for the input {spec.name!r})"
     shape = tuple(spec.shape)
     if array.shape[1:] != shape or array.ndim == 0:
         batch = None if model.batchable else model.fixed_batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_single_array_may_have_any_name_and_rows_are_bounded(tmp_path: Path) -> 
         ({"x": np.zeros((4, 3)), "labels": np.full(4, 0.5)}, "class numbers are needed"),
         ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, -1, 0])}, "negative class"),
         ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, 2, 0])}, "'y' has 2 classes"),
-        ({"x": np.array([[object()] * 3])}, "cannot be read"),
+        ({"x": np.array([[object()] * 3])}, "'x' holds Python objects, not numbers"),
     ],
 )
 def test_bad_calibration(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -130,9 +131,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
     model = make_model(spec())
     with pytest.raises(DataError, match="does not exist"):
         load_calibration(tmp_path / "none.npz", model)
-    (tmp_path / "text.npz").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"cannot be read as \.npz"):
-        load_calibration(tmp_path / "text.npz", model)
+    for text in ("a,b\n", "", "PK"):
+        (tmp_path / "text.npz").write_text(text)
+        with pytest.raises(DataError, match=r"text\.npz is no \.npz file\.$") as caught:
+            load_calibration(tmp_path / "text.npz", model)
+        assert "numpy.savez(FILE, x=…, labels=…)" in caught.value.hint
+        assert "pickle" not in caught.value.message + caught.value.hint
     whole = save(tmp_path / "c.npz", x=np.random.default_rng(0).random((100, 3))).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cannot be read as \.npz"):
@@ -141,6 +145,21 @@ def test_unreadable_files(tmp_path: Path) -> None:
         np.save(stream, np.zeros(3))
     with pytest.raises(DataError, match="one array without a name"):
         load_calibration(tmp_path / "one.npz", model)
+    with zipfile.ZipFile(tmp_path / "zip.npz", "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    with pytest.raises(DataError, match=r"'notes\.txt' is no array"):
+        load_calibration(tmp_path / "zip.npz", model)
+
+
+def test_a_lone_array_is_told_by_its_own_name(tmp_path: Path) -> None:
+    path = save(tmp_path / "c.npz", foo=np.zeros((4, 2)))
+    with pytest.raises(DataError) as caught:
+        load_calibration(path, make_model(spec("image")))
+    assert "the array 'foo' (the only one, so taken for the input 'image')" in caught.value.message
+    two = make_model(spec("input:0"), spec("mask"))
+    with pytest.raises(DataError, match=r"no array for the input 'input:0' .*foo") as caught:
+        load_calibration(path, two)
+    assert "numpy.savez(FILE, **{'input:0': …}, mask=…)" in caught.value.hint
 
 
 def test_fixed_batch_takes_single_examples(tmp_path: Path) -> None:
