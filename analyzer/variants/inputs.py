@@ -152,7 +152,7 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
 
 
 def _read_npz(path: Path, inputs: list[str]) -> dict[str, NDArray[Any]]:
-    hint = f"Save the arrays with {_savez([*dict.fromkeys([*inputs, 'labels'])])}; labels may be left out."
+    hint = f"Save the arrays with {_savez([*inputs, 'labels'])}; labels may be left out."
     try:
         with path.open("rb") as stream:
             start = stream.read(len(_NPY_START))
@@ -196,7 +196,7 @@ def _read_array(path: Path, archive: Any, name: str, hint: str) -> NDArray[Any]:
 
 def _savez(names: list[str]) -> str:
     """The call that writes a file with these arrays."""
-    words = [f"{n}=…" if n.isidentifier() else f"**{{{n!r}: …}}" for n in names]
+    words = [f"{n}=…" if n.isidentifier() else f"**{{{n!r}: …}}" for n in dict.fromkeys(names)]
     return f"numpy.savez(FILE, {', '.join(words)})"
 
 
