@@ -136,7 +136,7 @@ def read_trace(path: Path) -> Trace:
                 raise DataError(
                     f"{path}: the header must be arrival_ms[,batch_size], "
                     f"not {','.join(reader.fieldnames or [])!r}.",
-                    hint="The first line of a trace names its columns.",
+                    hint="The first line of a trace names its columns: write arrival_ms there.",
                 )
             for row in reader:
                 where = f"{path}, row {len(rows) + 1} (line {reader.line_num})"
@@ -154,9 +154,20 @@ def read_trace(path: Path) -> Trace:
                     )
                 rows.append((arrival_ms, batch_size))
     except OSError as error:
-        raise DataError(f"The trace {path} cannot be read: {error.strerror}.") from error
+        raise DataError(
+            f"The trace {path} cannot be read: {error.strerror}.",
+            hint="Check the path after trace:, which counts from the working folder.",
+        ) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"The trace {path} is no CSV in UTF-8: {error}.",
+            hint="Save it as text: the header arrival_ms[,batch_size], then a row per request.",
+        ) from error
     if not rows:
-        raise DataError(f"The trace {path} has no rows.")
+        raise DataError(
+            f"The trace {path} has no rows.",
+            hint="Under the header each line is a request: its arrival in ms[, its batch size].",
+        )
     arrival_ms_all = np.array([row[0] for row in rows])
     order = np.argsort(arrival_ms_all, kind="stable")
     return Trace(

@@ -24,6 +24,7 @@ _WORDS = {
     "quantization": ("static", "dynamic"),
     "backend": ("onnxruntime", "tensorrt"),
 }
+_PER_CORE = ("instance_count", "intra_op_threads")
 # The file spells the delay with its unit; the parameter carries microseconds.
 _FILE_NAMES = {"max_queue_delay": "max_queue_delay_us"}
 
@@ -77,12 +78,21 @@ def load_space(name_or_path: str, around: Surroundings) -> SearchSpace:
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{path} cannot be read: {error}.") from error
+        raise SpaceError(
+            f"{path} cannot be read: {error}.",
+            hint="Give --space a YAML file in UTF-8 that you may read, or the name of a shipped "
+            f"space: {', '.join(space_names())}.",
+        ) from error
     except yaml.YAMLError as error:
         raise SpaceError(
             f"{path} is no YAML: {error}.", hint="See search_spaces/cpu.yaml."
         ) from error
     return _Reader(str(path), around).space(document, default_name=path.stem)
+
+
+def _nearest(word: object, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(word), known, n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 class _Reader:
@@ -92,19 +102,22 @@ class _Reader:
         self._file = file
         self._around = around
 
-    def _fail(self, where: str, what: str, hint: str = "") -> SpaceError:
+    def _fail(self, where: str, what: str, hint: str) -> SpaceError:
         return SpaceError(f"{self._file}, {where}: {what}", hint=hint)
 
     def _keys(self, where: str, value: Any, known: Sequence[str]) -> Mapping[str, Any]:
         if not isinstance(value, dict):
-            raise self._fail(where, f"expected a mapping, found {type(value).__name__}.")
+            raise self._fail(
+                where,
+                f"expected a mapping, found {type(value).__name__}.",
+                f"Write 'key: value' lines; known keys: {', '.join(known) or 'none here'}.",
+            )
         for key in value:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
                 raise self._fail(
                     where,
                     f"unknown key {key!r}.",
-                    (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(known)}.",
+                    _nearest(key, known) + f"Known: {', '.join(known) or 'none here'}.",
                 )
         return value
 
@@ -112,7 +125,11 @@ class _Reader:
         top = self._keys("top level", document, _TOP_KEYS)
         device = top.get("device", self._around.device)
         if device not in ("cpu", "gpu", "auto"):
-            raise self._fail("device", f"{device!r} is none of cpu, gpu, auto.")
+            raise self._fail(
+                "device",
+                f"{device!r} is none of cpu, gpu, auto.",
+                "Write device: cpu, or leave the key out: the space then serves for both.",
+            )
         if device not in ("auto", self._around.device):
             raise self._fail(
                 "device",
@@ -121,9 +138,18 @@ class _Reader:
             )
         per_core = top.get("threads_per_core")
         if per_core is not None and (not isinstance(per_core, int | float) or per_core <= 0):
-            raise self._fail("threads_per_core", f"{per_core!r} is no number above 0.")
+            raise self._fail(
+                "threads_per_core",
+                f"{per_core!r} is no number above 0.",
+                "It bounds instances × threads by a multiple of the cores: threads_per_core: 1.",
+            )
         if ("parameters" in top) == ("configurations" in top):
-            raise self._fail("top level", "exactly one of parameters and configurations is needed.")
+            raise self._fail(
+                "top level",
+                "exactly one of parameters and configurations is needed.",
+                "parameters: combines the choices of each key; configurations: lists them one by "
+                "one. See search_spaces/cpu.yaml and search_spaces/ablation.yaml.",
+            )
         space = SearchSpace(
             name=str(top.get("name", default_name)),
             device=self._around.device,
@@ -186,7 +212,12 @@ class _Reader:
             if choice not in found:
                 found.append(choice)
         if not found and key == "precision":
-            raise self._fail(where, "--precisions leaves none of its choices.")
+            raise self._fail(
+                where,
+                "--precisions leaves none of its choices.",
+                f"It allows {', '.join(self._around.precisions)} and the file lists "
+                f"{', '.join(map(str, values))}: widen one of them.",
+            )
         return tuple(found)
 
     def _choice(self, where: str, key: str, item: Any) -> Choice:
@@ -194,11 +225,19 @@ class _Reader:
             if item == "best" and key == "quantization":
                 return self._around.int8_best
             if item not in _WORDS[key]:
-                raise self._fail(where, f"{item!r} is none of {', '.join(_WORDS[key])}.")
+                raise self._fail(
+                    where,
+                    f"{item!r} is none of {', '.join(_WORDS[key])}.",
+                    _nearest(item, _WORDS[key]) + f"Write a list of them, like [{_WORDS[key][0]}].",
+                )
             return str(item)
         if key == "dynamic_batching":
             if not isinstance(item, bool):
-                raise self._fail(where, f"{item!r} is neither true nor false.")
+                raise self._fail(
+                    where,
+                    f"{item!r} is neither true nor false.",
+                    "Write [true, false], without quotation marks.",
+                )
             return item
         if key == "preferred_batch_size":
             sizes = item if isinstance(item, list) else [item]
@@ -209,11 +248,17 @@ class _Reader:
             return ",".join(str(s) for s in sorted(sizes))
         if key == "max_queue_delay":
             return self._delay_us(where, item)
-        if item in ("cores", "cores/2") and key in ("instance_count", "intra_op_threads"):
+        if item in ("cores", "cores/2") and key in _PER_CORE:
             return max(1, self._around.cores // (2 if item == "cores/2" else 1))
         smallest = 0 if key == "intra_op_threads" else 1
         if not isinstance(item, int) or isinstance(item, bool) or item < smallest:
-            raise self._fail(where, f"{item!r} is no integer of at least {smallest}.")
+            cores = " 'cores' and 'cores/2' stand for what the machine has."
+            raise self._fail(
+                where,
+                f"{item!r} is no integer of at least {smallest}.",
+                "Write whole numbers without quotation marks, like [1, 2, 4]."
+                + (cores if key in _PER_CORE else ""),
+            )
         return item
 
     def _delay_us(self, where: str, item: Any) -> int:
@@ -226,7 +271,11 @@ class _Reader:
 
     def _listed(self, value: Any) -> tuple[Fixed, ...]:
         if not isinstance(value, list) or not value:
-            raise self._fail("configurations", "expected a list of configurations.")
+            raise self._fail(
+                "configurations",
+                "expected a list of configurations.",
+                "Write each as a list item, like '- {precision: fp32, instance_count: 1}'.",
+            )
         names = [n for n in (*PARAMETER_NAMES, *_FILE_NAMES) if n not in _FILE_NAMES.values()]
         found = []
         for index, raw in enumerate(value):

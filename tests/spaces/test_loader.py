@@ -12,7 +12,7 @@ TWO_CORES = Surroundings(device="cpu", cores=2)
 
 def _load(tmp_path: Path, text: str, around: Surroundings = TWO_CORES):
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     return load_space(str(path), around)
 
 
@@ -68,11 +68,23 @@ def test_batches_are_never_smaller_than_the_request() -> None:
         ("parameters:\n  quantization: {choices: [static], when: {precison: int8}}\n", "precison"),
         ("device: gpu\nparameters:\n  precision: [fp32]\n", "gpu"),
         ("a: [", "YAML"),
+        ("parameters:\n  precision: [fp23]\n", "Did you mean 'fp32'"),
+        ("parameters:\n  precision: [int8]\n", "allows fp32, fp16 and the file lists int8"),
+        ("parameters:\n  dynamic_batching: ['yes']\n", "without quotation marks"),
+        ("parameters:\n  instance_count: [core]\n", "'cores/2'"),
+        ("parameters:\n  max_batch_size: ['8']\n", "[1, 2, 4]"),
+        ("device: tpu\n", "leave the key out"),
+        ("threads_per_core: 0\nparameters: {}\n", "multiple of the cores"),
+        ("configurations: {}\n", "'- {precision: fp32"),
+        ("configurations: [fp32]\n", "key: value"),
+        ("\xff\n", "UTF-8"),
     ],
 )
 def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, says: str) -> None:
+    around = Surroundings(device="cpu", cores=2, precisions=("fp32", "fp16"))
     with pytest.raises(SpaceError) as caught:
-        _load(tmp_path, text)
+        _load(tmp_path, text, around)
+    assert caught.value.hint
     message = f"{caught.value.message} {caught.value.hint}"
     assert "mine.yaml" in message
     assert any(part in message for part in says.split("|"))

@@ -1,0 +1,61 @@
+"""Arrival processes: what their files may hold, and how each mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer.domain.workload import Trace, draw_arrivals_s, parse_arrivals, read_trace
+from analyzer.errors import AnalyzerError, DataError
+
+
+def test_a_trace_is_sorted_stably_and_keeps_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_ms,batch_size\n20,1\n10,2\n10,3\n")
+    trace = read_trace(path)
+    assert trace.arrival_s.tolist() == [0.01, 0.01, 0.02]
+    assert trace.batch_size.tolist() == [2, 3, 1]
+    assert trace.row is not None and trace.row.tolist() == [2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "working folder"),
+        (b"", "arrival_ms"),
+        (b"when\n1\n", "arrival_ms"),
+        (b"arrival_ms\n", "has no rows"),
+        (b"arrival_ms\nsoon\n", "row 1 (line 2)"),
+        (b"arrival_ms,batch_size\n1,0\n", "at least 1"),
+        (b"arrival_ms\nnan\n", "finite"),
+        (b"arrival_ms\n\xff\n", "UTF-8"),
+        (b"arrival_ms\n1\0\n", "t.csv"),
+    ],
+)
+def test_a_trace_that_cannot_be_used_says_what_to_do(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    path = tmp_path / "t.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        parse_arrivals(f"trace:{path}")
+    assert "t.csv" in caught.value.message
+    assert caught.value.hint
+    assert says in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("text", ["poison", "gamma", "gamma:0", "gamma:nan", "trace:", "poisson:5"])
+def test_a_process_that_is_none_says_what_to_write(text: str) -> None:
+    with pytest.raises(AnalyzerError) as caught:
+        parse_arrivals(text)
+    assert repr(text) in caught.value.message and caught.value.hint
+
+
+def test_a_trace_without_two_times_cannot_be_scaled() -> None:
+    trace = Trace(path="t.csv", arrival_s=np.zeros(3), batch_size=np.ones(3, np.int64))
+    with pytest.raises(DataError) as caught:
+        draw_arrivals_s(trace, rate_rps=1.0, count=3, rng=np.random.default_rng(0))
+    assert caught.value.hint
