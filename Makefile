@@ -23,10 +23,9 @@ $(STAMP): pyproject.toml
 env: $(STAMP)    ## makes the environment in .venv
 
 demo: $(STAMP)   ## searches, reports and exports the example model (about two minutes)
-	rm -rf demo/model_repository
 	$(BIN)/analyze examples/digits.onnx --latency-budget 50ms --budget 60s \
 	  --calibration-data examples/digits.npz --store sqlite:///demo/results.db \
-	  --report demo/report.html --export demo/model_repository
+	  --report demo/report.html --export demo/model_repository --force
 
 tools:           ## fetches a real Triton server and perf_analyzer into .tools (for tests marked triton)
 	$(PYTHON) tools/fetch_tools.py

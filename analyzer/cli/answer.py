@@ -48,6 +48,8 @@ def _write(options: SearchOptions, facts: StudyFacts, document: dict[str, Any]) 
     if options.export_dir is not None and facts.verdict == "found":
         from analyzer.cli.export import export_study
 
-        result = export_study(facts, options.export_dir, document=document)
+        result = export_study(facts, options.export_dir, document=document, force=options.force)
+        for note in () if options.quiet else result.notes:
+            click.echo(f"Note: {note}", err=True)
         lines.append(f"repository  {result.path}")
     return lines

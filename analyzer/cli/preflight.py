@@ -31,6 +31,11 @@ def check_search(options: SearchOptions) -> None:
         check_report(options.report_file)
     if options.export_dir is not None:
         check_export(options.export_dir)
+    elif options.force:
+        raise UsageError(
+            "--force has nothing to replace: it belongs to --export.",
+            hint="Add --export DIR, or leave --force out.",
+        )
     check_store(options.store_url, study=options.study, resume=options.resume)
     if "://" in options.server:
         check_endpoint(options.server)
@@ -56,6 +61,26 @@ def check_export(path: Path) -> None:
             hint="Choose another folder.",
         )
     _check_writable(path, f"--export {path}")
+
+
+def check_export_of(name: str, repository: Path, *, force: bool) -> None:
+    """Raises UsageError where the repository's folder of the model ``name`` is in the way.
+
+    Which configuration wins is not known before the search. So one that is there already is taken
+    to differ: a search that is refused at its end would be worse.
+    """
+    folder = repository / name
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(
+            f"--export: {folder} is a file, where the model's folder should be.",
+            hint="Remove it, or choose another folder for --export.",
+        )
+    if folder.is_dir() and not force:
+        raise UsageError(
+            f"--export: {folder} is there already, and the winner's configuration may differ.",
+            hint="Add --force to replace it (the older versions stay beside the new one), or "
+            "choose another folder for --export.",
+        )
 
 
 def _check_writable(folder: Path, what: str, kind: type[AnalyzerError] = UsageError) -> None:

@@ -147,6 +147,7 @@ def _precisions(
     "--export", "export_dir", type=click.Path(path_type=Path), metavar="DIR",
     help="Write the winner as a Triton repository.",
 )  # fmt: skip
+@click.option("--force", is_flag=True, help="With --export: replace a configuration that differs.")
 @click.option(
     "--report", "report_file", type=click.Path(path_type=Path), metavar="FILE",
     help="Write the report (.html, .md, .csv, .json).",

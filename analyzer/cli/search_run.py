@@ -14,7 +14,7 @@ from analyzer import __version__
 from analyzer.cli.answer import tell
 from analyzer.cli.facts import save_facts
 from analyzer.cli.models import find_model
-from analyzer.cli.preflight import check_search
+from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.signals import take_sigterm
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
@@ -65,6 +65,7 @@ class SearchOptions:
     study: str | None
     resume: bool
     export_dir: Path | None
+    force: bool
     report_file: Path | None
     seed: int
     seed_given: bool
@@ -94,6 +95,8 @@ def run_search_command(options: SearchOptions) -> str:
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
         model, baseline = inspect_path(path, options.input_shapes)
+        if options.export_dir is not None:
+            check_export_of(model.name, options.export_dir, force=options.force)
         options = _sized(options, arrivals, model)
         space = _space(options, model, device, machine)
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.

@@ -114,6 +114,7 @@ def save_model(
         ([*BUDGET, "--report", f"{NO_SUCH}/x.html"], ["--report", "/proc"]),
         ([*BUDGET, "--export", f"{NO_SUCH}/models"], ["--export", "/proc"]),
         ([*BUDGET, "--export", "good.onnx"], ["--export", "good.onnx"]),
+        ([*BUDGET, "--force"], ["--force", "--export"]),
         ([*BUDGET, "--store", f"sqlite:///{NO_SUCH}/r.db"], ["/proc"]),
         ([*BUDGET, "--store", "sqlite:////proc/r.db"], ["/proc"]),
         ([*BUDGET, "--store", "sqlite:///good.onnx"], ["good.onnx", "SQLite"]),
@@ -129,6 +130,24 @@ def test_a_wrong_option_is_refused_and_leaves_nothing(
 ) -> None:
     refused(call(good, "--json", *options), *words)
     assert sorted(path.name for path in folder.iterdir()) == ["good.onnx"]
+
+
+def test_an_export_that_would_be_refused_is_noticed_before_the_search(
+    good: str, call: Call, folder: Path
+) -> None:
+    there = folder / "models" / "good"
+    (there / "1").mkdir(parents=True)
+    (there / "config.pbtxt").write_text('name: "good"')
+    export = (good, "--json", *BUDGET, "--export", "models")
+    refused(call(*export), "--export", "models/good", "--force")
+    # With --force the search goes on, here to the next thing that is wrong.
+    refused(call(*export, "--force", "--space", "cpuu"), "cpuu")
+    refused(call(good, "--json", *BUDGET, "--export", "elsewhere", "--space", "cpuu"), "cpuu")
+    (folder / "models2").mkdir()
+    (folder / "models2" / "good").touch()
+    refused(call(good, "--json", *BUDGET, "--export", "models2", "--force"), "is a file")
+    assert not (folder / "results.db").exists() and not (folder / "elsewhere").exists()
+    assert (there / "config.pbtxt").read_text() == 'name: "good"'
 
 
 @pytest.mark.skipif(bool(inspect_machine().gpus), reason="this machine has a GPU")
