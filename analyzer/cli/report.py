@@ -22,7 +22,7 @@ from analyzer.cli import options
     "--format",
     "kind",
     type=click.Choice(["html", "md", "csv", "json"]),
-    help="[default: from the file's ending, else html]",
+    help="Format of the report.  [default: from the file's ending, else html]",
 )
 @options.store
 @options.common

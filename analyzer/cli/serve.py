@@ -12,9 +12,27 @@ from analyzer.cli import options as shared
 @click.command()
 @click.argument("repository", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port of KServe v2 over HTTP; 0: a free one.",
+)
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=8001,
+    show_default=True,
+    help="Port of KServe v2 over gRPC; 0: a free one.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=8002,
+    show_default=True,
+    help="Port of Prometheus metrics; 0: a free one.",
+)
 @click.option(
     "--model-control-mode",
     "mode",

@@ -135,9 +135,12 @@ def claim_of_repository(repository: Path, model_name: str) -> Claim:
 @click.command()
 @click.argument("study", required=False)
 @click.option(
-    "--repository", type=click.Path(path_type=Path), metavar="DIR", help="An exported repository…"
+    "--repository",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="An exported repository, instead of a study; with --model.",
 )
-@click.option("--model", "model_name", metavar="NAME", help="…and the model in it.")
+@click.option("--model", "model_name", metavar="NAME", help="The model in --repository.")
 @click.option(
     "--config",
     "config_id",
@@ -151,9 +154,21 @@ def claim_of_repository(repository: Path, model_name: str) -> Claim:
     metavar="SERVER",
     help="embedded, triton, grpc://HOST:PORT or http://HOST:PORT.",
 )
-@click.option("--latency-budget", type=options.DURATION_MS, help="[default: the claim's]")
-@click.option("--percentile", type=options.Percentile(), help="[default: the claim's]")
-@click.option("--confidence", type=options.Fraction(open_ends=True), help="[default: the claim's]")
+@click.option(
+    "--latency-budget",
+    type=options.DURATION_MS,
+    help="How long a request may take (50ms).  [default: the claim's]",
+)
+@click.option(
+    "--percentile",
+    type=options.Percentile(),
+    help="Share of requests within the budget, in percent.  [default: the claim's]",
+)
+@click.option(
+    "--confidence",
+    type=options.Fraction(open_ends=True),
+    help="Confidence of the verdict.  [default: the claim's]",
+)
 @click.option(
     "--target-rate",
     type=options.RATE_RPS,
