@@ -51,6 +51,7 @@ HEAVY = (
     "tritonclient",
     "uvicorn",
 )
+LINES_MAX = 450
 COMMANDS = [
     "search",
     "report",
@@ -97,6 +98,12 @@ def test_imports_only_go_down() -> None:
             if LAYERS[parts[1]] >= LAYERS[own]:
                 wrong.append(f"{path.relative_to(PACKAGE.parent)}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_module_is_read_in_one_sitting() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    long = {str(path): length for path, length in lengths.items() if length > LINES_MAX}
+    assert not long, f"find the part that is a purpose of its own: {long}"
 
 
 def _loaded_by(code: str) -> set[str]:

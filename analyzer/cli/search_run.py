@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzer import __version__
 from analyzer.cli.answer import tell
 from analyzer.cli.facts import save_facts
 from analyzer.cli.models import find_model
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.signals import take_sigterm
+from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyFacts
 from analyzer.domain.workload import ArrivalProcess, Trace, parse_arrivals
-from analyzer.errors import RunInterruptedError, StoreError, UsageError
+from analyzer.errors import RunInterruptedError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.evaluate.jobs import Executor
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from analyzer.search.guide import Guide
     from analyzer.search.proposals import Proposals
     from analyzer.search.request import SearchRequest
-    from analyzer.store.records import StudyRecord
     from analyzer.store.results import ResultStore
 
 
@@ -108,7 +105,7 @@ def run_search_command(options: SearchOptions) -> str:
             _ = executor.workers
             take_sigterm()
             with open_store(options.store_url) as store:
-                record = _study(options, store, model, sla, machine)
+                record = begin_study(options, store, model, sla, machine)
                 from analyzer.search.request import SearchRequest
 
                 request = SearchRequest(
@@ -310,85 +307,6 @@ def _tensorrt() -> bool:
     from importlib.util import find_spec
 
     return find_spec("tensorrt") is not None
-
-
-def _study(
-    options: SearchOptions, store: ResultStore, model: ModelInfo, sla: Sla, machine: Machine
-) -> StudyRecord:
-    """The study's record: a new one, or the one that ``--resume`` goes on with."""
-    from analyzer.store.records import StudyRecord
-
-    if options.resume:
-        if options.study is None:
-            raise UsageError(
-                "--resume needs the study's name.",
-                hint="Add --study NAME; analyze studies lists them.",
-            )
-        record = store.study(options.study)
-        if record.model.sha256 != model.sha256:
-            raise UsageError(
-                f"--resume: the study {record.name!r} is about another model "
-                f"({record.model.name}, {record.model.sha256[:12]}…).",
-                hint="Give the same model, or start a new study with another --study NAME.",
-            )
-        if record.sla != sla:
-            raise UsageError(
-                f"--resume: the study {record.name!r} has another SLA than this command.",
-                hint=f"Repeat its options: {_spell(record.sla)}.",
-            )
-        store.update_study(record.name, status="running")
-        return record
-    if options.study is not None and store.has_study(options.study):
-        raise StoreError(
-            f"A study named {options.study!r} exists already in {store.place}.",
-            hint=f"Go on with it (--study {options.study} --resume), or choose another name.",
-        )
-    return store.create_study(
-        StudyRecord(
-            name=options.study or "",
-            model=model,
-            sla=sla,
-            options={
-                "arrivals": options.arrivals,
-                "request_batch_size": options.request_batch_size,
-                "server": options.server,
-                "sampler": options.sampler,
-                "space": options.space,
-                "calibration_data": str(options.calibration_data or "") or None,
-                "model_path": model.path,
-                "budget_s": options.budget,
-            },
-            seed=options.seed,
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            provenance=_provenance(options, machine),
-        )
-    )
-
-
-def _spell(sla: Sla) -> str:
-    text = f"--latency-budget {sla.latency_budget_ms:g}ms --percentile {sla.percentile:g}"
-    if sla.target_rate_rps:
-        text += f" --target-rate {sla.target_rate_rps:g}/s"
-    return f"{text} --objective {sla.objective}"
-
-
-def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
-    libraries = {}
-    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "optuna", "ray", "tensorrt"):
-        try:
-            libraries[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "analyzer": __version__,
-        "hardware": machine.hardware,
-        "libraries": libraries,
-        "seeds": {"study": options.seed, "drawn": not options.seed_given},
-        "calibration_data": str(options.calibration_data.absolute())
-        if options.calibration_data
-        else None,
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _search(

@@ -1,0 +1,102 @@
+"""The record with which a search begins: a new study, or the one that ``--resume`` goes on with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from analyzer import __version__
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+from analyzer.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from analyzer.cli.search_run import SearchOptions
+    from analyzer.hardware.machine import Machine
+    from analyzer.store.records import StudyRecord
+    from analyzer.store.results import ResultStore
+
+
+def begin_study(
+    options: SearchOptions, store: ResultStore, model: ModelInfo, sla: Sla, machine: Machine
+) -> StudyRecord:
+    """The study's record: a new one, or the one that ``--resume`` goes on with.
+
+    Raises:
+        UsageError: What is resumed is about another model or another promise, or has no name.
+        StoreError: The name is taken, or there is no such study to go on with.
+    """
+    from analyzer.store.records import StudyRecord
+
+    if options.resume:
+        if options.study is None:
+            raise UsageError(
+                "--resume needs the study's name.",
+                hint="Add --study NAME; analyze studies lists them.",
+            )
+        record = store.study(options.study)
+        if record.model.sha256 != model.sha256:
+            raise UsageError(
+                f"--resume: the study {record.name!r} is about another model "
+                f"({record.model.name}, {record.model.sha256[:12]}…).",
+                hint="Give the same model, or start a new study with another --study NAME.",
+            )
+        if record.sla != sla:
+            raise UsageError(
+                f"--resume: the study {record.name!r} has another SLA than this command.",
+                hint=f"Repeat its options: {_spell(record.sla)}.",
+            )
+        store.update_study(record.name, status="running")
+        return record
+    if options.study is not None and store.has_study(options.study):
+        raise StoreError(
+            f"A study named {options.study!r} exists already in {store.place}.",
+            hint=f"Go on with it (--study {options.study} --resume), or choose another name.",
+        )
+    return store.create_study(
+        StudyRecord(
+            name=options.study or "",
+            model=model,
+            sla=sla,
+            options={
+                "arrivals": options.arrivals,
+                "request_batch_size": options.request_batch_size,
+                "server": options.server,
+                "sampler": options.sampler,
+                "space": options.space,
+                "calibration_data": str(options.calibration_data or "") or None,
+                "model_path": model.path,
+                "budget_s": options.budget,
+            },
+            seed=options.seed,
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            provenance=_provenance(options, machine),
+        )
+    )
+
+
+def _spell(sla: Sla) -> str:
+    text = f"--latency-budget {sla.latency_budget_ms:g}ms --percentile {sla.percentile:g}"
+    if sla.target_rate_rps:
+        text += f" --target-rate {sla.target_rate_rps:g}/s"
+    return f"{text} --objective {sla.objective}"
+
+
+def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
+    libraries = {}
+    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "optuna", "ray", "tensorrt"):
+        try:
+            libraries[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "analyzer": __version__,
+        "hardware": machine.hardware,
+        "libraries": libraries,
+        "seeds": {"study": options.seed, "drawn": not options.seed_given},
+        "calibration_data": str(options.calibration_data.absolute())
+        if options.calibration_data
+        else None,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
