@@ -125,15 +125,15 @@ def format_of(
 
 def render_report(facts: StudyFacts, kind: str) -> str:
     """The report of ``facts`` as ``html``, ``md``, ``csv`` or ``json``."""
+    if kind == "csv":  # without the document, which takes longer than the table
+        from analyzer.report.csv import render_csv
+
+        return render_csv(facts)
     from analyzer.report.document import build_document, render_json
 
     document = build_document(facts)
     if kind == "json":
         return render_json(document)
-    if kind == "csv":
-        from analyzer.report.csv import render_csv
-
-        return render_csv(facts)
     if kind == "md":
         from analyzer.report.markdown import render_markdown
 

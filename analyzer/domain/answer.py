@@ -150,7 +150,7 @@ def misses(measurement: Measurement, sla: Sla) -> tuple[Miss, ...]:
             found.append(
                 Miss(limit="target_rate_rps", required=sla.target_rate_rps, observed=edge_rps)
             )
-    peak = memory_bytes(measurement)
+    peak = memory_bytes(measurement) if sla.max_memory_bytes is not None else None
     if sla.max_memory_bytes is not None and peak is not None and peak > sla.max_memory_bytes:
         found.append(Miss(limit="max_memory_bytes", required=sla.max_memory_bytes, observed=peak))
     drop = accuracy_drop_worst(measurement)

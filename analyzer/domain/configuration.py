@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -92,24 +92,29 @@ class Configuration:
 
     def to_dict(self) -> dict[str, Any]:
         """The canonical configuration as JSON-ready values, keys as in the contract."""
-        values = asdict(self.canonical())
-        preferred = values["preferred_batch_size"]
+        own = self.canonical()
+        # Not dataclasses.asdict, which copies deeply: a report asks this of every measurement.
+        values = {name: getattr(own, name) for name in _FIELDS}
+        preferred = own.preferred_batch_size
         values["preferred_batch_size"] = list(preferred) if preferred is not None else None
         return values
 
     @property
     def config_id(self) -> str:
         """The first 12 hex digits of the SHA-256 of the canonical configuration's JSON."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return hashlib.sha256(_JSON.encode(self.to_dict()).encode()).hexdigest()[:12]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Configuration:
         """The configuration that :meth:`to_dict` wrote."""
-        fields = dict(values)
-        if fields.get("preferred_batch_size") is not None:
-            fields["preferred_batch_size"] = tuple(fields["preferred_batch_size"])
-        return cls(**fields).canonical()
+        own = dict(values)
+        if own.get("preferred_batch_size") is not None:
+            own["preferred_batch_size"] = tuple(own["preferred_batch_size"])
+        return cls(**own).canonical()
+
+
+_FIELDS = tuple(field.name for field in fields(Configuration))
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def baseline_configuration(*, batchable: bool, device: DeviceKind = "cpu") -> Configuration:

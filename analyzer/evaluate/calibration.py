@@ -74,17 +74,23 @@ class VariantCalibration:
             if result.probe.threads == threads and result.probe.busy == busy and result.samples_ms
         }
 
-    def _undisturbed(self, threads: int, busy: int, batch: int) -> float:
-        """Lower quartile of the executions, milliseconds; 0 if there are none.
+    def _typical(self, threads: int, busy: int, batch: int, crowded: bool) -> float:
+        """What the executions of a probe are compared by, milliseconds; 0 if there are none.
 
-        What instances cost each other slows every execution; what the machine did besides slows
-        some. A deployment that looks too good is measured and found out; one that looks too bad
-        never is.
+        Their lower quartile: what instances cost each other slows every execution, what the machine
+        did besides slows some, and a deployment that looks too good is measured and found out,
+        while one that looks too bad never is. Where there are more threads than cores (``crowded``)
+        the slow executions are the deployment's own, and their mean counts.
         """
         for result in self.results:
             probe = result.probe
-            if (probe.threads, probe.busy, probe.batch) == (threads, busy, batch):
-                return float(np.percentile(result.samples_ms, 25)) if result.samples_ms else 0.0
+            if (probe.threads, probe.busy, probe.batch) != (threads, busy, batch):
+                continue
+            if not result.samples_ms:
+                return 0.0
+            return float(
+                np.mean(result.samples_ms) if crowded else np.percentile(result.samples_ms, 25)
+            )
         return 0.0
 
     def _interference(
@@ -92,11 +98,13 @@ class VariantCalibration:
     ) -> tuple[float, ...]:
         """Slow-down by busy instances; between probed numbers a straight line, beyond the slope."""
         known = {1: 1.0}
+        cores = os.cpu_count() or 1
         for busy in {result.probe.busy for result in self.results} - {1}:
+            crowded = busy * (threads or cores) > cores
             ratios = [
-                self._undisturbed(threads, busy, size) / self._undisturbed(threads, 1, size)
+                self._typical(threads, busy, size, crowded) / beside
                 for size in self._means(threads, busy).keys() & alone.keys()
-                if self._undisturbed(threads, 1, size) > 0
+                if (beside := self._typical(threads, 1, size, crowded)) > 0
             ]
             if ratios:
                 known[busy] = max(1.0, float(np.exp(np.mean(np.log(ratios)))))

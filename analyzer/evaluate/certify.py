@@ -1,8 +1,9 @@
-"""Certifies a rate: picks the highest that the time allows, and goes down where it fails.
+"""Certifies a rate: a safe one first, then the highest that the time left can still prove.
 
 Pure but for the runs, which the caller gives as a function. Near the edge correlated requests make
-evidence dear (``field.md``), so the first rate tried is the highest whose expected need of requests
-fits into the time that is left.
+evidence dear (``field.md``), so a part of the time goes to the highest rate that it is expected to
+prove; what is left then climbs from a PASS, or goes down from a FAIL. Each rate's certificate
+counts every run at that rate, so that none is chosen by its luck.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from analyzer.domain.measurement import Certificate, LoadTest
+from analyzer.stats.certificate import requests_to_pass
 
 # Shares of the edge at which a certificate is tried, from close to safe.
 _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -19,8 +21,8 @@ _BLOCKS = 2
 _RUN_S_MIN = 0.3
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.4
-# The share of the time that the first rate may take.
-_FIRST_SHARE = 0.62
+# The share of the time that is left which an attempt may take while nothing has been proven.
+_UNPROVEN_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +34,14 @@ class CertifyGoal:
         seconds: Time under load that may be spent.
         requests_needed: Requests that a PASS at a rate is expected to take, from the variance
             inflation and the miss rate expected there; None where no number is enough.
+        percentile: The SLA's, 0 to 100.
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
     """
 
     edge_rps: float
     seconds: float
     requests_needed: Callable[[float], float | None]
+    percentile: float = 99.0
     fixed_rps: float | None = None
 
 
@@ -71,78 +75,134 @@ def certify_capacity(
         run: Offers a rate (requests per second) for a number of seconds, with fresh arrivals.
         judge: The certificate of a rate from the runs with these indices in the order of ``run``.
     """
-    result = Certified()
-    left_s = goal.seconds
-    rates = [goal.fixed_rps] if goal.fixed_rps else [goal.edge_rps * share for share in _LADDER]
-    rates = [rate for rate in rates if rate]
-    # How much more evidence than planned the runs have needed so far: their own correlation counts
-    # where it is larger than the twin's.
-    factor = _CAUTION
-    first = True
-    while rates and left_s > _RUN_S_MIN:
-        # The first, high rate leaves enough time to prove a lower one.
-        attempt_s = _FIRST_SHARE * left_s if first and len(rates) > 1 else left_s
-        first = False
-        rates = _affordable(goal, rates, attempt_s, factor)
-        rate = rates.pop(0)
-        needed = goal.requests_needed(rate) or 0.0
-        block_s = max(needed * 1.1 / rate / _BLOCKS, 0.5)
-        indices: list[int] = []
-        while attempt_s > _RUN_S_MIN:
-            test = run(rate, min(block_s, attempt_s))
-            result.runs.append(test)
-            left_s -= test.duration_s
-            attempt_s -= test.duration_s
-            indices.append(len(result.runs) - 1)
-            certificate = judge(rate, indices)
-            result.rate_rps, result.certificate = rate, certificate
-            result.blocks = [result.runs[index] for index in indices]
-            if certificate.verdict == "PASS":
-                result.passed = True
-                return result
-            if certificate.verdict == "FAIL" or test.aborted:
+    return _Certifying(goal, run, judge).certify()
+
+
+class _Certifying:
+    """One walk over the rates."""
+
+    def __init__(
+        self,
+        goal: CertifyGoal,
+        run: Callable[[float, float], LoadTest],
+        judge: Callable[[float, Sequence[int]], Certificate],
+    ) -> None:
+        self._goal, self._run, self._judge = goal, run, judge
+        self._result = Certified()
+        self._left_s = goal.seconds
+        # How much more evidence than planned the runs have needed so far: their own correlation
+        # counts where it is larger than the twin's.
+        self._factor = _CAUTION
+
+    def certify(self) -> Certified:
+        goal, result = self._goal, self._result
+        # Highest first; those that may still be proven.
+        rates = [goal.fixed_rps] if goal.fixed_rps else [goal.edge_rps * s for s in _LADDER]
+        rates = [rate for rate in rates if rate]
+        while rates and self._left_s > _RUN_S_MIN:
+            rate, limit_s = self._choose(rates)
+            if rate is None:
                 break
+            passed = self._attempt(rate, limit_s, [lower for lower in rates if lower < rate])
+            rates = [other for other in rates if (other > rate if passed else other < rate)]
+            if result.passed and result.rate_rps:
+                rates = [other for other in rates if other > result.rate_rps]
+        return result
+
+    def _choose(self, rates: list[float]) -> tuple[float | None, float]:
+        """The rate to try next, and the seconds that it may take.
+
+        The highest whose expected need fits into the time. Where none fits, the one that needs the
+        least: a lower rate needs fewer requests, but each takes longer to come. Nothing is tried
+        above a proven rate that the time does not suffice for.
+        """
+        if self._result.passed:
+            rate = self._affordable(rates, 0.9 * self._left_s)
+            return rate, self._left_s
+        if len(rates) == 1:
+            return rates[0], self._left_s
+        for share in (_UNPROVEN_SHARE, 0.9):
+            rate = self._affordable(rates, share * self._left_s)
+            if rate is not None:
+                return rate, share * self._left_s
+        return min(rates[::2], key=self._seconds), self._left_s
+
+    def _affordable(self, rates: list[float], seconds: float) -> float | None:
+        """The highest of ``rates`` whose expected need fits; None if none does.
+
+        Halves the list, since each look at a rate costs a simulation.
+        """
+        low, high = 0, len(rates)
+        while low < high:
+            middle = (low + high) // 2
+            if self._seconds(rates[middle]) <= seconds:
+                high = middle
+            else:
+                low = middle + 1
+        return rates[high] if high < len(rates) else None
+
+    def _seconds(self, rate: float) -> float:
+        """How long a PASS at ``rate`` is expected to take from nothing."""
+        needed = self._goal.requests_needed(rate)
+        return needed * self._factor / rate if needed is not None else math.inf
+
+    def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
+        """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
+        runs, indices = self._result.runs, []
+        needed = self._goal.requests_needed(rate) or 0.0
+        block_s = max(needed * 1.1 / rate / _BLOCKS, 0.5)
+        while limit_s > _RUN_S_MIN:
+            test = self._run(rate, min(block_s, limit_s))
+            runs.append(test)
+            indices.append(len(runs) - 1)
+            self._left_s -= test.duration_s
+            limit_s -= test.duration_s
+            certificate = self._judge(rate, indices)
+            passed = certificate.verdict == "PASS"
+            if passed or not self._result.passed:
+                self._keep(rate, certificate, indices)
+            if passed:
+                return True
+            if certificate.verdict == "FAIL" or test.aborted:
+                return False
             missing = certificate.requests_missing
             if missing is None:
                 continue
-            if needed:
-                factor = max(1.0, (certificate.requests + missing) / needed)
-            stay_s = missing / rate
-            if stay_s > attempt_s and rates:
-                # What was gathered here is lost elsewhere: only a lower rate that is proven sooner,
-                # from nothing, is worth leaving for.
-                lower = _affordable(goal, rates, left_s, factor)[0]
-                if _seconds(goal, lower, factor) < stay_s:
-                    break
-                attempt_s = left_s
+            beyond = certificate.over_budget > certificate.requests * self._miss_rate_max
+            if not beyond and needed:
+                self._factor = max(1.0, (certificate.requests + missing) / needed)
+            # Beyond the limit what is missing is missing to a FAIL; the least that a PASS takes is
+            # what follows if no further request is late.
+            stay_s = (self._to_pass(certificate) if beyond else missing) / rate
+            if stay_s > limit_s:
+                if self._result.passed:
+                    return False
+                # What was gathered here is lost elsewhere: only a lower rate that is proven
+                # sooner, from nothing, is worth leaving for.
+                if lower and min(map(self._seconds, lower[::3])) < stay_s:
+                    return False
+                limit_s = self._left_s
             # In parts, so that what the runs show of their correlation is heard in time.
-            block_s = max(min(missing * 1.05 / rate, 0.5 * attempt_s), 0.5)
-    return result
+            block_s = max(min(missing * 1.05 / rate, 0.5 * limit_s), 0.5)
+        return False
 
+    @property
+    def _miss_rate_max(self) -> float:
+        return 1.0 - self._goal.percentile / 100.0
 
-def _affordable(goal: CertifyGoal, rates: list[float], left_s: float, factor: float) -> list[float]:
-    """``rates`` from the first whose expected need fits into the time.
+    def _to_pass(self, certificate: Certificate) -> float:
+        found = requests_to_pass(
+            certificate.requests,
+            certificate.over_budget,
+            certificate.inflation or 1.0,
+            percentile=self._goal.percentile,
+            confidence=certificate.confidence,
+        )
+        return found if found is not None else math.inf
 
-    Halves the list, since each look at a rate costs a simulation. Where none fits, the one that
-    needs the least time: a lower rate needs fewer requests, but each takes longer to come.
-    """
-
-    if len(rates) < 2:
-        return list(rates)
-    low, high = 0, len(rates)
-    while low < high:
-        middle = (low + high) // 2
-        if _seconds(goal, rates[middle], factor) <= 0.9 * left_s:
-            high = middle
-        else:
-            low = middle + 1
-    if high < len(rates):
-        return rates[high:]
-    quickest = min(range(0, len(rates), 2), key=lambda index: _seconds(goal, rates[index], factor))
-    return rates[quickest:]
-
-
-def _seconds(goal: CertifyGoal, rate: float, factor: float) -> float:
-    """How long a PASS at ``rate`` is expected to take from nothing."""
-    needed = goal.requests_needed(rate)
-    return needed * factor / rate if needed is not None else math.inf
+    def _keep(self, rate: float, certificate: Certificate, indices: Sequence[int]) -> None:
+        """What may be said so far: of the highest rate that passed, else of the last one tried."""
+        result = self._result
+        result.rate_rps, result.certificate = rate, certificate
+        result.passed = certificate.verdict == "PASS"
+        result.blocks = [result.runs[index] for index in indices]

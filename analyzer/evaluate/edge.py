@@ -10,9 +10,11 @@ rates a band; the edge is the upper end of the band that the search has found.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from analyzer.domain.measurement import Edge
+from analyzer.domain.measurement import Edge, LoadTest
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
@@ -138,3 +140,44 @@ class EdgeSearch:
             rate_rps=rate,
             interval_rps=(low.rate_rps * (1 - _NOISE), high.rate_rps * (1 + _NOISE)),
         )
+
+
+def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float) -> Edge:
+    """``edge`` in the light of the certificate's runs, which are longer and come later.
+
+    Runs of a second may all fall between a machine's slow moments. Where a rate below the edge
+    broke the SLA over more requests than kept it at that rate and above, the edge lies below that
+    rate: halfway (in logarithms) to the highest rate that was kept below it. The upper end of the
+    interval stays, since both were seen.
+
+    Args:
+        edge: From the search for the edge.
+        tests: Every load test of the configuration.
+        miss_rate_max: The allowed fraction of requests over budget.
+    """
+    if not edge.rate_rps:
+        return edge
+    counts: dict[float, list[int]] = defaultdict(lambda: [0, 0])
+    for test in tests:
+        over = test.over_budget
+        kept = over is not None and not test.aborted and over <= miss_rate_max * test.requests
+        if test.offered_rps and over is not None and (test.validity.valid or kept):
+            counts[test.offered_rps][0] += test.requests
+            counts[test.offered_rps][1] += over
+    keeps = {rate: over <= miss_rate_max * count for rate, (count, over) in counts.items()}
+
+    def contradicted(rate: float) -> bool:
+        above = sum(counts[other][0] for other, kept in keeps.items() if kept and other > rate)
+        return not keeps[rate] and counts[rate][0] > above
+
+    broken = min((r for r in keeps if r < edge.rate_rps and contradicted(r)), default=None)
+    if broken is None:
+        return edge
+    low = max((rate for rate, kept in keeps.items() if kept and rate < broken), default=None)
+    if low is None:
+        return Edge(rate_rps=None, interval_rps=(0.0, edge.interval_rps[1]))
+    return replace(
+        edge,
+        rate_rps=math.sqrt(low * broken),
+        interval_rps=(low * (1 - _NOISE), edge.interval_rps[1]),
+    )

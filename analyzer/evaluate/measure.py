@@ -184,6 +184,7 @@ def certify_target(
             edge_rps=edge_rps,
             seconds=seconds,
             requests_needed=requests_needed,
+            percentile=sla.percentile,
             fixed_rps=fixed_rps,
         ),
         lambda rate, length: session.run(rate, length, kind=kind, stream=stream, abort=False),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PRUNE_FACTOR = 2.0
 _BUILD_TIMEOUT_S = 1800.0
 # Configurations between two looks at the clock while the twin computes.
-_CHUNK = 32
+_CHUNK = 16
 
 
 @dataclass(slots=True)
@@ -235,9 +235,9 @@ def probe_variants(
 
 
 def _first_look(probes: Sequence[Probe]) -> list[Probe]:
-    """Of the plainest deployment the smallest, a middle and the largest batch."""
+    """Of the plainest deployment the smallest and a middle batch: enough to tell what is too dear."""
     alone = [p for p in probes if (p.threads, p.busy) == (probes[0].threads, 1)]
-    return sorted({alone[0], alone[len(alone) // 2], alone[-1]}, key=lambda probe: probe.batch)
+    return sorted({alone[0], alone[len(alone) // 2]}, key=lambda probe: probe.batch)
 
 
 class TwinOracle:
@@ -257,6 +257,7 @@ class TwinOracle:
 
         self._calibrations = dict(calibrations)
         self._sla = sla
+        self._request_batch_size = request_batch_size
         self.overhead_ms = overhead_ms
         self._unit = UnitArrivals.draw(
             arrivals, request_batch_size=request_batch_size, seed=seed, count=400_000
@@ -290,35 +291,51 @@ class TwinOracle:
         )
 
     def predict(
-        self, configurations: Sequence[Configuration], *, seconds_max: float = math.inf
+        self,
+        configurations: Sequence[Configuration],
+        *,
+        seconds_max: float = math.inf,
+        hopeless_share: float = 0.0,
     ) -> list[float | None]:
         """The edges of ``configurations``, requests per second; None where unknown or nowhere.
 
         Computes on all cores: no load test may run on this machine meanwhile. Those that could
-        carry most come first; what ``seconds_max`` does not suffice for stays unknown.
+        carry most come first.
+
+        Args:
+            seconds_max: What this does not suffice for stays unknown.
+            hopeless_share: So does what saturates below this share of the best edge.
         """
         from analyzer.twin.bands import edges
 
         started = time.monotonic()
-        missing = [c for c in configurations if c.config_id not in self._known]
-        usable = [(c, found) for c in missing if (found := self.candidate(c)) is not None]
-        usable.sort(key=lambda pair: -pair[1].service.saturation_rps(pair[1].policy))
-        self._known.update({c.config_id: None for c in missing})
-        for first in range(0, len(usable), _CHUNK):
-            if time.monotonic() - started > seconds_max:
+        best = 0.0
+        waiting = []
+        for configuration in configurations:
+            if configuration.config_id in self._known:
+                continue
+            candidate = self.candidate(configuration)
+            if candidate is None:
+                continue
+            limit = candidate.service.saturation_rps(candidate.policy, self._request_batch_size)
+            waiting.append((limit, configuration, candidate))
+        waiting.sort(key=lambda entry: -entry[0])
+        for first in range(0, len(waiting), _CHUNK):
+            chunk = waiting[first : first + _CHUNK]
+            chunk = [entry for entry in chunk if entry[0] >= hopeless_share * best]
+            if not chunk or time.monotonic() - started > seconds_max:
                 break
-            chunk = usable[first : first + _CHUNK]
-            found_edges = edges(
-                [candidate for _, candidate in chunk],
+            found = edges(
+                [candidate for _, _, candidate in chunk],
                 self._unit,
                 budget_ms=self._sla.latency_budget_ms,
                 percentile=self._sla.percentile,
                 threads=os.cpu_count(),
             )
-            self._known.update(
-                {c.config_id: edge for (c, _), edge in zip(chunk, found_edges, strict=True)}
-            )
-        return [self._known[c.config_id] for c in configurations]
+            for (_, configuration, _), edge in zip(chunk, found, strict=True):
+                self._known[configuration.config_id] = edge
+                best = max(best, edge or 0.0)
+        return [self._known.get(configuration.config_id) for configuration in configurations]
 
     def latency_ms(self, configuration: Configuration, rate_rps: float) -> float | None:
         """Latency at the SLA's percentile at ``rate_rps``; None without probes."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Failure, Measurement, Prediction
+from analyzer.evaluate.edge import revised_edge
 from analyzer.evaluate.jobs import Executor, Job
 from analyzer.evaluate.plan import EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.tasks import Assets, CertifyPlan, MeasureTask
@@ -19,8 +20,10 @@ from analyzer.search.ledger import Ledger, describe, merged, outcome_of, plainne
 from analyzer.search.prepare import Prepared, TwinOracle
 from analyzer.search.request import Progress, SearchRequest
 
-# The winner's share of the time that is left for certificates; the rest is the baseline's.
-_WINNER_SHARE = 0.62
+# The baseline's share of the time that is left for certificates; what it leaves is the winner's.
+_BASELINE_SHARE = 0.38
+# Of that, the share of the search for its edge.
+_EDGE_SHARE = 0.25
 # Starting a server and warming it up, seconds, as it goes by and large.
 SERVER_START_S = 1.2
 _WINNERS_MAX = 3
@@ -56,7 +59,7 @@ class Prover:
 
     def winner(self) -> Measurement | None:
         """The best configuration that could be certified; the next one where the best cannot."""
-        total_s = _WINNER_SHARE * max(self.left_s(), 0.4 * self.reserve_s)
+        total_s = max(self.left_s(), 0.25 * self.reserve_s)
         deadline_s = self.left_s() - total_s
         self.progress.phase("certifying the best", total_s)
         for position, best in enumerate(self.ledger.ranked(self.allowed)[:_WINNERS_MAX]):
@@ -78,12 +81,20 @@ class Prover:
         return None
 
     def measure_baseline(self) -> None:
-        """Finds the baseline's edge, where it is not known, and certifies it."""
+        """Finds the baseline's edge, where it is not known, and certifies it.
+
+        Before the winner, which can use every second that is left. Nothing is done where the
+        baseline is about to be certified as the winner.
+        """
         known = self.ledger.done.get(self.baseline.config_id)
         measured = known if isinstance(known, Measurement) else None
         if measured is not None and measured.certificate is not None:
             return
-        seconds = max(self.left_s() - SERVER_START_S, 4.0, 0.1 * self.reserve_s)
+        best = self.ledger.ranked(self.allowed)[:1]
+        if best and best[0].configuration.config_id == self.baseline.config_id:
+            return
+        share_s = _BASELINE_SHARE * max(self.left_s(), 0.25 * self.reserve_s)
+        seconds = max(share_s - SERVER_START_S, _TIME_MIN_S)
         self.progress.phase("measuring the baseline", seconds)
         known_edge = measured is not None and measured.edge.rate_rps
         self._certify(
@@ -161,7 +172,7 @@ class Prover:
             rate_rps = sla.target_rate_rps
         self.progress.detail(describe(configuration))
         predicted = self.oracle.predict([configuration])[0]
-        search_s = 0.0 if edge is not None else float(np.clip(0.4 * seconds, 2.0, 12.0))
+        search_s = 0.0 if edge is not None else float(np.clip(_EDGE_SHARE * seconds, 2.0, 12.0))
         report = self.prepared.variants.get(configuration.variant)
         task = MeasureTask(
             assets=self.assets,
@@ -196,8 +207,12 @@ class Prover:
         outcome, logs = outcome_of(result, configuration)
         if isinstance(outcome, Measurement) and measured is not None:
             outcome = merged(measured, outcome)
-        self.ledger.record(outcome, role=role, logs=logs)
+        # The guide compares edges from short runs; the answer has the best there is.
         self.guide.tell(configuration.config_id, outcome)
+        if isinstance(outcome, Measurement):
+            edge = revised_edge(outcome.edge, outcome.load_tests, miss_rate_max=sla.miss_rate_max)
+            outcome = replace(outcome, edge=edge)
+        self.ledger.record(outcome, role=role, logs=logs)
         if isinstance(outcome, Failure):
             if measured is not None:
                 text = f"{describe(configuration)} could not be certified: {outcome.message}"

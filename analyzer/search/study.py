@@ -29,6 +29,9 @@ from analyzer.search.proof import SERVER_START_S, Prover
 from analyzer.search.proposals import Proposal, Proposals, guided_value
 from analyzer.search.request import Progress, SearchRequest
 
+# Configurations whose saturation throughput, which no edge exceeds, is below this share of the best
+# edge are not computed: a twin that may be trusted is not off by so much.
+_HOPELESS_SHARE = 0.5
 # The share of the budget that the trials leave to the certificates.
 _CERTIFY_SHARE = 0.55
 
@@ -205,7 +208,9 @@ class Search:
         configurations = [self._candidates[config_id] for config_id in allowed]
         oracle.predict([self._baseline])
         edges = oracle.predict(
-            [*configurations, self._baseline], seconds_max=2.0 + 0.1 * self._request.budget_s
+            [*configurations, self._baseline],
+            seconds_max=2.0 + 0.1 * self._request.budget_s,
+            hopeless_share=_HOPELESS_SHARE,
         )
         return dict(zip([*allowed, self._baseline.config_id], edges, strict=True))
 
@@ -346,8 +351,8 @@ class Search:
             left_s=self._left_s,
             reserve_s=self._reserve_s,
         )
-        winner = prover.winner()
         prover.measure_baseline()
+        winner = prover.winner()
         verdict: Verdict = "found" if winner is not None else "undecided"
         bound = guide.bound_sentence(request.sla.confidence)
         if winner is None and (proven := prover.infeasibility()):

@@ -179,5 +179,44 @@ def expected_requests(
     return ceil(high * inflation)
 
 
+def requests_to_pass(
+    requests: int, over_budget: int, inflation: float, *, percentile: float, confidence: float
+) -> int | None:
+    """Returns how many further requests are a PASS if none of them is over budget.
+
+    The least that staying at a rate can cost. None where not even ten thousand million would do.
+
+    Args:
+        requests, over_budget: What was counted so far.
+        inflation, percentile, confidence: As in ``decide``.
+    """
+
+    def passes(further: float) -> bool:
+        return (
+            decide(
+                requests + int(further),
+                over_budget,
+                inflation,
+                percentile=percentile,
+                confidence=confidence,
+            )
+            == "PASS"
+        )
+
+    high = 1.0
+    while not passes(high):
+        high *= 2.0
+        if high > _REQUESTS_MAX:
+            return None
+    low = 0.0
+    while high - low > max(1.0, 1e-3 * high):
+        middle = (low + high) / 2.0
+        if passes(middle):
+            high = middle
+        else:
+            low = middle
+    return ceil(high)
+
+
 def _as_blocks(arrays: NDArray[T] | Sequence[NDArray[T]]) -> list[NDArray[T]]:
     return [arrays] if isinstance(arrays, np.ndarray) else list(arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,8 +145,6 @@ def test_an_overload_is_never_certified(
 def test_an_invalid_run_turns_a_fail_into_undecided(
     session: VirtualSession, load: LoadPlan
 ) -> None:
-    from dataclasses import replace
-
     test = session.run(2000.0, 5.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
     assert judge_runs([test], session.logs, load, None).verdict == "FAIL"
     disturbed = replace(test, validity=Validity(valid=False, reasons=("lag",)))
@@ -167,8 +166,6 @@ def test_merged_runs_pool_requests_and_latencies(session: VirtualSession) -> Non
 
 
 def test_one_invalid_run_marks_the_whole(session: VirtualSession) -> None:
-    from dataclasses import replace
-
     for _ in range(2):
         session.run(100.0, 1.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
     tests = [
@@ -178,3 +175,35 @@ def test_one_invalid_run_marks_the_whole(session: VirtualSession) -> None:
     merged = merge_tests(tests, session.logs, percentile=99.0)
     assert not merged.validity.valid and merged.validity.reasons == ("lag",)
     assert merged.errors == tests[0].errors + 2
+
+
+def test_after_a_pass_the_time_left_climbs_and_a_fail_keeps_what_passed() -> None:
+    script = Script(passes_up_to=80.0, needed=500)
+    by_rate = CertifyGoal(
+        edge_rps=100.0,
+        seconds=60.0,
+        requests_needed=lambda rate: 500 if rate <= 70.5 else 1500 if rate <= 85.5 else 10**6,
+    )
+    result = certify_capacity(by_rate, script.run, script.judge)
+    assert result.passed and result.rate_rps == pytest.approx(78.0)
+    tried = list(dict.fromkeys(round(rate) for rate in script.rates))
+    assert tried[:2] == [70, 85], "a safe rate first, then one that may fail"
+    assert {block.offered_rps for block in result.blocks} == {result.rate_rps}
+    assert result.certificate is not None and result.certificate.verdict == "PASS"
+
+
+def test_a_rate_that_cannot_pass_in_time_any_more_is_left_at_once() -> None:
+    """A burst of late requests at the first rate: evidence for a FAIL is not what is wanted."""
+    script = Script(passes_up_to=100.0, needed=400)
+
+    def judge(rate: float, indices: Sequence[int]) -> Certificate:
+        found = script.judge(rate, indices)
+        if rate < 90.0:
+            return found
+        return replace(
+            found, verdict="UNDECIDED", over_budget=found.requests // 20, requests_missing=10**5
+        )
+
+    result = certify_capacity(goal(40.0, needed=400), script.run, judge)
+    assert result.passed and result.rate_rps == pytest.approx(88.0)
+    assert sum(rate > 90.0 for rate in script.rates) <= 3

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.batching.policy import BatchingPolicy
-from analyzer.domain.measurement import LoadTest, Validity
+from analyzer.domain.measurement import Edge, LatencySummary, LoadTest, Validity
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.errors import TargetError
-from analyzer.evaluate.edge import EdgeGoal, EdgeSearch, RateOutcome
+from analyzer.evaluate.edge import EdgeGoal, EdgeSearch, RateOutcome, revised_edge
 from analyzer.evaluate.measure import long_run_edge, measure_edge
 from analyzer.evaluate.plan import EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.virtual_session import VirtualSession
@@ -159,3 +159,48 @@ def test_invalid_runs_never_fail_a_rate(
     session = Disturbed(policy, service, load)
     found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
     assert found.rate_rps is not None and found.interval_rps[1] is None
+
+
+def load_test(rate: float, requests: int, over: int, *, valid: bool = True) -> LoadTest:
+    return LoadTest(
+        kind="certify",
+        offered_rps=rate,
+        achieved_rps=rate,
+        throughput_ips=rate,
+        requests=requests,
+        over_budget=over,
+        errors=0,
+        duration_s=requests / rate,
+        latency_ms=LatencySummary(mean=1, p50=1, p90=1, p95=1, p99=1, sla=1),
+        send_lag_ms_p99=0.0,
+        validity=Validity(valid=valid, reasons=() if valid else ("lag",)),
+    )
+
+
+SHORT_RUNS = (load_test(1650.0, 1600, 0), load_test(1740.0, 1500, 160))
+SHORT_EDGE = Edge(rate_rps=1600.0, interval_rps=(1560.0, 1700.0))
+
+
+def revised(*tests: LoadTest) -> Edge:
+    return revised_edge(SHORT_EDGE, (*SHORT_RUNS, *tests), miss_rate_max=0.01)
+
+
+def test_a_long_run_that_breaks_the_sla_below_the_edge_lowers_it() -> None:
+    found = revised(
+        load_test(1200.0, 3600, 170), load_test(1200.0, 9800, 2400), load_test(900.0, 6000, 0)
+    )
+    assert found.rate_rps == pytest.approx((1200.0 * 900.0) ** 0.5)
+    assert found.interval_rps == (pytest.approx(0.97 * 900.0), 1700.0)
+
+
+def test_an_edge_stays_where_the_long_runs_agree_or_say_less() -> None:
+    assert revised() == SHORT_EDGE
+    assert revised(load_test(1400.0, 8000, 20)) == SHORT_EDGE
+    assert revised(load_test(1400.0, 1000, 200)) == SHORT_EDGE, "fewer requests than kept it above"
+    assert revised(load_test(1400.0, 9000, 900, valid=False)) == SHORT_EDGE
+    unknown = Edge(rate_rps=None, interval_rps=(0.0, 100.0))
+    assert revised_edge(unknown, SHORT_RUNS, miss_rate_max=0.01) == unknown
+
+
+def test_an_edge_without_a_rate_that_was_kept_is_unknown() -> None:
+    assert revised(load_test(1200.0, 9000, 900)) == Edge(rate_rps=None, interval_rps=(0.0, 1700.0))
