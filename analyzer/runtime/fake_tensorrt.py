@@ -52,8 +52,12 @@ def make_tensorrt(
         parse_errors: What the parser complains of; it fails if there is anything.
         build_error: What the builder logs before it gives no plan; empty for a plan.
         starts: Whether the builder finds a GPU.
+
+    Returns:
+        The module; its list ``engines`` holds every engine that was deserialized, in order.
     """
     shapes = inputs or {"x": (-1, 3)}
+    engines: list[_Engine] = []
 
     class ILogger:
         class Severity(enum.Enum):
@@ -113,13 +117,15 @@ def make_tensorrt(
 
         def deserialize_cuda_engine(self, plan: bytes) -> Any:
             try:
-                return _Engine(json.loads(plan))
+                engines.append(_Engine(json.loads(plan)))
             except ValueError:
                 self._logger.log(ILogger.Severity.ERROR, "Magic tag does not match")
                 return None
+            return engines[-1]
 
     return SimpleNamespace(
         __version__=version,
+        engines=engines,
         ILogger=ILogger,
         Builder=Builder,
         OnnxParser=OnnxParser,
@@ -172,6 +178,7 @@ class _Engine:
         self.plan = plan
         self._names = [*plan["inputs"], *(f"{name}_doubled" for name in plan["inputs"])]
         self.num_io_tensors = len(self._names)
+        self.contexts = 0
 
     def get_tensor_name(self, index: int) -> str:
         return str(self._names[index])
@@ -183,6 +190,7 @@ class _Engine:
         return np.float32
 
     def create_execution_context(self) -> Any:
+        self.contexts += 1
         return _Context(self)
 
 
@@ -243,14 +251,18 @@ class FakeCuda:
         self._free = memory_bytes
         self.buffers: dict[int, Any] = {}
         self.streams: set[int] = set()
+        self.device = 0
+        self._created = 0
 
     def cudaSetDevice(self, device: int) -> tuple[int]:  # noqa: N802
         """Selects a device."""
+        self.device = device
         return (0,)
 
     def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:  # noqa: N802
         """Makes a stream."""
-        handle = 1000 + len(self.streams)
+        self._created += 1
+        handle = 1000 * (1 + self.device) + self._created
         self.streams.add(handle)
         return 0, handle
 

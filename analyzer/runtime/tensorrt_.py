@@ -121,7 +121,11 @@ class TensorRtRuntime:
             engine = TensorRtEngine(engine, device_id=device_id)
         self._shared = engine
         self._stream = CudaStream(device_id=engine.device_id, cudart=engine.cudart)
-        self._context = engine.create_context()
+        try:
+            self._context = engine.create_context()  # on the device that the stream selected
+        except BaseException:
+            self._stream.close()
+            raise
         trt, inner = engine.trt, engine.engine
         names = [inner.get_tensor_name(index) for index in range(inner.num_io_tensors)]
         inputs = {name for name in names if inner.get_tensor_mode(name) == trt.TensorIOMode.INPUT}

@@ -19,7 +19,8 @@ import numpy as np
 from analyzer.errors import InputError, ModelError, TargetError, TargetMemoryError
 from analyzer.modelconfig.rules import Instance, OnnxTensor, autocomplete_onnx
 from analyzer.runtime.base import Runtime, Tensors
-from analyzer.runtime.ort import OrtRuntime, first_line, import_onnxruntime
+from analyzer.runtime.open import Place, open_runtimes
+from analyzer.runtime.ort import first_line, import_onnxruntime
 from analyzer.serving.signature import Signature, signature_of
 
 TEST_BACKENDS = ("identity", "scripted")
@@ -115,16 +116,8 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
     path = model_file(config, version_dir)
     if config.backend == "onnxruntime":
         _check_onnx(config, signature, path)
-    threads = _threads(config)
-    runtimes: list[Runtime] = []
-    try:
-        for instance in instances:
-            runtimes.append(_open(config, path, instance, threads))  # noqa: PERF401 (undone below)
-    except BaseException:
-        for runtime in runtimes:
-            runtime.close()
-        raise
-    return runtimes
+    places = [Place("gpu" if i.kind == "gpu" else "cpu", i.device_id) for i in instances]
+    return open_runtimes(path, places, backend=config.backend, intra_op_threads=_threads(config))
 
 
 def parameter(config: Any, key: str, default: str) -> str:
@@ -132,19 +125,6 @@ def parameter(config: Any, key: str, default: str) -> str:
     if key not in config.parameters:
         return default
     return str(config.parameters[key].string_value)
-
-
-def _open(config: Any, path: Path, instance: Instance, threads: int) -> Runtime:
-    if config.backend == "tensorrt":
-        from analyzer.runtime.open import open_runtime
-
-        return open_runtime(path, backend="tensorrt", device="gpu")
-    return OrtRuntime(
-        path,
-        device="gpu" if instance.kind == "gpu" else "cpu",
-        device_id=instance.device_id,
-        intra_op_threads=threads,
-    )
 
 
 def usable_gpus(indices: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from analyzer.errors import TargetError, TargetMemoryError
 from analyzer.runtime.base import Runtime, Tensors
-from analyzer.runtime.open import open_runtime
+from analyzer.runtime.open import Place
+from analyzer.runtime.open import open_runtimes as open_at_places
 from analyzer.runtime.scripted import NullRuntime, batch_rows, linear_service_time_s
 from analyzer.serving.spec import EmbeddedSpec, EngineModel, NullModel, OnnxModel, ScriptedModel
 
@@ -33,16 +34,13 @@ def open_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
         stage = _Stage(model)
         return [_Scripted(stage, index) for index in range(count)]
     assert isinstance(model, OnnxModel | EngineModel)
-    return [
-        open_runtime(
-            Path(model.path),
-            backend="tensorrt" if isinstance(model, EngineModel) else "onnxruntime",
-            # The process sees only its own GPU, whatever its number is outside.
-            device=spec.configuration.device,
-            intra_op_threads=spec.configuration.intra_op_threads or 0,
-        )
-        for _ in range(count)
-    ]
+    return open_at_places(
+        Path(model.path),
+        # The process sees only its own GPU, whatever its number is outside.
+        [Place(spec.configuration.device)] * count,
+        backend="tensorrt" if isinstance(model, EngineModel) else "onnxruntime",
+        intra_op_threads=spec.configuration.intra_op_threads or 0,
+    )
 
 
 class _Stage:

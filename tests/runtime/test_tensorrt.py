@@ -53,6 +53,15 @@ def test_out_of_memory(plan: Path) -> None:
     assert not cuda.buffers
 
 
+def test_an_instance_without_room_for_its_context_leaves_nothing(plan: Path) -> None:
+    cuda = FakeCuda()
+    engine = TensorRtEngine(plan, trt=make_tensorrt(), cudart=cuda)
+    engine.engine.create_execution_context = lambda: None  # as TensorRT says it
+    with pytest.raises(TargetMemoryError, match="could not create another instance"):
+        TensorRtRuntime(engine)
+    assert not cuda.streams
+
+
 def test_foreign_plan(tmp_path: Path) -> None:
     (tmp_path / "a.plan").write_bytes(b"\x00plan")
     with pytest.raises(TargetStartError, match="Magic tag does not match"):
