@@ -152,6 +152,7 @@ class Scheduler:
         priority: int = 0,
         timeout_us: int = 0,
         shape_key: Hashable = None,
+        input_set: Hashable = None,
     ) -> None:
         """Puts a request into the queue; :meth:`advance` decides what becomes of it.
 
@@ -161,7 +162,10 @@ class Scheduler:
             batch_size: Its inferences, at most the maximum batch size (the caller has checked).
             priority: Its level; 0 or one that does not exist means the default.
             timeout_us: Its own time-out, which counts only where the policy allows it.
-            shape_key: Requests with different keys never share an execution.
+            shape_key: Requests with different keys never share an execution, and one with a key
+                makes the batcher look at once, as in Triton.
+            input_set: The inputs that it brings, of a model where some are optional: requests with
+                different ones never share an execution either; the batcher may sleep on.
 
         Raises:
             QueueFullError: The queue of its level is full; the request is not in it.
@@ -182,7 +186,8 @@ class Scheduler:
             raise QueueFullError
         timeout = queue_policy.timeout_us(timeout_us) if not policy.prefetching else 0
         deadline_ns = now_ns + timeout * 1000 if timeout else 0
-        level.live.append(_Request(ticket, batch_size, now_ns, deadline_ns, shape_key))
+        key = shape_key if input_set is None else (input_set, shape_key)
+        level.live.append(_Request(ticket, batch_size, now_ns, deadline_ns, key))
         self._queued += 1
         self._queued_size += batch_size
         self._wake(now_ns, shape_key)

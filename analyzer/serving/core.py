@@ -54,6 +54,8 @@ class ServedModel:
         batchable: Whether arrays carry a batch axis, so that requests can be joined.
         enforce_shapes: Whether only requests of equal shapes are joined (models with dynamic
             dimensions besides the batch).
+        optional_inputs: Whether requests may leave inputs out; only those with the same inputs
+            are joined.
         after_batch: Called on the instance's thread after the replies of an execution.
         on_failure: Called with the exception of a failed execution, before its replies.
     """
@@ -66,6 +68,7 @@ class ServedModel:
         *,
         batchable: bool,
         enforce_shapes: bool = False,
+        optional_inputs: bool = False,
         after_batch: Callable[[], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
@@ -74,6 +77,7 @@ class ServedModel:
         self._batchable = batchable
         self._batch_size_max = policy.batch_limit
         self._enforce_shapes = enforce_shapes
+        self._optional_inputs = optional_inputs
         self._after_batch = after_batch
         self._on_failure = on_failure
         self._scheduler = Scheduler(policy)
@@ -227,6 +231,7 @@ class ServedModel:
             priority=request.priority,
             timeout_us=request.timeout_us,
             shape_key=self._shape_key(request) if self._enforce_shapes else None,
+            input_set=frozenset(request.inputs) if self._optional_inputs else None,
         )
         self._waiting[ticket] = (request, now_ns)
         return ticket, self._decide(now_ns)[1]

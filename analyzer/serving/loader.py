@@ -140,6 +140,7 @@ def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings
             f"model '{config.name}' is decoupled, which no backend of this server can be.",
             hint="Remove model_transaction_policy, or use a real Triton.",
         )
+    signature = signature_of(config)
     instances = _active(expand_instances(config), config.name)
     runtimes = open_instances(config, folder / str(version), instances)
     try:
@@ -153,7 +154,8 @@ def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings
         policy_from_config(config, instance_count=len(instances)),
         runtimes,
         batchable=config.max_batch_size > 0,
-        enforce_shapes=signature_of(config).dynamic_shapes,
+        enforce_shapes=signature.dynamic_shapes,
+        optional_inputs=signature.optional_inputs,
     )
     return WarmedEngine(served, warmed)
 

@@ -59,6 +59,11 @@ class Signature:
         """Whether an input has a dynamic dimension besides the batch."""
         return any(-1 in port.dims for port in self.inputs.values())
 
+    @property
+    def optional_inputs(self) -> bool:
+        """Whether a request may leave an input out."""
+        return any(port.optional for port in self.inputs.values())
+
     def prepare(self, call: InferCall) -> tuple[dict[str, NDArray[Any]], int]:
         """The backend's input arrays and the batch size (1 for a model without a batch axis).
 

@@ -27,6 +27,7 @@ class Arrival(NamedTuple):
     shape_key: str | None = None
     priority: int = 0
     timeout_us: int = 0
+    input_set: str | None = None
 
 
 class Ran(NamedTuple):
@@ -80,6 +81,7 @@ def play(
                     shape_key=arrival.shape_key,
                     priority=arrival.priority,
                     timeout_us=arrival.timeout_us,
+                    input_set=arrival.input_set,
                 )
             except QueueFullError:
                 rejected[ticket] = now
@@ -264,6 +266,27 @@ def test_overdue_payloads_merge_when_they_are_taken() -> None:
     young, _ = play(policy, arrivals, lambda _: 900 * US)
     # Not overdue: each stays as it was, the second with the one more that a preferred size takes.
     assert [r.tickets for r in young] == [(0, 1), (2, 3, 4), (5,)]
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_sets_of_inputs_never_mix(sleeps: bool) -> None:
+    policy = batcher(max_queue_delay_us=1000, sleeps_through_arrivals=sleeps)
+    sets = ["x", "x", "xy", "xy", "x"]
+    arrivals = [Arrival(t, input_set=own) for t, own in enumerate(sets)]
+    ran, _ = play(policy, arrivals, lambda _: MS)
+    assert [r.tickets for r in ran] == [(0, 1), (2, 3), (4,)]
+    mixed = [Arrival(t, shape_key=key, input_set="x") for t, key in enumerate("aabb")]
+    ran, _ = play(policy, mixed, lambda _: MS)
+    assert [r.tickets for r in ran] == [(0, 1), (2, 3)]
+
+
+def test_a_set_of_inputs_alone_wakes_no_batcher() -> None:
+    """Triton's ``Enqueue`` asks for enforced shapes, and not for optional inputs."""
+    policy = batcher(max_queue_delay_us=1000, sleeps_through_arrivals=True)
+    by_shape = [Arrival(0, shape_key="a"), Arrival(300_000, shape_key="b")]
+    by_set = [Arrival(0, input_set="x"), Arrival(300_000, input_set="xy")]
+    first = [play(policy, arrivals, lambda _: MS)[0][0] for arrivals in (by_shape, by_set)]
+    assert [(r.start_ns, r.tickets) for r in first] == [(300_000, (0,)), (1_000_000, (0,))]
 
 
 def test_shapes_never_mix_and_order_stays() -> None:

@@ -299,6 +299,29 @@ def test_a_hanging_instance_blocks_only_itself() -> None:
     assert len(replies.wait(50)) == 50
 
 
+def test_only_requests_with_the_same_inputs_are_joined_where_some_are_optional() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    got: dict[int, InferenceReply] = {}
+    done = threading.Event()
+    x, bias = np.ones((1, 2)), np.zeros((1, 2))
+    with ServedModel("m", policy(), [runtime], batchable=True, optional_inputs=True) as model:
+        given = [{"x": x}, {"x": x}, {"x": x, "bias": bias}, {"bias": bias, "x": x}, {"x": x}]
+        for number, inputs in enumerate(given):
+
+            def on_done(reply: InferenceReply, number: int = number) -> None:
+                got[number] = reply
+                if len(got) == len(given):
+                    done.set()
+
+            model.submit(InferenceRequest(1, inputs, on_done))
+        runtime.gate.set()
+        assert done.wait(10)
+    assert [got[number].error for number in range(5)] == [None] * 5
+    # The first starts at once; the others wait for the instance.
+    assert runtime.batches == [1, 1, 2, 1]
+
+
 def test_only_equal_shapes_are_joined_where_that_is_asked() -> None:
     runtime = Recorded()
     runtime.gate.clear()

@@ -67,6 +67,40 @@ def opened(repository: Path) -> Any:
         one.close()
 
 
+def test_requests_with_other_optional_inputs_are_not_joined(repository: Path, opened: Any) -> None:
+    put(
+        repository,
+        "m",
+        """
+        backend: "scripted"
+        max_batch_size: 8
+        input [{ name: "X" data_type: TYPE_FP32 dims: [2] },
+               { name: "B" data_type: TYPE_FP32 dims: [2] optional: true }]
+        output [{ name: "Y" data_type: TYPE_FP32 dims: [2] }]
+        instance_group [{ count: 1 kind: KIND_CPU }]
+        parameters { key: "service_time_ms" value { string_value: "1=100" } }
+        dynamic_batching { max_queue_delay_microseconds: 50000 preferred_batch_size: [4] }
+        """,
+    )
+    model = opened().get("m", "")
+    results: list[Any] = []
+    done = threading.Event()
+
+    def on_done(result: Any) -> None:
+        results.append(result)
+        if len(results) == 4:
+            done.set()
+
+    for value, names in enumerate((("X",), ("X",), ("X", "B"), ("X", "B"))):
+        array = np.full((1, 2), value, np.float32)
+        model.infer(InferCall([WireInput(name, "FP32", (1, 2), array) for name in names]), on_done)
+    assert done.wait(10)
+    assert [result.fault for result in results] == [None] * 4
+    answers = sorted(float(result.outputs["Y"][0, 0]) for result in results)
+    assert answers == [0.0, 1.0, 2.0, 3.0]
+    assert max(batch.batch_size for batch in model.details().batches) <= 2
+
+
 @pytest.mark.parametrize(
     ("policy", "ready"),
     [
