@@ -8,7 +8,9 @@ spread of configurations, the edge and p99 at 0.3, 0.5 and 0.8 of it, each rate 
 arrivals on servers of their own (the repeatability). It takes about four minutes a model and wants
 the machine for itself; ``probe`` repeats its probes alone. ``report`` asks the twin for the same
 figures, prints the errors, and writes
-``bench/results/twin_live.json``. No load test of a configuration ever calibrates the twin.
+``bench/results/twin_live.json``. No load test of a configuration ever calibrates what is predicted
+of it: the first error is that of probes alone, the second that of a search which has measured three
+other configurations.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Edge
@@ -33,17 +36,21 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson, draw_arrivals_s
 from analyzer.evaluate.calibration import VariantCalibration
 from analyzer.evaluate.jobs import WorkerContext
-from analyzer.evaluate.measure import measure_edge
-from analyzer.evaluate.plan import STREAM_EDGE, EdgePlan, LoadPlan
+from analyzer.evaluate.measure import long_run_edge, measure_edge
+from analyzer.evaluate.plan import STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.probe import plan_probes
 from analyzer.evaluate.session import LoadSession
 from analyzer.evaluate.targets import open_target
 from analyzer.evaluate.tasks import Assets, ProbeTask
+from analyzer.search.guide import features
 from analyzer.search.prepare import TwinOracle
+from analyzer.search.residual import ResidualModel
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "twin_live.json"
 SHARES = (0.3, 0.5, 0.8)
+# Live trials of other configurations that a prediction may have learned from.
+LIVE_TRIALS = 3
 SEED = 11
 FP32 = VariantKey(precision="fp32")
 INT8 = VariantKey(precision="int8", quantization="dynamic")
@@ -191,10 +198,10 @@ class Bench:
         )
 
     def probe(self) -> dict[VariantKey, VariantCalibration]:
-        """The probes of each variant, as the search runs them."""
+        """The probes of each variant, as a search with the default budget runs them."""
         found = {}
         for key in (FP32, INT8):
-            probes = plan_probes(deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.15)
+            probes = plan_probes(deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.4)
             task = ProbeTask(
                 assets=self.assets,
                 key=key,
@@ -223,8 +230,13 @@ class Bench:
             configuration=configuration,
         )
 
-    def measure(self, configuration: Configuration, start_rps: float | None) -> dict[str, Any]:
-        """The edge, and p99 at shares of it, twice."""
+    def measure(
+        self, configuration: Configuration, start_rps: float | None, twin: TwinOfOne | None
+    ) -> dict[str, Any]:
+        """The edge, and p99 at shares of it, twice.
+
+        The edge is the search's: without the optimism of short runs, as far as ``twin`` knows it.
+        """
         with self.open(configuration) as target:
             session = LoadSession(target, self.load)
             saturation = session.warm_up(concurrency=32)
@@ -233,8 +245,11 @@ class Bench:
                 start_rps=start_rps,
                 trusted=start_rps is not None,
                 run_seconds=(2.0, 3.0),
+                twin=twin,
+                twin_edge_rps=start_rps,
             )
-            edge = measure_edge(session, plan, self.load, saturation)
+            found = measure_edge(session, plan, self.load, saturation)
+            edge = long_run_edge(found, plan, self.load)
             first = self._at_shares(session, edge.rate_rps)
         with self.open(configuration) as target:
             session = LoadSession(target, self.load)
@@ -243,6 +258,7 @@ class Bench:
         return {
             "configuration": configuration.to_dict(),
             "edge_rps": edge.rate_rps,
+            "short_run_edge_rps": found.rate_rps,
             "edge_interval_rps": list(edge.interval_rps),
             "points": [a | {"again": b} for a, b in zip(first, again, strict=True)],
         }
@@ -301,7 +317,8 @@ def run_measure(options: argparse.Namespace) -> None:
     calibrations = bench.probe()
     probe_s = time.perf_counter() - began
     chosen = configurations(SUBJECTS[options.model].batch_share)[options.first :]
-    starts = bench.oracle(calibrations).predict(chosen)
+    oracle = bench.oracle(calibrations)
+    starts = oracle.predict(chosen)
     document: dict[str, Any] = {
         "probe_seconds": probe_s,
         "calibrations": {key.label: value.to_dict() for key, value in calibrations.items()},
@@ -310,7 +327,7 @@ def run_measure(options: argparse.Namespace) -> None:
     for configuration, start in zip(chosen, starts, strict=True):
         if options.until and time.perf_counter() - began > options.until:
             break
-        record = bench.measure(configuration, start)
+        record = bench.measure(configuration, start, oracle.twin(configuration))
         document["measured"].append(record)
         print(f"{_title(configuration)}: twin {start}, measured {record['edge_rps']}", flush=True)
     path.write_text(json.dumps(document))
@@ -348,7 +365,8 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
     }
     oracle = bench.oracle(calibrations)
     rows = []
-    for record in document["measured"]:
+    measured = document["measured"]
+    for record in measured:
         configuration = Configuration.from_dict(record["configuration"])
         predicted = oracle.predict([configuration])[0]
         edge = record["edge_rps"]
@@ -379,7 +397,28 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
                 "points": points,
             }
         )
+    points = np.array([features(Configuration.from_dict(r["configuration"])) for r in measured])
+    for at, row in enumerate(rows):
+        row["calibrated_rps"] = _calibrated(points, rows, at)
+        if row["calibrated_rps"] and row["edge_pinned"]:
+            row["calibrated_error"] = row["calibrated_rps"] / row["edge_rps"] - 1
     return rows
+
+
+def _calibrated(points: NDArray[np.float64], rows: list[dict[str, Any]], at: int) -> float | None:
+    """The prediction as a search has it that has measured ``LIVE_TRIALS`` other configurations.
+
+    What they teach is the residual that the guided search learns; the row itself is never among
+    them.
+    """
+    others = [(at + step) % len(rows) for step in range(1, len(rows))]
+    others = [i for i in others if rows[i]["edge_error"] is not None][:LIVE_TRIALS]
+    if not rows[at]["predicted_rps"] or len(others) < LIVE_TRIALS:
+        return None
+    model = ResidualModel(points)
+    ratios = [np.log(rows[i]["edge_rps"] / rows[i]["predicted_rps"]) for i in others]
+    model.learn(np.array(others), np.array(ratios))
+    return float(rows[at]["predicted_rps"] * np.exp(model.predict(np.array([at]))[0][0]))
 
 
 def _thinned(values: dict[str, Any]) -> dict[str, Any]:
@@ -427,6 +466,7 @@ def _predicted_p99(
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Median and 90th percentile of the errors, and how many of p99 keep the goal."""
     edges = [abs(row["edge_error"]) for row in rows if row["edge_error"] is not None]
+    calibrated = [abs(row["calibrated_error"]) for row in rows if "calibrated_error" in row]
     points = [point for row in rows for point in row["points"]]
     errors = [abs(point["error"]) for point in points]
     repeat = [point["repeatability"] for point in points]
@@ -440,6 +480,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "edges_compared": len(edges),
         "edge_error_median": quantile(edges, 0.5),
         "edge_error_p90": quantile(edges, 0.9),
+        "edge_error_after_trials_median": quantile(calibrated, 0.5),
+        "edge_error_after_trials_p90": quantile(calibrated, 0.9),
         "p99_error_median": quantile(errors, 0.5),
         "p99_error_p90": quantile(errors, 0.9),
         "repeatability_median": quantile(repeat, 0.5),
@@ -500,9 +542,10 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
             f"{p['share']}: {p['p99_ms']:.2f}/{p['again_ms']:.2f} twin {p['predicted_ms']:.2f}"
             for p in row["points"]
         )
-        shown = "–" if error is None else f"{error:+.1%}"
+        after = row.get("calibrated_error")
+        shown = " ".join("–" if e is None else f"{e:+.1%}" for e in (error, after))
         edge, twin = row["edge_rps"] or 0.0, row["predicted_rps"] or 0.0
-        print(f"  {row['configuration']:<40} {edge:8.1f} twin {twin:8.1f} {shown:>7}  {points}")
+        print(f"  {row['configuration']:<40} {edge:8.1f} twin {twin:8.1f} {shown:>14}  {points}")
     s = summary(rows)
     print("  " + "  ".join(f"{k} {v:.3g}" for k, v in s.items() if v is not None))
 

@@ -19,12 +19,14 @@ _RESIDUALS_MAX = 256
 # scheduler, two thread switches.
 OVERHEAD_MS_GUESS = 0.3
 # What a request costs the machine's cores besides the model: the server's socket and scheduler, and
-# a load generator on the same machine. While no core is left over, executions pay for it; never
-# more than a share of the model's own time, since quick models are served in larger gulps. Several
-# threads wait for the one that was interrupted, and for each other after every pause.
+# a load generator on the same machine. While no core is left over, executions pay for it: with one
+# thread per instance at most a share of the model's own time, since quick models are served in
+# larger gulps; with several threads at least a share, since all wait for the one that was
+# interrupted, and for each other after every pause.
 # Fitted to bench/twin_live.py's runs on two cores (docs/twin.md).
 HOST_MS_GUESS = 0.12
-_HOST_SHARE_MAX = 0.08
+_HOST_SHARE_MAX = 0.12
+_HOST_MS_THREADS = 0.08
 _HOST_SHARE_THREADS = 0.14
 # Time falls with this power of the threads, where nobody probed.
 _THREADS_GAIN = 0.8
@@ -64,7 +66,7 @@ class VariantCalibration:
             service_ms=tuple(alone[size] for size in sizes),
             distribution="empirical" if len(residuals) >= 8 else "deterministic",
             residuals=residuals if len(residuals) >= 8 else (),
-            interference=self._interference(threads, instances, alone),
+            interference_by_size=self._interference(threads, instances, alone),
         )
 
     def _means(self, threads: int, busy: int) -> dict[int, float]:
@@ -89,31 +91,34 @@ class VariantCalibration:
             if not result.samples_ms:
                 return 0.0
             return float(
-                np.mean(result.samples_ms) if crowded else np.percentile(result.samples_ms, 25)
+                np.mean(result.samples_ms) if crowded else np.percentile(result.samples_ms, 50)
             )
         return 0.0
 
     def _interference(
         self, threads: int, instances: int, alone: dict[int, float]
-    ) -> tuple[float, ...]:
-        """Slow-down by busy instances; between probed numbers a straight line, beyond the slope."""
-        known = {1: 1.0}
+    ) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        """Slow-down by batch size and busy instances, as ``ServiceTime.interference_by_size``.
+
+        Between probed numbers of instances a straight line, beyond them the last one.
+        """
         cores = os.cpu_count() or 1
+        known: dict[int, dict[int, float]] = {}
         for busy in {result.probe.busy for result in self.results} - {1}:
             crowded = busy * (threads or cores) > cores
-            ratios = [
-                self._typical(threads, busy, size, crowded) / beside
-                for size in self._means(threads, busy).keys() & alone.keys()
-                if (beside := self._typical(threads, 1, size, crowded)) > 0
-            ]
-            if ratios:
-                known[busy] = max(1.0, float(np.exp(np.mean(np.log(ratios)))))
-        if len(known) == 1 and instances > 1:
+            for size in self._means(threads, busy).keys() & alone.keys():
+                beside = self._typical(threads, 1, size, crowded)
+                if beside > 0:
+                    ratio = self._typical(threads, busy, size, crowded) / beside
+                    known.setdefault(size, {1: 1.0})[busy] = max(1.0, ratio)
+        if not known and instances > 1:
             # Never probed side by side: as if the cores were shared in turn.
-            known[instances] = float(max(1, instances * max(threads, 1) / 2))
-        at = sorted(known)
-        factors = np.interp(np.arange(1, instances + 1), at, [known[k] for k in at])
-        return tuple(float(factor) for factor in factors)
+            known[1] = {1: 1.0, instances: float(max(1, instances * max(threads, 1) / 2))}
+        busy_instances = np.arange(1, instances + 1)
+        return tuple(
+            (size, tuple(np.interp(busy_instances, sorted(at), [at[k] for k in sorted(at)])))
+            for size, at in sorted(known.items())
+        )
 
     def _residuals(self, threads: int) -> tuple[float, ...]:
         """Single executions over their probe's mean, thinned to 256, ascending."""
@@ -194,7 +199,7 @@ def service_of(
 def beside_host(service: ServiceTime, threads: int) -> ServiceTime:
     """``service`` where instances times threads leave no core to the server and the generator."""
     slower = tuple(
-        mean * (1 + _HOST_SHARE_THREADS)
+        mean + max(_HOST_SHARE_THREADS * mean, _HOST_MS_THREADS * size)
         if threads > 1
         else mean + min(HOST_MS_GUESS * size, _HOST_SHARE_MAX * mean)
         for size, mean in zip(service.batch_sizes, service.service_ms, strict=True)

@@ -21,8 +21,8 @@ _BLOCKS = 2
 _RUN_S_MIN = 0.3
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.4
-# The share of the time that is left which an attempt may take while nothing has been proven.
-_UNPROVEN_SHARE = 0.4
+# Shares of the time left that a first proof may be planned to take; the first that suffices.
+_UNPROVEN_SHARES = (0.4, 0.65, 0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class _Certifying:
             return rate, self._left_s
         if len(rates) == 1:
             return rates[0], self._left_s
-        for share in (_UNPROVEN_SHARE, 0.9):
+        for share in _UNPROVEN_SHARES:
             rate = self._affordable(rates, share * self._left_s)
             if rate is not None:
                 return rate, share * self._left_s

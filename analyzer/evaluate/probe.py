@@ -60,8 +60,8 @@ def plan_probes(
 ) -> list[Probe]:
     """The probes of one variant, at most 20, where they inform most.
 
-    For the first (plainest) deployment the curve over the batch sizes; for the others the ends of
-    the curve, alone and side by side: the ratio is the interference.
+    For the first (plainest) deployment the curve over the batch sizes; for the others the ends and
+    the middle of the curve, alone and side by side: the ratio is the interference.
 
     Args:
         deployments: (instances, threads) pairs of the space, the plainest first.
@@ -82,7 +82,7 @@ def plan_probes(
             for size in sizes if first else ends:
                 probes[Probe(threads=threads, busy=1, batch=size, seconds=seconds)] = None
         if instances > 1:
-            for size in {ends[0], ends[-1]}:
+            for size in ends:
                 probes[Probe(threads=threads, busy=instances, batch=size, seconds=seconds)] = None
     ordered = sorted(probes, key=lambda p: (p.threads or 1 << 30, p.busy, p.batch))
     return ordered[:PROBES_MAX]

@@ -28,7 +28,10 @@ from analyzer.runtime.base import Runtime, Tensors
 from analyzer.runtime.open import open_runtime
 
 _EXECUTIONS_MIN = 3
+# Rounds of a probe: at least so many, and one for so many seconds of it.
 _ROUNDS = 3
+_ROUND_S = 0.06
+_ROUND_THREADS_S = 0.15
 _SETTLE_S = 0.04
 _SAMPLES_MAX = 400
 
@@ -116,10 +119,14 @@ def _run_group(
     """Probes of one thread count, in rounds: a machine's speed drifts over tenths of a second.
 
     Thus each probe sees the same weather as its neighbours, whose ratios are what counts. Sessions
-    with several threads stay at it in one round: theirs find their cores only after a while, and
+    with several threads stay at it for longer: theirs find their cores only after a while, and
     until then two of them share one.
     """
-    rounds = 1 if probes[0]["threads"] != 1 else _ROUNDS
+    seconds = max(probe["seconds"] for probe in probes)
+    if probes[0]["threads"] != 1:
+        rounds = max(1, round(seconds / _ROUND_THREADS_S))
+    else:
+        rounds = max(_ROUNDS, round(seconds / _ROUND_S))
     slow: dict[int, int] = {}
     records = [dict(probe, samples_ms=[], skipped=False) for probe in probes]
     for _ in range(rounds):
@@ -133,8 +140,9 @@ def _run_group(
                 continue
             runtimes = instances.take(record["threads"], busy)
             inputs = _batch(pool, batch, spec["batchable"])
-            seconds = record["seconds"] / rounds
-            samples = _time_executions(runtimes, inputs, seconds, record["threads"])
+            samples = _time_executions(
+                runtimes, inputs, record["seconds"] / rounds, record["threads"]
+            )
             kept = samples[: _SAMPLES_MAX // rounds]
             record["samples_ms"] += [round(value, 5) for value in kept]
             if samples and float(np.median(samples)) > spec["batch_ms_max"]:

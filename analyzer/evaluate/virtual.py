@@ -162,7 +162,7 @@ class VirtualExecutor:
         assert service is not None
         mean = float(service.curve_ms(np.array([probe.batch]))[0]) * self._world.probe_factor
         if self._world.probe_interference:
-            mean *= float(service.interference_table(probe.busy)[probe.busy])
+            mean *= float(service.interference_at(probe.busy, np.array([probe.batch]))[-1, 0])
         count = int(np.clip(probe.seconds * 1e3 / max(mean, 1e-3), 4, 200))
         noise = service.draw_noise(count, self._rng)
         samples = mean * np.resize(noise, count) * self._rng.normal(1.0, 0.005, count)

@@ -235,7 +235,7 @@ def probe_variants(
 
 
 def _first_look(probes: Sequence[Probe]) -> list[Probe]:
-    """Of the plainest deployment the smallest and a middle batch: enough to tell what is too dear."""
+    """Of the plainest deployment the smallest and a middle batch: they tell what is too dear."""
     alone = [p for p in probes if (p.threads, p.busy) == (probes[0].threads, 1)]
     return sorted({alone[0], alone[len(alone) // 2]}, key=lambda probe: probe.batch)
 

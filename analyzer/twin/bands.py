@@ -136,13 +136,13 @@ class _Server:
             if policy.dynamic_batching
             else service.saturation_rps(policy, max(1, math.floor(mean_size))),
         )
-        alone_ms = float(self._prepared.table_ns[smallest]) / 1e6
+        alone_ms = float(self._prepared.table_ns[1, smallest]) / 1e6
         longest_ms = alone_ms + policy.max_queue_delay_us / 1e3 + overhead_ms
         # So rare that requests hardly ever meet: even the misses allowed are not due to company.
         self.rare_rps = min(
             self.saturation_rps / 100, 0.1 * max(self.allowed, 1e-4) / max(longest_ms, 1e-6) * 1e3
         )
-        shortest_ns = float(self._prepared.table_ns[smallest:].min())
+        shortest_ns = float(self._prepared.table_ns[1, smallest:].min())
         #: Whether even executions of the fastest batch, without any wait, are too often too late.
         self.hopeless = bool(np.mean(self._noise * shortest_ns > self._limit_ns) > self.allowed)
 

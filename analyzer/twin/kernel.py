@@ -46,7 +46,6 @@ def _run(
     queue_limit: int,
     sleeps: bool,
     table_ns: NDArray[np.float64],
-    interference: NDArray[np.float64],
     noise: NDArray[np.float64],
     batch_of: NDArray[np.int64],
     batch_start: NDArray[np.int64],
@@ -190,7 +189,7 @@ def _run(
                     target += 1
                 busy += 1
                 awake = True
-                time_ns = table_ns[size] * interference[busy] * noise[batches % noises]
+                time_ns = table_ns[busy, size] * noise[batches % noises]
                 end = now + np.int64(time_ns + 0.5)
                 for i in range(first, last):
                     batch_of[admission[i] if queue_limit > 0 else i] = batches

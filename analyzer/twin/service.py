@@ -30,6 +30,10 @@ class ServiceTime:
         residuals: Observed factors of the empirical law (scaled to the mean 1 when used).
         interference: Factor by the number of busy instances, itself included: ``interference[0]``
             for one. The last one goes on. It applies to the whole of an execution, as of its start.
+        interference_by_size: The same where it depends on the batch size (small batches wait for
+            the memory, large ones compute): (size, factors) with ascending sizes, linear in the
+            logarithm of the size between them and constant outside; it takes the place of
+            ``interference`` where it is given.
     """
 
     batch_sizes: tuple[int, ...]
@@ -38,6 +42,7 @@ class ServiceTime:
     cv: float = 0.0
     residuals: tuple[float, ...] = ()
     interference: tuple[float, ...] = (1.0,)
+    interference_by_size: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
@@ -67,14 +72,28 @@ class ServiceTime:
         result: NDArray[np.float64] = times[segment] + rise * (at - sizes[segment]) / width
         return np.maximum(result, 0.0)
 
-    def table_ns(self, limit: int) -> NDArray[np.float64]:
-        """Mean time at each batch size from 0 (unused) to ``limit``, nanoseconds, [limit + 1]."""
-        return self.curve_ms(np.arange(limit + 1)) * 1e6
+    def table_ns(self, instances: int, limit: int) -> NDArray[np.float64]:
+        """Mean time with k busy instances of a batch of b, nanoseconds, [instances + 1, limit + 1].
 
-    def interference_table(self, instances: int) -> NDArray[np.float64]:
-        """Factor with k busy instances at index k (0 is unused), float64 [instances + 1]."""
-        factors = self.interference
-        return np.array([1.0] + [factors[min(k, len(factors) - 1)] for k in range(instances)])
+        Row and column 0 are unused.
+        """
+        sizes = np.arange(limit + 1)
+        table = np.tile(self.curve_ms(sizes) * 1e6, (instances + 1, 1))
+        table[1:] *= self.interference_at(instances, sizes)
+        return table
+
+    def interference_at(self, instances: int, batch_size: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Factor with k busy instances (k from 1 on) at each batch size, float64 [instances, n]."""
+        by_size = self.interference_by_size or ((1, self.interference),)
+        known = np.array(
+            [
+                [factors[min(k, len(factors) - 1)] for k in range(instances)]
+                for _, factors in by_size
+            ]
+        )
+        at = np.log([size for size, _ in by_size])
+        wanted = np.log(np.maximum(batch_size, 1))
+        return np.array([np.interp(wanted, at, column) for column in known.T])
 
     def draw_noise(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Factors for ``count`` executions in the order of their starts; [1] if there is none."""
@@ -117,9 +136,10 @@ class ServiceTime:
         if policy.dynamic_batching:
             per_batch = max(policy.batch_limit // request_batch_size, 1)
         requests = np.arange(1, per_batch + 1)
-        batch_ms = self.curve_ms(requests * request_batch_size)
-        factors = self.interference_table(policy.instance_count)[1:]
-        busy = np.max(np.arange(1, len(factors) + 1) / factors)
+        sizes = requests * request_batch_size
+        batch_ms = self.curve_ms(sizes)
         if np.any(batch_ms <= 0):
             return float("inf")
-        return float(np.max(requests / batch_ms) * busy * 1e3)
+        busy = np.arange(1, policy.instance_count + 1)[:, None]
+        slower = self.interference_at(policy.instance_count, sizes)
+        return float(np.max(busy * requests / (batch_ms * slower)) * 1e3)

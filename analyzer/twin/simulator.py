@@ -208,12 +208,15 @@ Executions = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDAr
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
-    """A policy and its service times as the plain arrays that both engines read."""
+    """A policy and its service times as the plain arrays that both engines read.
+
+    Args:
+        table_ns: Mean time by busy instances and batch size, as ``ServiceTime.table_ns``.
+    """
 
     policy: BatchingPolicy
     overhead_ns: int
     table_ns: NDArray[np.float64]
-    interference: NDArray[np.float64]
     preferred: NDArray[np.bool_]
 
     @classmethod
@@ -224,8 +227,7 @@ class Prepared:
         return cls(
             policy=policy,
             overhead_ns=round(overhead_ms * 1e6),
-            table_ns=service.table_ns(policy.batch_limit),
-            interference=service.interference_table(policy.instance_count),
+            table_ns=service.table_ns(policy.instance_count, policy.batch_limit),
             preferred=preferred,
         )
 
@@ -275,7 +277,6 @@ class Prepared:
             policy.default_queue_policy.max_queue_size if policy.dynamic_batching else 0,
             policy.sleeps_through_arrivals,
             self.table_ns,
-            self.interference,
             noise,
             batch_of,
             *executions,
@@ -329,7 +330,7 @@ def _run_scheduler(
         for execution in decisions.executions:
             busy += 1
             number = len(rows)
-            time_ns = prepared.table_ns[execution.batch_size] * prepared.interference[busy]
+            time_ns = prepared.table_ns[busy, execution.batch_size]
             end = now + int(time_ns * noise[number % len(noise)] + 0.5)
             rows.append((now, end, execution.batch_size, execution.instance))
             batch_of[list(execution.tickets)] = number

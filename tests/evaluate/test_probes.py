@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +62,8 @@ def test_the_curve_and_the_interference_are_those_of_the_probes(
     assert service is not None
     assert service.batch_sizes == (1, 8)
     assert service.service_ms == pytest.approx((2.0, 9.0), rel=0.01)
-    assert service.interference == pytest.approx((1.0, 1.2), rel=0.01)
+    assert [size for size, _ in service.interference_by_size] == [1, 8]
+    assert service.interference_at(2, np.array([1, 3, 8]))[1] == pytest.approx(1.2, rel=0.01)
     assert service.distribution == "empirical"
 
 
@@ -69,13 +71,15 @@ def test_between_probed_numbers_of_instances_a_straight_line() -> None:
     known = calibrated(result(1, 1, 1, 2.0), result(1, 3, 1, 3.0))
     service = known.service(1, 3)
     assert service is not None
-    assert service.interference == pytest.approx((1.0, 1.25, 1.5), rel=0.01)
+    assert service.interference_at(3, np.array([1]))[:, 0] == pytest.approx(
+        (1.0, 1.25, 1.5), rel=0.01
+    )
 
 
 def test_neighbours_that_seem_to_help_do_not() -> None:
     known = calibrated(result(1, 1, 1, 2.0), result(1, 2, 1, 1.9))
     service = known.service(1, 2)
-    assert service is not None and min(service.interference) >= 1.0
+    assert service is not None and service.interference_at(2, np.array([1])).min() >= 1.0
 
 
 def test_unprobed_threads_are_taken_from_probed_ones() -> None:

@@ -28,7 +28,23 @@ def test_one_point_is_a_constant() -> None:
 
 def test_interference_goes_on_with_its_last_factor() -> None:
     service = ServiceTime(batch_sizes=(1,), service_ms=(1,), interference=(1.0, 1.5))
-    assert service.interference_table(4)[1:].tolist() == [1.0, 1.5, 1.5, 1.5]
+    assert service.interference_at(4, np.array([1, 7])).T.tolist() == [[1.0, 1.5, 1.5, 1.5]] * 2
+
+
+def test_interference_by_batch_size_is_linear_in_its_logarithm() -> None:
+    service = ServiceTime(
+        batch_sizes=(1, 16),
+        service_ms=(2.0, 17.0),
+        interference_by_size=((1, (1.0, 1.8)), (16, (1.0, 1.0))),
+    )
+    factors = service.interference_at(2, np.array([1, 4, 16, 64]))
+    assert factors[0].tolist() == [1.0] * 4
+    assert factors[1] == pytest.approx([1.8, 1.4, 1.0, 1.0])
+    table = service.table_ns(2, 16)
+    assert table.shape == (3, 17)
+    assert table[2, 4] == pytest.approx(1.4 * 5e6) and table[1, 4] == pytest.approx(5e6)
+    policy = BatchingPolicy(max_batch_size=1, instance_count=2)
+    assert service.saturation_rps(policy) == pytest.approx(2 / 0.0036)
 
 
 @pytest.mark.parametrize(
