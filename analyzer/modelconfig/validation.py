@@ -80,9 +80,9 @@ def _validate_platform(proto: Any) -> None:
         )
     if not proto.backend:
         reject(f"unexpected platform type '{proto.platform}' for {proto.name}")
-    expected = _PLATFORM_BACKENDS.get(proto.platform)
-    known = proto.backend if proto.backend in _KNOWN_BACKENDS else None
-    if proto.platform and expected != known:
+    # A backend that Triton does not know by name (python, one's own) goes with any platform.
+    known = proto.backend in _KNOWN_BACKENDS
+    if known and proto.platform and _PLATFORM_BACKENDS.get(proto.platform) != proto.backend:
         reject(f"unexpected 'platform' and 'backend' pair, got:{proto.platform}, {proto.backend}")
 
 

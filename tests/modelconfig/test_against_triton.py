@@ -41,6 +41,7 @@ CONFIGURATIONS = [
     BOTH + "sequence_batching { direct { minimum_slot_utilization: 1.5 } }",
     BOTH + 'name: "other"',
     BOTH + 'platform: "unheard_of"',
+    BOTH + 'platform: "tensorrt_plan"',
     BOTH + "max_batch_size: -1",
     BOTH + "max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }",
     BOTH + "max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }",

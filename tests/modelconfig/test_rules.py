@@ -39,6 +39,9 @@ def test_an_empty_configuration_is_recognised_by_its_file() -> None:
     assert prepared("", files=("model.py",)).backend == "python"
     assert prepared("", files=("model.plan", "model.onnx")).backend == "tensorrt"
     assert prepared('platform: "tensorrt_plan"').backend == "tensorrt"
+    # Seen of a real server: a backend without a platform of its own goes with any.
+    assert prepared('platform: "tensorrt_plan" backend: "python"').backend == "python"
+    assert prepared('platform: "onnxruntime_onnx" backend: "mine"').backend == "mine"
 
 
 def test_version_policy_preferred_sizes_and_pinned_memory_get_their_defaults() -> None:

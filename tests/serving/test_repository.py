@@ -67,6 +67,16 @@ def opened(repository: Path) -> Any:
         one.close()
 
 
+def test_the_python_backend_is_refused_whatever_the_platform(repository: Path, opened: Any) -> None:
+    config = IDENTITY.replace("identity", "python")
+    put(repository, "plain", config)
+    put(repository, "plan", 'platform: "tensorrt_plan"' + config)
+    failures = sorted(opened().failures)
+    assert len(failures) == 2
+    for name, failure in zip(("plain", "plan"), failures, strict=True):
+        assert failure.startswith(f"{name}: model '{name}' is for Triton's Python backend")
+
+
 def test_requests_with_other_optional_inputs_are_not_joined(repository: Path, opened: Any) -> None:
     put(
         repository,
