@@ -246,9 +246,11 @@ def check_time(
     workload: Workload, service: ServiceTime, policy: BatchingPolicy, overhead_ms: float
 ) -> None:
     """Refuses runs whose virtual time could leave 64 bits."""
+    import numpy as np
+
     from analyzer.twin.simulator import OpenWorkload
 
-    slowest_ms = float(service.curve_ms([1, policy.batch_limit]).max()) + overhead_ms
+    slowest_ms = float(service.curve_ms(np.array([1, policy.batch_limit])).max()) + overhead_ms
     # An exponential time is hardly ever fifty times its mean.
     longest_ns = 50 * (slowest_ms + policy.max_queue_delay_us / 1e3) * 1e6 * workload.requests
     last_ns = float(workload.arrival_ns[-1]) if isinstance(workload, OpenWorkload) else 0.0
