@@ -106,7 +106,7 @@ def looks_until(requests: int, *, dense: bool) -> list[int]:
 def judge_run(
     latency: NDArray[np.float64], budget_ms: float, twin: float | None, looks: list[int]
 ) -> Ending:
-    """The first verdict of the certificate, looking as told."""
+    """The first verdict of the certificate, looking as told; one unit for all times will do."""
     over = latency > budget_ms
     counts = np.cumsum(over)
     least = known = twin or 1.0
@@ -117,7 +117,10 @@ def judge_run(
         if verdict(requests, misses, max(least, known / 2.0)) == "UNDECIDED":
             continue
         used = used_inflation(
-            [over[:requests]], twin_inflation=twin, latency_s=[latency[:requests]]
+            [over[:requests]],
+            twin_inflation=twin,
+            latency_s=[latency[:requests]],
+            budget_s=budget_ms,
         )
         if used is None:
             continue

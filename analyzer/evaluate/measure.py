@@ -219,6 +219,7 @@ def judge_runs(
         confidence=sla.confidence,
         twin_inflation=twin_inflation,
         latency_s=[log.latency_s[log.warmup :] for log in logs],
+        budget_s=sla.latency_budget_ms / 1e3,
     )
     if certificate.verdict == "FAIL" and not all(test.validity.valid for test in tests):
         return replace(certificate, verdict="UNDECIDED")

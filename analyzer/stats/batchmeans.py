@@ -83,9 +83,12 @@ def _margin(batches: int) -> float:
 
 
 def lower_threshold_inflation(
-    latency_s: Sequence[NDArray[np.floating]], shares: Sequence[float] = (0.5, 0.2, 0.1, 0.05)
+    latency_s: Sequence[NDArray[np.floating]],
+    shares: Sequence[float] = (0.5, 0.2, 0.1, 0.05),
+    *,
+    least_s: float = 0.0,
 ) -> Inflation | None:
-    """Returns the inflation of "among the slowest", the largest over several shares.
+    """Returns the inflation of "among the slowest", the largest over several thresholds.
 
     Where hardly a request is over budget nothing can be seen of how they cluster. But the same
     overloads that would carry a request over the budget carry many over a lower threshold, which
@@ -94,15 +97,20 @@ def lower_threshold_inflation(
     Args:
         latency_s: One array of shape (n,) per run, in the order of the requests, inf for failures.
         shares: Shares of the requests above the threshold.
+        least_s: Thresholds below this do not count, and it is one itself; None is returned where
+            fewer than ten requests exceed it.
     """
     everything = np.concatenate(list(latency_s))
     if len(everything) == 0:
         return None
     ranks = [min(int(len(everything) * (1.0 - share)), len(everything) - 1) for share in shares]
     ordered = np.partition(everything, sorted(set(ranks)))
+    thresholds = {float(ordered[rank]) for rank in ranks if ordered[rank] >= least_s}
+    if least_s > 0:
+        thresholds.add(least_s)
     point = upper = 0.0
-    for rank in ranks:
-        found = variance_inflation([block > ordered[rank] for block in latency_s])
+    for threshold in sorted(thresholds):
+        found = variance_inflation([block > threshold for block in latency_s])
         if found is not None:
             point, upper = max(point, found.point), max(upper, found.upper)
     return Inflation(point=point, upper=upper) if upper else None

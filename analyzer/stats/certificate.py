@@ -26,6 +26,8 @@ from analyzer.stats.batchmeans import (
 from analyzer.stats.evidence import evidence_above, evidence_below
 
 _REQUESTS_MAX = 1e10
+# Of the budget: what a request must take to count as part of an overload.
+_OVERLOAD_SHARE = 0.5
 
 T = TypeVar("T", bound=np.generic)
 
@@ -45,6 +47,7 @@ def certify(
     confidence: float,
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
+    budget_s: float | None = None,
 ) -> Certificate:
     """Returns what may be claimed of the rate at which the requests were offered.
 
@@ -62,12 +65,15 @@ def certify(
             (or not finite) if there is no twin or it is not trusted.
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
+        budget_s: The latency budget, seconds, as ``used_inflation`` needs it.
     """
     blocks = _as_blocks(over_budget)
     requests = sum(len(block) for block in blocks)
     misses = sum(int(np.count_nonzero(block)) for block in blocks)
     latencies = _as_blocks(latency_s) if latency_s is not None else None
-    used = used_inflation(blocks, twin_inflation=twin_inflation, latency_s=latencies)
+    used = used_inflation(
+        blocks, twin_inflation=twin_inflation, latency_s=latencies, budget_s=budget_s
+    )
     found: CertificateVerdict = "UNDECIDED"
     missing: int | None = None
     if used is not None:
@@ -116,6 +122,7 @@ def used_inflation(
     *,
     twin_inflation: float | None = None,
     latency_s: Sequence[NDArray[np.floating]] | None = None,
+    budget_s: float | None = None,
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
 
@@ -124,10 +131,19 @@ def used_inflation(
     count, since nothing else guards against a run too short to see its slow swings. Lower
     thresholds count beside batch means, because a short run sees more of those swings there than
     in its few misses.
+
+    Args:
+        blocks, twin_inflation, latency_s: As in ``certify``.
+        budget_s: Beside a twin only thresholds from half the budget on count: what carries a
+            request over the budget carries many that far, while far below it the machine's speed
+            shows, and no overload. None to let every threshold count.
     """
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)
-    lower = lower_threshold_inflation(latency_s) if latency_s is not None else None
+    least_s = _OVERLOAD_SHARE * budget_s if twin is not None and budget_s is not None else 0.0
+    lower = None
+    if latency_s is not None:
+        lower = lower_threshold_inflation(latency_s, least_s=least_s)
     candidates = []
     if twin is not None:
         candidates.append((max(twin, 1.0), "twin"))

@@ -167,3 +167,27 @@ def test_any_split_into_runs_is_survived(sizes: list[int], seed: int) -> None:
     found = certify(blocks, percentile=90, confidence=0.9, latency_s=latencies)
     assert found.requests == sum(sizes)
     assert found.inflation is None or found.inflation >= 1.0
+
+
+def test_beside_a_twin_the_drift_far_below_the_budget_is_no_overload() -> None:
+    """Blocks of a machine that runs at two speeds, ten times quicker than promised."""
+    rng = np.random.default_rng(3)
+    speed = np.repeat(rng.choice([1.0, 2.0], 60), 200)
+    latency_s = 0.003 * speed * rng.uniform(0.8, 1.2, len(speed))
+    late = latency_s > 0.05
+    assert not late.any()
+
+    def verdict(twin: float | None, budget_s: float | None) -> str:
+        return certify(
+            late,
+            percentile=99,
+            confidence=0.95,
+            twin_inflation=twin,
+            latency_s=latency_s,
+            budget_s=budget_s,
+        ).verdict
+
+    assert verdict(10.0, 0.05) == "PASS"
+    assert verdict(None, 0.05) == "UNDECIDED", "without a twin nothing else tells of overloads"
+    # At half the budget and beyond the same swings count.
+    assert verdict(10.0, 0.008) == "UNDECIDED"
