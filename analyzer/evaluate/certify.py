@@ -21,8 +21,9 @@ _BLOCKS = 2
 _RUN_S_MIN = 0.3
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.4
-# Shares of the time left that a first proof may be planned to take; the first that suffices.
-_UNPROVEN_SHARES = (0.4, 0.65, 0.9)
+#: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
+CLIMBING = (0.4, 0.65, 0.9)
+AT_ONCE = (0.9,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class CertifyGoal:
             inflation and the miss rate expected there; None where no number is enough.
         percentile: The SLA's, 0 to 100.
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
+        shares: Shares of the time left that a first proof may be planned to take; the first that
+            suffices for a rate counts.
     """
 
     edge_rps: float
@@ -43,6 +46,7 @@ class CertifyGoal:
     requests_needed: Callable[[float], float | None]
     percentile: float = 99.0
     fixed_rps: float | None = None
+    shares: tuple[float, ...] = CLIMBING
 
 
 @dataclass(slots=True)
@@ -121,7 +125,7 @@ class _Certifying:
             return rate, self._left_s
         if len(rates) == 1:
             return rates[0], self._left_s
-        for share in _UNPROVEN_SHARES:
+        for share in self._goal.shares:
             rate = self._affordable(rates, share * self._left_s)
             if rate is not None:
                 return rate, share * self._left_s

@@ -70,6 +70,11 @@ class EdgeSearch:
         self._outcomes: list[RateOutcome] = []
         self._step = goal.step
 
+    @property
+    def floor_rps(self) -> float:
+        """The lowest rate that is tried."""
+        return self._goal.floor_rps
+
     def keeps(self, outcome: RateOutcome) -> bool:
         """Whether the rate kept the SLA, as far as its run tells."""
         return (

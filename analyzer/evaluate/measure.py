@@ -19,15 +19,16 @@ from analyzer.domain.measurement import (
     Validity,
 )
 from analyzer.errors import TargetError
-from analyzer.evaluate.certify import CertifyGoal, certify_capacity
+from analyzer.evaluate.certify import CLIMBING, CertifyGoal, certify_capacity
 from analyzer.evaluate.edge import EdgeGoal, EdgeSearch, RateOutcome
 from analyzer.evaluate.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
 from analyzer.evaluate.session import Session, combine
 from analyzer.stats.certificate import certify, expected_requests
 from analyzer.stats.percentiles import summarize_latency
 
-# Runs in a row that say nothing before the configuration is given up.
-_INVALID_MAX = 3
+# Runs that say nothing before the configuration is given up, and the factor to the next rate.
+_INVALID_MAX = 12
+_INVALID_EASE = 0.9
 _EDGE_REQUESTS_MIN = 20
 # Without a twin: the inflation and the miss rate that a first plan supposes.
 _INFLATION_GUESS = 10.0
@@ -65,7 +66,9 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
     )
     spent_s = 0.0
     invalid: list[LoadTest] = []
+    ease = 1.0
     while (rate := search.next_rate_rps()) is not None and spent_s < plan.seconds:
+        rate = max(ease * rate, search.floor_rps)
         seconds = float(np.clip(500 / rate, low_s, high_s))
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
@@ -78,10 +81,13 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
         )
         # The generator's lag is inside the latency already: a rate that keeps the SLA keeps it.
         if not test.validity.valid and not search.keeps(outcome):
+            # An overload of a shared machine makes the generator late as well; lower rates tell.
             invalid.append(test)
+            ease *= _INVALID_EASE
             if len(invalid) >= _INVALID_MAX:
                 break
             continue
+        ease = 1.0
         search.record(outcome)
     edge = search.edge()
     if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
@@ -146,6 +152,7 @@ def certify_target(
     seconds: float,
     twin: TwinOfOne | None,
     fixed_rps: float | None = None,
+    shares: tuple[float, ...] = CLIMBING,
     stream: int = STREAM_CERTIFY,
     kind: str = "certify",
 ) -> tuple[float | None, Certificate | None, LoadTest | None]:
@@ -186,6 +193,7 @@ def certify_target(
             requests_needed=requests_needed,
             percentile=sla.percentile,
             fixed_rps=fixed_rps,
+            shares=shares,
         ),
         lambda rate, length: session.run(rate, length, kind=kind, stream=stream, abort=False),
         judge,

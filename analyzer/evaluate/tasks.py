@@ -29,6 +29,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import AnalyzerError
+from analyzer.evaluate.certify import CLIMBING
 from analyzer.evaluate.failures import as_failure
 from analyzer.evaluate.jobs import WorkerContext
 from analyzer.evaluate.measure import (
@@ -176,6 +177,7 @@ class CertifyPlan:
         edge: The edge, where it is known already; else it is searched first.
         rate_rps: The one rate to certify; None for the highest that the time allows.
         twin: For the requests' correlation; None where it is unknown or not trusted.
+        shares: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
     """
 
@@ -183,6 +185,7 @@ class CertifyPlan:
     edge: Edge | None = None
     rate_rps: float | None = None
     twin: TwinOfOne | None = None
+    shares: tuple[float, ...] = CLIMBING
     stream: int = STREAM_CERTIFY
     kind: str = "certify"
 
@@ -278,6 +281,7 @@ class MeasureTask:
                 seconds=plan.seconds,
                 twin=plan.twin,
                 fixed_rps=plan.rate_rps,
+                shares=plan.shares,
                 stream=plan.stream,
                 kind=plan.kind,
             )

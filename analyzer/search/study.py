@@ -139,6 +139,10 @@ class Search:
         """Time that the trials leave to the certificates."""
         return _CERTIFY_SHARE * self._request.budget_s
 
+    def _trials_reserve_s(self, guide: Guide) -> float:
+        """The reserve; half of it while there is nothing to certify."""
+        return self._reserve_s * (1.0 if guide.measured else 0.5)
+
     def _prepare(self) -> Prepared:
         request, progress = self._request, self._progress
         keys: dict[VariantKey, Configuration] = {}
@@ -256,7 +260,7 @@ class Search:
         while True:
             # One trial is always made, also where the preparations used the budget up.
             enough = (
-                self._left_s() - self._reserve_s < seconds + SERVER_START_S
+                self._left_s() - self._trials_reserve_s(guide) < seconds + SERVER_START_S
                 and finished_trials + len(pending) > 0
             ) or (
                 request.trials_max is not None

@@ -154,8 +154,8 @@ def test_invalid_runs_never_fail_a_rate(
 ) -> None:
     """Requests sent late are late for that reason: only a rate that is kept counts."""
     session = Disturbed(policy, service, load)
-    with pytest.raises(TargetError, match=r"None of 3 load tests was valid: sent too late"):
-        measure_edge(session, EdgePlan(seconds=60.0, start_rps=5000.0), load, 500.0)
+    with pytest.raises(TargetError, match=r"None of 12 load tests was valid: sent too late"):
+        measure_edge(session, EdgePlan(seconds=60.0, start_rps=50000.0), load, 500.0)
     session = Disturbed(policy, service, load)
     found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
     assert found.rate_rps is not None and found.interval_rps[1] is None
