@@ -143,10 +143,19 @@ def _with_error(outcome: Measurement | Failure) -> Measurement | Failure:
 
 
 def merged(earlier: Measurement, later: Measurement) -> Measurement:
-    """One record of a configuration that was measured twice: its edge, then its certificate."""
+    """One record of a configuration that was measured twice: its edge, then its certificate.
+
+    What was proven stays proven where the later runs proved no more.
+    """
+    proven = later
+    if earlier.capacity_rps is not None and earlier.capacity_rps > (later.capacity_rps or 0.0):
+        proven = earlier
     return replace(
         later,
         edge=later.edge if later.edge.rate_rps else earlier.edge,
+        capacity_rps=proven.capacity_rps,
+        certificate=proven.certificate,
+        headline=proven.headline,
         load_tests=(*earlier.load_tests, *later.load_tests),
         load_test_seconds=earlier.load_test_seconds + later.load_test_seconds,
         resources=combine([earlier.resources, later.resources]),

@@ -357,6 +357,7 @@ class Search:
         )
         prover.measure_baseline()
         winner = prover.winner()
+        prover.measure_baseline_again()
         verdict: Verdict = "found" if winner is not None else "undecided"
         bound = guide.bound_sentence(request.sla.confidence)
         if winner is None and (proven := prover.infeasibility()):

@@ -1,0 +1,50 @@
+"""One record from several measurements of a configuration."""
+
+from __future__ import annotations
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    Certificate,
+    CertificateVerdict,
+    Edge,
+    Measurement,
+    Prediction,
+)
+from analyzer.search.ledger import merged
+
+
+def measurement(
+    capacity_rps: float | None, verdict: CertificateVerdict, edge_rps: float | None = None
+) -> Measurement:
+    return Measurement(
+        configuration=Configuration().canonical(),
+        edge=Edge(rate_rps=edge_rps, interval_rps=(None, None)),
+        capacity_rps=capacity_rps,
+        certificate=Certificate(
+            verdict=verdict,
+            requests=1000,
+            over_budget=0,
+            effective_requests=400.0,
+            confidence=0.95,
+            mlperf=None,
+        ),
+        load_test_seconds=2.0,
+        predicted=Prediction(edge_rps=edge_rps),
+    )
+
+
+def test_what_was_proven_stays_proven_where_later_runs_prove_less() -> None:
+    first = measurement(80.0, "PASS", edge_rps=200.0)
+    for later in (measurement(None, "UNDECIDED"), measurement(60.0, "PASS")):
+        found = merged(first, later)
+        assert found.capacity_rps == 80.0 and found.certificate is first.certificate
+        assert found.edge.rate_rps == 200.0 and found.predicted.edge_rps == 200.0
+        assert found.load_test_seconds == 4.0
+
+
+def test_a_higher_rate_that_was_proven_later_counts() -> None:
+    later = measurement(150.0, "PASS")
+    found = merged(measurement(80.0, "PASS", edge_rps=200.0), later)
+    assert found.capacity_rps == 150.0 and found.certificate is later.certificate
+    undecided = merged(measurement(None, "UNDECIDED", edge_rps=200.0), later)
+    assert undecided.capacity_rps == 150.0
