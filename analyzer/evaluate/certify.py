@@ -20,7 +20,7 @@ _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 # How much more evidence than the plan says is expected to be needed before anything was run.
-_CAUTION = 1.4
+_CAUTION = 1.2
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
 CLIMBING = (0.4, 0.65, 0.9)
 AT_ONCE = (0.9,)

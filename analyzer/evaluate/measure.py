@@ -33,7 +33,7 @@ _EDGE_REQUESTS_MIN = 20
 # Without a twin: the inflation and the miss rate that a first plan supposes.
 _INFLATION_GUESS = 10.0
 # However light the load, a machine has slow moments that no twin of the queue knows.
-_INFLATION_FLOOR = 3.0
+_INFLATION_FLOOR = 1.5
 _MISS_GUESS_SHARE = 0.2
 # Repeats of the twin's search with other service noise, and how far it may correct an edge.
 _CONTROL_RUNS = 5
