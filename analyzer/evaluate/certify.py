@@ -19,6 +19,7 @@ from analyzer.stats.certificate import requests_to_pass
 _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
+_FIRST_BLOCK_S = 8.0
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.2
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
@@ -154,7 +155,8 @@ class _Certifying:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
         runs, indices = self._result.runs, []
         needed = self._goal.requests_needed(rate) or 0.0
-        block_s = max(needed * 1.1 / rate / _BLOCKS, 0.5)
+        # The first one is short: it tells whether the rate is hopeless.
+        block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while limit_s > _RUN_S_MIN:
             test = self._run(rate, min(block_s, limit_s))
             runs.append(test)
@@ -169,15 +171,15 @@ class _Certifying:
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
                 return False
-            missing = certificate.requests_missing
-            if missing is None:
-                continue
             beyond = certificate.over_budget > certificate.requests * self._miss_rate_max
-            if not beyond and needed:
+            missing = float(certificate.requests_missing or block_s * rate)
+            if beyond:
+                # What is missing is missing to a FAIL; the least that a PASS takes is what follows
+                # if no further request is late.
+                missing = self._to_pass(certificate)
+            elif needed and certificate.requests_missing:
                 self._factor = max(1.0, (certificate.requests + missing) / needed)
-            # Beyond the limit what is missing is missing to a FAIL; the least that a PASS takes is
-            # what follows if no further request is late.
-            stay_s = (self._to_pass(certificate) if beyond else missing) / rate
+            stay_s = missing / rate
             if stay_s > limit_s:
                 if self._result.passed:
                     return False

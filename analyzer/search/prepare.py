@@ -6,13 +6,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Accuracy, Failure
+from analyzer.domain.measurement import Accuracy, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.errors import AnalyzerError
@@ -337,8 +338,20 @@ class TwinOracle:
                 best = max(best, edge or 0.0)
         return [self._known.get(configuration.config_id) for configuration in configurations]
 
-    def latency_ms(self, configuration: Configuration, rate_rps: float) -> float | None:
-        """Latency at the SLA's percentile at ``rate_rps``; None without probes."""
+    def completed(self, outcome: Measurement | Failure) -> Measurement | Failure:
+        """A measurement with the p99 that the twin expects at the rate it is presented at."""
+        if isinstance(outcome, Failure):
+            return outcome
+        test = representative_test(outcome, self._sla)
+        if test is None or test.offered_rps is None:
+            return outcome
+        p99_ms = self.latency_ms(outcome.configuration, test.offered_rps, percentile=99.0)
+        return replace(outcome, predicted=replace(outcome.predicted, latency_ms_p99=p99_ms))
+
+    def latency_ms(
+        self, configuration: Configuration, rate_rps: float, *, percentile: float | None = None
+    ) -> float | None:
+        """Latency at a percentile (the SLA's, if None) at ``rate_rps``; None without probes."""
         from analyzer.twin.simulator import OpenWorkload, simulate
 
         candidate = self.candidate(configuration)
@@ -352,4 +365,4 @@ class TwinOracle:
         result = simulate(
             candidate.policy, candidate.service, workload, overhead_ms=candidate.overhead_ms
         )
-        return result.percentile_ms(self._sla.percentile)
+        return result.percentile_ms(percentile or self._sla.percentile)

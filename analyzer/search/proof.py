@@ -27,10 +27,13 @@ _BASELINE_SHARE = 0.45
 _EDGE_SHARE = 0.25
 # Share of its edge at which a baseline is proven well enough to be compared with.
 _BASELINE_ENOUGH = 0.75
-# Starting a server and warming it up, seconds, as it goes by and large.
-SERVER_START_S = 1.2
 _WINNERS_MAX = 3
 _TIME_MIN_S = 3.0
+
+
+def server_start_s(server: str) -> float:
+    """Seconds that starting a server (or loading a model) and warming it up take, by and large."""
+    return 1.2 if server == "embedded" else 2.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +63,10 @@ class Prover:
     left_s: Callable[[], float]
     reserve_s: float
 
+    @property
+    def _start_s(self) -> float:
+        return server_start_s(self.request.server)
+
     def winner(self) -> Measurement | None:
         """The best configuration that could be certified; the next one where the best cannot."""
         total_s = max(self.left_s(), 0.25 * self.reserve_s)
@@ -69,7 +76,7 @@ class Prover:
             if self.ledger.certified_before(best.configuration.config_id):
                 return best
             # A second candidate gets what the best leaves when it cannot be proven.
-            seconds = self.left_s() - deadline_s - SERVER_START_S
+            seconds = self.left_s() - deadline_s - self._start_s
             if position > 0 and seconds < _TIME_MIN_S:
                 break
             certified = self._certify(
@@ -97,7 +104,7 @@ class Prover:
         if best and best[0].configuration.config_id == self.baseline.config_id:
             return
         share_s = _BASELINE_SHARE * max(self.left_s(), 0.25 * self.reserve_s)
-        seconds = max(share_s - SERVER_START_S, _TIME_MIN_S)
+        seconds = max(share_s - self._start_s, _TIME_MIN_S)
         self.progress.phase("measuring the baseline", seconds)
         known_edge = measured is not None and measured.edge.rate_rps
         self._certify(
@@ -111,7 +118,7 @@ class Prover:
     def measure_baseline_again(self) -> None:
         """Spends what the winner left on a baseline that was proven far below its edge, or not."""
         measured = self.ledger.done.get(self.baseline.config_id)
-        seconds = self.left_s() - SERVER_START_S
+        seconds = self.left_s() - self._start_s
         if not isinstance(measured, Measurement) or not measured.edge.rate_rps:
             return
         proven = (measured.capacity_rps or 0.0) / measured.edge.rate_rps
@@ -235,7 +242,7 @@ class Prover:
         self.guide.tell(configuration.config_id, outcome)
         if isinstance(outcome, Measurement):
             edge = revised_edge(outcome.edge, outcome.load_tests, miss_rate_max=sla.miss_rate_max)
-            outcome = replace(outcome, edge=edge)
+            outcome = self.oracle.completed(replace(outcome, edge=edge))
         self.ledger.record(outcome, role=role, logs=logs)
         if isinstance(outcome, Failure):
             if measured is not None:

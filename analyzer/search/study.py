@@ -25,7 +25,7 @@ from analyzer.search.prepare import (
     build_variants,
     probe_variants,
 )
-from analyzer.search.proof import SERVER_START_S, Prover
+from analyzer.search.proof import Prover, server_start_s
 from analyzer.search.proposals import Proposal, Proposals, guided_value
 from analyzer.search.request import Progress, SearchRequest
 
@@ -251,6 +251,7 @@ class Search:
     ) -> None:
         request = self._request
         seconds = float(np.clip(0.08 * request.budget_s, 2.5, 20.0))
+        trial_s = seconds + server_start_s(request.server)
         trials = [known for known in self._ledger.known if known.role == "trial"]
         proposals.reconcile({known.trial_number: known.outcome for known in trials})
         pending: dict[str, Proposal] = {}
@@ -260,7 +261,8 @@ class Search:
         while True:
             # One trial is always made, also where the preparations used the budget up.
             enough = (
-                self._left_s() - self._trials_reserve_s(guide) < seconds + SERVER_START_S
+                self._left_s() - self._trials_reserve_s(guide)
+                < trial_s
                 and finished_trials + len(pending) > 0
             ) or (
                 request.trials_max is not None
@@ -288,6 +290,7 @@ class Search:
                 continue
             proposal = pending.pop(result.job_id)
             outcome, logs = outcome_of(result, proposal.configuration)
+            outcome = oracle.completed(outcome)
             self._ledger.record(
                 outcome,
                 role="trial",
