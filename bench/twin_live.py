@@ -22,14 +22,14 @@ import os
 import platform
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.configuration import Backend, Configuration, VariantKey
 from analyzer.domain.measurement import Edge
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
@@ -358,8 +358,12 @@ def _title(configuration: Configuration) -> str:
 
 def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
     """Predicted against measured, configuration by configuration."""
+    # The real Triton here has the python backend alone.
+    backend: Backend = "python" if bench.server == "triton" else "onnxruntime"
     calibrations = {
-        key: VariantCalibration.from_dict(key, json.loads(json.dumps(values)))
+        replace(key, backend=backend): VariantCalibration.from_dict(
+            key, json.loads(json.dumps(values))
+        )
         for key in (FP32, INT8)
         if (values := document["calibrations"].get(key.label))
     }
@@ -367,7 +371,7 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     measured = document["measured"]
     for record in measured:
-        configuration = Configuration.from_dict(record["configuration"])
+        configuration = replace(Configuration.from_dict(record["configuration"]), backend=backend)
         predicted = oracle.predict([configuration])[0]
         edge = record["edge_rps"]
         # Without an upper end the search ran out of time below the edge.

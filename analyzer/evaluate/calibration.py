@@ -24,10 +24,14 @@ OVERHEAD_MS_GUESS = 0.3
 # larger gulps; with several threads at least a share, since all wait for the one that was
 # interrupted, and for each other after every pause.
 # Fitted to bench/twin_live.py's runs on two cores (docs/twin.md).
-HOST_MS_GUESS = 0.12
+_HOST_MS = 0.12
 _HOST_SHARE_MAX = 0.12
 _HOST_MS_THREADS = 0.08
 _HOST_SHARE_THREADS = 0.14
+# What Triton's python backend adds to each execution, and for each inference in it: shared memory,
+# its stub process, the server's own threads, gRPC. An instance is occupied. Fitted like the above.
+_PYTHON_BACKEND_MS = 0.5
+_PYTHON_BACKEND_ITEM_MS = 0.1
 # Time falls with this power of the threads, where nobody probed.
 _THREADS_GAIN = 0.8
 
@@ -191,6 +195,12 @@ def service_of(
         threads if threads is not None else 0, configuration.instance_count
     )
     taken = (threads or 0) * configuration.instance_count
+    if service is not None and configuration.backend == "python":
+        slower = tuple(
+            mean + _PYTHON_BACKEND_MS + _PYTHON_BACKEND_ITEM_MS * size
+            for size, mean in zip(service.batch_sizes, service.service_ms, strict=True)
+        )
+        service = replace(service, service_ms=slower)
     if service is None or configuration.device != "cpu" or taken < (os.cpu_count() or 1):
         return service
     return beside_host(service, threads or 1)
@@ -201,7 +211,7 @@ def beside_host(service: ServiceTime, threads: int) -> ServiceTime:
     slower = tuple(
         mean + max(_HOST_SHARE_THREADS * mean, _HOST_MS_THREADS * size)
         if threads > 1
-        else mean + min(HOST_MS_GUESS * size, _HOST_SHARE_MAX * mean)
+        else mean + min(_HOST_MS * size, _HOST_SHARE_MAX * mean)
         for size, mean in zip(service.batch_sizes, service.service_ms, strict=True)
     )
     return replace(service, service_ms=slower)

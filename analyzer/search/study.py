@@ -261,8 +261,7 @@ class Search:
         while True:
             # One trial is always made, also where the preparations used the budget up.
             enough = (
-                self._left_s() - self._trials_reserve_s(guide)
-                < trial_s
+                self._left_s() - self._trials_reserve_s(guide) < trial_s
                 and finished_trials + len(pending) > 0
             ) or (
                 request.trials_max is not None
