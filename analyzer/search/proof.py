@@ -242,6 +242,12 @@ class Prover:
         self.guide.tell(configuration.config_id, outcome)
         if isinstance(outcome, Measurement):
             edge = revised_edge(outcome.edge, outcome.load_tests, miss_rate_max=sla.miss_rate_max)
+            if edge != outcome.edge:
+                self.ledger.warn(
+                    f"{describe(configuration)}: the certificate's runs broke the SLA below the "
+                    f"edge that shorter runs gave ({outcome.edge.rate_rps:,.0f}/s), so it was "
+                    "lowered. This machine's speed may drift."
+                )
             outcome = self.oracle.completed(replace(outcome, edge=edge))
         self.ledger.record(outcome, role=role, logs=logs)
         if isinstance(outcome, Failure):
