@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Proposals of configurations that are measured already, in a row, before a sampler is held to be
 # going in circles.
 _REPEATS_MAX = 200
+# The constraints of a trial that cannot be measured, or failed.
+_UNUSABLE = {"works": 1.0, "sla": 0.0, "memory": 0.0, "accuracy": 0.0}
 _WORST = -1e12
 # The one parameter of a space that lists its configurations.
 _LISTED = "configuration"
@@ -187,7 +189,8 @@ class Proposals:
         self.abandon()
 
     def _tell_unusable(self, trial: optuna.Trial) -> None:
-        trial.set_constraint("usable", 1.0)
+        for name, value in _UNUSABLE.items():
+            trial.set_constraint(name, value)
         self._study.tell(trial, 0.0)
 
     def abandon(self) -> None:
@@ -211,10 +214,14 @@ def objective_value(outcome: Measurement | Failure, sla: Sla) -> float:
 
 
 def constraints(outcome: Measurement | Failure, sla: Sla) -> dict[str, float]:
-    """Optuna's constraints by name; at most 0 is feasible."""
+    """Optuna's constraints by name; at most 0 is feasible.
+
+    Every trial has the same ones (Optuna's GP asks for that): what has no limit, or was not
+    measured, is 0.
+    """
     if isinstance(outcome, Failure):
-        return {"works": 1.0}
-    found = {"works": 0.0, "sla": -1.0 if outcome.edge.rate_rps else 1.0}
+        return dict(_UNUSABLE)
+    found = dict.fromkeys(_UNUSABLE, 0.0) | {"sla": -1.0 if outcome.edge.rate_rps else 1.0}
     headline = outcome.headline
     if sla.objective not in ("capacity", "cost"):
         if headline is None or headline.over_budget is None or not headline.requests:
