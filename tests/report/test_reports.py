@@ -82,6 +82,17 @@ def test_the_answer_says_what_holds_and_what_it_gains() -> None:
     assert not answer.advice
 
 
+def test_a_gain_between_rates_proven_unequally_is_told_with_that_of_the_edges() -> None:
+    document = build_document(example_facts())
+    document["sla"]["objective"] = "capacity"
+    document["speedup"] = 9.0
+    document["recommendation"]["edge_rps"] = 1500.0
+    document["baseline"]["edge_rps"] = 250.0
+    assert gain_sentence(document) == "9× the capacity of the baseline (6× by their edges)"
+    document["speedup"] = 6.2
+    assert gain_sentence(document) == "6.2× the capacity of the baseline"
+
+
 def test_an_undecided_answer_says_what_to_do() -> None:
     answer = answer_facts(build_document(undecided_facts()))
     assert "2,400 requests; a certificate needs about 7,500" in answer.misses[0]
