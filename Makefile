@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml
 env: $(STAMP)    ## makes the environment in .venv
 
 demo: $(STAMP)   ## searches, reports and exports the example model (about two minutes)
+	@mkdir -p demo
 	$(BIN)/analyze examples/digits.onnx --latency-budget 50ms --budget 60s \
 	  --calibration-data examples/digits.npz --store sqlite:///demo/results.db \
 	  --report demo/report.html --export demo/model_repository --force

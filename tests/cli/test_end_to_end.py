@@ -301,7 +301,8 @@ def test_a_claim_holds_and_an_absurd_one_is_refuted(searched: Answer, run: Run) 
     assert holds.document["verdict"] == "holds"
     entry_conforms(holds.document["measured"], "measured")
     assert {"claim", "measured", "verdict"} <= holds.document.keys()
-    absurd = run("verify", "first", "--target-rate", "5000/s", "--budget", "8s", "--json")
+    # Not so high that the generator is late on two cores: an invalid run never refutes.
+    absurd = run("verify", "first", "--target-rate", "1500/s", "--budget", "12s", "--json")
     assert absurd.code == 3, absurd.stdout + absurd.stderr
     assert absurd.document["verdict"] == "refuted"
 
