@@ -100,7 +100,9 @@ class Guide:
             return None
         if config_id in self._edges:
             return self._edges[config_id]
-        if self._by_edge and self.search is not None and config_id in self._candidate_ids:
+        # One that was left out as hopeless has a prediction only now.
+        known = config_id in self._candidate_ids and self._predictions.get(config_id)
+        if self._by_edge and self.search is not None and known:
             return self.search.predicted(config_id)[0]
         residuals = self._residuals()
         return predicted * math.exp(float(np.median(residuals))) if residuals else predicted

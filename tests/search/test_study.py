@@ -166,6 +166,17 @@ def test_the_twin_finds_the_fast_variant_and_proves_it() -> None:
     assert [step.measured for step in facts.explanation.contributions][-1]
 
 
+def test_what_was_left_out_as_hopeless_is_explained_with_a_prediction_of_its_own() -> None:
+    """A step back to fp32 costs a factor, not everything."""
+    facts, _, _ = run(VirtualWorld(service=service))
+    best = winner(facts).edge.rate_rps
+    edges = [step.edge_rps for step in facts.explanation.contributions]
+    edges += [step.predicted_edge_rps for step in facts.explanation.what_if]
+    known = [edge for edge in edges if edge is not None]
+    assert best is not None and len(known) > 4
+    assert min(known) > 0.02 * best
+
+
 def test_a_variant_that_loses_too_much_is_left_out_and_says_so() -> None:
     facts, _, _ = run(VirtualWorld(service=service, accuracy_drop={"int8-static": 0.05}))
     assert winner(facts).configuration.variant.label == "int8-dynamic"
