@@ -6,7 +6,7 @@
 
 Two kinds of tables. **Virtual** ones start from probes of real models (``twin_live.json``): the
 twin predicts the edge of each configuration of a space, and the truth is that prediction times an
-error drawn from those that ``twin_live.py`` measured on the embedded server, 70 % of its variance
+error drawn from those that ``twin_live.py`` measured on both servers, 70 % of its variance
 common to a deployment (variant, instances, threads, batching) and 30 % the configuration's own.
 Each seed has its own truth. **Measured** ones are read from a CSV file that ``--measure`` wrote:
 every configuration of a small space on the embedded server, beside the twin's prediction.
@@ -406,11 +406,11 @@ def bases_of(document: dict[str, Any]) -> tuple[list[Table], list[float], dict[s
     tables, errors, probing = [], [], {}
     for title, run in document["runs"].items():
         server, name = title.split()
-        if server != "embedded":
-            continue
         errors += [
             -math.log1p(row["edge_error"]) for row in run["rows"] if row["edge_error"] is not None
         ]
+        if server != "embedded":
+            continue
         calibrations = {
             key: VariantCalibration.from_dict(key, run["calibrations"][key.label])
             for key in (FP32, INT8)
