@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from analyzer.cli import options as shared
 
 
+def _port(name: str, default: int, what: str) -> Callable[[Any], Any]:
+    return click.option(
+        name,
+        type=click.IntRange(0, 65535),
+        default=default,
+        show_default=True,
+        help=f"Port of {what}; 0: a free one.",
+    )
+
+
 @click.command()
 @click.argument("repository", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--http-port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port of KServe v2 over HTTP; 0: a free one.",
-)
-@click.option(
-    "--grpc-port",
-    type=click.IntRange(0, 65535),
-    default=8001,
-    show_default=True,
-    help="Port of KServe v2 over gRPC; 0: a free one.",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    default=8002,
-    show_default=True,
-    help="Port of Prometheus metrics; 0: a free one.",
-)
+@_port("--http-port", 8000, "KServe v2 over HTTP")
+@_port("--grpc-port", 8001, "KServe v2 over gRPC")
+@_port("--metrics-port", 8002, "Prometheus metrics")
 @click.option(
     "--model-control-mode",
     "mode",

@@ -250,7 +250,7 @@ def check_time(
 
     from analyzer.twin.simulator import OpenWorkload
 
-    slowest_ms = float(service.curve_ms(np.array([1, policy.batch_limit])).max()) + overhead_ms
+    slowest_ms = float(service.curve_ms(np.arange(policy.batch_limit + 1)).max()) + overhead_ms
     # An exponential time is hardly ever fifty times its mean.
     longest_ns = 50 * (slowest_ms + policy.max_queue_delay_us / 1e3) * 1e6 * workload.requests
     last_ns = float(workload.arrival_ns[-1]) if isinstance(workload, OpenWorkload) else 0.0

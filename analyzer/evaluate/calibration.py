@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,10 +83,9 @@ class VariantCalibration:
     def _typical(self, threads: int, busy: int, batch: int, crowded: bool) -> float:
         """What the executions of a probe are compared by, milliseconds; 0 if there are none.
 
-        Their lower quartile: what instances cost each other slows every execution, what the machine
-        did besides slows some, and a deployment that looks too good is measured and found out,
-        while one that looks too bad never is. Where there are more threads than cores (``crowded``)
-        the slow executions are the deployment's own, and their mean counts.
+        Their median: what instances cost each other slows every execution, what the machine did
+        besides slows some. Where there are more threads than cores (``crowded``) the slow
+        executions are the deployment's own, and their mean counts.
         """
         for result in self.results:
             probe = result.probe
@@ -94,9 +93,7 @@ class VariantCalibration:
                 continue
             if not result.samples_ms:
                 return 0.0
-            return float(
-                np.mean(result.samples_ms) if crowded else np.percentile(result.samples_ms, 50)
-            )
+            return float((np.mean if crowded else np.median)(result.samples_ms))
         return 0.0
 
     def _interference(
@@ -196,11 +193,9 @@ def service_of(
     )
     taken = (threads or 0) * configuration.instance_count
     if service is not None and configuration.backend == "python":
-        slower = tuple(
-            mean + _PYTHON_BACKEND_MS + _PYTHON_BACKEND_ITEM_MS * size
-            for size, mean in zip(service.batch_sizes, service.service_ms, strict=True)
+        service = _slower(
+            service, lambda size, mean: _PYTHON_BACKEND_MS + _PYTHON_BACKEND_ITEM_MS * size
         )
-        service = replace(service, service_ms=slower)
     if service is None or configuration.device != "cpu" or taken < (os.cpu_count() or 1):
         return service
     return beside_host(service, threads or 1)
@@ -208,10 +203,14 @@ def service_of(
 
 def beside_host(service: ServiceTime, threads: int) -> ServiceTime:
     """``service`` where instances times threads leave no core to the server and the generator."""
-    slower = tuple(
-        mean + max(_HOST_SHARE_THREADS * mean, _HOST_MS_THREADS * size)
-        if threads > 1
-        else mean + min(_HOST_MS * size, _HOST_SHARE_MAX * mean)
-        for size, mean in zip(service.batch_sizes, service.service_ms, strict=True)
-    )
-    return replace(service, service_ms=slower)
+    if threads > 1:
+        return _slower(
+            service, lambda size, mean: max(_HOST_SHARE_THREADS * mean, _HOST_MS_THREADS * size)
+        )
+    return _slower(service, lambda size, mean: min(_HOST_MS * size, _HOST_SHARE_MAX * mean))
+
+
+def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:
+    """``service`` with what ``more_ms`` adds at each batch size and its mean, milliseconds."""
+    points = zip(service.batch_sizes, service.service_ms, strict=True)
+    return replace(service, service_ms=tuple(mean + more_ms(size, mean) for size, mean in points))

@@ -239,7 +239,8 @@ class Prover:
         if isinstance(outcome, Measurement) and measured is not None:
             outcome = merged(measured, outcome)
         # The guide compares edges from short runs; the answer has the best there is.
-        self.guide.tell(configuration.config_id, outcome)
+        if measured is None or measured.certificate is None:
+            self.guide.tell(configuration.config_id, outcome)
         if isinstance(outcome, Measurement):
             edge = revised_edge(outcome.edge, outcome.load_tests, miss_rate_max=sla.miss_rate_max)
             if edge != outcome.edge:

@@ -7,7 +7,7 @@ twin can tell how correlated the requests were, the answer is UNDECIDED.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import TypeVar
@@ -180,19 +180,8 @@ def expected_requests(
     def decided(effective: float) -> bool:
         return evidence(effective, effective * miss_rate, share) >= needed
 
-    high = 1.0
-    while not decided(high):
-        high *= 2.0
-        if high * inflation > _REQUESTS_MAX:
-            return None
-    low = high / 2.0
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2.0
-        if decided(middle):
-            high = middle
-        else:
-            low = middle
-    return ceil(high * inflation)
+    needed_effective = _least(decided, _REQUESTS_MAX / inflation)
+    return ceil(needed_effective * inflation) if needed_effective is not None else None
 
 
 def requests_to_pass(
@@ -219,19 +208,25 @@ def requests_to_pass(
             == "PASS"
         )
 
+    further = _least(passes, _REQUESTS_MAX)
+    return ceil(further) if further is not None else None
+
+
+def _least(holds: Callable[[float], bool], limit: float) -> float | None:
+    """The least number from which ``holds`` on, to a thousandth; None if above ``limit``."""
     high = 1.0
-    while not passes(high):
+    while not holds(high):
         high *= 2.0
-        if high > _REQUESTS_MAX:
+        if high > limit:
             return None
-    low = 0.0
-    while high - low > max(1.0, 1e-3 * high):
+    low = high / 2.0
+    while high - low > 1e-3 * high:
         middle = (low + high) / 2.0
-        if passes(middle):
+        if holds(middle):
             high = middle
         else:
             low = middle
-    return ceil(high)
+    return high
 
 
 def _as_blocks(arrays: NDArray[T] | Sequence[NDArray[T]]) -> list[NDArray[T]]:

@@ -85,12 +85,8 @@ class ServiceTime:
     def interference_at(self, instances: int, batch_size: NDArray[np.int64]) -> NDArray[np.float64]:
         """Factor with k busy instances (k from 1 on) at each batch size, float64 [instances, n]."""
         by_size = self.interference_by_size or ((1, self.interference),)
-        known = np.array(
-            [
-                [factors[min(k, len(factors) - 1)] for k in range(instances)]
-                for _, factors in by_size
-            ]
-        )
+        number = np.arange(instances)
+        known = np.array([np.take(factors, number, mode="clip") for _, factors in by_size])
         at = np.log([size for size, _ in by_size])
         wanted = np.log(np.maximum(batch_size, 1))
         return np.array([np.interp(wanted, at, column) for column in known.T])
