@@ -42,7 +42,7 @@ test-gpu: $(STAMP)  ## runs what needs an NVIDIA GPU
 	$(PYTEST) -m gpu $(TESTS)
 
 fuzz: $(STAMP)   ## fuzzes the HTTP and gRPC front ends for ten minutes
-	FUZZ_SECONDS=600 $(PYTEST) --timeout 1200 tests/serving/test_fuzz.py
+	FUZZ_SECONDS=600 $(PYTEST) --timeout 1200 tests/server/test_fuzz.py
 
 check: lint type ## lint and types
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.batching.policy import BatchingPolicy
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.stats import mlperf
 from analyzer.stats.batchmeans import variance_inflation
 from analyzer.stats.certificate import decide, used_inflation

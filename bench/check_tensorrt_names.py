@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-from analyzer.runtime.fake_tensorrt import CUDA_NAMES, TENSORRT_NAMES
+from analyzer.engine.runtimes.fake_tensorrt import CUDA_NAMES, TENSORRT_NAMES
 
 
 def missing_names(folder: Path, names: tuple[str, ...]) -> list[str]:

@@ -26,9 +26,9 @@ from analyzer.hardware.machine import inspect_machine
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load import generator
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
-from analyzer.load.null import NullTarget
-from analyzer.serving.embedded import EmbeddedTarget
-from analyzer.serving.spec import EmbeddedSpec, OnnxModel
+from analyzer.targets.embedded import EmbeddedTarget
+from analyzer.targets.embedded_spec import EmbeddedSpec, OnnxModel
+from analyzer.targets.null import NullTarget
 
 RATE_RPS = 2_000
 CLOSED_GOAL_RPS = 15_000

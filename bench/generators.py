@@ -22,7 +22,6 @@ from scripted_triton import Script, inputs, triton_target
 
 from analyzer.domain.configuration import Configuration
 from analyzer.hardware.machine import inspect_machine
-from analyzer.load.endpoint_target import EndpointTarget
 from analyzer.load.generator import run_closed_loop
 from analyzer.load.perf_analyzer import (
     PerfAnalyzerInstall,
@@ -30,8 +29,9 @@ from analyzer.load.perf_analyzer import (
     run_perf_analyzer,
 )
 from analyzer.load.summarize import summarize
-from analyzer.serving.triton import TritonServer
-from analyzer.serving.triton_install import require_triton
+from analyzer.targets.endpoint_target import EndpointTarget
+from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_install import require_triton
 
 RESULTS = Path(__file__).parent / "results" / "generators.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "generators.md"

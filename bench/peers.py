@@ -36,7 +36,7 @@ from real_triton import ROOT, WORK, say
 from analyzer.domain.configuration import Configuration
 from analyzer.load.perf_analyzer import require_perf_analyzer
 from analyzer.modelconfig.files import model_files
-from analyzer.serving.triton_install import python_environment, require_triton
+from analyzer.targets.triton_install import python_environment, require_triton
 from analyzer.variants.inspect import inspect_model
 
 RESULTS = ROOT / "bench" / "results" / "peers.json"

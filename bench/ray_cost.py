@@ -22,10 +22,10 @@ import psutil
 
 from analyzer.cluster.processes import descendants
 from analyzer.cluster.ray_executor import RayExecutor
-from analyzer.evaluate.jobs import Job
 from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import run_open_loop
-from analyzer.load.null import NullTarget
+from analyzer.measure.jobs import Job
+from analyzer.targets.null import NullTarget
 
 RATE_RPS = 500
 SETTLE_S = 3.0

@@ -34,18 +34,18 @@ from scripted_triton import (
     triton_target,
 )
 
-from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.workload import Gamma, Poisson
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import LoadRun, run_open_loop
 from analyzer.load.summarize import summarize
-from analyzer.load.target import Target
-from analyzer.serving.embedded import EmbeddedTarget
-from analyzer.serving.spec import EmbeddedSpec, ScriptedModel
-from analyzer.serving.triton import TritonServer
-from analyzer.serving.triton_install import require_triton
 from analyzer.stats.percentiles import nearest_rank
+from analyzer.targets.embedded import EmbeddedTarget
+from analyzer.targets.embedded_spec import EmbeddedSpec, ScriptedModel
+from analyzer.targets.target import Target
+from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_install import require_triton
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, SimulationResult, simulate
 

@@ -45,11 +45,11 @@ from analyzer.domain.measurement import Edge, Measurement  # noqa: E402
 from analyzer.domain.sla import Sla  # noqa: E402
 from analyzer.domain.space import Parameter, Params, SearchSpace  # noqa: E402
 from analyzer.domain.workload import Poisson  # noqa: E402
-from analyzer.evaluate.calibration import VariantCalibration  # noqa: E402
-from analyzer.evaluate.edge import EdgeGoal, EdgeSearch, RateOutcome  # noqa: E402
+from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome  # noqa: E402
 from analyzer.search.guide import Guide  # noqa: E402
 from analyzer.search.prepare import TwinOracle  # noqa: E402
 from analyzer.search.proposals import Proposals, guided_value, make_sampler  # noqa: E402
+from analyzer.twin.calibration import VariantCalibration  # noqa: E402
 
 OUT = RESULTS.parent / "search.json"
 NEAR = 0.99

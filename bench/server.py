@@ -22,8 +22,8 @@ from analyzer.domain.configuration import Configuration
 from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import statistics_between
-from analyzer.serving.embedded import EmbeddedTarget
-from analyzer.serving.spec import EmbeddedSpec, NullModel
+from analyzer.targets.embedded import EmbeddedTarget
+from analyzer.targets.embedded_spec import EmbeddedSpec, NullModel
 
 CPU_GOAL_US = 60.0
 RATES_RPS = (500, 2_000, 5_000)

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.workload import Poisson
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.bands import Candidate, UnitArrivals, edge, edges, miss_fraction
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, simulate

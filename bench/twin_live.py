@@ -34,17 +34,17 @@ from analyzer.domain.measurement import Edge
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson, draw_arrivals_s
-from analyzer.evaluate.calibration import VariantCalibration
-from analyzer.evaluate.jobs import WorkerContext
-from analyzer.evaluate.measure import long_run_edge, measure_edge
-from analyzer.evaluate.plan import STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
-from analyzer.evaluate.probe import plan_probes
-from analyzer.evaluate.session import LoadSession
-from analyzer.evaluate.targets import open_target
-from analyzer.evaluate.tasks import Assets, ProbeTask
+from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.measure import long_run_edge, measure_edge
+from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.session import LoadSession
+from analyzer.measure.tasks import Assets, ProbeTask
 from analyzer.search.guide import features
 from analyzer.search.prepare import TwinOracle
 from analyzer.search.residual import ResidualModel
+from analyzer.targets.open import open_target
+from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.probes import plan_probes
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "twin_live.json"

@@ -30,7 +30,7 @@ def _needs_a_gpu() -> None:
 
 
 def test_cuda_answers_like_the_cpu() -> None:
-    from analyzer.runtime.ort import OrtRuntime
+    from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 
     rows = {"image": np.random.default_rng(0).standard_normal((8, 1, 64, 64), np.float32)}
     on_cpu = OrtRuntime(DIGITS, device="cpu").run(rows)["logits"]
@@ -43,8 +43,8 @@ def test_a_tensorrt_engine_answers_like_the_cpu(tmp_path: Path) -> None:
     if not hasattr(tensorrt, "Builder"):
         pytest.skip("this TensorRT has no builder")
     from analyzer.domain.configuration import VariantKey
-    from analyzer.runtime.ort import OrtRuntime
-    from analyzer.runtime.tensorrt_ import TensorRtRuntime
+    from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+    from analyzer.engine.runtimes.tensorrt_ import TensorRtRuntime
     from analyzer.variants.build import build_variant
     from analyzer.variants.inspect import inspect_model
 

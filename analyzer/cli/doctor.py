@@ -120,7 +120,7 @@ def _program(name: str, find: Callable[[], str | None], adds: str) -> Part:
 
 
 def _triton() -> str | None:
-    from analyzer.serving.triton_install import find_triton
+    from analyzer.targets.triton_install import find_triton
 
     found = find_triton()
     if found is None:

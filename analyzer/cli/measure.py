@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from analyzer.domain.measurement import LoadTest
     from analyzer.domain.model import ModelInfo
-    from analyzer.load.target import Target
+    from analyzer.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +138,8 @@ def _open(target: str, values: dict[str, Any]) -> Iterator[Subject]:
 
 def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
     from analyzer.cli.preflight import check_endpoint
-    from analyzer.load.endpoint import open_endpoint
-    from analyzer.load.endpoint_target import existing_model_target
+    from analyzer.targets.endpoint import open_endpoint
+    from analyzer.targets.endpoint_target import existing_model_target
 
     name = values["model_name"]
     if not name:
@@ -205,8 +205,8 @@ def _inputs(model: ModelInfo, values: dict[str, Any]) -> Mapping[str, NDArray[An
 def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subject]:
     from analyzer.cli.search_run import cache_dir, inspect_path
     from analyzer.domain.configuration import baseline_configuration
-    from analyzer.evaluate.targets import open_target
-    from analyzer.evaluate.tasks import Assets
+    from analyzer.measure.tasks import Assets
+    from analyzer.targets.open import open_target
 
     model, configuration = inspect_path(path, values["input_shapes"])
     data = values["calibration_data"]
@@ -231,9 +231,9 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
 def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
     from analyzer.domain.sla import Sla
     from analyzer.domain.workload import parse_arrivals
-    from analyzer.evaluate.measure import judge_runs
-    from analyzer.evaluate.plan import STREAM_MEASURE, LoadPlan
-    from analyzer.evaluate.session import LoadSession
+    from analyzer.measure.measure import judge_runs
+    from analyzer.measure.plan import STREAM_MEASURE, LoadPlan
+    from analyzer.measure.session import LoadSession
     from analyzer.report.document import build_load_test_entry
 
     budget_ms = values["latency_budget"]

@@ -22,7 +22,7 @@ def check_search(options: SearchOptions) -> None:
     Raises:
         AnalyzerError: An option, a file, a folder, the database or the server cannot be used.
     """
-    from analyzer.evaluate.targets import check_server
+    from analyzer.targets.open import check_server
 
     check_server(options.server)
     check_sampler(options.sampler)
@@ -142,7 +142,7 @@ def check_sampler(sampler: str) -> None:
 
 def check_endpoint(address: str) -> None:
     """Raises UsageError where ``address`` is none, MissingPartError where nothing answers there."""
-    from analyzer.load.endpoint import open_endpoint
+    from analyzer.targets.endpoint import open_endpoint
 
     try:
         open_endpoint(address).close()

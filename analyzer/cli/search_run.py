@@ -23,8 +23,8 @@ from analyzer.domain.workload import ArrivalProcess, Trace, parse_arrivals
 from analyzer.errors import RunInterruptedError, UsageError
 
 if TYPE_CHECKING:
-    from analyzer.evaluate.jobs import Executor
     from analyzer.hardware.machine import Machine
+    from analyzer.measure.jobs import Executor
     from analyzer.search.guide import Guide
     from analyzer.search.proposals import Proposals
     from analyzer.search.request import SearchRequest
@@ -137,8 +137,8 @@ def warm_up_compiler() -> None:
     import threading
 
     def compile_kernel() -> None:
-        from analyzer.batching.policy import BatchingPolicy
         from analyzer.domain.workload import Poisson
+        from analyzer.engine.policy import BatchingPolicy
         from analyzer.twin.bands import UnitArrivals, edge
         from analyzer.twin.service import ServiceTime
 
@@ -200,7 +200,7 @@ def _device(options: SearchOptions, machine: Machine) -> DeviceKind:
 
 
 def _cuda_provider() -> bool:
-    from analyzer.runtime.ort import import_onnxruntime
+    from analyzer.engine.runtimes.onnxruntime_ import import_onnxruntime
 
     return "CUDAExecutionProvider" in import_onnxruntime().get_available_providers()
 
@@ -298,7 +298,7 @@ def _onnx_backend(server: str) -> Backend:
     """What will run ONNX graphs on ``server``, as far as that is known before it is started."""
     if server != "triton":
         return "onnxruntime"
-    from analyzer.serving.triton_install import require_triton
+    from analyzer.targets.triton_install import require_triton
 
     return require_triton().backend_for("onnxruntime")
 

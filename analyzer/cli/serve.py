@@ -99,10 +99,10 @@ def serve(
     Ports of 0 are free ones; the addresses are printed on stderr when the server is ready. It
     drains and ends on SIGTERM or Ctrl-C.
     """
+    from analyzer.engine.backends import usable_gpus
     from analyzer.hardware.machine import inspect_machine
-    from analyzer.serving.app import ServeOptions
-    from analyzer.serving.app import serve as run
-    from analyzer.serving.backends import usable_gpus
+    from analyzer.server.app import ServeOptions
+    from analyzer.server.app import serve as run
 
     run(
         ServeOptions(

@@ -26,8 +26,8 @@ from analyzer.cli.simulate_inputs import (
 from analyzer.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from analyzer.batching.policy import BatchingPolicy
     from analyzer.domain.workload import ArrivalProcess
+    from analyzer.engine.policy import BatchingPolicy
     from analyzer.twin.service import ServiceTime
     from analyzer.twin.simulator import SimulationResult
 

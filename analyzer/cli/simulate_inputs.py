@@ -9,8 +9,8 @@ from analyzer.domain import units
 from analyzer.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from analyzer.batching.policy import BatchingPolicy
     from analyzer.domain.workload import ArrivalProcess, Trace
+    from analyzer.engine.policy import BatchingPolicy
     from analyzer.twin.service import ServiceTime
     from analyzer.twin.simulator import Workload
 
@@ -46,7 +46,7 @@ def parse_policy(
     instances: int,
     max_queue_size: int,
 ) -> BatchingPolicy:
-    from analyzer.batching.policy import BatchingPolicy, QueuePolicy
+    from analyzer.engine.policy import BatchingPolicy, QueuePolicy
 
     if not dynamic_batching:
         for option, given in (

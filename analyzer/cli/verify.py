@@ -20,8 +20,8 @@ from analyzer.errors import UsageError
 if TYPE_CHECKING:
     from analyzer.domain.measurement import Certificate, LoadTest, Measurement
     from analyzer.domain.study import StudyFacts
-    from analyzer.evaluate.plan import TwinOfOne
-    from analyzer.load.target import Target
+    from analyzer.measure.plan import TwinOfOne
+    from analyzer.targets.target import Target
 
 _VERDICTS = {"PASS": "holds", "FAIL": "refuted", "UNDECIDED": "undecided"}
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
@@ -194,8 +194,8 @@ def verify(study: str | None, **values: Any) -> int:
     import json
 
     from analyzer.cli.facts import load_facts
-    from analyzer.evaluate.targets import check_server
     from analyzer.store.results import open_store
+    from analyzer.targets.open import check_server
 
     check_server(values["server"])
     repository = values["repository"]
@@ -251,10 +251,10 @@ def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:
 def _measure(claim: Claim, values: dict[str, Any], *, quiet: bool) -> Measurement:
     from analyzer.cli.search_run import cache_dir
     from analyzer.domain.workload import parse_arrivals
-    from analyzer.evaluate.plan import LoadPlan
-    from analyzer.evaluate.targets import open_target
-    from analyzer.evaluate.tasks import Assets
-    from analyzer.evaluate.verify import VerifyPlan, verify_claim
+    from analyzer.measure.plan import LoadPlan
+    from analyzer.measure.tasks import Assets
+    from analyzer.measure.verify import VerifyPlan, verify_claim
+    from analyzer.targets.open import open_target
 
     seed = values["seed"] if values["seed"] is not None else secrets.randbits(48)
     load = LoadPlan(
@@ -299,15 +299,15 @@ def _measure(claim: Claim, values: dict[str, Any], *, quiet: bool) -> Measuremen
 
 def _twin(claim: Claim, store_url: str) -> TwinOfOne | None:
     """The twin from the probes that the search has kept; None where this machine has none."""
-    from analyzer.batching.policy import BatchingPolicy
-    from analyzer.evaluate.calibration import (
+    from analyzer.engine.policy import BatchingPolicy
+    from analyzer.hardware.machine import inspect_machine
+    from analyzer.measure.plan import TwinOfOne
+    from analyzer.store.results import open_store
+    from analyzer.twin.calibration import (
         OVERHEAD_MS_GUESS,
         VariantCalibration,
         service_of,
     )
-    from analyzer.evaluate.plan import TwinOfOne
-    from analyzer.hardware.machine import inspect_machine
-    from analyzer.store.results import open_store
 
     if not claim.variant_sha256:
         return None

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from analyzer.evaluate.jobs import Job, JobResult
+from analyzer.measure.jobs import Job, JobResult
 
 
 class JobDesk:

@@ -18,7 +18,7 @@ from analyzer.cluster import outcome, processes
 from analyzer.cluster.desk import JobDesk
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import TargetTimeoutError
-from analyzer.evaluate.jobs import Job, JobResult, WorkerContext
+from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
 _KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.05

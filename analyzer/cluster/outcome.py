@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzer.errors import AnalyzerError, TargetMemoryError, TargetTimeoutError
-from analyzer.evaluate.jobs import Job, JobResult
+from analyzer.measure.jobs import Job, JobResult
 
 
 def as_analyzer_error(error: BaseException, job_name: str) -> AnalyzerError:

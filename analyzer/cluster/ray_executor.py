@@ -16,7 +16,7 @@ from analyzer.cluster.ray_lease import Lease, choose_devices, find_devices
 from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import AnalyzerError, UsageError
-from analyzer.evaluate.jobs import Job, JobResult
+from analyzer.measure.jobs import Job, JobResult
 
 _START_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 30.0

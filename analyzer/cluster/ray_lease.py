@@ -23,7 +23,7 @@ from analyzer.errors import (
     TargetMemoryError,
     UsageError,
 )
-from analyzer.evaluate.jobs import Job, JobResult, WorkerContext
+from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
 _PING_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 15.0

@@ -19,7 +19,7 @@ import psutil
 import analyzer
 from analyzer.cluster import outcome, processes
 from analyzer.errors import AnalyzerError
-from analyzer.evaluate.jobs import WorkerContext
+from analyzer.measure.jobs import WorkerContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from analyzer.domain.measurement import RequestLog
 from analyzer.errors import AnalyzerError, TargetCrashError, TargetError, TargetTimeoutError
-from analyzer.load.endpoint_target import EndpointTarget
 from analyzer.load.record import LoadRun
+from analyzer.targets.endpoint_target import EndpointTarget
 
 #: Between the order to start and the start, so that every process has heard it.
 _LEAD_S = 0.05

@@ -12,10 +12,10 @@ import numpy as np
 
 from analyzer.errors import AnalyzerError, TargetCrashError
 from analyzer.hardware.lifetime import die_with_parent
-from analyzer.load.endpoint import open_endpoint
 from analyzer.load.fleet import write_log
 from analyzer.load.generator import run_open_loop
-from analyzer.load.payload import RequestPool
+from analyzer.targets.endpoint import open_endpoint
+from analyzer.targets.payload import RequestPool
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analyzer.domain.measurement import STATUS_OK
 from analyzer.hardware.timing import first_in_line
 from analyzer.load.record import InFlightSampler, LoadRun, Recorder, undisturbed
-from analyzer.load.target import Connection
+from analyzer.targets.target import Connection
 
 __all__ = ["AbortRule", "LoadRun", "run_closed_loop", "run_open_loop"]
 

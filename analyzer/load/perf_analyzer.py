@@ -22,8 +22,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from analyzer.errors import MissingPartError, TargetError, TargetTimeoutError
-from analyzer.load.endpoint import parse_address
-from analyzer.load.payload import PAYLOADS_MAX, RequestPool
+from analyzer.targets.endpoint import parse_address
+from analyzer.targets.payload import PAYLOADS_MAX, RequestPool
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _WINDOWS = 3
@@ -130,7 +130,7 @@ def run_perf_analyzer(
         install: The program.
         address: ``grpc://HOST:PORT`` or ``http://HOST:PORT``.
         model: The model's name there.
-        inputs: Rows of input, as :class:`~analyzer.load.payload.RequestPool` takes them; its own
+        inputs: Rows of input, as :class:`~analyzer.targets.payload.RequestPool` takes them; its own
             random data would break models that index tables.
         batchable: Whether the model's tensors carry a batch axis.
         concurrency: Requests kept in flight; this or ``rate_rps``.

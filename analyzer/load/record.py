@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.exchange import Completion
 from analyzer.domain.measurement import (
     STATUS_OK,
     STATUS_TIMEOUT,
@@ -20,6 +19,7 @@ from analyzer.domain.measurement import (
     RequestLog,
 )
 from analyzer.hardware.timing import Priority, set_timer_slack_ns
+from analyzer.targets.target import Completion
 
 _SWITCH_INTERVAL_S = 0.0005
 _NOT_YET = -1

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.exchange import ServerStatistics
 from analyzer.domain.measurement import (
     STATUS_OK,
     Breakdown,
@@ -16,6 +15,7 @@ from analyzer.domain.measurement import (
     ResourceUse,
     Validity,
 )
+from analyzer.engine.counters import ServerStatistics
 from analyzer.load.record import LoadRun
 from analyzer.load.warmup import Warmup, detect_warmup
 from analyzer.stats.percentiles import nearest_rank, summarize_latency

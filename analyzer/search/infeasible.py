@@ -91,7 +91,7 @@ def _at_least(configuration: Configuration, other: Configuration) -> bool:
 
 
 def _shortest_ms(results: Sequence[object]) -> float | None:
-    from analyzer.evaluate.probe import ProbeResult
+    from analyzer.twin.probes import ProbeResult
 
     samples = [min(r.samples_ms) for r in results if isinstance(r, ProbeResult) and r.samples_ms]
     return min(samples) if samples else None

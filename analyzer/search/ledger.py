@@ -10,10 +10,10 @@ from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement, RequestLog
 from analyzer.domain.space import Params
-from analyzer.evaluate.failures import as_failure
-from analyzer.evaluate.jobs import JobResult
-from analyzer.evaluate.session import combine
-from analyzer.evaluate.tasks import MeasureResult
+from analyzer.measure.failures import as_failure
+from analyzer.measure.jobs import JobResult
+from analyzer.measure.session import combine
+from analyzer.measure.tasks import MeasureResult
 from analyzer.search.proposals import feasible
 from analyzer.search.request import Progress, SearchRequest
 

@@ -17,17 +17,17 @@ from analyzer.domain.measurement import Accuracy, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.errors import AnalyzerError
-from analyzer.evaluate.calibration import (
+from analyzer.measure.failures import as_failure
+from analyzer.measure.jobs import Executor, Job, JobResult
+from analyzer.measure.plan import TwinOfOne
+from analyzer.measure.tasks import Assets, BuildTask, ProbeTask
+from analyzer.search.request import Progress, SearchRequest
+from analyzer.twin.calibration import (
     OVERHEAD_MS_GUESS,
     VariantCalibration,
     service_of,
 )
-from analyzer.evaluate.failures import as_failure
-from analyzer.evaluate.jobs import Executor, Job, JobResult
-from analyzer.evaluate.plan import TwinOfOne
-from analyzer.evaluate.probe import Probe, plan_probes
-from analyzer.evaluate.tasks import Assets, BuildTask, ProbeTask
-from analyzer.search.request import Progress, SearchRequest
+from analyzer.twin.probes import Probe, plan_probes
 
 if TYPE_CHECKING:
     from analyzer.twin.bands import Candidate
@@ -267,7 +267,7 @@ class TwinOracle:
 
     def candidate(self, configuration: Configuration) -> Candidate | None:
         """The configuration as the twin knows it; None without probes."""
-        from analyzer.batching.policy import BatchingPolicy
+        from analyzer.engine.policy import BatchingPolicy
         from analyzer.twin.bands import Candidate
 
         service = service_of(self._calibrations, configuration)

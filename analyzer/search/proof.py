@@ -10,11 +10,11 @@ import numpy as np
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Failure, Measurement, Prediction
-from analyzer.evaluate.certify import AT_ONCE, CLIMBING
-from analyzer.evaluate.edge import revised_edge
-from analyzer.evaluate.jobs import Executor, Job
-from analyzer.evaluate.plan import EdgePlan, LoadPlan, TwinOfOne
-from analyzer.evaluate.tasks import Assets, CertifyPlan, MeasureTask
+from analyzer.measure.certify import AT_ONCE, CLIMBING
+from analyzer.measure.edge import revised_edge
+from analyzer.measure.jobs import Executor, Job
+from analyzer.measure.plan import EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.tasks import Assets, CertifyPlan, MeasureTask
 from analyzer.search.guide import Guide
 from analyzer.search.infeasible import ruled_out
 from analyzer.search.ledger import Ledger, describe, merged, outcome_of, plainness

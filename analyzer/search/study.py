@@ -12,9 +12,9 @@ from analyzer.domain.configuration import Configuration, VariantKey, baseline_co
 from analyzer.domain.measurement import Failure, Prediction
 from analyzer.domain.study import SearchSummary, StudyFacts, Verdict
 from analyzer.errors import AnalyzerError
-from analyzer.evaluate.jobs import Executor, Job
-from analyzer.evaluate.plan import EdgePlan, LoadPlan
-from analyzer.evaluate.tasks import Assets, MeasureTask
+from analyzer.measure.jobs import Executor, Job
+from analyzer.measure.plan import EdgePlan, LoadPlan
+from analyzer.measure.tasks import Assets, MeasureTask
 from analyzer.search.explain import explanation
 from analyzer.search.guide import Guide
 from analyzer.search.ledger import Known, Ledger, TrialStore, describe, outcome_of, plainness

@@ -17,8 +17,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.workload import ArrivalProcess, Trace
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import Prepared
 

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.workload import ArrivalProcess
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.bands import UnitArrivals
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import Prepared

@@ -1,6 +1,6 @@
 """The scheduler and its virtual clock as one compiled loop over arrays.
 
-The same policy as :class:`analyzer.batching.scheduler.Scheduler` without priorities, time-outs and
+The same policy as :class:`analyzer.engine.scheduler.Scheduler` without priorities, time-outs and
 shapes; property tests hold the two equal, event by event. Importing this module imports Numba:
 import it lazily.
 """

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.batching.policy import BatchingPolicy
+from analyzer.engine.policy import BatchingPolicy
 
 Distribution = Literal["deterministic", "exponential", "lognormal", "empirical"]
 

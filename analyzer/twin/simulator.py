@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.batching.policy import BatchingPolicy
-from analyzer.batching.scheduler import QueueFullError, Scheduler
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.engine.scheduler import QueueFullError, Scheduler
 from analyzer.twin.service import ServiceTime
 
 #: Below this many requests the plain scheduler is done before the compiled one is loaded.

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.errors import DataError
-from analyzer.runtime.base import Runtime, Tensors
 from analyzer.variants.reference import ReplayRuntime, chunks
 
 _ROWS_MIN = 32

@@ -22,8 +22,8 @@ import analyzer
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
 from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
-from analyzer.runtime.tensorrt_ import import_tensorrt
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.quantize import needs_reduced_range

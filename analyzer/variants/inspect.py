@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
+from analyzer.engine.runtimes.onnxruntime_ import (
+    OrtRuntime,
+    first_line,
+    import_onnxruntime,
+    is_out_of_memory,
+)
 from analyzer.errors import MissingPartError, ModelError, TargetError, TargetMemoryError
-from analyzer.runtime.ort import OrtRuntime, first_line, import_onnxruntime, is_out_of_memory
 from analyzer.variants.graph import external_pieces, table_ranges
 
 _ORT_TYPES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import BuildError
-from analyzer.runtime.ort import first_line
 from analyzer.variants.graph import all_tensors
 
 # Protobuf's limit is 2 GiB for a whole file; weights beyond this go into a file of their own.

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import BuildError
-from analyzer.runtime.ort import first_line
 from analyzer.variants.precision import is_large, save_model
 
 # Convolutions have no fast dynamically quantized form (ConvInteger), so they are left alone there.

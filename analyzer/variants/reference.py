@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.model import ModelInfo
-from analyzer.runtime.base import Runtime, Tensors
+from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.variants.cache import building, load_entry, publish
 
 ROWS_PER_RUN = 8

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.tensorrt_ import import_tensorrt, recording_logger
 from analyzer.errors import BuildError, MissingPartError
-from analyzer.runtime.tensorrt_ import import_tensorrt, recording_logger
 
 _PACKAGES = ("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings")
 

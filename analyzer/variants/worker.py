@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.base import Runtime
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime, first_line
 from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
-from analyzer.runtime.base import Runtime
-from analyzer.runtime.ort import OrtRuntime, first_line
 from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
 from analyzer.variants.precision import convert_fp16
@@ -160,7 +160,7 @@ def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) 
 
 def _open(file: Path, request: BuildRequest) -> Runtime:
     if file.suffix == ".plan":
-        from analyzer.runtime.tensorrt_ import TensorRtRuntime
+        from analyzer.engine.runtimes.tensorrt_ import TensorRtRuntime
 
         return TensorRtRuntime(file)
     return OrtRuntime(file, device=request.device, intra_op_threads=request.threads)

@@ -449,7 +449,7 @@ def test_interrupted_with_ray_running(
 
 @pytest.mark.triton
 def test_a_search_on_a_real_triton(run: Run, other: Path) -> None:
-    from analyzer.serving.triton_install import find_triton
+    from analyzer.targets.triton_install import find_triton
 
     if find_triton() is None:
         pytest.skip("there is no Triton on this machine (make tools)")

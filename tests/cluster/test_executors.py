@@ -16,7 +16,7 @@ import pytest
 
 from analyzer.cluster.in_process import InProcessExecutor
 from analyzer.errors import AnalyzerError, TargetMemoryError, TargetStartError, TargetTimeoutError
-from analyzer.evaluate.jobs import Executor, Job, JobResult, WorkerContext
+from analyzer.measure.jobs import Executor, Job, JobResult, WorkerContext
 
 RUN_S = 60.0
 

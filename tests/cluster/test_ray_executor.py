@@ -20,7 +20,7 @@ import pytest
 from analyzer.cluster.ray_executor import RayExecutor
 from analyzer.cluster.ray_lease import choose_devices, find_devices
 from analyzer.errors import AnalyzerError, MissingPartError, TargetCrashError, UsageError
-from analyzer.evaluate.jobs import Job, JobResult, WorkerContext
+from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
 RUN_S = 60.0
 
@@ -199,7 +199,7 @@ import json, os, sys, time
 from pathlib import Path
 from analyzer.cluster.ray_executor import RayExecutor
 from analyzer.errors import AnalyzerError
-from analyzer.evaluate.jobs import Job
+from analyzer.measure.jobs import Job
 
 address, folder = sys.argv[1], Path(sys.argv[2])
 
@@ -281,7 +281,7 @@ import sys
 from pathlib import Path
 from analyzer.cluster.ray_executor import RayExecutor
 from analyzer.errors import AnalyzerError
-from analyzer.evaluate.jobs import Job
+from analyzer.measure.jobs import Job
 try:
     with RayExecutor(device="cpu", cache_dir=Path(sys.argv[1]), ray_address="127.0.0.1:1") as e:
         e.workers
@@ -302,7 +302,7 @@ def test_nothing_is_left_of_a_driver(tmp_path: Path, how: str) -> None:
 import subprocess, sys, time
 from pathlib import Path
 from analyzer.cluster.ray_executor import RayExecutor
-from analyzer.evaluate.jobs import Job
+from analyzer.measure.jobs import Job
 
 def run(context):
     child = subprocess.Popen(["sleep", "1000"])

@@ -12,12 +12,12 @@ import pytest
 
 from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK, RequestLog
 from analyzer.errors import TargetCrashError
-from analyzer.load.endpoint import open_endpoint
-from analyzer.load.endpoint_target import EndpointTarget
 from analyzer.load.fleet import _merged, run_open_loop_fleet
-from analyzer.load.payload import RequestPool
 from analyzer.load.summarize import summarize
-from analyzer.serving.app import Addresses, ServeOptions, serving
+from analyzer.server.app import Addresses, ServeOptions, serving
+from analyzer.targets.endpoint import open_endpoint
+from analyzer.targets.endpoint_target import EndpointTarget
+from analyzer.targets.payload import RequestPool
 
 CONFIG = """
 backend: "identity"

@@ -7,7 +7,6 @@ import time
 import numpy as np
 import pytest
 
-from analyzer.domain.exchange import Completion
 from analyzer.domain.measurement import (
     STATUS_ERROR,
     STATUS_OK,
@@ -15,9 +14,10 @@ from analyzer.domain.measurement import (
     STATUS_UNFINISHED,
 )
 from analyzer.load.generator import AbortRule, run_closed_loop, run_open_loop
-from analyzer.load.null import NullTarget
 from analyzer.load.record import InFlightSampler
-from analyzer.load.scripted import ScriptedTarget, constant_delay
+from analyzer.targets.null import NullTarget
+from analyzer.targets.scripted import ScriptedTarget, constant_delay
+from analyzer.targets.target import Completion
 
 
 def open_loop(target, arrivals_s, batch_size=1, *, timeout_s=2.0, drain_s=2.0, **options):

@@ -12,7 +12,6 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import MissingPartError, TargetError
 from analyzer.load import perf_analyzer
-from analyzer.load.endpoint_target import local_target
 from analyzer.load.perf_analyzer import (
     find_perf_analyzer,
     parse_report,
@@ -20,8 +19,9 @@ from analyzer.load.perf_analyzer import (
     run_perf_analyzer,
 )
 from analyzer.modelconfig.files import ModelFiles
-from analyzer.serving.triton import TritonServer
-from analyzer.serving.triton_install import find_triton
+from analyzer.targets.endpoint_target import local_target
+from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_install import find_triton
 
 REPORT = (
     "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,"

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analyzer.domain.exchange import ServerStatistics
 from analyzer.domain.measurement import STATUS_ERROR
+from analyzer.engine.counters import ServerStatistics
 from analyzer.load.generator import run_closed_loop, run_open_loop
-from analyzer.load.scripted import ScriptedTarget, constant_delay
 from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize
+from analyzer.targets.scripted import ScriptedTarget, constant_delay
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from analyzer.errors import AnalyzerError, RepositoryError
-from analyzer.load.http_target import HttpEndpoint
 from analyzer.modelconfig.rules import finish, prepare, select_versions
 from analyzer.modelconfig.text import ModelConfig, config_to_json, parse_config
-from analyzer.serving.triton import TritonServer
-from analyzer.serving.triton_install import find_triton
+from analyzer.targets.http_endpoint import HttpEndpoint
+from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_install import find_triton
 
 MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 PYTHON = 'backend: "python" '

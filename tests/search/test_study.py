@@ -16,7 +16,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import StudyFacts
 from analyzer.domain.workload import Poisson
-from analyzer.evaluate.virtual import VirtualExecutor, VirtualWorld
+from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.search.guide import Guide
 from analyzer.search.ledger import Known
 from analyzer.search.proposals import Proposals, make_sampler

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from analyzer.batching.policy import BatchingPolicy, QueuePolicy
 from analyzer.domain.workload import Constant, Poisson
+from analyzer.engine.policy import BatchingPolicy, QueuePolicy
 from analyzer.twin.bands import (
     Candidate,
     UnitArrivals,

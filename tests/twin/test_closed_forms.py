@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from analyzer.batching.policy import BatchingPolicy
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.service import Distribution, ServiceTime
 from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, SimulationResult, simulate
 

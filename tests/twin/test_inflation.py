@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from analyzer.batching.policy import BatchingPolicy
 from analyzer.domain.workload import Poisson
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.inflation import batch_means_inflation, twin_inflation
 from analyzer.twin.service import ServiceTime
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.batching.policy import BatchingPolicy, QueuePolicy
+from analyzer.engine.policy import BatchingPolicy, QueuePolicy
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, Workload, simulate
 

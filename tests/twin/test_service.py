@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzer.batching.policy import BatchingPolicy
+from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.service import ServiceTime
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from analyzer.batching.policy import BatchingPolicy, QueuePolicy
+from analyzer.engine.policy import BatchingPolicy, QueuePolicy
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import (
     ClosedWorkload,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.engine.runtimes.base import Tensors
 from analyzer.errors import DataError
-from analyzer.runtime.base import Tensors
 from analyzer.variants.accuracy import (
     class_output,
     compare_rows,

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import BuildError, MissingPartError, TargetMemoryError
-from analyzer.runtime.ort import OrtRuntime
 from analyzer.variants import build as build_module
 from analyzer.variants.build import Variant, build_variant, build_variants
 from analyzer.variants.inputs import CalibrationData, load_calibration, split_rows

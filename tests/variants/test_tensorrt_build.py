@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.errors import BuildError, MissingPartError
-from analyzer.runtime.fake_tensorrt import make_tensorrt
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 OPTIONS = EngineOptions(batch_sizes=(1, 4, 16), workspace_bytes=1 << 30)

@@ -1,0 +1,291 @@
+"""The backends that the server has: completes a configuration, opens the runtimes of its instances.
+
+``onnxruntime`` and ``tensorrt`` are Triton's; ``identity`` and ``scripted`` are ours, for tests and
+benchmarks, and described in ``docs/triton-differences.md``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.engine.runtimes.base import Runtime, Tensors
+from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
+from analyzer.engine.runtimes.open import Place, open_runtimes
+from analyzer.engine.signature import Signature, signature_of
+from analyzer.errors import InputError, ModelError, TargetError, TargetMemoryError
+from analyzer.modelconfig.rules import Instance, OnnxTensor, autocomplete_onnx
+
+TEST_BACKENDS = ("identity", "scripted")
+_ORT_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+def model_file(config: Any, version_dir: Path) -> Path:
+    """The file of one version, which exists.
+
+    Raises:
+        ModelError: There is none, or it would lie outside the version's folder.
+    """
+    name = str(config.default_model_filename)
+    if not name or Path(name).name != name:
+        raise ModelError(f"'{name}' is not the name of a model's file in {version_dir}.")
+    path = version_dir / name
+    # Triton takes a folder of that name too, for graphs with external weights.
+    inner = path / name
+    if path.is_dir() and inner.is_file():
+        return inner
+    if not path.is_file():
+        raise ModelError(
+            f"failed to load model '{config.name}': there is no {name} in {version_dir}.",
+            hint=f"Put the model's file there as {name}, or set default_model_filename.",
+        )
+    return path
+
+
+def require_backend(config: Any) -> None:
+    """Checks that the server has the backend of a configuration.
+
+    Raises:
+        ModelError: It has not.
+    """
+    backend = config.backend
+    if backend in ("onnxruntime", "tensorrt", *TEST_BACKENDS):
+        return
+    if backend == "python":
+        raise ModelError(
+            f"model '{config.name}' is for Triton's Python backend, which this server does not "
+            "have: it does not run code from a repository.",
+            hint="Serve its ONNX file with the backend onnxruntime, or use a real Triton.",
+        )
+    if not backend:
+        raise ModelError(
+            f"model '{config.name}' names no backend, and its files tell of none.",
+            hint="Put a model.onnx into its version folder, or set 'backend'.",
+        )
+    raise ModelError(
+        f"unable to find backend library for backend '{backend}' of model '{config.name}'",
+        hint="This server has onnxruntime, tensorrt, and for tests identity and scripted.",
+    )
+
+
+def complete(config: Any, version_dir: Path, *, max_batch_size_default: int) -> None:
+    """Lets the backend fill in what the configuration leaves out, as Triton's backends do.
+
+    Raises:
+        AnalyzerError: The model cannot be read, or the configuration contradicts it.
+    """
+    if config.backend != "onnxruntime" or (config.input and config.output):
+        return
+    inputs, outputs = _declared(model_file(config, version_dir))
+    autocomplete_onnx(config, inputs, outputs, max_batch_size_default=max_batch_size_default)
+
+
+def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]) -> list[Runtime]:
+    """A runtime for each instance; all of them or none.
+
+    Raises:
+        AnalyzerError: One cannot be opened, or the configuration contradicts the model.
+    """
+    signature = signature_of(config)
+    if config.backend == "identity":
+        return [_Identity(signature) for _ in instances]
+    if config.backend == "scripted":
+        script = _Script(config, signature)
+        return [_Scripted(script) for _ in instances]
+    path = model_file(config, version_dir)
+    if config.backend == "onnxruntime":
+        _check_onnx(config, signature, path)
+    places = [Place("gpu" if i.kind == "gpu" else "cpu", i.device_id) for i in instances]
+    return open_runtimes(path, places, backend=config.backend, intra_op_threads=_threads(config))
+
+
+def parameter(config: Any, key: str, default: str) -> str:
+    """A value of the configuration's ``parameters``."""
+    if key not in config.parameters:
+        return default
+    return str(config.parameters[key].string_value)
+
+
+def usable_gpus(indices: Sequence[int]) -> tuple[int, ...]:
+    """Those of the machine's GPUs on which ONNX Runtime can run: all of them or none.
+
+    Without this, KIND_AUTO would put models on a GPU that the installed build cannot use.
+    """
+    if not indices:
+        return ()
+    providers = import_onnxruntime().get_available_providers()
+    return tuple(indices) if "CUDAExecutionProvider" in providers else ()
+
+
+def _threads(config: Any) -> int:
+    text = parameter(config, "intra_op_thread_count", "0")
+    if not text.isdecimal():
+        raise InputError(f"model '{config.name}': intra_op_thread_count is {text!r}, not a number.")
+    return int(text)
+
+
+def _declared(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
+    """Inputs and outputs as the graph declares them."""
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be loaded: {first_line(error)}",
+            hint="Check the file with onnx.checker, and that its external weights lie beside it.",
+        ) from error
+
+    def tensor(value: Any) -> OnnxTensor:
+        if value.type not in _ORT_TYPES:
+            raise ModelError(f"{path}: tensor '{value.name}' has type {value.type}.")
+        shape = tuple(dim if isinstance(dim, int) and dim > 0 else -1 for dim in value.shape)
+        return OnnxTensor(name=value.name, datatype=_ORT_TYPES[value.type], shape=shape)
+
+    return [tensor(v) for v in session.get_inputs()], [tensor(v) for v in session.get_outputs()]
+
+
+def _check_onnx(config: Any, signature: Signature, path: Path) -> None:
+    """Refuses a configuration whose tensors are not those of the graph, as Triton does."""
+    inputs, outputs = _declared(path)
+    where = f"unable to load model '{config.name}'"
+    if len(signature.inputs) != len(inputs):
+        raise InputError(
+            f"{where}, configuration expects {len(signature.inputs)} inputs, model provides "
+            f"{len(inputs)}"
+        )
+    for kind, ports, tensors in (
+        ("input", signature.inputs, inputs),
+        ("output", signature.outputs, outputs),
+    ):
+        known = {tensor.name: tensor for tensor in tensors}
+        for port in ports.values():
+            if port.name not in known:
+                names = ", ".join(known)
+                raise InputError(
+                    f"{where}: unexpected inference {kind} '{port.name}', allowed {kind}s are: "
+                    f"{names}"
+                )
+            declared = known[port.name]
+            if declared.datatype != port.datatype:
+                raise InputError(
+                    f"{where}: {kind} '{port.name}' is TYPE_{port.datatype} in the configuration "
+                    f"and {declared.datatype} in the model"
+                )
+            dims = port.reshape if port.reshape is not None else port.dims
+            shape = (-1, *dims) if config.max_batch_size else dims
+            fits = len(shape) == len(declared.shape) and all(
+                -1 in (mine, theirs) or mine == theirs
+                for mine, theirs in zip(shape, declared.shape, strict=True)
+            )
+            if config.max_batch_size and declared.shape[:1] != (-1,) and declared.shape[:1] != (1,):
+                fits = False
+            if not fits and declared.shape:
+                raise InputError(
+                    f"model '{config.name}', tensor '{port.name}': the model expects "
+                    f"{len(declared.shape)} dimensions (shape {list(declared.shape)}) but the "
+                    f"model configuration specifies {len(shape)} dimensions (shape {list(shape)})"
+                )
+
+
+class _Identity:
+    """Gives each output the input at its place; an output without one gets the last."""
+
+    def __init__(self, signature: Signature) -> None:
+        names = tuple(signature.inputs)
+        last = len(names) - 1
+        self._pairs = tuple(
+            (output, names[min(index, last)]) for index, output in enumerate(signature.outputs)
+        )
+        for output, source in self._pairs:
+            if signature.outputs[output].datatype != signature.inputs[source].datatype:
+                raise ModelError(
+                    f"model '{signature.model}': the backend identity needs output '{output}' to "
+                    f"have the data type of input '{source}'."
+                )
+
+    def run(self, inputs: Tensors) -> Tensors:
+        return {output: inputs[source] for output, source in self._pairs}
+
+    def close(self) -> None:
+        pass
+
+
+class _Script:
+    """What a scripted model's instances share: its times, and when its fault comes.
+
+    Parameters of the configuration: ``service_time_ms`` (``1=4.4,8=7.2``: batch size and
+    milliseconds, straight lines between), ``fault`` (``error``, ``memory``, ``crash``, ``hang``)
+    and ``fault_after`` (executions that go well before).
+    """
+
+    def __init__(self, config: Any, signature: Signature) -> None:
+        text = parameter(config, "service_time_ms", "1=0")
+        try:
+            pairs = [part.split("=") for part in text.split(",")]
+            points = sorted((int(size), float(ms)) for size, ms in pairs)
+            self.fault_after = int(parameter(config, "fault_after", "0"))
+        except ValueError as error:
+            raise ModelError(
+                f"model '{config.name}': service_time_ms is {text!r} and fault_after "
+                f"{parameter(config, 'fault_after', '0')!r}.",
+                hint='Write points like "1=4.4,8=7.2" (batch size = milliseconds) and a number.',
+            ) from error
+        self.sizes = [size for size, _ in points]
+        self.times_s = [ms / 1e3 for _, ms in points]
+        self.fault = parameter(config, "fault", "")
+        self.echo = _Identity(signature)
+        self.batching = config.max_batch_size > 0
+        self.executions = itertools.count()
+        self.released = threading.Event()
+
+
+class _Scripted:
+    """Sleeps for the time of a batch and gives its inputs back."""
+
+    def __init__(self, script: _Script) -> None:
+        self._script = script
+
+    def run(self, inputs: Tensors) -> Tensors:
+        script = self._script
+        rows = len(next(iter(inputs.values()))) if script.batching else 1
+        if script.fault and next(script.executions) >= script.fault_after:
+            self._fail(script.fault)
+        time.sleep(float(np.interp(rows, script.sizes, script.times_s)))
+        return script.echo.run(inputs)
+
+    def _fail(self, fault: str) -> None:
+        if fault == "crash":
+            os.abort()
+        if fault == "memory":
+            raise TargetMemoryError("the scripted model is out of memory, as it was told")
+        if fault == "hang":
+            self._script.released.wait()
+        raise TargetError("the scripted model fails, as it was told")
+
+    def close(self) -> None:
+        self._script.released.set()

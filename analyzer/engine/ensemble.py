@@ -1,0 +1,282 @@
+"""Ensembles: a DAG of models, each with its own scheduler; a step runs as soon as it can."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from analyzer.engine.counters import Counters
+from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.protocol import Fault, InferCall, InferResult, WireInput, WireOutput
+from analyzer.engine.served_model import (
+    InferenceReply,
+    InferenceRequest,
+    ModelStatistics,
+    ServerStopping,
+)
+from analyzer.engine.tensors import DATATYPE_OF
+from analyzer.errors import RepositoryError
+
+Resolve = Callable[[str, int], LoadedModel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A member and how its tensors are called in the ensemble."""
+
+    model: str
+    version: int
+    inputs: tuple[tuple[str, str], ...]  # (the member's name, the ensemble's)
+    outputs: tuple[tuple[str, str], ...]
+
+
+def steps_of(config: Any) -> tuple[Step, ...]:
+    """The steps of an ensemble's configuration, in its order."""
+    return tuple(
+        Step(
+            model=step.model_name,
+            version=step.model_version or -1,
+            inputs=tuple(sorted(step.input_map.items())),
+            outputs=tuple(sorted(step.output_map.items())),
+        )
+        for step in config.ensemble_scheduling.step
+    )
+
+
+def member_names(config: Any) -> tuple[str, ...]:
+    """Names of the models that an ensemble needs; empty for other models."""
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+
+
+def validate_ensemble(config: Any, resolve: Resolve) -> None:
+    """Checks that every tensor has one source, that steps can run, and that members fit.
+
+    Raises:
+        RepositoryError: They do not.
+        Fault: A member is not loaded.
+    """
+    name = config.name
+    steps = steps_of(config)
+    if not steps:
+        raise RepositoryError(f"must specify 'step' for ensemble '{name}'")
+    known = {tensor.name for tensor in config.input}
+    for step in steps:
+        member = resolve(step.model, step.version)
+        limit = member.signature.batch_size_max
+        if limit and limit < config.max_batch_size:
+            raise RepositoryError(
+                f"ensemble '{name}' allows maximum batch size {config.max_batch_size}, but it "
+                f"contains model '{step.model}' which only allows maximum batch size to be {limit}"
+            )
+        for kind, pairs, ports in (
+            ("input", step.inputs, member.signature.inputs),
+            ("output", step.outputs, member.signature.outputs),
+        ):
+            for inner, _ in pairs:
+                if inner not in ports:
+                    raise RepositoryError(
+                        f"in ensemble '{name}', step '{step.model}' maps {kind} '{inner}', which "
+                        "the model does not have"
+                    )
+        missing = {port.name for port in member.signature.inputs.values() if not port.optional} - {
+            inner for inner, _ in step.inputs
+        }
+        if missing:
+            raise RepositoryError(
+                f"in ensemble '{name}', step '{step.model}' maps no tensor to input "
+                f"'{min(missing)}'"
+            )
+    pending = list(steps)
+    while pending:
+        ready = [step for step in pending if all(outer in known for _, outer in step.inputs)]
+        if not ready:
+            lacking = sorted(
+                {outer for step in pending for _, outer in step.inputs if outer not in known}
+            )
+            raise RepositoryError(
+                f"in ensemble '{name}', nothing produces the tensor '{lacking[0]}' before it is "
+                "needed (a circle of steps, or a name that is wrong)"
+            )
+        for step in ready:
+            for _, outer in step.outputs:
+                if outer in known:
+                    raise RepositoryError(
+                        f"in ensemble '{name}', the tensor '{outer}' has two sources"
+                    )
+                known.add(outer)
+            pending.remove(step)
+    for tensor in config.output:
+        if tensor.name not in known:
+            raise RepositoryError(
+                f"in ensemble '{name}', no step produces the output '{tensor.name}'"
+            )
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request on its way through the steps; guarded by its lock."""
+
+    request: InferenceRequest
+    started_ns: int
+    tensors: dict[str, NDArray[Any]]
+    pending: list[Step]
+    in_flight: dict[int, tuple[LoadedModel, int]] = field(default_factory=dict)
+    compute_ns: list[int] = field(default_factory=lambda: [0, 0, 0])
+    ended: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class Ensemble:
+    """Runs an ensemble's requests over its members. Thread-safe.
+
+    Members are looked up for every step, so that one that was loaded anew is used at once.
+    """
+
+    def __init__(self, config: Any, resolve: Resolve) -> None:
+        self._name = config.name
+        self._steps = steps_of(config)
+        self._outputs = tuple(tensor.name for tensor in config.output)
+        self._resolve = resolve
+        self._counters = Counters()
+        self._lock = threading.Lock()
+        self._tickets = itertools.count()
+        self._runs: dict[int, _Run] = {}
+        self._stopping = False
+
+    def submit(self, request: InferenceRequest) -> int:
+        """Starts a request; see :meth:`ServedModel.submit`."""
+        run = _Run(request, time.monotonic_ns(), dict(request.inputs), list(self._steps))
+        with self._lock:
+            if self._stopping:
+                raise ServerStopping(f"model {self._name} is stopping")
+            ticket = next(self._tickets)
+            self._runs[ticket] = run
+        self._advance(ticket, run)
+        return ticket
+
+    def cancel(self, ticket: int) -> bool:
+        """Ends a request: steps that wait are taken back, steps that run are not followed up."""
+        with self._lock:
+            run = self._runs.pop(ticket, None)
+            if run is None:
+                return False
+            self._counters.cancelled_count += 1
+        with run.lock:
+            if run.ended:
+                return False
+            run.ended = True
+            members = list(run.in_flight.values())
+        for model, member_ticket in members:
+            model.cancel(member_ticket)
+        return True
+
+    def details(self) -> ModelStatistics:
+        """Counters of the ensemble's own requests; compute times are sums over the members."""
+        with self._lock:
+            return self._counters.details(0)
+
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Takes no more requests and waits for those under way."""
+        with self._lock:
+            self._stopping = True
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._runs:
+                    return
+            time.sleep(0.002)
+
+    def _advance(self, ticket: int, run: _Run) -> None:
+        """Starts every step whose inputs exist; answers when none is left."""
+        with run.lock:
+            if run.ended:
+                return
+            ready = [
+                step
+                for step in run.pending
+                if all(outer in run.tensors for _, outer in step.inputs)
+            ]
+            for step in ready:
+                run.pending.remove(step)
+            starts = [(self._steps.index(step), step) for step in ready]
+            for number, _ in starts:
+                run.in_flight[number] = (None, -1)  # type: ignore[assignment]
+            done = not run.in_flight
+        if done:
+            self._finish(ticket, run, None)
+            return
+        for number, step in starts:
+            self._start(ticket, run, number, step)
+
+    def _start(self, ticket: int, run: _Run, number: int, step: Step) -> None:
+        try:
+            member = self._resolve(step.model, step.version)
+            call = InferCall(
+                inputs=[_wire(inner, run.tensors[outer]) for inner, outer in step.inputs],
+                outputs=[WireOutput(inner) for inner, _ in step.outputs],
+                priority=run.request.priority,
+                timeout_us=run.request.timeout_us,
+            )
+
+            def on_done(result: InferResult) -> None:
+                self._on_step(ticket, run, number, step, result)
+
+            member_ticket = member.infer(call, on_done)
+        except Fault as fault:
+            self._finish(ticket, run, fault)
+            return
+        with run.lock:
+            if number in run.in_flight:
+                run.in_flight[number] = (member, member_ticket)
+
+    def _on_step(
+        self, ticket: int, run: _Run, number: int, step: Step, result: InferResult
+    ) -> None:
+        if result.fault is not None:
+            self._finish(ticket, run, result.fault)
+            return
+        with run.lock:
+            run.in_flight.pop(number, None)
+            for inner, outer in step.outputs:
+                run.tensors[outer] = result.outputs[inner]
+            for index, ns in enumerate(result.compute_ns):
+                run.compute_ns[index] += ns
+        self._advance(ticket, run)
+
+    def _finish(self, ticket: int, run: _Run, fault: Fault | None) -> None:
+        with run.lock:
+            if run.ended:
+                return
+            run.ended = True
+        end_ns = time.monotonic_ns()
+        work = [(run.request, run.started_ns)]
+        compute = run.compute_ns
+        with self._lock:
+            self._runs.pop(ticket, None)
+            if fault is None:
+                start_ns = run.started_ns
+                input_ns = start_ns + compute[0]
+                infer_ns = input_ns + compute[1]
+                self._counters.succeed(work, start_ns, input_ns, infer_ns, infer_ns + compute[2])
+                # Its requests take longer than its members compute: they wait in their queues.
+                self._counters.success_ns += end_ns - (infer_ns + compute[2])
+            else:
+                self._counters.fail(work, end_ns)
+        if fault is not None:
+            kind = "unavailable" if fault.kind == "unavailable" else "internal"
+            if fault.kind == "invalid":
+                kind = "invalid"
+            run.request.on_done(InferenceReply(None, fault.message, kind))  # type: ignore[arg-type]
+            return
+        outputs = {name: run.tensors[name] for name in self._outputs}
+        run.request.on_done(InferenceReply(outputs, None, "", 0, *compute))
+
+
+def _wire(name: str, array: NDArray[Any]) -> WireInput:
+    return WireInput(name, DATATYPE_OF[array.dtype], array.shape, array)

@@ -1,0 +1,257 @@
+"""One version of a model in memory: checks requests, runs them, counts, keeps answers in the cache.
+
+The engine behind it is a :class:`~analyzer.engine.served_model.ServedModel` (its own scheduler, one
+thread per instance) or an ensemble.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.engine.protocol import Fault, InferCall, InferResult
+from analyzer.engine.response_cache import ResponseCache
+from analyzer.engine.served_model import (
+    InferenceReply,
+    InferenceRequest,
+    InvalidRequestError,
+    ModelStatistics,
+    QueueFullError,
+    ServerStopping,
+)
+from analyzer.engine.signature import Signature
+
+OnDone = Callable[[InferResult], None]
+DONE_TICKET = -1  # of a request that was answered at once
+
+
+class Engine(Protocol):
+    """What runs a model's requests; thread-safe."""
+
+    def submit(self, request: InferenceRequest) -> int:
+        """Queues a request and returns its ticket."""
+
+    def cancel(self, ticket: int) -> bool:
+        """Takes a request back; no reply follows a True."""
+
+    def details(self) -> ModelStatistics:
+        """All counters since the start."""
+
+    def close(self) -> None:
+        """Answers what is queued, then frees everything."""
+
+
+class LoadedModel:
+    """One version of a model, ready to answer. Thread-safe.
+
+    Args:
+        config: The complete ``ModelConfig``.
+        version: Number of the version.
+        engine: Runs the requests; owned by this object from now on.
+        signature: Of the configuration.
+        cache: The server's cache if both it and the model enable one.
+        load_seconds: How long the load took.
+        labels: Names of the classes of outputs that have some.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Any,
+        version: int,
+        engine: Engine,
+        signature: Signature,
+        cache: ResponseCache | None = None,
+        load_seconds: float = 0.0,
+        labels: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self.config = config
+        self.name: str = config.name
+        self.version = version
+        self.version_text = str(version)
+        self.signature = signature
+        self.load_seconds = load_seconds
+        self.labels = labels or {}
+        self._engine = engine
+        self._cache = cache
+        self._ordered = _OrderedReplies() if config.dynamic_batching.preserve_ordering else None
+        self._lock = threading.Lock()
+        self.cache_hits = CacheCounter()
+        self.cache_misses = CacheCounter()
+        # Requests that were refused before they were queued; no statistics, only a metric.
+        self.rejected_count = 0
+
+    def infer(self, call: InferCall, on_done: OnDone) -> int:
+        """Starts a request; ``on_done`` is called once with its result, on any thread.
+
+        Returns:
+            The ticket for :meth:`cancel`.
+
+        Raises:
+            Fault: The request is wrong or cannot be queued; ``on_done`` is not called.
+        """
+        inputs, batch_size = self.signature.prepare(call)
+        return self.run(
+            inputs,
+            batch_size,
+            on_done,
+            names=tuple(output.name for output in call.outputs),
+            priority=call.priority,
+            timeout_us=call.timeout_us,
+        )
+
+    def run(
+        self,
+        inputs: dict[str, NDArray[Any]],
+        batch_size: int,
+        on_done: OnDone,
+        *,
+        names: tuple[str, ...] = (),
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> int:
+        """Like :meth:`infer`, with inputs that were checked; ``names`` are the outputs wanted."""
+        wanted = names or tuple(self.signature.outputs)
+        key = b""
+        if self._cache is not None:
+            start_ns = time.monotonic_ns()
+            key = self._cache.key(self.name, self.version, inputs)
+            outputs = self._cache.get(key)
+            elapsed_ns = time.monotonic_ns() - start_ns
+            if outputs is not None:
+                with self._lock:
+                    self.cache_hits.add(elapsed_ns)
+                on_done(self._result(outputs, wanted))
+                return DONE_TICKET
+
+        def reply_to(reply: InferenceReply) -> None:
+            if reply.outputs is None:
+                on_done(InferResult({}, _fault(reply)))
+                return
+            if self._cache is not None:
+                self._store(key, reply.outputs)
+            result = self._result(reply.outputs, wanted)
+            result.compute_ns = (
+                reply.compute_input_ns,
+                reply.compute_infer_ns,
+                reply.compute_output_ns,
+            )
+            on_done(result)
+
+        on_reply = reply_to if self._ordered is None else self._ordered.place(reply_to)
+        request = InferenceRequest(batch_size, inputs, on_reply, priority, timeout_us)
+        try:
+            return self._engine.submit(request)
+        except (QueueFullError, ServerStopping) as error:
+            self._forget(on_reply)
+            with self._lock:
+                self.rejected_count += 1
+            full = isinstance(error, QueueFullError)
+            message = "Exceeds maximum queue size" if full else str(error)
+            raise Fault("unavailable", message) from error
+        except InvalidRequestError as error:
+            self._forget(on_reply)
+            raise Fault("invalid", str(error)) from error
+
+    def cancel(self, ticket: int) -> bool:
+        """Takes a request back; False if it runs already or is done. No result follows a True."""
+        # With preserved order a cancelled request would leave a gap that holds the others up.
+        return ticket != DONE_TICKET and self._ordered is None and self._engine.cancel(ticket)
+
+    def details(self) -> ModelStatistics:
+        """The engine's counters (the cache's are attributes of this object)."""
+        return self._engine.details()
+
+    def close(self) -> None:
+        """Ends the model after what it has taken is answered. A second call does nothing."""
+        self._engine.close()
+
+    def _forget(self, on_reply: Callable[[InferenceReply], None]) -> None:
+        if self._ordered is not None:
+            self._ordered.drop(on_reply)
+
+    def _store(self, key: bytes, outputs: Any) -> None:
+        assert self._cache is not None
+        start_ns = time.monotonic_ns()
+        self._cache.put(key, {name: np.array(array) for name, array in outputs.items()})
+        with self._lock:
+            self.cache_misses.add(time.monotonic_ns() - start_ns)
+
+    def _result(self, outputs: Any, wanted: tuple[str, ...]) -> InferResult:
+        try:
+            present = self.signature.present
+            return InferResult({name: present(name, outputs[name]) for name in wanted})
+        except KeyError as error:
+            return InferResult({}, Fault("internal", f"model '{self.name}' gave no output {error}"))
+        except ValueError as error:
+            return InferResult({}, Fault("internal", f"model '{self.name}': {error}"))
+
+
+class CacheCounter:
+    """How often something happened, and how long it took in total."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_ns = 0
+
+    def add(self, ns: int) -> None:
+        """Counts one more."""
+        self.count += 1
+        self.total_ns += ns
+
+
+class _OrderedReplies:
+    """Gives replies out in the order of their requests (``preserve_ordering``)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: dict[int, tuple[Callable[[InferenceReply], None], InferenceReply]] = {}
+        self._places: dict[Callable[[InferenceReply], None], int] = {}
+        self._dropped: set[int] = set()
+        self._last = self._next = 0
+
+    def place(self, on_reply: Callable[[InferenceReply], None]) -> Callable[[InferenceReply], None]:
+        """A callback that holds its reply back until those before have gone out."""
+        with self._lock:
+            number = self._last
+            self._last += 1
+
+        def hold(reply: InferenceReply) -> None:
+            with self._lock:
+                self._waiting[number] = (on_reply, reply)
+                self._places.pop(hold, None)
+                self._release()
+
+        with self._lock:
+            self._places[hold] = number
+        return hold
+
+    def drop(self, hold: Callable[[InferenceReply], None]) -> None:
+        """Frees the place of a request that was not taken."""
+        with self._lock:
+            self._dropped.add(self._places.pop(hold))
+            self._release()
+
+    def _release(self) -> None:
+        while True:
+            if self._next in self._dropped:
+                self._dropped.discard(self._next)
+            elif self._next in self._waiting:
+                on_reply, reply = self._waiting.pop(self._next)
+                on_reply(reply)
+            else:
+                return
+            self._next += 1
+
+
+def _fault(reply: InferenceReply) -> Fault:
+    if reply.error_kind == "unavailable":
+        return Fault("unavailable", reply.error or "unavailable")
+    if reply.error_kind == "invalid":
+        return Fault("invalid", reply.error or "invalid")
+    return Fault("internal", reply.error or "the execution failed")

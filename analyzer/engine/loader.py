@@ -1,0 +1,170 @@
+"""Loads a model's folder: configuration, versions, runtimes, warm-up. All of it or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analyzer.engine.backends import complete, open_instances, require_backend
+from analyzer.engine.ensemble import Ensemble, validate_ensemble
+from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.model_policy import policy_from_config
+from analyzer.engine.outputs import read_labels
+from analyzer.engine.response_cache import ResponseCache
+from analyzer.engine.served_model import ServedModel
+from analyzer.engine.signature import signature_of
+from analyzer.engine.warmup import WarmedEngine, warm_up
+from analyzer.errors import RepositoryError
+from analyzer.modelconfig.repository import list_versions, load_config, version_files
+from analyzer.modelconfig.rules import (
+    MAX_BATCH_SIZE_DEFAULT,
+    expand_instances,
+    finish,
+    prepare,
+    select_versions,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """What applies to every load.
+
+    Args:
+        auto_complete: Whether backends complete configurations (Triton's default).
+        gpus: Ids of the usable GPUs.
+        cache: The response cache; None if it is off.
+        config_name: ``--model-config-name``; None for ``config.pbtxt``.
+        max_batch_size_default: ``--backend-config=default-max-batch-size``.
+    """
+
+    auto_complete: bool = True
+    gpus: tuple[int, ...] = ()
+    cache: ResponseCache | None = None
+    config_name: str | None = None
+    max_batch_size_default: int = MAX_BATCH_SIZE_DEFAULT
+
+
+Resolve = Callable[[str, int], LoadedModel]
+
+
+def read_model_config(folder: Path, name: str, settings: LoadSettings, override: Any | None) -> Any:
+    """The configuration before its backend sees it.
+
+    Raises:
+        AnalyzerError: Triton would refuse it.
+    """
+    config = (
+        override if override is not None else load_config(folder, config_name=settings.config_name)
+    )
+    prepare(config, directory_name=name, version_files=version_files(folder), gpus=settings.gpus)
+    return config
+
+
+def load_versions(
+    folder: Path,
+    config: Any,
+    settings: LoadSettings,
+    resolve: Resolve,
+) -> dict[int, LoadedModel]:
+    """Every version that the policy selects, ready to answer; all of them or an error.
+
+    Args:
+        folder: The model's folder.
+        config: From :func:`read_model_config`; completed here.
+        resolve: Finds a loaded model by name and version (−1: the newest), for ensembles.
+
+    Raises:
+        AnalyzerError: A version cannot be loaded; none is left in memory.
+    """
+    name = config.name
+    ensemble = config.platform == "ensemble"
+    if not ensemble:
+        require_backend(config)
+    available = list_versions(folder)
+    if ensemble and not available:
+        available = [1]  # Triton asks for a version folder; an ensemble has no file in it
+    versions = select_versions(config, available)
+    if settings.auto_complete and not ensemble:
+        complete(
+            config,
+            folder / str(versions[-1]),
+            max_batch_size_default=settings.max_batch_size_default,
+        )
+    if config.backend in ("identity", "scripted"):
+        config.platform = ""
+    finish(config, directory_name=name)
+    with ExitStack() as undo:
+        loaded: dict[int, LoadedModel] = {}
+        for version in versions:
+            model = _load(folder, version, config, settings, resolve)
+            undo.callback(model.close)
+            loaded[version] = model
+        undo.pop_all()
+    return loaded
+
+
+def _load(
+    folder: Path, version: int, config: Any, settings: LoadSettings, resolve: Resolve
+) -> LoadedModel:
+    start = time.monotonic()
+    signature = signature_of(config)
+    if config.platform == "ensemble":
+        validate_ensemble(config, resolve)
+        engine: Any = Ensemble(config, resolve)
+    else:
+        engine = _open_engine(folder, version, config, settings)
+    cached = settings.cache is not None and config.response_cache.enable
+    return LoadedModel(
+        config=config,
+        version=version,
+        engine=engine,
+        signature=signature,
+        cache=settings.cache if cached else None,
+        load_seconds=time.monotonic() - start,
+        labels=read_labels(config, folder),
+    )
+
+
+def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings) -> WarmedEngine:
+    if config.HasField("sequence_batching"):
+        raise RepositoryError(
+            f"model '{config.name}' uses sequence batching, which this server does not have.",
+            hint="Remove sequence_batching, or use a real Triton.",
+        )
+    if config.model_transaction_policy.decoupled:
+        raise RepositoryError(
+            f"model '{config.name}' is decoupled, which no backend of this server can be.",
+            hint="Remove model_transaction_policy, or use a real Triton.",
+        )
+    signature = signature_of(config)
+    instances = _active(expand_instances(config), config.name)
+    runtimes = open_instances(config, folder / str(version), instances)
+    try:
+        warmed = warm_up(config, folder, runtimes)
+    except BaseException:
+        for runtime in runtimes:
+            runtime.close()
+        raise
+    served = ServedModel(
+        config.name,
+        policy_from_config(config, instance_count=len(instances)),
+        runtimes,
+        batchable=config.max_batch_size > 0,
+        enforce_shapes=signature.dynamic_shapes,
+        optional_inputs=signature.optional_inputs,
+    )
+    return WarmedEngine(served, warmed)
+
+
+def _active(instances: Sequence[Any], name: str) -> list[Any]:
+    active = [instance for instance in instances if not instance.passive]
+    if not active:
+        raise RepositoryError(
+            f"model '{name}' has passive instances alone.",
+            hint="Triton never schedules these; add an instance group that is not passive.",
+        )
+    return active

@@ -1,0 +1,142 @@
+"""ONNX Runtime on a CPU or a CUDA device: one session per instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from analyzer.engine.runtimes.base import Tensors
+from analyzer.errors import (
+    AnalyzerError,
+    MissingPartError,
+    TargetError,
+    TargetMemoryError,
+    TargetStartError,
+)
+
+# What ONNX Runtime, its CUDA provider and the C++ library say when memory is short.
+_OUT_OF_MEMORY = (
+    "failed to allocate memory",
+    "out of memory",
+    "out_of_memory",
+    "bad_alloc",
+    "bad allocation",
+    "cudaerrormemoryallocation",
+    "smaller than requested bytes",
+)
+
+
+def import_onnxruntime() -> Any:
+    """The module ``onnxruntime``.
+
+    Raises:
+        MissingPartError: It is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingPartError(
+            f"ONNX Runtime cannot be imported: {error}.",
+            hint="Install tritune[cpu] (or tritune[gpu] on a machine with an NVIDIA GPU); it runs"
+            " and inspects the models.",
+        ) from error
+    return onnxruntime
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error``, raised by ONNX Runtime, means that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
+
+
+class OrtRuntime:
+    """One ONNX Runtime session with Triton's settings: all optimizations, sequential execution.
+
+    Idle threads of a session spin for a while, which is ONNX Runtime's default and Triton's; it is
+    kept, although it costs neighbouring instances time on few cores, because what is measured here
+    has to hold there.
+
+    Args:
+        path: The ONNX file; external weights lie beside it.
+        device: ``cpu`` or ``gpu`` (CUDA; operators that it lacks run on the CPU, as in Triton).
+        intra_op_threads: Threads inside an operator; 0 is ONNX Runtime's default, one per core.
+        device_id: Number of the CUDA device.
+
+    Raises:
+        MissingPartError: ONNX Runtime, or its CUDA provider, is not here.
+        TargetMemoryError: The device is out of memory.
+        TargetStartError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: Literal["cpu", "gpu"] = "cpu",
+        intra_op_threads: int = 0,
+        device_id: int = 0,
+    ) -> None:
+        ort = import_onnxruntime()
+        self._path = str(path)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = intra_op_threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if device == "gpu":
+            _require_cuda(ort)
+            providers.insert(0, ("CUDAExecutionProvider", {"device_id": device_id}))
+        try:
+            self._session = ort.InferenceSession(self._path, options, providers=providers)
+        except Exception as error:
+            raise self._translate(error, "cannot be loaded", TargetStartError) from error
+        if device == "gpu" and "CUDAExecutionProvider" not in self._session.get_providers():
+            raise MissingPartError(
+                f"ONNX Runtime could not start CUDA for {self._path} and fell back to the CPU.",
+                hint="Check that the CUDA and cuDNN libraries match this onnxruntime-gpu"
+                " (`analyze doctor` lists them).",
+            )
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """The model's outputs, in the graph's order."""
+        return self._outputs
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """The outputs of one batch; see :class:`analyzer.engine.runtimes.base.Runtime`."""
+        try:
+            values = self._session.run(self._outputs, dict(inputs))
+        except Exception as error:
+            raise self._translate(error, "failed to execute", TargetError) from error
+        return dict(zip(self._outputs, values, strict=True))
+
+    def close(self) -> None:
+        """Frees the session."""
+        self._session = None
+
+    def _translate(self, error: Exception, what: str, kind: type[AnalyzerError]) -> AnalyzerError:
+        if is_out_of_memory(error):
+            return TargetMemoryError(
+                f"{self._path} ran out of memory: {first_line(error)}",
+                hint="Fewer instances, smaller batches or a lower precision need less memory.",
+            )
+        return kind(f"{self._path} {what}: {first_line(error)}")
+
+
+def first_line(error: BaseException, *, limit: int = 400) -> str:
+    """The first line of what ``error`` says, at most ``limit`` characters."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip() if lines else type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _require_cuda(ort: Any) -> None:
+    available = ort.get_available_providers()
+    if "CUDAExecutionProvider" not in available:
+        raise MissingPartError(
+            f"This ONNX Runtime has no CUDA provider (it has {', '.join(available)}).",
+            hint="Install tritune[gpu] in an environment without the package onnxruntime: the two"
+            " are builds of one module.",
+        )

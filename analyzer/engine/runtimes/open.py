@@ -1,0 +1,85 @@
+"""Opens the runtimes of a backend; the libraries of the others are not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from analyzer.engine.runtimes.base import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an instance runs: the CPU, or the GPU of a number."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    device_id: int = 0
+
+
+def open_runtime(
+    path: Path,
+    *,
+    backend: str = "onnxruntime",
+    device: Literal["cpu", "gpu"] = "cpu",
+    intra_op_threads: int = 0,
+) -> Runtime:
+    """One instance of the model (or engine) at ``path``; raises as :func:`open_runtimes`."""
+    (runtime,) = open_runtimes(
+        path, [Place(device)], backend=backend, intra_op_threads=intra_op_threads
+    )
+    return runtime
+
+
+def open_runtimes(
+    path: Path,
+    places: Sequence[Place],
+    *,
+    backend: str = "onnxruntime",
+    intra_op_threads: int = 0,
+) -> list[Runtime]:
+    """An instance of the model (or engine) at ``path`` for each place, in order; all or none.
+
+    The instances of a TensorRT engine on one GPU share the engine, and with it the weights: each
+    has a context, a stream and buffers of its own, as in Triton.
+
+    Raises:
+        MissingPartError: The backend's library or the device is not here.
+        TargetMemoryError: There is not enough memory for all of them.
+        TargetStartError: The file cannot be loaded.
+    """
+    opening = (
+        _engine_instances(path, places)
+        if backend == "tensorrt"
+        else _sessions(path, places, intra_op_threads)
+    )
+    opened: list[Runtime] = []
+    try:
+        for runtime in opening:
+            opened.append(runtime)  # noqa: PERF402 (undone below)
+    except BaseException:
+        for runtime in opened:
+            runtime.close()
+        raise
+    return opened
+
+
+def _sessions(path: Path, places: Sequence[Place], threads: int) -> Iterator[Runtime]:
+    from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+
+    for place in places:
+        yield OrtRuntime(
+            path, device=place.device, device_id=place.device_id, intra_op_threads=threads
+        )
+
+
+def _engine_instances(path: Path, places: Sequence[Place]) -> Iterator[Runtime]:
+    from analyzer.engine.runtimes.tensorrt_ import TensorRtEngine, TensorRtRuntime
+
+    engines: dict[int, TensorRtEngine] = {}
+    for place in places:
+        if place.device_id not in engines:
+            engines[place.device_id] = TensorRtEngine(path, device_id=place.device_id)
+        # Contexts may share an optimization profile: TensorRT 10 lifted the rule against it.
+        yield TensorRtRuntime(engines[place.device_id])

@@ -1,0 +1,348 @@
+"""Strategies on a loaded target: find its edge, certify a rate, measure at a fixed rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    Breakdown,
+    Certificate,
+    Edge,
+    LoadTest,
+    Measurement,
+    Prediction,
+    RequestLog,
+    Validity,
+)
+from analyzer.errors import TargetError
+from analyzer.measure.certify import CLIMBING, CertifyGoal, certify_capacity
+from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
+from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.session import Session, combine
+from analyzer.stats.certificate import certify, expected_requests
+from analyzer.stats.percentiles import summarize_latency
+
+# Runs that say nothing before the configuration is given up, and the factor to the next rate.
+_INVALID_MAX = 12
+_INVALID_EASE = 0.9
+_EDGE_REQUESTS_MIN = 20
+# Without a twin: the inflation and the miss rate that a first plan supposes.
+_INFLATION_GUESS = 10.0
+# However light the load, a machine has slow moments that no twin of the queue knows.
+_INFLATION_FLOOR = 1.5
+_MISS_GUESS_SHARE = 0.2
+# Repeats of the twin's search with other service noise, and how far it may correct an edge.
+_CONTROL_RUNS = 5
+_CONTROL_RANGE = (0.75, 1.1)
+# Simulated requests behind one inflation: a fraction of a second.
+_TWIN_REQUESTS = 400_000
+
+
+def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rps: float) -> Edge:
+    """The edge of the target, from runs of at most ``plan.seconds`` in all.
+
+    Args:
+        saturation_rps: What a closed loop achieved: where the search starts without a prediction.
+
+    Raises:
+        TargetError: Not one run was valid.
+    """
+    sla = load.sla
+    low_s, high_s = plan.run_seconds
+    search = EdgeSearch(
+        EdgeGoal(
+            budget_ms=sla.latency_budget_ms,
+            miss_rate_max=sla.miss_rate_max,
+            # A little below the prediction, where a run still tells most about both sides.
+            start_rps=0.97 * plan.start_rps if plan.start_rps else 0.8 * saturation_rps,
+            step=_step(plan),
+            precision=1.04,
+            floor_rps=_EDGE_REQUESTS_MIN / high_s,
+        )
+    )
+    spent_s = 0.0
+    invalid: list[LoadTest] = []
+    ease = 1.0
+    while (rate := search.next_rate_rps()) is not None and spent_s < plan.seconds:
+        rate = max(ease * rate, search.floor_rps)
+        seconds = float(np.clip(500 / rate, low_s, high_s))
+        test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
+        spent_s += test.duration_s
+        outcome = RateOutcome(
+            rate_rps=rate,
+            requests=test.requests,
+            over_budget=test.over_budget or 0,
+            latency_ms=test.latency_ms.sla,
+            aborted=test.aborted,
+        )
+        # The generator's lag is inside the latency already: a rate that keeps the SLA keeps it.
+        if not test.validity.valid and not search.keeps(outcome):
+            # An overload of a shared machine makes the generator late as well; lower rates tell.
+            invalid.append(test)
+            ease *= _INVALID_EASE
+            if len(invalid) >= _INVALID_MAX:
+                break
+            continue
+        ease = 1.0
+        search.record(outcome)
+    edge = search.edge()
+    if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
+        reasons = "; ".join(invalid[-1].validity.reasons)
+        raise TargetError(
+            f"None of {len(invalid)} load tests was valid: {reasons}.",
+            hint="Something else keeps this machine busy; run it again when it is quiet.",
+        )
+    return edge
+
+
+def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
+    """``edge`` without the optimism of short runs; itself where there is no twin.
+
+    Near the edge the misses come in rare bursts, which most runs of a second do not see. The twin
+    goes through the same search on the same arrivals; how far that lies above its own long-run
+    edge is how far the live search lies above the live one (a control variate).
+    """
+    twin, predicted = plan.twin, plan.twin_edge_rps
+    if twin is None or not predicted or not edge.rate_rps:
+        return edge
+    from analyzer.measure.virtual_session import VirtualSession
+
+    ratios = []
+    for repeat in range(_CONTROL_RUNS):
+        session = VirtualSession(
+            twin.policy,
+            twin.service,
+            load,
+            overhead_ms=twin.overhead_ms,
+            noise_seed=repeat,
+        )
+        same = replace(plan, start_rps=predicted, twin=None)
+        found = measure_edge(session, same, load, predicted).rate_rps
+        if found:
+            ratios.append(predicted / found)
+    if not ratios:
+        return edge
+    ratio = float(np.clip(np.median(ratios), *_CONTROL_RANGE))
+    low, high = edge.interval_rps
+    return Edge(
+        rate_rps=edge.rate_rps * ratio,
+        interval_rps=(
+            low * ratio if low is not None else None,
+            high * ratio if high is not None else None,
+        ),
+    )
+
+
+def _step(plan: EdgePlan) -> float:
+    """The first factor between rates: what the start may be off by."""
+    if plan.trusted:
+        return 1.06
+    return 1.1 if plan.start_rps else 1.25
+
+
+def certify_target(
+    session: Session,
+    load: LoadPlan,
+    *,
+    edge_rps: float,
+    seconds: float,
+    twin: TwinOfOne | None,
+    fixed_rps: float | None = None,
+    shares: tuple[float, ...] = CLIMBING,
+    stream: int = STREAM_CERTIFY,
+    kind: str = "certify",
+) -> tuple[float | None, Certificate | None, LoadTest | None]:
+    """Certifies the highest rate that ``seconds`` allow (or ``fixed_rps``).
+
+    Returns:
+        The rate that was certified (None if none was), the last certificate, and the headline: all
+        valid runs at that rate as one load test.
+    """
+    sla = load.sla
+    inflation = _remember(lambda rate: twin_inflation_at(twin, load, rate))
+    miss_rate = _remember(lambda rate: _twin_miss_rate(twin, load, rate))
+
+    def requests_needed(rate: float) -> float | None:
+        found = inflation(rate)
+        share = miss_rate(rate)
+        return expected_requests(
+            miss_rate=share if share is not None else _MISS_GUESS_SHARE * sla.miss_rate_max,
+            inflation=max(found, _INFLATION_FLOOR) if found is not None else _INFLATION_GUESS,
+            percentile=sla.percentile,
+            confidence=sla.confidence,
+        )
+
+    first = len(session.tests)
+
+    def judge(rate: float, indices: Sequence[int]) -> Certificate:
+        return judge_runs(
+            [session.tests[first + index] for index in indices],
+            [session.logs[first + index] for index in indices],
+            load,
+            inflation(rate),
+        )
+
+    result = certify_capacity(
+        CertifyGoal(
+            edge_rps=edge_rps,
+            seconds=seconds,
+            requests_needed=requests_needed,
+            percentile=sla.percentile,
+            fixed_rps=fixed_rps,
+            shares=shares,
+        ),
+        lambda rate, length: session.run(rate, length, kind=kind, stream=stream, abort=False),
+        judge,
+    )
+    headline = None
+    if result.blocks:
+        logs = [
+            log
+            for test, log in zip(session.tests[first:], session.logs[first:], strict=True)
+            if any(test is block for block in result.blocks)
+        ]
+        headline = merge_tests(result.blocks, logs, percentile=sla.percentile)
+    return (result.rate_rps if result.passed else None), result.certificate, headline
+
+
+def judge_runs(
+    tests: Sequence[LoadTest],
+    logs: Sequence[RequestLog],
+    load: LoadPlan,
+    twin_inflation: float | None,
+) -> Certificate:
+    """The certificate of runs at one rate.
+
+    The generator's lag is inside the latencies: with an invalid run a PASS stands, and a FAIL is
+    UNDECIDED.
+    """
+    sla = load.sla
+    certificate = certify(
+        [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
+        percentile=sla.percentile,
+        confidence=sla.confidence,
+        twin_inflation=twin_inflation,
+        latency_s=[log.latency_s[log.warmup :] for log in logs],
+        budget_s=sla.latency_budget_ms / 1e3,
+    )
+    if certificate.verdict == "FAIL" and not all(test.validity.valid for test in tests):
+        return replace(certificate, verdict="UNDECIDED")
+    return certificate
+
+
+def _remember(function: Callable[[float], float | None]) -> Callable[[float], float | None]:
+    known: dict[float, float | None] = {}
+
+    def remembered(rate: float) -> float | None:
+        if rate not in known:
+            known[rate] = function(rate)
+        return known[rate]
+
+    return remembered
+
+
+def twin_inflation_at(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> float | None:
+    """The twin's variance inflation at a live rate; None without a twin."""
+    if twin is None:
+        return None
+    from analyzer.twin.inflation import twin_inflation
+
+    return twin_inflation(
+        twin.policy,
+        twin.service,
+        load.arrivals,
+        rate_rps=rate_rps * twin.rate_scale,
+        budget_ms=load.sla.latency_budget_ms,
+        percentile=load.sla.percentile,
+        overhead_ms=twin.overhead_ms,
+        request_batch_size=load.request_batch_size,
+        requests=_TWIN_REQUESTS,
+    )
+
+
+def _twin_miss_rate(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> float | None:
+    if twin is None:
+        return None
+    from analyzer.twin.bands import UnitArrivals, miss_fraction
+
+    arrivals = UnitArrivals.draw(
+        load.arrivals, request_batch_size=load.request_batch_size, seed=load.seed, count=50_000
+    )
+    return miss_fraction(
+        twin.policy,
+        twin.service,
+        arrivals,
+        rate_rps=rate_rps * twin.rate_scale,
+        budget_ms=load.sla.latency_budget_ms,
+        overhead_ms=twin.overhead_ms,
+        requests=50_000,
+    )
+
+
+def merge_tests(
+    tests: Sequence[LoadTest], logs: Sequence[RequestLog], *, percentile: float
+) -> LoadTest:
+    """Runs at one rate as one load test: counts add up, latencies are pooled."""
+    if len(tests) == 1:
+        return tests[0]
+    weights = np.array([max(test.requests, 1) for test in tests], dtype=float)
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
+        return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None
+
+    stages = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
+    reasons = tuple(dict.fromkeys(r for test in tests for r in test.validity.reasons))
+    over = [test.over_budget for test in tests]
+    pooled = np.concatenate([log.latency_s[log.warmup :] for log in logs])
+    return replace(
+        tests[0],
+        achieved_rps=mean([test.achieved_rps for test in tests]) or 0.0,
+        throughput_ips=mean([test.throughput_ips for test in tests]) or 0.0,
+        requests=sum(test.requests for test in tests),
+        over_budget=None if None in over else sum(value or 0 for value in over),
+        errors=sum(test.errors for test in tests),
+        duration_s=sum(test.duration_s for test in tests),
+        latency_ms=summarize_latency(pooled, percentile),
+        breakdown_ms=Breakdown(
+            **{stage: mean([getattr(t.breakdown_ms, stage) for t in tests]) for stage in stages}
+        ),
+        send_lag_ms_p99=max(
+            (test.send_lag_ms_p99 for test in tests if test.send_lag_ms_p99 is not None),
+            default=None,
+        ),
+        batch_size_mean=mean([test.batch_size_mean for test in tests]),
+        resources=combine([test.resources for test in tests]),
+        validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons),
+        aborted=any(test.aborted for test in tests),
+    )
+
+
+def measurement_of(
+    session: Session,
+    configuration: Configuration,
+    edge: Edge,
+    *,
+    capacity_rps: float | None = None,
+    certificate: Certificate | None = None,
+    headline: LoadTest | None = None,
+    predicted: Prediction = Prediction(),
+    hardware: str = "",
+) -> Measurement:
+    """Everything that ``session`` measured, as one record."""
+    return Measurement(
+        configuration=configuration.canonical(),
+        edge=edge,
+        capacity_rps=capacity_rps,
+        certificate=certificate,
+        headline=headline,
+        load_tests=tuple(session.tests),
+        load_test_seconds=session.seconds,
+        resources=session.peak(),
+        predicted=predicted,
+        hardware=hardware,
+    )

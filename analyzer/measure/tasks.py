@@ -1,0 +1,309 @@
+"""What workers do: build a variant, probe it, measure or certify a configuration.
+
+Each task is plain data with a ``__call__``: it travels to a worker, and everything it needs there
+(variants, request inputs) is made there once and kept in the worker's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import (
+    Accuracy,
+    Edge,
+    Failure,
+    Measurement,
+    Prediction,
+    RequestLog,
+)
+from analyzer.domain.model import ModelInfo
+from analyzer.errors import AnalyzerError
+from analyzer.hardware.sampler import gpu_used_bytes
+from analyzer.measure.certify import CLIMBING
+from analyzer.measure.failures import as_failure
+from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.measure import (
+    certify_target,
+    long_run_edge,
+    measure_edge,
+    measurement_of,
+)
+from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.probe import run_probes
+from analyzer.measure.session import LoadSession, Session
+from analyzer.targets.open import open_target
+from analyzer.targets.target import Target
+from analyzer.twin.probes import Probe, ProbeResult
+
+if TYPE_CHECKING:
+    from analyzer.variants.build import Variant
+
+_POOL_ROWS = 64
+_POOL_BYTES_MAX = 256 << 20
+_WARM_CONCURRENCY_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assets:
+    """The model and the data that go with it, by path: the worker sees the same file system.
+
+    Args:
+        batch_sizes: Batch sizes that an engine must be built for.
+        confidence: Of the interval of the accuracy.
+    """
+
+    model: ModelInfo
+    calibration_path: str | None = None
+    confidence: float = 0.95
+    seed: int = 0
+    batch_sizes: tuple[int, ...] = (1,)
+
+    def build(
+        self, keys: Sequence[VariantKey], context: WorkerContext
+    ) -> dict[VariantKey, Variant | AnalyzerError]:
+        """The variants ``keys``, from the worker's cache or built now, side by side."""
+        from analyzer.variants.build import build_variants
+        from analyzer.variants.inputs import load_calibration
+        from analyzer.variants.tensorrt_build import EngineOptions
+
+        calibration = (
+            load_calibration(Path(self.calibration_path), self.model)
+            if self.calibration_path
+            else None
+        )
+        sizes = self.batch_sizes
+        return build_variants(
+            self.model,
+            keys,
+            calibration=calibration,
+            cache_dir=context.cache_dir,
+            device=context.device,
+            confidence=self.confidence,
+            engine=EngineOptions(batch_sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1])),
+        )
+
+    def variant(self, key: VariantKey, context: WorkerContext) -> Variant:
+        """One variant.
+
+        Raises:
+            AnalyzerError: It cannot be built.
+        """
+        built = self.build([key], context)[key]
+        if isinstance(built, AnalyzerError):
+            raise built
+        return built
+
+    def request_inputs(self, cache_dir: Path) -> Path:
+        """A ``.npz`` with the rows that requests are made of: real ones where there are any."""
+        from analyzer.variants.inputs import load_calibration, synthetic_inputs
+
+        source = self.calibration_path or "synthetic"
+        stamp = Path(source).stat().st_mtime_ns if self.calibration_path else self.seed
+        text = f"{self.model.sha256}|{self.model.inputs}|{source}|{stamp}"
+        path = cache_dir / f"inputs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+        if path.is_file():
+            return path
+        if self.calibration_path:
+            real = load_calibration(Path(self.calibration_path), self.model)
+            rows = {
+                name: array[: self._pool_rows(real.inputs)] for name, array in real.inputs.items()
+            }
+        else:
+            one = synthetic_inputs(self.model, 1, self.seed)
+            rows = synthetic_inputs(self.model, self._pool_rows(one), self.seed)
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache_dir, suffix=".npz", delete=False) as file:
+            np.savez(file, **rows)  # type: ignore[arg-type]
+        os.replace(file.name, path)  # noqa: PTH105 - one atomic step for several workers
+        return path
+
+    def _pool_rows(self, arrays: Mapping[str, NDArray[np.generic]]) -> int:
+        row_bytes = sum(int(array[:1].nbytes) for array in arrays.values())
+        return max(1, min(_POOL_ROWS, _POOL_BYTES_MAX // max(row_bytes, 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTask:
+    """Builds variants side by side."""
+
+    assets: Assets
+    keys: tuple[VariantKey, ...]
+
+    def __call__(self, context: WorkerContext) -> dict[VariantKey, Variant | AnalyzerError]:
+        return self.assets.build(self.keys, context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTask:
+    """Probes one variant."""
+
+    assets: Assets
+    key: VariantKey
+    device: str
+    probes: tuple[Probe, ...]
+    batch_ms_max: float
+    timeout_s: float
+
+    def __call__(self, context: WorkerContext) -> list[ProbeResult]:
+        variant = self.assets.variant(self.key, context)
+        return run_probes(
+            model_path=Path(variant.path),
+            backend=self.key.backend,
+            device=self.device,
+            batchable=self.assets.model.batchable,
+            inputs_path=self.assets.request_inputs(context.cache_dir),
+            probes=self.probes,
+            batch_ms_max=self.batch_ms_max,
+            timeout_s=self.timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyPlan:
+    """A claim to be proven after (or instead of) the search for the edge.
+
+    Args:
+        seconds: Time under load for the certificate.
+        edge: The edge, where it is known already; else it is searched first.
+        rate_rps: The one rate to certify; None for the highest that the time allows.
+        twin: For the requests' correlation; None where it is unknown or not trusted.
+        shares: As in ``CertifyGoal``.
+        stream, kind: Which arrivals, and what the load tests are called.
+    """
+
+    seconds: float
+    edge: Edge | None = None
+    rate_rps: float | None = None
+    twin: TwinOfOne | None = None
+    shares: tuple[float, ...] = CLIMBING
+    stream: int = STREAM_CERTIFY
+    kind: str = "certify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureTask:
+    """Measures one configuration on a server of its own.
+
+    Args:
+        edge_plan: How the edge is searched; None to leave it out.
+        certify: What is proven; None for nothing.
+        target_seconds: How long to run at the SLA's target rate (objectives latency and memory);
+            None for not at all.
+        label: A name that people know the configuration by.
+    """
+
+    assets: Assets
+    configuration: Configuration
+    load: LoadPlan
+    server: str = "embedded"
+    edge_plan: EdgePlan | None = None
+    certify: CertifyPlan | None = None
+    target_seconds: float | None = None
+    predicted: Prediction = Prediction()
+    accuracy: Accuracy | None = None
+    hardware: str = ""
+    label: str = ""
+
+    def __call__(self, context: WorkerContext) -> MeasureResult:
+        stage = "build"
+        session: LoadSession | None = None
+        try:
+            variant = self.assets.variant(self.configuration.variant, context)
+            inputs = self.assets.request_inputs(context.cache_dir)
+            stage = "start"
+            # Where NVML cannot match the process, its memory is what the device gained by it.
+            gpu_base = gpu_used_bytes(context.gpu_index) if context.gpu_index is not None else None
+            with self._open(Path(variant.path), inputs) as target:
+                stage = "load"
+                session = LoadSession(
+                    target, self.load, gpu_index=context.gpu_index, gpu_base_bytes=gpu_base
+                )
+                outcome = self.measure(session)
+            return MeasureResult(outcome=outcome, logs=tuple(session.logs))
+        except AnalyzerError as error:
+            failure = as_failure(
+                self.configuration,
+                error,
+                stage=stage,
+                load_test_seconds=session.seconds if session is not None else 0.0,
+            )
+            return MeasureResult(outcome=failure, logs=())
+
+    def _open(self, model_path: Path, inputs: Path) -> AbstractContextManager[Target]:
+        return open_target(
+            self.server,
+            model=self.assets.model,
+            model_path=model_path,
+            inputs_path=inputs,
+            configuration=self.configuration,
+        )
+
+    def _warm_concurrency(self) -> int:
+        """Enough to reach every instance; enough to saturate where nobody predicts the edge."""
+        known = self.certify is not None and (self.certify.edge or self.certify.rate_rps)
+        if known or (self.edge_plan is not None and self.edge_plan.start_rps):
+            return 2 * self.configuration.instance_count
+        per_batch = max(self.configuration.max_batch_size, 1) // self.load.request_batch_size
+        return min(2 * max(per_batch, 1) * self.configuration.instance_count, _WARM_CONCURRENCY_MAX)
+
+    def measure(self, session: Session) -> Measurement:
+        """What the plan asks for, on a session that is ready."""
+        saturation = session.warm_up(concurrency=self._warm_concurrency())
+        edge = Edge(rate_rps=None, interval_rps=(None, None))
+        headline = None
+        if self.certify is not None and self.certify.edge is not None:
+            edge = self.certify.edge
+        elif self.edge_plan is not None:
+            found = measure_edge(session, self.edge_plan, self.load, saturation)
+            edge = long_run_edge(found, self.edge_plan, self.load)
+        target_rps = self.load.sla.target_rate_rps
+        if self.target_seconds is not None and target_rps is not None:
+            headline = session.run(
+                target_rps, self.target_seconds, kind="target", stream=STREAM_EDGE
+            )
+        capacity, certificate = None, None
+        plan = self.certify
+        if plan is not None and (plan.rate_rps or edge.rate_rps):
+            capacity, certificate, proven = certify_target(
+                session,
+                self.load,
+                edge_rps=edge.rate_rps or plan.rate_rps or 0.0,
+                seconds=plan.seconds,
+                twin=plan.twin,
+                fixed_rps=plan.rate_rps,
+                shares=plan.shares,
+                stream=plan.stream,
+                kind=plan.kind,
+            )
+            headline = proven or headline
+        measurement = measurement_of(
+            session,
+            self.configuration,
+            edge,
+            capacity_rps=capacity,
+            certificate=certificate,
+            headline=headline,
+            predicted=self.predicted,
+            hardware=self.hardware,
+        )
+        notes = (*((self.label,) if self.label else ()), *session.target_notes)
+        return replace(measurement, accuracy=self.accuracy, notes=notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureResult:
+    """What a measurement came to, with the raw requests of its load tests in their order."""
+
+    outcome: Measurement | Failure
+    logs: Sequence[RequestLog] = ()

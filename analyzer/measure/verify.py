@@ -1,0 +1,104 @@
+"""Measures a claim again: fresh arrivals, a restart of the server, one certificate over all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement, RequestLog
+from analyzer.measure.measure import judge_runs, merge_tests, twin_inflation_at
+from analyzer.measure.plan import STREAM_VERIFY, LoadPlan, TwinOfOne
+from analyzer.measure.session import LoadSession, combine
+from analyzer.targets.target import Target
+
+STARTS = 2
+_BLOCK_S_MIN = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPlan:
+    """What is measured again.
+
+    Args:
+        rate_rps: The claimed rate.
+        seconds: Time under load at most; it ends earlier where the claim is decided.
+        twin: For the requests' correlation; None where it is unknown.
+        gpu_index: The GPU whose memory is sampled; None for none.
+    """
+
+    load: LoadPlan
+    rate_rps: float
+    seconds: float
+    twin: TwinOfOne | None = None
+    gpu_index: int | None = None
+
+
+def verify_claim(
+    configuration: Configuration,
+    plan: VerifyPlan,
+    open_target: Callable[[], AbstractContextManager[Target]],
+    *,
+    on_block: Callable[[LoadTest, Certificate], None] = lambda test, certificate: None,
+) -> Measurement:
+    """The claim's measurement: its certificate rests on runs before and after a restart.
+
+    A failure may be certain before the restart; a PASS is given only after it.
+
+    Args:
+        open_target: Starts the server anew each time.
+        on_block: Told after each run.
+
+    Raises:
+        TargetError: The server failed.
+    """
+    sla = plan.load.sla
+    inflation = twin_inflation_at(plan.twin, plan.load, plan.rate_rps)
+    tests: list[LoadTest] = []
+    logs: list[RequestLog] = []
+    seconds = 0.0
+    notes: tuple[str, ...] = ()
+    certificate: Certificate | None = None
+    block_s = max(plan.seconds / (4 * STARTS), _BLOCK_S_MIN)
+    for start in range(STARTS):
+        with open_target() as target:
+            # Each start draws from its own stream of arrivals.
+            load = replace(plan.load, seed=plan.load.seed + start)
+            session = LoadSession(target, load, gpu_index=plan.gpu_index)
+            session.warm_up(concurrency=_concurrency(configuration, plan.load.request_batch_size))
+            share_s = plan.seconds * (start + 1) / STARTS
+            while sum(test.duration_s for test in tests) < share_s - 0.1:
+                test = session.run(
+                    plan.rate_rps, block_s, kind="verify", stream=STREAM_VERIFY, abort=False
+                )
+                tests.append(test)
+                logs.append(session.logs[-1])
+                certificate = judge_runs(tests, logs, plan.load, inflation)
+                on_block(test, certificate)
+                if certificate.verdict == "FAIL":
+                    break
+                if certificate.verdict == "PASS" and start == STARTS - 1:
+                    break
+            seconds += session.seconds
+            notes = session.target_notes
+        if certificate is not None and certificate.verdict == "FAIL":
+            break
+    assert certificate is not None and tests
+    passed = certificate.verdict == "PASS"
+    return Measurement(
+        configuration=configuration.canonical(),
+        edge=Edge(rate_rps=None, interval_rps=(None, None)),
+        capacity_rps=plan.rate_rps if passed else None,
+        certificate=certificate,
+        headline=merge_tests(tests, logs, percentile=sla.percentile),
+        load_tests=tuple(tests),
+        load_test_seconds=seconds,
+        resources=combine([test.resources for test in tests]),
+        notes=notes,
+    )
+
+
+def _concurrency(configuration: Configuration, request_batch_size: int) -> int:
+    per_batch = max(configuration.max_batch_size // request_batch_size, 1)
+    return min(2 * per_batch * configuration.instance_count, 64)

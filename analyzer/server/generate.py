@@ -1,0 +1,95 @@
+"""The generate extension for models that answer once: tensors as plain JSON members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.outputs import finished_outputs
+from analyzer.engine.protocol import Fault, InferCall, InferResult, WireInput
+from analyzer.engine.tensors import array_to_json, json_to_array
+from analyzer.server.http_codec import reserved_parameter
+
+
+def generate_call(model: LoadedModel, document: Any) -> InferCall:
+    """The request in a generate body: inputs are members, other members are parameters.
+
+    Raises:
+        Fault: It does not fit the model.
+    """
+    if not isinstance(document, dict):
+        raise Fault("internal", "attempt to get members for non-object")
+    call = InferCall([])
+    for key, value in document.items():
+        port = model.signature.inputs.get(key)
+        if port is not None:
+            call.inputs.append(_input(model, key, value))
+        elif key == "id":
+            if not isinstance(value, str):
+                raise Fault(
+                    "internal", "Unable to parse 'id': attempt to access JSON non-string as string"
+                )
+            call.request_id = value
+        elif key in ("priority", "timeout"):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise Fault(
+                    "internal",
+                    f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as "
+                    "unsigned-integer",
+                )
+            if key == "priority":
+                call.priority = value
+            else:
+                call.timeout_us = value
+        elif key.startswith("triton_"):
+            raise reserved_parameter()
+        elif not isinstance(value, int | str | float | dict) or (
+            isinstance(value, dict) and key != "parameters"
+        ):
+            raise Fault(
+                "invalid",
+                f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or "
+                "'string'.",
+            )
+    return call
+
+
+def _input(model: LoadedModel, name: str, value: Any) -> WireInput:
+    """A scalar or a flat list; the shape is that of the model, a variable dimension deduced."""
+    port = model.signature.inputs[name]
+    values = value if isinstance(value, list) else [value]
+    shape = list(port.dims)
+    if shape.count(-1) > 1:
+        raise _no_shape(name)
+    if -1 in shape:
+        fixed = 1
+        for dim in shape:
+            fixed *= dim if dim > 0 else 1
+        if len(values) % fixed:
+            raise _no_shape(name)
+        shape[shape.index(-1)] = len(values) // fixed
+    if model.signature.batch_size_max:
+        shape.insert(0, 1)
+    if int(np.prod(shape, dtype=np.float64)) != len(values):
+        raise _no_shape(name)
+    array = json_to_array(values, port.datatype, name, tuple(shape))
+    return WireInput(name, port.datatype, tuple(shape), array)
+
+
+def _no_shape(name: str) -> Fault:
+    return Fault(
+        "invalid", f"The schema can not convert input '{name}' to tensor with proper shape"
+    )
+
+
+def generate_json(model: LoadedModel, call: InferCall, result: InferResult) -> dict[str, Any]:
+    """The answer: outputs are members, a single element without its list."""
+    answer: dict[str, Any] = {"id": call.request_id} if call.request_id else {}
+    answer["model_name"] = model.name
+    answer["model_version"] = model.version_text
+    for name, _, array, _ in finished_outputs(model, call, result):
+        values = array_to_json(array, name)
+        answer[name] = values[0] if len(values) == 1 else values
+    return answer

@@ -1,0 +1,147 @@
+"""The routes of HTTP that control the server: repository and shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from analyzer.engine.protocol import Fault
+from analyzer.server import describe
+from analyzer.server.http_codec import parse_json
+from analyzer.server.repository import Repository
+from analyzer.server.shared_memory import SharedMemory, refuse_cuda
+
+# Status, body and headers of a response.
+Answer = tuple[int, bytes, list[tuple[bytes, bytes]]]
+JSON = (b"content-type", b"application/json")
+
+
+def ok(document: Any) -> Answer:
+    """200 with a JSON document."""
+    return 200, json.dumps(document, separators=(",", ":")).encode(), [JSON]
+
+
+async def control(repository: Repository, found: re.Match[str], body: bytes) -> Answer:
+    """Answers ``/v2/repository/…``.
+
+    Args:
+        found: Groups: repository name, ``index``, model name, ``load`` or ``unload``.
+
+    Raises:
+        Fault: The body is malformed, or the repository refuses.
+    """
+    if found[1]:
+        raise Fault("unsupported", "'repository_name' specification is not supported")
+    values = parse_json(body) if body.strip() else {}
+    if not isinstance(values, dict):
+        raise Fault("internal", "attempt to get members for non-object")
+    if found[2]:
+        ready = values.get("ready", False)
+        if not isinstance(ready, bool):
+            raise Fault(
+                "internal",
+                "Unable to parse 'ready': attempt to access JSON non-boolean as boolean",
+            )
+        entries = repository.index(ready_only=ready)
+        return ok([describe.index_entry(entry) for entry in entries])
+    name = unquote(found[3])
+    parameters = values.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Fault(
+            "internal", "Unable to parse 'parameters': attempt to get members for non-object"
+        )
+    work: Callable[[], None]
+    if found[4] == "load":
+        config, files = _load_parameters(parameters)
+
+        def work() -> None:
+            repository.load(name, config_json=config, files=files)
+    else:
+        dependents = parameters.get("unload_dependents", False)
+        if not isinstance(dependents, bool):
+            raise Fault(
+                "internal",
+                "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
+                "boolean",
+            )
+
+        def work() -> None:
+            repository.unload(name, unload_dependents=dependents)
+
+    await asyncio.get_running_loop().run_in_executor(None, work)
+    return 200, b"", [JSON]
+
+
+def shared_memory(
+    memory: SharedMemory, kind: str, region: str | None, action: str, body: bytes
+) -> Answer:
+    """Answers ``/v2/{system,cuda}sharedmemory/…``.
+
+    Args:
+        kind: ``system`` or ``cuda``.
+        action: ``status``, ``register`` or ``unregister``.
+
+    Raises:
+        Fault: The body is malformed, or the region is refused.
+    """
+    if action == "status":
+        if kind == "cuda":
+            if region is not None:
+                raise Fault("not_found", f"Unable to find cuda shared memory region: '{region}'")
+            return ok([])
+        return ok(
+            [
+                {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
+                for r in memory.status(region)
+            ]
+        )
+    if action == "unregister":
+        if kind == "system":
+            memory.unregister(region)
+        return 200, b"", [JSON]
+    if region is None:
+        raise Fault(
+            "invalid",
+            f"'region name' is necessary to register {kind} shared memory region",
+        )
+    if kind == "cuda":
+        raise refuse_cuda()
+    values = parse_json(body)
+    for key in ("key", "byte_size"):
+        if not isinstance(values, dict) or key not in values:
+            raise Fault("invalid", f"Shared memory register request has no '{key}' field")
+    offset = values.get("offset", 0)
+    if not isinstance(values["key"], str) or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0
+        for n in (offset, values["byte_size"])
+    ):
+        raise Fault("internal", "Unable to parse the shared memory register request")
+    memory.register(region, values["key"], offset, values["byte_size"])
+    return 200, b"", [JSON]
+
+
+def _load_parameters(parameters: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if not isinstance(value, str):
+            raise Fault(
+                "internal",
+                f"Unable to parse '{key}': attempt to access JSON non-string as string",
+            )
+        if key == "config":
+            config = value
+        elif key.startswith("file:"):
+            try:
+                files[key.removeprefix("file:")] = base64.b64decode(value, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise Fault("invalid", f"'{key}' is not base64") from error
+        else:
+            raise Fault("internal", f"unrecognized load parameter '{key}'")
+    return config, files

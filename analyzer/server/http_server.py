@@ -1,0 +1,159 @@
+"""uvicorn with bounds: header size and time, connections, slow readers, clients that vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from analyzer.engine.protocol import Limits
+from analyzer.errors import UsageError
+from analyzer.server.http_app import CONNECTION_KEY
+
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; it listens once the server runs.
+
+    Raises:
+        UsageError: The address is taken or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}.",
+            hint="Choose another port (0 is a free one) or end what uses it.",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol on httptools, with these limits."""
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """One connection; closes it when the client oversteps a bound."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.on_lost: Callable[[], None] | None = None
+            self._header_bytes = 0
+            self._in_headers = False
+            self._header_timer: asyncio.TimerHandle | None = None
+            self._write_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections_max:
+                self._refuse(b"503 Service Unavailable", "too many connections")
+
+        def data_received(self, data: bytes) -> None:
+            if self._in_headers:
+                self._header_bytes += len(data)
+            super().data_received(data)
+            if not self._in_headers:
+                return
+            if self._header_bytes == 0:
+                self._header_bytes = len(data)
+            if self._header_bytes > limits.header_bytes_max:
+                self._refuse(
+                    b"431 Request Header Fields Too Large",
+                    f"the request's headers are larger than {limits.header_bytes_max} bytes",
+                )
+            elif self._header_timer is None:
+                self._header_timer = self.loop.call_later(
+                    limits.header_timeout_s,
+                    self._refuse,
+                    b"408 Request Timeout",
+                    "the request's headers did not come in time",
+                )
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope[CONNECTION_KEY] = self
+            self._in_headers = True
+            self._header_bytes = 0
+
+        def on_headers_complete(self) -> None:
+            self._in_headers = False
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+            if sum(len(n) + len(v) for n, v in self.headers) > limits.header_bytes_max:
+                self._refuse(
+                    b"431 Request Header Fields Too Large",
+                    f"the request's headers are larger than {limits.header_bytes_max} bytes",
+                )
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._header_timer, self._write_timer):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+            if self.on_lost is not None:
+                self.on_lost()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._write_timer = self.loop.call_later(limits.write_timeout_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
+        def _refuse(self, status: bytes, message: str) -> None:
+            if self.transport.is_closing():
+                return
+            body = b'{"error":"%s"}' % message.encode()
+            self.transport.write(
+                b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%s" % (status, len(body), body)
+            )
+            self.transport.close()
+
+    return BoundedProtocol
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server for a socket that listens already; signals are left to the caller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: Any, limits: Limits, *, drain_timeout_s: int) -> HttpServer:
+    """A server for ``app``; ``serve(sockets=[…])`` runs it, ``should_exit`` ends it."""
+    config = uvicorn.Config(
+        app,
+        http=protocol_class(limits),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        loop="none",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=int(limits.keep_alive_s),
+        timeout_graceful_shutdown=drain_timeout_s,
+    )
+    return HttpServer(config)

@@ -1,0 +1,424 @@
+"""The model repository of a running server: what is loaded, and how that changes.
+
+States and messages are those of Triton's ``model_repository_manager``. A new copy is built while
+the old one serves; a load that fails leaves the old one serving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from analyzer.engine.ensemble import member_names
+from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
+from analyzer.engine.protocol import Fault
+from analyzer.errors import AnalyzerError, RepositoryError, UsageError
+from analyzer.modelconfig.repository import check_model_name, list_models, list_versions
+from analyzer.server.overrides import unpack_override
+
+ControlMode = Literal["none", "poll", "explicit"]
+State = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+
+
+_POLL_FAILED = "failed to load '{}', failed to poll from model repository"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """One line of the repository's index; a model that was never loaded has only a name."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A model that was loaded once: its versions, their states, and what it was loaded from."""
+
+    versions: dict[int, LoadedModel] = field(default_factory=dict)
+    states: dict[int, tuple[State, str]] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    fingerprint: object = None
+    override: tempfile.TemporaryDirectory[str] | None = None
+
+
+class Repository:
+    """Models by name and version. Thread-safe; loads happen one at a time.
+
+    Args:
+        root: The repository's folder.
+        mode: Triton's model control mode.
+        settings: What applies to every load.
+        poll_interval_s: Between two looks at the folder in the mode ``poll``.
+        log: Takes a line about a load or unload.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        mode: ControlMode = "none",
+        settings: LoadSettings | None = None,
+        poll_interval_s: float = 15.0,
+        log: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    ) -> None:
+        self._root = root
+        self.mode = mode
+        self._settings = settings or LoadSettings()
+        self._poll_interval_s = poll_interval_s
+        self._log = log
+        self._loading = threading.RLock()
+        self._slots: dict[str, _Slot] = {}
+        # Replaced, never changed, so that readers need no lock; the newest version is under "".
+        self._ready: Mapping[tuple[str, str], LoadedModel] = {}
+        self._stop = threading.Event()
+        self._poller: threading.Thread | None = None
+        self._closers: set[threading.Thread] = set()
+
+    def start(self, load_models: tuple[str, ...] = ()) -> list[str]:
+        """Loads what the mode asks for; returns a line for each model that failed.
+
+        Args:
+            load_models: Names to load in the mode ``explicit``; ``*`` alone is all of them.
+
+        Raises:
+            RepositoryError: The folder cannot be read, or there is no model of such a name.
+            UsageError: ``load_models`` in another mode, or ``*`` beside other names.
+        """
+        names = list_models(self._root)
+        if load_models and self.mode != "explicit":
+            raise UsageError(
+                "--load-model needs --model-control-mode=explicit.",
+                hint="The other modes load every model of the repository.",
+            )
+        if "*" in load_models and len(load_models) > 1:
+            raise UsageError("--load-model=* stands alone.", hint="Leave the other names out.")
+        if self.mode == "explicit" and load_models != ("*",):
+            names = [check_model_name(name) for name in dict.fromkeys(load_models)]
+        failures = []
+        for name in self._by_dependency(names):
+            try:
+                self._load(name)
+            except AnalyzerError as error:
+                failures.append(f"{name}: {error.message}")
+        if self.mode == "poll":
+            self._poller = threading.Thread(target=self._poll, name="repository-poll", daemon=True)
+            self._poller.start()
+        return failures
+
+    def get(self, name: str, version: str = "") -> LoadedModel:
+        """A model that is ready; without a version the newest.
+
+        Raises:
+            Fault: There is none.
+        """
+        model = self._ready.get((name, version))
+        if model is not None:
+            return model
+        raise self._unknown(name, version)
+
+    def ready(self, name: str, version: str = "") -> bool:
+        """Whether that model answers."""
+        return (name, version) in self._ready
+
+    def server_ready(self) -> bool:
+        """Triton's strict readiness: every model that is known is ready or was unloaded."""
+        with self._loading:
+            return all(
+                state == "READY" or reason == "unloaded"
+                for slot in self._slots.values()
+                for state, reason in slot.states.values()
+            )
+
+    def models(self) -> list[LoadedModel]:
+        """Every version that is ready, by name and version."""
+        found = {id(model): model for model in self._ready.values()}
+        return sorted(found.values(), key=lambda model: (model.name, model.version))
+
+    def versions(self, name: str) -> list[str]:
+        """Ready versions of a model, ascending."""
+        return [str(v) for v in sorted(m.version for m in self.models() if m.name == name)]
+
+    def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
+        """Every model of the folder and every model that was ever loaded, with their states."""
+        known = set(self._slots)
+        # Where the folder went away, what is loaded is still told.
+        with contextlib.suppress(RepositoryError):
+            known |= set(list_models(self._root))
+        entries = []
+        for name in sorted(known):
+            slot = self._slots.get(name)
+            if slot is None or not slot.states:
+                if not ready_only:
+                    entries.append(IndexEntry(name=name))
+                continue
+            for version, (state, reason) in sorted(slot.states.items()):
+                if state == "READY" or not ready_only:
+                    entries.append(
+                        IndexEntry(
+                            name=name,
+                            version=str(version) if version > 0 else "",
+                            state=state,
+                            reason=reason,
+                        )
+                    )
+        return entries
+
+    def load(
+        self, name: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Loads or reloads a model on a client's behalf.
+
+        Args:
+            config_json: The configuration in JSON, instead of ``config.pbtxt``.
+            files: Contents by ``<version>/<file>``, instead of the model's whole folder.
+
+        Raises:
+            Fault: The mode forbids it, or the load failed.
+        """
+        self._require_control()
+        try:
+            check_model_name(name)
+        except RepositoryError as error:
+            raise Fault("invalid", error.message) from error
+        if files and config_json is None:
+            raise Fault(
+                "internal",
+                f"{_POLL_FAILED.format(name)}: load with file override must have 'config' "
+                "parameter specified",
+            )
+        try:
+            self._load(name, config_json=config_json, files=files)
+        except Fault:
+            raise
+        except AnalyzerError as error:
+            raise Fault("invalid", error.message) from error
+
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unloads a model; requests that it has taken are still answered.
+
+        Raises:
+            Fault: The mode forbids it.
+        """
+        self._require_control()
+        with self._loading:
+            slot = self._slots.get(name)
+            if slot is None:
+                return
+            members = slot.members if unload_dependents else ()
+            self._retire(name, slot, "unloaded")
+        for member in members:
+            self.unload(member, unload_dependents=True)
+
+    def close(self) -> None:
+        """Unloads everything; every request taken before is answered."""
+        self._stop.set()
+        if self._poller is not None:
+            self._poller.join()
+        with self._loading:
+            # Ensembles first: their requests end before their members do.
+            for name in sorted(self._slots, key=lambda name: not self._slots[name].members):
+                self._retire(name, self._slots[name], "unloaded")
+        for thread in tuple(self._closers):
+            thread.join()
+
+    def _require_control(self) -> None:
+        if self.mode == "explicit":
+            return
+        raise Fault(
+            "unavailable", "explicit model load / unload is not allowed if polling is enabled"
+        )
+
+    def _unknown(self, name: str, version: str) -> Fault:
+        slot = self._slots.get(name)
+        prefix = "Request for unknown model: "
+        if slot is None or not slot.states:
+            return Fault("not_found", f"{prefix}'{name}' is not found")
+        if not version:
+            return Fault("not_found", f"{prefix}'{name}' has no available versions")
+        if version.isdecimal() and int(version) in slot.states:
+            return Fault("unavailable", f"{prefix}'{name}' version {version} is not at ready state")
+        return Fault("not_found", f"{prefix}'{name}' version {version} is not found")
+
+    def _by_dependency(self, names: list[str]) -> list[str]:
+        """Ensembles after all others; among ensembles, members first."""
+        members: dict[str, tuple[str, ...]] = {}
+        for name in names:
+            try:
+                config = read_model_config(self._root / name, name, self._settings, None)
+                members[name] = member_names(config)
+            except (AnalyzerError, OSError):
+                members[name] = ()
+        ordered: list[str] = []
+
+        def visit(name: str, above: tuple[str, ...]) -> None:
+            if name in ordered or name in above:
+                return
+            for member in members.get(name, ()):
+                if member in members:
+                    visit(member, (*above, name))
+            ordered.append(name)
+
+        for name in names:
+            visit(name, ())
+        return ordered
+
+    def _load(
+        self,
+        name: str,
+        *,
+        config_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        above: tuple[str, ...] = (),
+    ) -> None:
+        """Builds the new copy and puts it in the place of the old one.
+
+        Raises:
+            AnalyzerError: It cannot be built; whatever served before still does.
+        """
+        with self._loading:
+            slot = self._slots.get(name)
+            folder = self._root / name
+            override: tempfile.TemporaryDirectory[str] | None = None
+            try:
+                if not folder.is_dir() and not files:
+                    raise Fault(
+                        "internal",
+                        _POLL_FAILED.format(name),
+                    )
+                fingerprint = (_fingerprint(folder), config_json) if not files else object()
+                if slot is not None and slot.versions and slot.fingerprint == fingerprint:
+                    return
+                config, override = self._read(name, folder, config_json, files or {})
+                source = Path(override.name) / name if override is not None else folder
+                self._load_members(name, member_names(config), above)
+                self._log(f"loading: {name}")
+                versions = load_versions(source, config, self._settings, self._resolve)
+            except Exception as error:
+                if override is not None:
+                    override.cleanup()
+                message = error.message if isinstance(error, AnalyzerError) else str(error)
+                self._failed(name, slot, message)
+                if isinstance(error, AnalyzerError):
+                    raise
+                raise RepositoryError(f"failed to load '{name}': {message}") from error
+            self._log(f"successfully loaded '{name}'")
+            old = slot
+            self._slots[name] = _Slot(
+                versions=versions,
+                states=dict.fromkeys(versions, ("READY", "")),
+                members=member_names(config),
+                fingerprint=fingerprint,
+                override=override,
+            )
+            self._publish()
+            if self._settings.cache is not None:
+                self._settings.cache.forget()
+            if old is not None:
+                self._close_later(name, old)
+
+    def _read(
+        self, name: str, folder: Path, config_json: str | None, files: Mapping[str, bytes]
+    ) -> tuple[Any, tempfile.TemporaryDirectory[str] | None]:
+        """The configuration, and the folder that stands for the model's own if files override it.
+
+        Raises:
+            Fault: Internal, as in Triton where the error comes up before the load proper.
+        """
+        override = None
+        try:
+            own, override = unpack_override(name, folder, config_json, files)
+            source = Path(override.name) / name if override is not None else folder
+            return read_model_config(source, name, self._settings, own), override
+        except AnalyzerError as error:
+            if override is not None:
+                override.cleanup()
+            raise Fault("internal", f"{_POLL_FAILED.format(name)}: {error.message}") from error
+
+    def _load_members(self, name: str, members: tuple[str, ...], above: tuple[str, ...]) -> None:
+        for member in members:
+            if member == name or member in above:
+                raise RepositoryError(f"ensemble '{name}' contains itself.")
+            if not self.ready(member):
+                self._load(check_model_name(member), above=(*above, name))
+
+    def _resolve(self, name: str, version: int) -> LoadedModel:
+        return self.get(name, "" if version < 0 else str(version))
+
+    def _failed(self, name: str, slot: _Slot | None, message: str) -> None:
+        self._log(f"failed to load '{name}': {message}")
+        if slot is not None and slot.versions:
+            return  # the old copy still serves
+        version = 0
+        folder = self._root / name
+        if folder.is_dir():
+            version = max(list_versions(folder), default=0)
+            self._slots[name] = _Slot(states={version: ("UNAVAILABLE", message)})
+
+    def _retire(self, name: str, slot: _Slot, reason: str) -> None:
+        if not slot.versions:
+            return
+        self._slots[name] = _Slot(states=dict.fromkeys(slot.versions, ("UNAVAILABLE", reason)))
+        self._publish()
+        self._log(f"unloading: {name}")
+        self._close_later(name, slot)
+
+    def _publish(self) -> None:
+        ready: dict[tuple[str, str], LoadedModel] = {}
+        for name, slot in self._slots.items():
+            for version, model in sorted(slot.versions.items()):
+                ready[name, str(version)] = model
+                ready[name, ""] = model  # the newest, since versions ascend
+        self._ready = ready
+
+    def _close_later(self, name: str, slot: _Slot) -> None:
+        """Ends the old copy on a thread of its own: its last requests may take a while."""
+
+        def close() -> None:
+            for model in slot.versions.values():
+                model.close()
+            if slot.override is not None:
+                slot.override.cleanup()
+            self._log(f"successfully unloaded '{name}'")
+            self._closers.discard(threading.current_thread())
+
+        thread = threading.Thread(target=close, name=f"unload-{name}", daemon=True)
+        self._closers.add(thread)
+        thread.start()
+
+    def _poll(self) -> None:
+        while not self._stop.wait(self._poll_interval_s):
+            try:
+                names = list_models(self._root)
+            except RepositoryError as error:
+                self._log(error.message)
+                continue
+            with self._loading:
+                for name in set(self._slots) - set(names):
+                    self._retire(name, self._slots[name], "unloaded")
+            for name in self._by_dependency(names):
+                try:
+                    self._load(name)
+                except AnalyzerError:
+                    continue  # logged, and told by the index
+
+
+def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells whether a model's folder has changed: names, sizes and times of its files."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # it vanished meanwhile; the next look settles it
+        found.append((str(path.relative_to(folder)), status.st_mtime_ns, status.st_size))
+    return tuple(found)

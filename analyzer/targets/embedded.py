@@ -1,0 +1,383 @@
+"""The embedded server as a target: one process per configuration, reached by socket pairs."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from analyzer.engine.counters import ServerStatistics
+from analyzer.errors import (
+    TargetCrashError,
+    TargetError,
+    TargetMemoryError,
+    TargetStartError,
+    TargetTimeoutError,
+)
+from analyzer.targets.embedded_spec import EmbeddedSpec
+from analyzer.targets.embedded_wire import (
+    CONTROL_BYTES,
+    RECEIVE_BYTES,
+    REPLY,
+    REQUEST,
+    decode_message,
+    encode_message,
+    send_message,
+)
+from analyzer.targets.target import Completion
+
+_ANSWER_S = 10.0
+_END_S = 2.0
+_KILLED_S = 30.0
+_LOG_BYTES = 16_384
+_FD_SETSIZE = 1024
+_OUT_OF_MEMORY_SIGNS = (
+    "bad_alloc",
+    "MemoryError",
+    "out of memory",
+    "Failed to allocate memory",
+    "Cannot allocate memory",
+)
+
+
+class EmbeddedTarget:
+    """Serves one configuration in a process of its own, from ``with`` until its end.
+
+    The process ends with the thread that entered the ``with`` block (and with this process, even
+    by SIGKILL), so enter and leave it on the same thread. Used by one thread at a time.
+
+    Args:
+        spec: What to serve.
+        start_timeout_s: For loading and warming up.
+
+    Raises:
+        TargetStartError: On entering, the server did not come up; its last words are told.
+        TargetMemoryError: It ran out of memory.
+        TargetTimeoutError: It was not ready in time.
+    """
+
+    def __init__(self, spec: EmbeddedSpec, *, start_timeout_s: float = 120.0) -> None:
+        self.spec = spec
+        self.load_s = 0.0
+        self.warmup_s = 0.0
+        self._start_timeout_s = start_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._log = _Log()
+        self._oom_kills = 0
+
+    def __enter__(self) -> EmbeddedTarget:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The server's process."""
+        return (self._process.pid,) if self._process is not None else ()
+
+    def alive(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def statistics(self) -> ServerStatistics:
+        """Counters since the start (warm-up not counted).
+
+        Raises:
+            TargetCrashError, TargetMemoryError: The process is gone.
+            TargetTimeoutError: It does not answer.
+        """
+        self._ask(operation="statistics")
+        values = self._answer(_ANSWER_S, what="its counters")["statistics"]
+        batches = tuple((int(size), int(count)) for size, count in values.pop("batches"))
+        return ServerStatistics(**values, batches=batches)
+
+    @contextmanager
+    def connect(self) -> Iterator[EmbeddedConnection]:
+        """A new connection; what is still queued for it when it ends is taken back.
+
+        Use one for each run, so that late replies of one run cannot be taken for the next one's.
+
+        Raises:
+            TargetCrashError, TargetMemoryError: The process is gone.
+            TargetTimeoutError: It does not answer.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._ask(theirs, operation="connect")
+            self._answer(_ANSWER_S, what="a connection")
+            yield EmbeddedConnection(ours, self)
+
+    def close(self) -> None:
+        """Ends the process: asks it, then terminates, then kills; returns when it is gone.
+
+        Raises:
+            TargetTimeoutError: The kernel does not let the process go.
+        """
+        process, control = self._process, self._control
+        if control is not None:
+            with suppress(OSError):
+                send_message(control, operation="close")
+        if process is not None and process.poll() is None:
+            for signum in (None, signal.SIGTERM, signal.SIGKILL):
+                if signum is not None:
+                    process.send_signal(signum)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_S if signum == signal.SIGKILL else _END_S)
+                    break
+            else:
+                raise TargetTimeoutError(
+                    f"the server of {self.spec.name} (process {process.pid}) cannot be killed",
+                    hint="It hangs inside a device driver; the device needs a reset.",
+                )
+        if control is not None:
+            control.close()
+            self._control = None
+        self._log.close()
+
+    def failure(self) -> TargetError:
+        """What to raise now that the server has closed a connection; waits a moment for its end."""
+        process = self._process
+        assert process is not None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        told = self._last_words()
+        if told is not None:
+            return self._failure_from(told)
+        self._log.finish()
+        name, words = self.spec.name, self._log.tail()
+        code = process.returncode
+        if code is None:
+            return TargetCrashError(f"the server of {name} closed its connection{words}")
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        starved = code == -signal.SIGKILL and _oom_kills() > self._oom_kills
+        if starved or any(sign in words for sign in _OUT_OF_MEMORY_SIGNS):
+            return TargetMemoryError(
+                f"the server of {name} ran out of memory ({how}){words}",
+                hint="Fewer instances or a smaller maximum batch size need less memory.",
+            )
+        return TargetCrashError(f"the server of {name} {how}{words}")
+
+    def _start(self) -> None:
+        assert self._process is None, "an embedded target is started once"
+        self._oom_kills = _oom_kills()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-m", "analyzer.targets.embedded_main"]
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        if self.spec.configuration.device == "gpu":
+            environment["CUDA_VISIBLE_DEVICES"] = _visible_device(self.spec.device_index)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for us; we end the server when we are done
+            )
+        assert self._process.stdout is not None
+        self._log.follow(self._process.stdout)
+        deadline = time.monotonic() + self._start_timeout_s
+        try:
+            self._control.send(self.spec.to_json().encode())
+            hello = self._receive(deadline - time.monotonic())
+        except OSError:
+            hello = {}
+        if hello is None:
+            raise TargetTimeoutError(
+                f"the server of {self.spec.name} was not ready"
+                f" within {self._start_timeout_s:g} s{self._log.tail()}"
+            )
+        if "hello" not in hello:
+            error = self._failure_from(hello) if hello else self.failure()
+            if isinstance(error, TargetMemoryError):
+                raise error
+            raise TargetStartError(f"{error.message}; it was starting", hint=error.hint)
+        self.load_s, self.warmup_s = hello["load_s"], hello["warmup_s"]
+
+    def _failure_from(self, told: dict[str, Any]) -> TargetError:
+        kind = TargetMemoryError if told["fatal"] == "memory" else TargetCrashError
+        return kind(f"the server of {self.spec.name} failed: {told['message']}", hint=told["hint"])
+
+    def _last_words(self) -> dict[str, Any] | None:
+        """Why the server gave up, where it could still say so."""
+        with suppress(OSError, ValueError):
+            while message := self._receive(0.0):
+                if "fatal" in message:
+                    return message
+        return None
+
+    def _ask(self, passed: socket.socket | None = None, **fields: Any) -> None:
+        assert self._control is not None, "the target is not running"
+        try:
+            if passed is None:
+                send_message(self._control, **fields)
+            else:
+                data = encode_message(fields)
+                socket.send_fds(self._control, [data], [passed.fileno()])
+        except OSError:
+            raise self.failure() from None
+
+    def _answer(self, timeout_s: float, *, what: str) -> dict[str, Any]:
+        try:
+            message = self._receive(timeout_s)
+        except OSError:
+            message = {}
+        if message is None:
+            raise TargetTimeoutError(
+                f"the server of {self.spec.name} did not send {what} within {timeout_s:g} s"
+            )
+        if "fatal" in message:
+            raise self._failure_from(message)
+        if not message:
+            raise self.failure()
+        return message
+
+    def _receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next control message; empty at the end of the stream, None if none came in time."""
+        assert self._control is not None
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        if not poller.poll(max(timeout_s, 0.0) * 1e3):
+            return None
+        return decode_message(self._control.recv(CONTROL_BYTES))
+
+
+class EmbeddedConnection:
+    """One connection to an embedded server; used by one thread."""
+
+    def __init__(self, connection: socket.socket, target: EmbeddedTarget) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._target = target
+        self._fd = connection.fileno()
+        self._unsent = bytearray()
+        self._rest = b""
+
+    def send(self, request: int, batch_size: int) -> None:
+        """Takes a request; it leaves with the others at the next :meth:`receive`."""
+        self._unsent += REQUEST.pack(request, batch_size, request)
+
+    def receive(self, timeout_s: float) -> Sequence[Completion]:
+        """Sends what waits, then returns the replies that are there or come within the time.
+
+        Raises:
+            TargetCrashError, TargetMemoryError: The server is gone.
+        """
+        if self._unsent:
+            self._flush()
+        if not self._readable(timeout_s):
+            return ()
+        try:
+            data = self._connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return ()
+        except OSError:
+            data = b""
+        if not data:
+            raise self._target.failure()
+        data = self._rest + data
+        whole = len(data) - len(data) % REPLY.size
+        self._rest = data[whole:]
+        return [*map(Completion._make, REPLY.iter_unpack(data[:whole]))]
+
+    def _flush(self) -> None:
+        try:
+            sent = self._connection.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            raise self._target.failure() from None
+        del self._unsent[:sent]
+
+    def _readable(self, timeout_s: float) -> bool:
+        """Whether there is something to read; returns early when unsent requests can leave."""
+        writers = [self._fd] if self._unsent else []
+        if self._fd < _FD_SETSIZE:
+            # select() waits with microseconds, poll() with milliseconds.
+            return bool(select.select([self._fd], writers, [], timeout_s)[0])
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN | (select.POLLOUT if writers else 0))
+        # Rounded down: the generator comes back for the rest of the time.
+        return any(events & ~select.POLLOUT for _, events in poller.poll(int(timeout_s * 1e3)))
+
+
+class _Log:
+    """The last that the server wrote, read by a thread of its own so that it never blocks."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._pipe: IO[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def follow(self, pipe: IO[bytes]) -> None:
+        """Starts to read ``pipe`` to its end."""
+        self._pipe = pipe
+        self._thread = threading.Thread(target=self._read, name="server-log", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits a moment for the last words of a server that has ended."""
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def close(self) -> None:
+        """Ends the thread; the server is gone."""
+        if self._thread is not None and self._pipe is not None:
+            self._thread.join(1.0)
+            if not self._thread.is_alive():
+                self._pipe.close()
+
+    def tail(self) -> str:
+        """The last lines, as the end of a sentence; empty if there are none."""
+        text = b"".join(tuple(self._chunks)).decode(errors="replace").strip()
+        lines = [line for line in text.splitlines() if line.strip()][-12:]
+        return ": " + "\n".join(lines) if lines else ""
+
+    def _read(self) -> None:
+        assert self._pipe is not None
+        while chunk := os.read(self._pipe.fileno(), 4096):
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+            while self._size > _LOG_BYTES:
+                self._size -= len(self._chunks.popleft())
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _visible_device(index: int) -> str:
+    """The name of GPU ``index`` of those that this process may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return names[index] if index < len(names) else str(index)

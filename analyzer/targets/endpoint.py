@@ -1,0 +1,200 @@
+"""What the control side of a KServe v2 endpoint offers, whichever its protocol; and its errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from analyzer.domain.model import TensorSpec
+from analyzer.engine.counters import ServerStatistics
+from analyzer.errors import (
+    TargetCrashError,
+    TargetError,
+    TargetMemoryError,
+    TargetStartError,
+    UsageError,
+)
+from analyzer.targets.payload import RequestPool
+from analyzer.targets.target import Connection
+
+_MEMORY_SIGNS = ("out of memory", "bad_alloc", "MemoryError", "Failed to allocate memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointModel:
+    """A model as an endpoint describes it.
+
+    Args:
+        name: Its name.
+        versions: Its ready versions.
+        platform: Its platform or backend.
+        inputs: Tensors without the batch axis where ``batchable``; −1 is a dynamic dimension.
+        outputs: Likewise.
+        batchable: Whether every tensor begins with a dynamic dimension.
+        max_batch_size: The largest request; None where the endpoint does not tell.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batchable: bool
+    max_batch_size: int | None
+
+
+class Endpoint(Protocol):
+    """A KServe v2 endpoint. Each method raises TargetCrashError where it does not answer."""
+
+    @property
+    def address(self) -> str:
+        """``grpc://HOST:PORT`` or ``http://HOST:PORT``."""
+
+    @property
+    def load_bytes_max(self) -> int:
+        """The most bytes of files that a load request can carry."""
+
+    def close(self) -> None:
+        """Closes what it keeps open."""
+
+    def server_version(self) -> str:
+        """Name and version of the server."""
+
+    def live(self) -> bool:
+        """Whether the server lives."""
+
+    def ready(self, model: str | None = None) -> bool:
+        """Whether the server, or a model on it, is ready."""
+
+    def models(self) -> dict[str, str]:
+        """Every known model and its state (READY, UNAVAILABLE, …; empty if never loaded)."""
+
+    def model(self, name: str) -> EndpointModel:
+        """A model's description; TargetError if there is none of that name."""
+
+    def config(self, name: str) -> Any:
+        """A model's configuration after completion, a ``ModelConfig``."""
+
+    def load(self, name: str, config: Any | None, files: Mapping[str, bytes]) -> None:
+        """Loads a model, with a ``ModelConfig`` and ``file:<version>/<name>`` contents if given.
+
+        Raises:
+            TargetStartError, TargetMemoryError: It could not be loaded.
+            TargetError: The server has no explicit model control, or the files are too large.
+        """
+
+    def unload(self, name: str) -> None:
+        """Unloads a model; it may still be draining afterwards."""
+
+    def statistics(self, name: str) -> ServerStatistics:
+        """A model's counters, all its versions together."""
+
+    def connect(self, name: str, pool: RequestPool) -> AbstractContextManager[Connection]:
+        """A connection whose requests go to model ``name``."""
+
+
+def parse_address(text: str) -> tuple[str, str, int]:
+    """Scheme, host and port of ``grpc://HOST:PORT`` or ``http://HOST:PORT``.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    match = re.fullmatch(r"(grpc|http)://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})/?", text)
+    if match is None or not 0 < int(match.group(3)) < 65536:
+        raise UsageError(
+            f"{text!r} is no address of a server.",
+            hint="Write grpc://HOST:PORT (Triton's is 8001) or http://HOST:PORT (8000).",
+        )
+    return match.group(1), match.group(2).strip("[]"), int(match.group(3))
+
+
+def open_endpoint(address: str) -> Endpoint:
+    """The endpoint at ``grpc://HOST:PORT`` or ``http://HOST:PORT``; close it in the end.
+
+    Raises:
+        UsageError: The address is none.
+        TargetCrashError: Nothing answers there.
+    """
+    scheme, host, port = parse_address(address)
+    endpoint: Endpoint
+    if scheme == "grpc":
+        from analyzer.targets.grpc_endpoint import GrpcEndpoint
+
+        endpoint = GrpcEndpoint(host, port)
+    else:
+        from analyzer.targets.http_endpoint import HttpEndpoint
+
+        endpoint = HttpEndpoint(host, port)
+    try:
+        # Not readiness: Triton is not ready while any of its models failed to load.
+        live = endpoint.live()
+    except TargetError as error:
+        endpoint.close()
+        raise TargetCrashError(
+            f"Nothing answers at {address}: {error.message}",
+            hint="Start the server, or correct the address (Triton: gRPC 8001, HTTP 8000).",
+        ) from error
+    if not live:
+        endpoint.close()
+        raise TargetError(
+            f"The server at {address} is not live.", hint="Wait until it has started."
+        )
+    return endpoint
+
+
+def describe(
+    name: str,
+    versions: list[str],
+    platform: str,
+    tensors: tuple[list[tuple[str, str, list[int]]], list[tuple[str, str, list[int]]]],
+    max_batch_size: int | None,
+) -> EndpointModel:
+    """An :class:`EndpointModel` from metadata, whose shapes carry the batch axis.
+
+    Where the configuration is unknown, a dynamic first dimension everywhere is the batch axis.
+    """
+    inputs, outputs = tensors
+    if max_batch_size is None:
+        batchable = all(shape[:1] == [-1] for _, _, shape in (*inputs, *outputs))
+    else:
+        batchable = max_batch_size > 0
+    skipped = 1 if batchable else 0
+
+    def specs(found: list[tuple[str, str, list[int]]]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(name=own, datatype=datatype, shape=tuple(shape[skipped:]))
+            for own, datatype, shape in found
+        )
+
+    return EndpointModel(
+        name=name,
+        versions=tuple(versions),
+        platform=platform,
+        inputs=specs(inputs),
+        outputs=specs(outputs),
+        batchable=batchable,
+        max_batch_size=max_batch_size,
+    )
+
+
+def raise_load_failure(address: str, name: str, reason: str) -> NoReturn:
+    """Raises the error that a refused or failed load of a model stands for.
+
+    Raises:
+        TargetError: No explicit model control.
+        TargetMemoryError: Out of memory.
+        TargetStartError: Everything else.
+    """
+    if "not allowed" in reason and "load" in reason:
+        raise TargetError(
+            f"The server at {address} does not let models be loaded: {reason}",
+            hint="Start it with --model-control-mode=explicit.",
+        )
+    kind = TargetMemoryError if any(s in reason for s in _MEMORY_SIGNS) else TargetStartError
+    raise kind(
+        f"The server at {address} could not load {name}: {reason}",
+        hint="The server's own log says more.",
+    )

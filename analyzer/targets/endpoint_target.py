@@ -1,0 +1,294 @@
+"""Targets behind a KServe v2 endpoint: a model that is there, or one loaded for the measurement."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.model import ModelInfo
+from analyzer.engine.counters import ServerStatistics
+from analyzer.errors import AnalyzerError, TargetCrashError, TargetError, TargetStartError
+from analyzer.modelconfig.files import ModelFiles
+from analyzer.modelconfig.text import parse_config
+from analyzer.targets.endpoint import Endpoint, open_endpoint
+from analyzer.targets.payload import RequestPool
+from analyzer.targets.target import Connection
+
+_UNLOAD_S = 30.0
+# A server of our own ends anyway; what hangs in it is ended with it.
+_UNLOAD_LOCAL_S = 3.0
+_POLL_S = 0.02
+
+
+class LocalServer(Protocol):
+    """A server on this machine whose repository we may write."""
+
+    @property
+    def http_address(self) -> str:
+        """``HOST:PORT``."""
+
+    @property
+    def grpc_address(self) -> str:
+        """``HOST:PORT``."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes."""
+
+    def alive(self) -> bool:
+        """Whether it lives."""
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Its last words."""
+
+    def put_model(self, files: ModelFiles, version: int = 1) -> Path:
+        """Writes a model to its repository."""
+
+    def remove_model(self, name: str) -> None:
+        """Removes it again."""
+
+
+class EndpointTarget:
+    """One model on an endpoint.
+
+    Args:
+        endpoint: The server.
+        model: The model's name there.
+        pool: Inputs of requests.
+        configuration: What was loaded; None for a model that was there.
+        notes: Sentences that qualify what is measured (another backend than the configuration's).
+        server: The server's process where it is ours.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: str,
+        pool: RequestPool,
+        *,
+        configuration: Configuration | None = None,
+        notes: tuple[str, ...] = (),
+        server: LocalServer | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self.configuration = configuration
+        self.notes = notes
+        self._pool = pool
+        self._server = server
+
+    @property
+    def pool(self) -> RequestPool:
+        """Inputs of requests."""
+        return self._pool
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """A connection of its own."""
+        return self.endpoint.connect(self.model, self._pool)
+
+    def statistics(self) -> ServerStatistics | None:
+        """The model's counters; None where the endpoint has no statistics.
+
+        Raises:
+            TargetCrashError: The server does not answer.
+        """
+        try:
+            return self.endpoint.statistics(self.model)
+        except TargetCrashError as error:
+            if self._server is not None and not self._server.alive():
+                words = self._server.log_tail(12)
+                raise TargetCrashError(f"The server ended. Its last words:\n{words}") from error
+            raise
+        except TargetError:
+            return None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The server's processes where it is ours."""
+        return self._server.pids if self._server is not None else ()
+
+    def alive(self) -> bool:
+        """Whether the model is ready."""
+        if self._server is not None and not self._server.alive():
+            return False
+        try:
+            return self.endpoint.ready(self.model)
+        except (TargetError, ValueError):  # gone, or closed by the end of its context
+            return False
+
+
+def temporary_name(model: str, configuration: Configuration) -> str:
+    """A name for a model that is loaded to be measured, unlike any that may be there."""
+    return f"tritune_{model[:64]}_{configuration.config_id}_{secrets.token_hex(4)}"
+
+
+@contextmanager
+def existing_model_target(
+    address: str, model: str, inputs: Mapping[str, NDArray[Any]] | None, *, batchable: bool
+) -> Iterator[EndpointTarget]:
+    """The model that is served at ``address``; nothing is loaded, changed or unloaded.
+
+    Raises:
+        TargetCrashError: Nothing answers there.
+        TargetError: It is not ready there; the hint lists what is.
+    """
+    endpoint = open_endpoint(address)
+    try:
+        if not endpoint.ready(model):
+            known: list[str] = []
+            with suppress(TargetError):
+                known = sorted(n for n, state in endpoint.models().items() if state == "READY")
+            raise TargetError(
+                f"The server at {address} has no model {model!r} that is ready.",
+                hint=f"It serves: {', '.join(known) or 'no model'}.",
+            )
+        assert inputs, "a request needs inputs"
+        yield EndpointTarget(endpoint, model, RequestPool(inputs, batchable=batchable))
+    finally:
+        endpoint.close()
+
+
+@contextmanager
+def local_target(
+    server: LocalServer,
+    files: ModelFiles,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    model: ModelInfo,
+    protocol: str = "http",
+    notes: tuple[str, ...] = (),
+    unload: bool = True,
+) -> Iterator[EndpointTarget]:
+    """A model written to the repository of a server of ours, loaded, and removed at the end.
+
+    Args:
+        server: Ready.
+        files: The model under its name on the server (:func:`temporary_name`).
+        inputs: Rows of input, as :class:`RequestPool` takes them.
+        model: Its tensors.
+        protocol: ``http`` or ``grpc``.
+        notes: For :class:`EndpointTarget`.
+        unload: False where the server ends right after: unloading takes a python backend more than
+            a second per instance.
+
+    Raises:
+        TargetStartError, TargetMemoryError: It could not be loaded.
+        TargetCrashError: The server is gone.
+    """
+    address = server.http_address if protocol == "http" else server.grpc_address
+    endpoint = open_endpoint(f"{protocol}://{address}")
+    try:
+        server.put_model(files)
+        try:
+            endpoint.load(files.name, None, {})
+            yield EndpointTarget(
+                endpoint,
+                files.name,
+                RequestPool(inputs, batchable=model.batchable),
+                configuration=files.configuration,
+                notes=notes,
+                server=server,
+            )
+        finally:
+            if unload and server.alive():
+                _unload(endpoint, files.name, timeout_s=_UNLOAD_LOCAL_S)
+            server.remove_model(files.name)
+    finally:
+        endpoint.close()
+
+
+@contextmanager
+def attached_target(
+    address: str,
+    candidates: Sequence[ModelFiles],
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    model: ModelInfo,
+) -> Iterator[EndpointTarget]:
+    """A model sent to a running server under a name of its own, and unloaded at the end.
+
+    Models that were there before are never touched: the name is new, and only it is unloaded.
+
+    Args:
+        address: ``grpc://HOST:PORT`` or ``http://HOST:PORT``.
+        candidates: The model for one backend after the other; the first that the server has is
+            taken, and a note says so if it is not the first.
+        inputs: Rows of input, as :class:`RequestPool` takes them.
+        model: Its tensors.
+
+    Raises:
+        TargetCrashError: Nothing answers.
+        TargetError: The server has no explicit model control, or the model is too large to send.
+        TargetStartError, TargetMemoryError: It could not be loaded with any backend.
+    """
+    assert candidates
+    endpoint = open_endpoint(address)
+    try:
+        known = endpoint.models()
+        loaded: ModelFiles | None = None
+        notes: tuple[str, ...] = ()
+        for number, files in enumerate(candidates):
+            assert files.name not in known, "a temporary name is new"
+            try:
+                _send(endpoint, files)
+            except TargetStartError as error:
+                last = number == len(candidates) - 1
+                if last or "backend" not in error.message:
+                    raise
+                instead = candidates[number + 1].configuration.backend
+                without = f"{address} has no {files.configuration.backend} backend"
+                notes = (f"{without}; {instead} was measured instead.",)
+                continue
+            loaded = files
+            break
+        assert loaded is not None
+        try:
+            yield EndpointTarget(
+                endpoint,
+                loaded.name,
+                RequestPool(inputs, batchable=model.batchable),
+                configuration=loaded.configuration,
+                notes=notes,
+            )
+        finally:
+            _unload(endpoint, loaded.name)
+    finally:
+        endpoint.close()
+
+
+def _send(endpoint: Endpoint, files: ModelFiles) -> None:
+    if files.size_bytes > endpoint.load_bytes_max:
+        raise TargetError(
+            f"The files of {files.name} ({files.size_bytes / 2**30:.2f} GiB) do not fit into one "
+            f"message to {endpoint.address} (at most {endpoint.load_bytes_max / 2**30:.2f} GiB).",
+            hint="Use --server triton on the server's machine; its models are files, not messages.",
+        )
+    contents = {
+        f"1/{name}": content if isinstance(content, bytes) else content.read_bytes()
+        for name, content in files.version_files.items()
+    }
+    try:
+        endpoint.load(files.name, parse_config(files.config_text), contents)
+    except BaseException:
+        # An interrupted load may still come to pass.
+        with suppress(AnalyzerError):
+            endpoint.unload(files.name)
+        raise
+
+
+def _unload(endpoint: Endpoint, name: str, *, timeout_s: float = _UNLOAD_S) -> None:
+    """Unloads a model and waits until it no longer answers; a server that is gone is no error."""
+    deadline = time.monotonic() + timeout_s
+    with suppress(TargetError):
+        endpoint.unload(name)
+        while time.monotonic() < deadline:
+            if endpoint.models().get(name, "UNAVAILABLE") in ("", "UNAVAILABLE"):
+                return
+            time.sleep(_POLL_S)

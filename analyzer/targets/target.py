@@ -1,0 +1,65 @@
+"""The seam between the generator and whatever answers requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from analyzer.domain.measurement import STATUS_OK
+from analyzer.engine.counters import ServerStatistics
+
+
+class Completion(NamedTuple):
+    """One reply. Times are the server's own, in nanoseconds; −1 where the target does not tell.
+
+    ``request`` is the number under which it was sent, ``status`` one of the STATUS codes.
+    """
+
+    request: int
+    status: int = STATUS_OK
+    queue_ns: int = -1
+    compute_input_ns: int = -1
+    compute_infer_ns: int = -1
+    compute_output_ns: int = -1
+
+
+class Connection(Protocol):
+    """A way to send requests without waiting for their replies; used by one thread.
+
+    The generator numbers requests from 0 in each run and stamps send and receipt itself.
+    """
+
+    def send(self, request: int, batch_size: int) -> None:
+        """Sends request ``request`` with ``batch_size`` inferences; never waits for a reply.
+
+        The payload is one of the target's prepared inputs. A request that cannot be sent comes back
+        as a failed :class:`Completion`.
+
+        Raises:
+            TargetCrashError: The target is gone.
+        """
+
+    def receive(self, timeout_s: float) -> Sequence[Completion]:
+        """Replies that are there, waiting at most ``timeout_s`` (0: not at all) for the first.
+
+        Raises:
+            TargetCrashError: The target is gone.
+        """
+
+
+class Target(Protocol):
+    """A server with one model loaded, ready to answer. Made by a context manager that ends it."""
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """A new connection."""
+
+    def statistics(self) -> ServerStatistics | None:
+        """Counters since the start; None where the target does not tell."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes whose memory and CPU are the target's; empty for one that is elsewhere."""
+
+    def alive(self) -> bool:
+        """Whether it still answers (its process lives, its endpoint is ready)."""

@@ -1,0 +1,391 @@
+"""A real Triton server as a child process: started, checked to be ours, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from analyzer.errors import TargetCrashError, TargetStartError, TargetTimeoutError
+from analyzer.modelconfig.files import ModelFiles
+from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.targets.triton_install import TritonInstall, python_environment
+
+# More than the usage text of the program, which would push out the reason it is printed for.
+_LOG_LINES = 600
+_LINE_CHARACTERS = 2000
+_POLL_S = 0.05
+_END_S = 5.0
+_KILLED_S = 30.0
+_START_ATTEMPTS = 3
+_LOOPBACK = "127.0.0.1"
+_FOLDER_PREFIX = "tritune-triton-"
+_SHARED_MEMORY = Path("/dev/shm")
+# As the embedded server (EmbeddedSpec.niceness).
+_NICENESS = 5
+# Runs in the child before it becomes the server, which stands back behind the generator. The
+# server's end is tied to ours by the kernel; its python stubs notice that their parent is gone and
+# end by themselves within seconds, also in the middle of an execution.
+_LAUNCHER = (
+    "import os, sys\n"
+    "from analyzer.hardware.lifetime import die_with_parent\n"
+    "die_with_parent()\n"
+    f"os.nice({_NICENESS})\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
+
+
+class TritonServer:
+    """A Triton with explicit model control on free loopback ports, from ``with`` until its end.
+
+    It ends with the thread that entered the ``with`` block (and with this process, even by
+    SIGKILL). Its repository is a folder of its own, removed at the end, or by the next server if
+    this process had no time to.
+
+    Args:
+        install: Which server.
+        start_timeout_s: Until it must be ready.
+        arguments: Further arguments of ``tritonserver``.
+
+    Raises:
+        TargetStartError: On entering, it did not come up; its last words are told.
+        TargetTimeoutError: It was not ready in time.
+    """
+
+    def __init__(
+        self,
+        install: TritonInstall,
+        *,
+        start_timeout_s: float = 60.0,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.install = install
+        self.http_port = self.grpc_port = self.metrics_port = 0
+        self._start_timeout_s = start_timeout_s
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+        self._folder: Path | None = None
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> TritonServer:
+        try:
+            _sweep()
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+            self.repository.mkdir()
+            for attempt in range(_START_ATTEMPTS):
+                if self._start(last=attempt == _START_ATTEMPTS - 1):
+                    return self
+            raise AssertionError("the last attempt returns or raises")
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def repository(self) -> Path:
+        """The server's model repository."""
+        assert self._folder is not None, "the server is not running"
+        return self._folder / "repository"
+
+    @property
+    def http_address(self) -> str:
+        """``HOST:PORT`` of the HTTP protocol."""
+        return f"{_LOOPBACK}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """``HOST:PORT`` of the gRPC protocol."""
+        return f"{_LOOPBACK}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus' metrics are."""
+        return f"http://{_LOOPBACK}:{self.metrics_port}/metrics"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The server and its children (a python backend runs each instance in one)."""
+        if self._process is None:
+            return ()
+        with suppress(psutil.Error):
+            parent = psutil.Process(self._process.pid)
+            return (parent.pid, *(child.pid for child in parent.children(recursive=True)))
+        return ()
+
+    def alive(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The server's last words."""
+        return "\n".join(list(self._log)[-lines:])
+
+    def metrics(self) -> str:
+        """Prometheus' text.
+
+        Raises:
+            TargetCrashError: The server does not answer.
+        """
+        return _get(self.metrics_url)
+
+    def put_model(self, files: ModelFiles, version: int = 1) -> Path:
+        """Writes a model to the repository; it is not loaded yet. Returns its folder."""
+        folder = self.repository / files.name
+        for name, content in files.version_files.items():
+            target = folder / str(version) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                target.write_bytes(content)
+                continue
+            try:
+                # A second name costs nothing, and the server only reads.
+                os.link(content.resolve(), target)
+            except OSError:
+                shutil.copyfile(content, target)
+        (folder / CONFIG_NAME).write_text(files.config_text, encoding="utf-8")
+        return folder
+
+    def remove_model(self, name: str) -> None:
+        """Removes a model's folder from the repository."""
+        shutil.rmtree(self.repository / name, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the server and its children; returns when they are gone.
+
+        Raises:
+            TargetTimeoutError: The kernel does not let one of them go.
+        """
+        process, self._process = self._process, None
+        if process is not None:
+            self._end(process)
+        if self._reader is not None:
+            self._reader.join(_END_S)
+            self._reader = None
+        if self._folder is not None:
+            _remove_traces(self._folder)
+            self._folder = None
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        family = [process.pid]
+        with suppress(psutil.Error):
+            family += [c.pid for c in psutil.Process(process.pid).children(recursive=True)]
+        # Asked to end, it would first unload its models, seconds with a python backend. Nothing of
+        # it is kept: its folder and its shared memory are removed next. It leads a process group
+        # of its own, so that no stub outlives it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.wait(_KILLED_S)
+        except subprocess.TimeoutExpired as error:
+            raise TargetTimeoutError(
+                f"The Triton server (process {process.pid}) does not end.",
+                hint="It may hang in a driver; end it by hand.",
+            ) from error
+        deadline = time.monotonic() + _KILLED_S
+        while any(_is_running(pid) for pid in family) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if process.stdout is not None and self._reader is None:
+            process.stdout.close()
+
+    def _start(self, *, last: bool) -> bool:
+        """Starts the server; False if its ports turned out to be taken and it was ended again."""
+        self._log.clear()
+        self.http_port, self.grpc_port, self.metrics_port = _free_ports(3)
+        command = [
+            sys.executable,
+            "-c",
+            _LAUNCHER,
+            str(self.install.executable),
+            f"--model-repository={self.repository}",
+            f"--backend-directory={self._backend_dir()}",
+            # Named after our folder, so that what a killed server leaves can be found.
+            f"--backend-config=python,shm-region-prefix-name={self.repository.parent.name}-",
+            "--model-control-mode=explicit",
+            "--exit-timeout-secs=2",
+            "--allow-gpu-metrics=false",
+            f"--http-address={_LOOPBACK}",
+            f"--http-port={self.http_port}",
+            f"--grpc-address={_LOOPBACK}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-address={_LOOPBACK}",
+            f"--metrics-port={self.metrics_port}",
+            *self._arguments,
+        ]
+        environment = python_environment(self.install)
+        # The launcher imports this package, wherever it lies.
+        package = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], package])
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise TargetStartError(
+                f"The Triton server {self.install.executable} cannot be started: {error.strerror}."
+            ) from error
+        self._reader = threading.Thread(
+            target=self._read_log, args=(self._process,), name="triton-log", daemon=True
+        )
+        self._reader.start()
+        taken = self._wait_until_ready(self._process)
+        if taken is None:
+            return True
+        process, self._process = self._process, None
+        self._end(process)
+        self._reader.join(_END_S)
+        self._reader = None
+        if last:
+            raise TargetStartError(
+                f"The Triton server could not have its ports for itself: {taken}",
+                hint="Another server shares them; end it.",
+            )
+        return False
+
+    def _wait_until_ready(self, process: subprocess.Popen[str]) -> str | None:
+        """Waits for the server; returns why its ports are not its own, None if all is well."""
+        deadline = time.monotonic() + self._start_timeout_s
+        while True:
+            if process.poll() is not None:
+                if self._reader is not None:
+                    self._reader.join(1.0)
+                words = _last_words(self._log)
+                if "in use" in words or "failed to start" in words.lower():
+                    return words
+                raise TargetStartError(
+                    f"The Triton server {self.install.executable} ended with status "
+                    f"{process.returncode} while it started. Its last words:\n{words}",
+                    hint="`analyze doctor` says what this machine has.",
+                )
+            with suppress(TargetCrashError):
+                _get(f"http://{self.http_address}/v2/health/ready")
+                break
+            if time.monotonic() > deadline:
+                raise TargetTimeoutError(
+                    f"The Triton server was not ready after {self._start_timeout_s:.0f} s. "
+                    f"Its last words:\n{self.log_tail(12)}"
+                )
+            time.sleep(_POLL_S)
+        # Two servers can share a port without an error (SO_REUSEPORT), and requests go to either.
+        own = _listening_inodes(process.pid)
+        for port in (self.http_port, self.grpc_port, self.metrics_port):
+            strangers = _port_inodes(port) - own
+            if strangers:
+                return f"port {port} is also listened to by another process"
+        return None
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout, suppress(ValueError, OSError):
+            while line := process.stdout.readline(_LINE_CHARACTERS):
+                self._log.append(line.rstrip())
+
+    def _backend_dir(self) -> Path:
+        """The backends' folder; for a plain wheel a copy in which the stub lies where it must."""
+        if self.install.stub is None:
+            return self.install.backend_dir
+        assert self._folder is not None
+        copy = self._folder / "backends"
+        if not copy.exists():
+            shutil.copytree(self.install.backend_dir, copy)
+            shutil.copy2(self.install.stub, copy / "python" / self.install.stub.name)
+        return copy
+
+
+def _last_words(lines: deque[str]) -> str:
+    """What the server said at its end; of a usage text (a wrong option) the beginning."""
+    said = [line for line in lines if line.strip()]
+    usage = next((i for i, line in enumerate(said) if "Usage: tritonserver" in line), None)
+    return "\n".join(said[:usage][-12:] if usage else said[-12:])
+
+
+def _sweep() -> None:
+    """Removes the folders of servers whose process was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
+        with suppress(OSError):
+            ours = owner.isdecimal() and folder.stat().st_uid == os.getuid()
+            if ours and not psutil.pid_exists(int(owner)):
+                _remove_traces(folder)
+
+
+def _remove_traces(folder: Path) -> None:
+    """Removes a server's folder and the shared memory of its python backend."""
+    for region in _SHARED_MEMORY.glob(f"{folder.name}-*"):
+        with suppress(OSError):
+            region.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens to at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((_LOOPBACK, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _get(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as reply:
+            return str(reply.read().decode())
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise TargetCrashError(f"The Triton server does not answer {url}: {error}.") from error
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _listening_inodes(pid: int) -> set[str]:
+    """Inodes of the sockets that a process has open."""
+    inodes = set()
+    with suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                link = str(handle.readlink())
+                if link.startswith("socket:["):
+                    inodes.add(link[8:-1])
+    return inodes
+
+
+def _port_inodes(port: int) -> set[str]:
+    """Inodes of the sockets in this network namespace that listen to ``port``."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                listening = fields[3] == "0A"
+                if listening and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    inodes.add(fields[9])
+    return inodes

@@ -1,0 +1,80 @@
+"""Which short runs tell the twin service times, and what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+PROBES_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One short run: ``busy`` instances with ``threads`` threads each execute ``batch``."""
+
+    threads: int
+    busy: int
+    batch: int
+    seconds: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What it gave: milliseconds of single executions; empty if the probe was skipped as slow."""
+
+    probe: Probe
+    samples_ms: tuple[float, ...]
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean without the slowest percent, which belongs to the machine and not to the curve.
+
+        Of fewer than ten executions the median: one of them may well have been disturbed. With
+        several threads the executions of which two shared a core are left out: they take up to
+        three times as long, and their share in a short probe is chance.
+        """
+        ordered = np.sort(np.asarray(self.samples_ms))
+        if self.probe.threads != 1:
+            ordered = ordered[ordered <= 1.5 * np.percentile(ordered, 25)]
+        if len(ordered) < 10:
+            return float(np.median(ordered))
+        return float(ordered[: max(1, int(np.ceil(0.99 * len(ordered))))].mean())
+
+
+def plan_probes(
+    *,
+    deployments: Sequence[tuple[int, int]],
+    batch_max: int,
+    request_batch_size: int = 1,
+    seconds: float = 0.15,
+) -> list[Probe]:
+    """The probes of one variant, at most 20, where they inform most.
+
+    For the first (plainest) deployment the curve over the batch sizes; for the others the ends and
+    the middle of the curve, alone and side by side: the ratio is the interference.
+
+    Args:
+        deployments: (instances, threads) pairs of the space, the plainest first.
+        batch_max: Largest batch of the space; 1 for a model that cannot be batched.
+    """
+    smallest = min(request_batch_size, batch_max)
+    sizes = sorted({smallest, *(s for s in (2, 4, 8, 16, 32, 64) if smallest < s <= batch_max)})
+    if len(sizes) > 5:
+        sizes = [sizes[0], *sizes[2:-1:2], sizes[-1]] if len(sizes) > 6 else sizes
+    ends = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    probes: dict[Probe, None] = {}
+    threads_seen: set[int] = set()
+    # ONNX Runtime's own default (0) comes last: it is the baseline's, hardly ever the winner's.
+    for instances, threads in sorted(deployments, key=lambda pair: (pair[1] or 1 << 30, pair[0])):
+        if threads not in threads_seen:
+            threads_seen.add(threads)
+            first = len(threads_seen) == 1
+            for size in sizes if first else ends:
+                probes[Probe(threads=threads, busy=1, batch=size, seconds=seconds)] = None
+        if instances > 1:
+            for size in ends:
+                probes[Probe(threads=threads, busy=instances, batch=size, seconds=seconds)] = None
+    ordered = sorted(probes, key=lambda p: (p.threads or 1 << 30, p.busy, p.batch))
+    return ordered[:PROBES_MAX]

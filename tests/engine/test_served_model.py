@@ -1,0 +1,341 @@
+"""The served model on the real clock: exactly one reply each, delays, failures, counters."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from analyzer.engine.policy import BatchingPolicy, QueuePolicy
+from analyzer.engine.served_model import (
+    InferenceReply,
+    InferenceRequest,
+    InvalidRequestError,
+    QueueFullError,
+    ServedModel,
+    ServerStopping,
+)
+
+
+class Recorded:
+    """A runtime that doubles its input, notes its batches and can be held back."""
+
+    def __init__(self, service_s: float = 0.0) -> None:
+        self.service_s = service_s
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = False
+        self.fail = False
+
+    def run(self, inputs):
+        self.gate.wait(10)
+        time.sleep(self.service_s)
+        self.batches.append(len(inputs["x"]))
+        if self.fail:
+            raise ValueError("no")
+        return {"y": inputs["x"] * 2}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Replies:
+    """Collects replies by request; waits for a number of them."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, InferenceReply, float]] = []
+        self._condition = threading.Condition()
+
+    def request(self, number: int, rows: int = 1, **fields) -> InferenceRequest:
+        def done(reply: InferenceReply) -> None:
+            with self._condition:
+                self.got.append((number, reply, time.monotonic()))
+                self._condition.notify_all()
+
+        return InferenceRequest(rows, {"x": np.full((rows, 2), float(number))}, done, **fields)
+
+    def wait(self, count: int) -> list[tuple[int, InferenceReply, float]]:
+        with self._condition:
+            assert self._condition.wait_for(lambda: len(self.got) >= count, 10), len(self.got)
+            return list(self.got)
+
+
+def policy(**fields) -> BatchingPolicy:
+    defaults = {"max_batch_size": 8, "dynamic_batching": True, "instance_count": 1}
+    return BatchingPolicy(**(defaults | fields))
+
+
+def test_every_request_gets_its_own_rows_exactly_once() -> None:
+    runtimes = [Recorded(), Recorded()]
+    replies = Replies()
+    with ServedModel("m", policy(instance_count=2), runtimes, batchable=True) as model:
+        for number in range(300):
+            model.submit(replies.request(number, rows=1 + number % 3))
+        got = replies.wait(300)
+    assert sorted(number for number, _, _ in got) == list(range(300))
+    for number, reply, _ in got:
+        assert reply.error is None
+        np.testing.assert_array_equal(
+            reply.outputs["y"], np.full((1 + number % 3, 2), 2.0 * number)
+        )
+    assert all(runtime.closed for runtime in runtimes)
+
+
+def test_requests_that_queue_behind_a_busy_instance_are_joined() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    replies = Replies()
+    with ServedModel("m", policy(), [runtime], batchable=True) as model:
+        for number in range(13):
+            model.submit(replies.request(number))
+        runtime.gate.set()
+        replies.wait(13)
+    assert runtime.batches == [1, 8, 4]
+
+
+def test_a_delay_is_waited_for_and_ended_by_the_clock() -> None:
+    runtime = Recorded()
+    replies = Replies()
+    with ServedModel("m", policy(max_queue_delay_us=30_000), [runtime], batchable=True) as model:
+        start = time.monotonic()
+        for number in range(3):
+            model.submit(replies.request(number))
+        got = replies.wait(3)
+        # Again, after the timer's thread has gone idle.
+        again = time.monotonic()
+        model.submit(replies.request(3))
+        got = replies.wait(4)
+    assert runtime.batches == [3, 1]
+    assert min(at for _, _, at in got[:3]) - start >= 0.030
+    assert got[3][2] - again >= 0.030
+    assert got[0][1].queue_ns >= 30_000_000
+
+
+def test_a_preferred_size_ends_the_delay() -> None:
+    runtime = Recorded()
+    replies = Replies()
+    delayed = policy(max_queue_delay_us=60_000_000, preferred_batch_size=(4,))
+    with ServedModel("m", delayed, [runtime], batchable=True) as model:
+        for number in range(4):
+            model.submit(replies.request(number))
+        replies.wait(4)
+    assert runtime.batches == [4]
+
+
+def test_a_failing_execution_fails_its_requests_and_nothing_else() -> None:
+    runtime = Recorded()
+    runtime.fail = True
+    failures: list[Exception] = []
+    replies = Replies()
+    with ServedModel("m", policy(), [runtime], batchable=True, on_failure=failures.append) as model:
+        model.submit(replies.request(0))
+        (_, reply, _), *_ = replies.wait(1)
+        assert reply.outputs is None
+        assert reply.error_kind == "internal"
+        assert reply.error == "ValueError: no"
+        runtime.fail = False
+        model.submit(replies.request(1))
+        assert replies.wait(2)[1][1].error is None
+        counters = model.statistics()
+    assert len(failures) == 1
+    assert (counters.fail_count, counters.success_count, counters.execution_count) == (1, 1, 1)
+
+
+def test_a_callback_that_raises_does_not_cost_the_instance(capsys) -> None:
+    def broken(reply: InferenceReply) -> None:
+        raise RuntimeError("front end")
+
+    replies = Replies()
+    with ServedModel("m", policy(), [Recorded()], batchable=True) as model:
+        model.submit(InferenceRequest(1, {"x": np.zeros((1, 2))}, broken))
+        model.submit(replies.request(1))
+        replies.wait(1)
+    assert "front end" in capsys.readouterr().err
+
+
+def test_outputs_without_a_row_per_inference_are_an_error() -> None:
+    class Odd(Recorded):
+        def run(self, inputs):
+            super().run(inputs)
+            return {"y": np.zeros(3)}
+
+    runtime = Odd()
+    runtime.gate.clear()
+    replies = Replies()
+    with ServedModel("m", policy(), [runtime], batchable=True) as model:
+        for number in range(3):
+            model.submit(replies.request(number))
+        runtime.gate.set()
+        got = {number: reply for number, reply, _ in replies.wait(3)}
+    assert got[0].error is None  # alone, its outputs are its own whatever their shape
+    assert "output y has shape (3,) for a batch of 2" in got[1].error
+
+
+def test_counters_add_up() -> None:
+    runtime = Recorded(service_s=0.002)
+    replies = Replies()
+    with ServedModel("m", policy(), [runtime], batchable=True) as model:
+        for number in range(40):
+            model.submit(replies.request(number, rows=2))
+        got = replies.wait(40)
+        counters = model.statistics()
+        details = model.details()
+    assert counters.success_count == 40
+    assert counters.inference_count == 80
+    assert counters.execution_count == len(runtime.batches)
+    assert sum(size * count for size, count in counters.batches) == 80
+    # Each request is charged the whole batch's time: the replies say the same.
+    assert counters.queue_ns == sum(reply.queue_ns for _, reply, _ in got)
+    assert counters.compute_infer_ns == sum(reply.compute_infer_ns for _, reply, _ in got)
+    stages = counters.queue_ns + counters.compute_input_ns + counters.compute_infer_ns
+    assert counters.success_ns >= stages + counters.compute_output_ns
+    assert details.waiting_count == 0
+    assert sum(batch.compute_infer_ns for batch in details.batches) <= counters.compute_infer_ns
+    assert details.last_inference_ms > 0
+
+
+def test_a_full_queue_refuses() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    replies = Replies()
+    limited = policy(default_queue_policy=QueuePolicy(max_queue_size=2))
+    with ServedModel("m", limited, [runtime], batchable=True) as model:
+        accepted = refused = 0
+        for number in range(10):
+            try:
+                model.submit(replies.request(number))
+                accepted += 1
+            except QueueFullError:
+                refused += 1
+        assert refused > 0
+        tickets = model.submit_many([replies.request(10), replies.request(11)])
+        assert tickets == [-1, -1]
+        runtime.gate.set()
+        got = replies.wait(accepted + 2)
+    errors = [reply.error for _, reply, _ in got if reply.error]
+    assert errors == ["Exceeds maximum queue size"] * 2
+
+
+def test_an_expired_request_is_rejected() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    replies = Replies()
+    timed = policy(default_queue_policy=QueuePolicy(default_timeout_us=20_000))
+    with ServedModel("m", timed, [runtime], batchable=True) as model:
+        model.submit(replies.request(0))
+        model.submit(replies.request(1))
+        number, reply, _ = replies.wait(1)[0]
+        assert (number, reply.error) == (1, "Request timeout expired")
+        assert reply.error_kind == "unavailable"
+        runtime.gate.set()
+        replies.wait(2)
+        assert model.details().rejected_count == 1
+        assert model.statistics().fail_count == 1
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_cancelled_requests_never_run(dynamic: bool) -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    replies = Replies()
+    with ServedModel("m", policy(dynamic_batching=dynamic), [runtime], batchable=True) as model:
+        tickets = [model.submit(replies.request(number)) for number in range(30)]
+        assert not model.cancel(tickets[0]), "it runs already"
+        assert model.cancel(tickets[5])
+        assert not model.cancel(tickets[5])
+        assert model.cancel_where(lambda request: request.inputs["x"][0, 0] >= 10) == 20
+        runtime.gate.set()
+        replies.wait(9)
+        model.submit(replies.request(99))
+        got = replies.wait(10)
+    assert sorted(number for number, _, _ in got) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 99]
+    assert sum(runtime.batches) == 10
+
+
+def test_a_batch_that_is_too_large_is_invalid() -> None:
+    replies = Replies()
+    with ServedModel("m", policy(), [Recorded()], batchable=True) as model:
+        with pytest.raises(InvalidRequestError, match="batch-size must be <= 8"):
+            model.submit(replies.request(0, rows=9))
+        assert model.submit_many([replies.request(1, rows=9)]) == [-1]
+        assert replies.wait(1)[0][1].error_kind == "invalid"
+
+
+def test_closing_drains_or_refuses() -> None:
+    for drain in (True, False):
+        runtime = Recorded()
+        runtime.gate.clear()
+        replies = Replies()
+        model = ServedModel("m", policy(), [runtime], batchable=True)
+        for number in range(20):
+            model.submit(replies.request(number))
+        threading.Timer(0.05, runtime.gate.set).start()
+        model.close(drain=drain)
+        with pytest.raises(ServerStopping):
+            model.submit(replies.request(20))
+        got = replies.wait(20)
+        assert len(got) == 20
+        unavailable = [reply for _, reply, _ in got if reply.error_kind == "unavailable"]
+        assert bool(unavailable) != drain
+        assert runtime.closed
+
+
+def test_a_hanging_instance_blocks_only_itself() -> None:
+    hung, sound = Recorded(), Recorded()
+    hung.gate.clear()
+    replies = Replies()
+    unbatched = policy(max_batch_size=1, dynamic_batching=False, instance_count=2)
+    model = ServedModel("m", unbatched, [hung, sound], batchable=True)
+    for number in range(50):
+        model.submit(replies.request(number))
+    assert len(replies.wait(49)) == 49
+    start = time.monotonic()
+    model.close(drain=False, timeout_s=0.2)
+    assert time.monotonic() - start < 5
+    assert sound.closed
+    assert not hung.closed
+    hung.gate.set()
+    assert len(replies.wait(50)) == 50
+
+
+def test_only_requests_with_the_same_inputs_are_joined_where_some_are_optional() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    got: dict[int, InferenceReply] = {}
+    done = threading.Event()
+    x, bias = np.ones((1, 2)), np.zeros((1, 2))
+    with ServedModel("m", policy(), [runtime], batchable=True, optional_inputs=True) as model:
+        given = [{"x": x}, {"x": x}, {"x": x, "bias": bias}, {"bias": bias, "x": x}, {"x": x}]
+        for number, inputs in enumerate(given):
+
+            def on_done(reply: InferenceReply, number: int = number) -> None:
+                got[number] = reply
+                if len(got) == len(given):
+                    done.set()
+
+            model.submit(InferenceRequest(1, inputs, on_done))
+        runtime.gate.set()
+        assert done.wait(10)
+    assert [got[number].error for number in range(5)] == [None] * 5
+    # The first starts at once; the others wait for the instance.
+    assert runtime.batches == [1, 1, 2, 1]
+
+
+def test_only_equal_shapes_are_joined_where_that_is_asked() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    replies = Replies()
+    got: list[InferenceReply] = []
+    with ServedModel("m", policy(), [runtime], batchable=True, enforce_shapes=True) as model:
+        model.submit(replies.request(0))
+        for width in (2, 2, 3, 3):
+            model.submit(InferenceRequest(1, {"x": np.zeros((1, width))}, got.append))
+        model.submit(replies.request(5))
+        runtime.gate.set()
+        replies.wait(2)
+        deadline = time.monotonic() + 5
+        while len(got) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert [reply.error for reply in got] == [None] * 4
+    assert runtime.batches == [1, 2, 2, 1]

@@ -1,0 +1,206 @@
+"""The search for the edge: on analytic servers, on simulated ones, on hopeless ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.domain.measurement import Edge, LatencySummary, LoadTest, Validity
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Poisson
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.errors import TargetError
+from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, revised_edge
+from analyzer.measure.measure import long_run_edge, measure_edge
+from analyzer.measure.plan import EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.virtual_session import VirtualSession
+from analyzer.twin.bands import UnitArrivals, edge
+from analyzer.twin.service import ServiceTime
+
+
+def search(
+    latency_ms: Callable[[float], float], start_rps: float, **goal: float
+) -> tuple[EdgeSearch, list[float]]:
+    """Runs a search on a server whose percentile is a function of the rate."""
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=start_rps, **goal))
+    tried: list[float] = []
+    while (rate := found.next_rate_rps()) is not None:
+        tried.append(rate)
+        assert len(tried) < 60, "it does not end"
+        late = latency_ms(rate) > 50.0
+        found.record(
+            RateOutcome(
+                rate_rps=rate,
+                requests=1000,
+                over_budget=500 if late else 0,
+                latency_ms=latency_ms(rate),
+            )
+        )
+    return found, tried
+
+
+def queue(capacity_rps: float) -> Callable[[float], float]:
+    """A latency that grows without end towards the capacity: 50 ms at 0.8 of it."""
+    return lambda rate: 10.0 / (1.0 - rate / capacity_rps) if rate < capacity_rps else 1e9
+
+
+@given(capacity=st.floats(5.0, 5e4), guess=st.floats(0.05, 20.0))
+def test_any_guess_ends_at_the_edge(capacity: float, guess: float) -> None:
+    truth = 0.8 * capacity
+    found, tried = search(queue(capacity), truth * guess)
+    estimate = found.edge()
+    assert estimate.rate_rps == pytest.approx(truth, rel=0.05)
+    low, high = estimate.interval_rps
+    assert low is not None and high is not None and low <= truth <= high
+    assert len(tried) <= 25
+
+
+def test_a_good_guess_needs_few_rates() -> None:
+    _, tried = search(queue(1000.0), 790.0, step=1.07)
+    assert len(tried) <= 4
+
+
+def test_what_keeps_everything_has_no_upper_end() -> None:
+    found, _ = search(lambda rate: 1.0, 100.0, ceiling_rps=1000.0)
+    assert found.edge().rate_rps == pytest.approx(1000.0)
+    assert found.edge().interval_rps[1] is None
+
+
+def test_what_keeps_nothing_ends_at_the_floor() -> None:
+    found, tried = search(lambda rate: 60.0, 100.0)
+    assert min(tried) == 1.0
+    assert found.edge().rate_rps is None
+    low, high = found.edge().interval_rps
+    assert low == 0.0 and high == pytest.approx(1.03)
+
+
+def test_nothing_recorded_says_nothing() -> None:
+    silent = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
+    assert silent.edge().rate_rps is None
+    assert silent.edge().interval_rps == (None, None)
+
+
+def test_of_a_band_the_upper_end_is_found() -> None:
+    """A queue delay fails low rates: requests wait for company that does not come."""
+
+    def band(rate: float) -> float:
+        return 60.0 if rate < 200.0 else queue(1000.0)(rate)
+
+    found, _ = search(band, 400.0)
+    assert found.edge().rate_rps == pytest.approx(800.0, rel=0.05)
+
+
+def test_an_aborted_run_never_counts_as_kept() -> None:
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
+    aborted = RateOutcome(rate_rps=100.0, requests=10, over_budget=0, latency_ms=None, aborted=True)
+    assert not found.keeps(aborted)
+    assert not found.keeps(replace(aborted, aborted=False, requests=0))
+
+
+@pytest.mark.parametrize("start", [None, 300.0, 3000.0])
+@pytest.mark.parametrize("short", [False, True], ids=["long runs", "short runs and the twin"])
+def test_the_edge_of_a_simulated_server(
+    session: VirtualSession,
+    policy: BatchingPolicy,
+    service: ServiceTime,
+    load: LoadPlan,
+    start: float | None,
+    short: bool,
+) -> None:
+    """Short runs end before a queue has grown; the twin knows by how much that flatters."""
+    truth = edge(policy, service, UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    plan = EdgePlan(
+        seconds=20.0 if short else 2000.0,
+        start_rps=start,
+        run_seconds=(2.0, 6.0) if short else (60.0, 120.0),
+        twin=TwinOfOne(policy=policy, service=service, overhead_ms=0.0) if short else None,
+        twin_edge_rps=truth if short else None,
+    )
+    found = measure_edge(session, plan, load, session.warm_up(concurrency=16))
+    found = long_run_edge(found, plan, load)
+    assert found.rate_rps == pytest.approx(truth, rel=0.05)
+
+
+def test_the_time_is_kept(session: VirtualSession, load: LoadPlan) -> None:
+    measure_edge(session, EdgePlan(seconds=3.0, run_seconds=(1.0, 1.5)), load, 500.0)
+    assert sum(test.duration_s for test in session.tests) <= 3.0 + 1.6
+
+
+def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPolicy) -> None:
+    load = LoadPlan(sla=Sla(latency_budget_ms=3.0), arrivals=Poisson(), seed=7)
+    session = VirtualSession(policy, service, load)
+    found = measure_edge(session, EdgePlan(seconds=60.0), load, 500.0)
+    assert found.rate_rps is None
+    assert all(test.aborted or test.over_budget for test in session.tests)
+
+
+class Disturbed(VirtualSession):
+    """Runs of which the generator says that they are not valid."""
+
+    def run(
+        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+    ) -> LoadTest:
+        test = super().run(rate_rps, seconds, kind=kind, stream=stream, abort=abort)
+        return replace(test, validity=Validity(valid=False, reasons=("sent too late",)))
+
+
+def test_invalid_runs_never_fail_a_rate(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    """Requests sent late are late for that reason: only a rate that is kept counts."""
+    session = Disturbed(policy, service, load)
+    with pytest.raises(TargetError, match=r"None of 12 load tests was valid: sent too late"):
+        measure_edge(session, EdgePlan(seconds=60.0, start_rps=50000.0), load, 500.0)
+    session = Disturbed(policy, service, load)
+    found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
+    assert found.rate_rps is not None and found.interval_rps[1] is None
+
+
+def load_test(rate: float, requests: int, over: int, *, valid: bool = True) -> LoadTest:
+    return LoadTest(
+        kind="certify",
+        offered_rps=rate,
+        achieved_rps=rate,
+        throughput_ips=rate,
+        requests=requests,
+        over_budget=over,
+        errors=0,
+        duration_s=requests / rate,
+        latency_ms=LatencySummary(mean=1, p50=1, p90=1, p95=1, p99=1, sla=1),
+        send_lag_ms_p99=0.0,
+        validity=Validity(valid=valid, reasons=() if valid else ("lag",)),
+    )
+
+
+SHORT_RUNS = (load_test(1650.0, 1600, 0), load_test(1740.0, 1500, 160))
+SHORT_EDGE = Edge(rate_rps=1600.0, interval_rps=(1560.0, 1700.0))
+
+
+def revised(*tests: LoadTest) -> Edge:
+    return revised_edge(SHORT_EDGE, (*SHORT_RUNS, *tests), miss_rate_max=0.01)
+
+
+def test_a_long_run_that_breaks_the_sla_below_the_edge_lowers_it() -> None:
+    found = revised(
+        load_test(1200.0, 3600, 170), load_test(1200.0, 9800, 2400), load_test(900.0, 6000, 0)
+    )
+    assert found.rate_rps == pytest.approx((1200.0 * 900.0) ** 0.5)
+    assert found.interval_rps == (pytest.approx(0.97 * 900.0), 1700.0)
+
+
+def test_an_edge_stays_where_the_long_runs_agree_or_say_less() -> None:
+    assert revised() == SHORT_EDGE
+    assert revised(load_test(1400.0, 8000, 20)) == SHORT_EDGE
+    assert revised(load_test(1400.0, 1000, 200)) == SHORT_EDGE, "fewer requests than kept it above"
+    assert revised(load_test(1400.0, 9000, 900, valid=False)) == SHORT_EDGE
+    unknown = Edge(rate_rps=None, interval_rps=(0.0, 100.0))
+    assert revised_edge(unknown, SHORT_RUNS, miss_rate_max=0.01) == unknown
+
+
+def test_an_edge_without_a_rate_that_was_kept_is_unknown() -> None:
+    assert revised(load_test(1200.0, 9000, 900)) == Edge(rate_rps=None, interval_rps=(0.0, 1700.0))

@@ -1,0 +1,43 @@
+"""Errors as stored failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.errors import (
+    AnalyzerError,
+    BuildError,
+    ModelError,
+    TargetCrashError,
+    TargetMemoryError,
+    TargetStartError,
+    TargetTimeoutError,
+)
+from analyzer.measure.failures import as_failure
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "reason"),
+    [
+        (TargetMemoryError("m"), False, "out_of_memory"),
+        (TargetMemoryError("m"), True, "out_of_memory"),
+        (TargetTimeoutError("m"), True, "timeout"),
+        (TargetCrashError("m"), False, "crash"),
+        (TargetCrashError("m"), True, "worker_lost"),
+        (TargetStartError("m"), False, "start"),
+        (BuildError("m"), False, "build"),
+        (ModelError("m"), False, "model"),
+    ],
+)
+def test_each_error_has_its_reason(error: AnalyzerError, lost: bool, reason: str) -> None:
+    failure = as_failure(Configuration(), error, stage="load", lost=lost)
+    assert failure.reason == reason
+    assert failure.stage == ("worker" if lost else "load")
+
+
+def test_what_was_spent_and_said_is_kept() -> None:
+    error = TargetCrashError("It went away.", hint="Look at its log.")
+    failure = as_failure(Configuration(), error, stage="load", load_test_seconds=2.5)
+    assert (failure.message, failure.hint) == ("It went away.", "Look at its log.")
+    assert failure.load_test_seconds == 2.5

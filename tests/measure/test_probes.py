@@ -1,0 +1,130 @@
+"""Probes and what is learned from them: plans, curves, interference, the cache's round trip."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.twin.calibration import VariantCalibration, service_of
+from analyzer.twin.probes import PROBES_MAX, Probe, ProbeResult, plan_probes
+
+FP32 = Configuration().variant
+
+
+def result(threads: int, busy: int, batch: int, mean_ms: float, *, count: int = 10) -> ProbeResult:
+    samples = tuple(mean_ms * (1.0 + 0.001 * (index % 3 - 1)) for index in range(count))
+    return ProbeResult(probe=Probe(threads=threads, busy=busy, batch=batch), samples_ms=samples)
+
+
+def calibrated(*results: ProbeResult) -> VariantCalibration:
+    return VariantCalibration(variant=FP32, results=results)
+
+
+@given(
+    deployments=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=12, unique=True
+    ),
+    batch_max=st.integers(1, 512),
+    request=st.integers(1, 64),
+)
+def test_a_plan_has_at_most_twenty_probes_that_the_space_allows(
+    deployments: list[tuple[int, int]], batch_max: int, request: int
+) -> None:
+    probes = plan_probes(deployments=deployments, batch_max=batch_max, request_batch_size=request)
+    assert 0 < len(probes) <= PROBES_MAX
+    assert len(set(probes)) == len(probes)
+    assert all(1 <= probe.batch <= batch_max for probe in probes)
+    pairs = {(1, threads) for _, threads in deployments} | set(deployments)
+    assert all((probe.busy, probe.threads) in pairs for probe in probes)
+    assert any(probe.busy == 1 for probe in probes)
+
+
+def test_a_model_that_cannot_be_batched_is_probed_with_one() -> None:
+    probes = plan_probes(deployments=[(1, 1), (2, 1)], batch_max=1)
+    assert {probe.batch for probe in probes} == {1}
+    assert {probe.busy for probe in probes} == {1, 2}
+
+
+def test_the_curve_and_the_interference_are_those_of_the_probes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With cores to spare nothing is added for the server and the generator beside the model.
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    known = calibrated(
+        result(1, 1, 1, 2.0), result(1, 1, 8, 9.0), result(1, 2, 1, 2.4), result(1, 2, 8, 10.8)
+    )
+    service = known.service(1, 2)
+    assert service is not None
+    assert service.batch_sizes == (1, 8)
+    assert service.service_ms == pytest.approx((2.0, 9.0), rel=0.01)
+    assert [size for size, _ in service.interference_by_size] == [1, 8]
+    assert service.interference_at(2, np.array([1, 3, 8]))[1] == pytest.approx(1.2, rel=0.01)
+    assert service.distribution == "empirical"
+
+
+def test_between_probed_numbers_of_instances_a_straight_line() -> None:
+    known = calibrated(result(1, 1, 1, 2.0), result(1, 3, 1, 3.0))
+    service = known.service(1, 3)
+    assert service is not None
+    assert service.interference_at(3, np.array([1]))[:, 0] == pytest.approx(
+        (1.0, 1.25, 1.5), rel=0.01
+    )
+
+
+def test_neighbours_that_seem_to_help_do_not() -> None:
+    known = calibrated(result(1, 1, 1, 2.0), result(1, 2, 1, 1.9))
+    service = known.service(1, 2)
+    assert service is not None and service.interference_at(2, np.array([1])).min() >= 1.0
+
+
+def test_unprobed_threads_are_taken_from_probed_ones() -> None:
+    known = calibrated(result(1, 1, 1, 4.0))
+    service = known.service(2, 1)
+    assert service is not None and 2.0 < service.service_ms[0] < 4.0
+    assert known.service(0, 1) is None
+
+
+def test_without_probes_nothing_is_known() -> None:
+    assert calibrated().service(1, 1) is None
+    assert calibrated().cost_ms() is None
+    skipped = ProbeResult(probe=Probe(threads=1, busy=1, batch=64), samples_ms=())
+    assert calibrated(skipped).service(1, 1) is None
+    assert service_of({}, Configuration()) is None
+
+
+def test_the_slowest_percent_does_not_move_the_mean() -> None:
+    samples = (1.0,) * 199 + (500.0,)
+    probe = ProbeResult(probe=Probe(threads=1, busy=1, batch=1), samples_ms=samples)
+    assert probe.mean_ms == pytest.approx(1.0)
+
+
+def test_a_calibration_survives_the_cache() -> None:
+    known = calibrated(
+        result(1, 1, 1, 2.0),
+        ProbeResult(probe=Probe(threads=1, busy=1, batch=64, seconds=0.4), samples_ms=()),
+    )
+    text = json.dumps(known.to_dict())
+    assert VariantCalibration.from_dict(FP32, json.loads(text)) == known
+
+
+def test_only_what_was_not_probed_is_probed_again() -> None:
+    known = calibrated(result(1, 1, 1, 2.0))
+    plan = [Probe(threads=1, busy=1, batch=1, seconds=9.0), Probe(threads=1, busy=2, batch=1)]
+    assert known.lacks(plan) == plan[1:]
+    newer = result(1, 1, 1, 3.0)
+    assert known.merged([newer]).results == (newer,)
+
+
+def test_the_cost_is_core_time_per_inference() -> None:
+    known = calibrated(result(2, 1, 1, 4.0), result(2, 1, 8, 16.0))
+    assert known.cost_ms() == pytest.approx(4.0, rel=0.01)
+
+
+def test_variants_do_not_share_probes() -> None:
+    int8 = VariantKey(precision="int8", quantization="static", backend="onnxruntime")
+    assert service_of({int8: calibrated(result(1, 1, 1, 2.0))}, Configuration()) is None

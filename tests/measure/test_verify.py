@@ -1,0 +1,113 @@
+"""A claim measured again: over a restart, and a PASS only after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Certificate, LoadTest, Measurement
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.measure import verify
+from analyzer.measure.plan import LoadPlan, TwinOfOne
+from analyzer.measure.virtual_session import VirtualSession
+from analyzer.twin.service import ServiceTime
+
+CONFIGURATION = Configuration(max_batch_size=8, dynamic_batching=True)
+
+
+class Machine:
+    """Counts the starts; the server of start ``slow_from`` and later is slower."""
+
+    def __init__(
+        self,
+        policy: BatchingPolicy,
+        service: ServiceTime,
+        slower: ServiceTime,
+        slow_from: int,
+    ) -> None:
+        self.policy, self.service, self.slower = policy, service, slower
+        self.slow_from = slow_from
+        self.starts = 0
+        self.running = 0
+        self.seeds: list[int] = []
+        self.told: list[tuple[int, str]] = []
+
+    @contextmanager
+    def open(self) -> Iterator[Any]:
+        self.starts += 1
+        self.running += 1
+        assert self.running == 1, "the first server must be gone before the second starts"
+        yield self
+        self.running -= 1
+
+    def session(self, target: Any, load: LoadPlan, *, gpu_index: int | None) -> VirtualSession:
+        self.seeds.append(load.seed)
+        slow = self.starts > self.slow_from
+        return VirtualSession(self.policy, self.slower if slow else self.service, load)
+
+    def on_block(self, test: LoadTest, certificate: Certificate) -> None:
+        self.told.append((self.starts, certificate.verdict))
+
+    def verify(self, load: LoadPlan, rate_rps: float, seconds: float) -> Measurement:
+        plan = verify.VerifyPlan(
+            load=load,
+            rate_rps=rate_rps,
+            seconds=seconds,
+            twin=TwinOfOne(policy=self.policy, service=self.service, overhead_ms=0.0),
+        )
+        return verify.verify_claim(CONFIGURATION, plan, self.open, on_block=self.on_block)
+
+
+@pytest.fixture
+def make(policy: BatchingPolicy, service: ServiceTime, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(slow_from: int = 99, factor: float = 5.0) -> Machine:
+        slower = ServiceTime(
+            batch_sizes=service.batch_sizes,
+            service_ms=tuple(factor * ms for ms in service.service_ms),
+        )
+        machine = Machine(policy, service, slower, slow_from)
+        monkeypatch.setattr(verify, "LoadSession", machine.session)
+        return machine
+
+    return made
+
+
+def test_a_true_claim_holds_after_a_restart(make: Any, load: LoadPlan) -> None:
+    machine = make()
+    found = machine.verify(load, 200.0, 120.0)
+    assert found.certificate is not None and found.certificate.verdict == "PASS"
+    assert found.capacity_rps == 200.0
+    assert machine.starts == 2
+    assert len(set(machine.seeds)) == 2, "each start draws its own arrivals"
+    assert {start for start, _ in machine.told} == {1, 2}
+    assert found.headline is not None
+    assert found.headline.requests == found.certificate.requests
+    assert found.certificate.requests == sum(test.requests for test in found.load_tests)
+
+
+def test_a_false_claim_is_refuted_before_any_restart(make: Any, load: LoadPlan) -> None:
+    machine = make()
+    found = machine.verify(load, 2000.0, 120.0)
+    assert found.certificate is not None and found.certificate.verdict == "FAIL"
+    assert found.capacity_rps is None
+    assert machine.starts == 1
+
+
+def test_a_server_that_is_slow_only_after_the_restart_is_not_let_through(
+    make: Any, load: LoadPlan
+) -> None:
+    machine = make(slow_from=1)
+    found = machine.verify(load, 200.0, 60.0)
+    assert found.certificate is not None and found.certificate.verdict == "FAIL"
+    assert machine.starts == 2
+
+
+def test_too_little_time_is_undecided(make: Any, load: LoadPlan) -> None:
+    machine = make()
+    found = machine.verify(load, 20.0, 2.0)
+    assert found.certificate is not None and found.certificate.verdict == "UNDECIDED"
+    assert found.capacity_rps is None and machine.starts == 2

@@ -1,0 +1,255 @@
+"""gRPC with Triton's own client: inference, streams, control, errors, and clients that vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from analyzer.server.app import Addresses
+
+
+def tensor(name: str, array: Any, datatype: str) -> Any:
+    value = triton.InferInput(name, list(array.shape), datatype)
+    value.set_data_from_numpy(array)
+    return value
+
+
+def rows(count: int = 1) -> Any:
+    return np.arange(count * 16, dtype=np.float32).reshape(count, 16)
+
+
+@pytest.fixture
+def client(wire: Addresses) -> Any:
+    with triton.InferenceServerClient(wire.grpc) as connected:
+        yield connected
+
+
+def raw_call(address: str, method: str, request: Any, response: Any) -> Any:
+    """A call without Triton's client, which would not send what is wrong."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(
+            f"/inference.GRPCInferenceService/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return call(request, timeout=10)
+
+
+def test_state_and_metadata(client: Any) -> None:
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_model_ready("ident") and not client.is_model_ready("nope")
+    assert "statistics" in client.get_server_metadata().extensions
+    metadata = client.get_model_metadata("digits")
+    assert list(metadata.inputs[0].shape) == [-1, 1, 64, 64]
+    assert metadata.platform == "onnxruntime_onnx"
+    config = client.get_model_config("digits").config
+    assert (config.max_batch_size, config.instance_group[0].count) == (4, 2)
+
+
+def test_inference(client: Any) -> None:
+    result = client.infer("ident", [tensor("INPUT0", rows(3), "FP32")], request_id="7")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), rows(3))
+    assert result.get_response().id == "7"
+    assert result.get_response().model_version == "1"
+    image = np.zeros((2, 1, 64, 64), np.float32)
+    assert client.infer("digits", [tensor("image", image, "FP32")]).as_numpy("logits").shape == (
+        2,
+        10,
+    )
+
+
+def test_typed_contents(wire: Addresses) -> None:
+    request = service_pb2.ModelInferRequest(model_name="two")
+    for name, values in (("A", [1, -2]), ("B", [3, 4])):
+        entry = request.inputs.add(name=name, datatype="INT32", shape=[1, 2])
+        entry.contents.int_contents.extend(values)
+    response = raw_call(wire.grpc, "ModelInfer", request, service_pb2.ModelInferResponse)
+    assert np.frombuffer(response.raw_output_contents[0], np.int32).tolist() == [1, -2]
+
+
+def test_strings_and_classification(client: Any) -> None:
+    words = np.array([[f"w{i}".encode() for i in range(16)]], dtype=object)
+    result = client.infer("strs", [tensor("INPUT0", words, "BYTES")])
+    assert result.as_numpy("OUTPUT0").tolist() == words.tolist()
+    wanted = [triton.InferRequestedOutput("OUTPUT0", class_count=2)]
+    result = client.infer("ident", [tensor("INPUT0", rows(), "FP32")], outputs=wanted)
+    assert result.as_numpy("OUTPUT0").tolist() == [[b"15.000000:15", b"14.000000:14"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_name": "nope"}, grpc.StatusCode.NOT_FOUND),
+        ({"model_version": "9"}, grpc.StatusCode.NOT_FOUND),
+        ({"model_version": "x"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"shape": [1, 15]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"shape": [9, 16]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"shape": [-1, 16]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"shape": [1 << 62, 1 << 62]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"shape": []}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"datatype": "FP64"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"datatype": "NONE"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"name": "X"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"raw": [b"short"]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"raw": []}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"output": "Z"}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_malformed_requests(wire: Addresses, change: dict[str, Any], code: Any) -> None:
+    request = service_pb2.ModelInferRequest(
+        model_name=change.get("model_name", "ident"), model_version=change.get("model_version", "")
+    )
+    request.inputs.add(
+        name=change.get("name", "INPUT0"),
+        datatype=change.get("datatype", "FP32"),
+        shape=change.get("shape", [1, 16]),
+    )
+    request.raw_input_contents.extend(change.get("raw", [bytes(64)]))
+    if "output" in change:
+        request.outputs.add(name=change["output"])
+    with pytest.raises(grpc.RpcError) as caught:
+        raw_call(wire.grpc, "ModelInfer", request, service_pb2.ModelInferResponse)
+    assert caught.value.code() == code
+    assert caught.value.details()
+
+
+def test_stream_keeps_the_order_and_reports_errors(client: Any) -> None:
+    replies: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: replies.put(error or result))
+    for number in range(20):
+        client.async_stream_infer(
+            "ident",
+            [tensor("INPUT0", rows(), "FP32")],
+            request_id=str(number),
+            enable_empty_final_response=True,
+        )
+    client.async_stream_infer("nope", [tensor("INPUT0", rows(), "FP32")])
+    client.async_stream_infer("ident", [tensor("INPUT0", rows(), "FP32")], request_id="last")
+    found = [replies.get(timeout=10) for _ in range(22)]
+    client.stop_stream()
+    assert [r.get_response().id for r in found[:20]] == [str(n) for n in range(20)]
+    assert found[0].get_response().parameters["triton_final_response"].bool_param
+    assert "unknown model" in str(found[20])
+    assert found[21].get_response().id == "last"
+
+
+def test_asyncio_client(wire: Addresses) -> None:
+    async def run() -> list[float]:
+        async with triton_aio.InferenceServerClient(wire.grpc) as aio:
+            results = await asyncio.gather(
+                *(aio.infer("ident", [tensor("INPUT0", rows(n), "FP32")]) for n in range(1, 9))
+            )
+            return [float(result.as_numpy("OUTPUT0").sum()) for result in results]
+
+    assert asyncio.run(run()) == [float(rows(n).sum()) for n in range(1, 9)]
+
+
+def test_settings_and_shared_memory_status(client: Any) -> None:
+    assert client.get_log_settings().settings["log_info"].bool_param
+    changed = client.update_trace_settings("ident", {"trace_rate": "5"})
+    assert list(changed.settings["trace_rate"].value) == ["5"]
+    assert not client.get_system_shared_memory_status().regions
+    assert not client.get_cuda_shared_memory_status().regions
+    with pytest.raises(InferenceServerException, match="CUDA shared memory is not supported"):
+        client.register_cuda_shared_memory("r", b"AAAA", 0, 64)
+
+
+def test_shared_memory_carries_tensors(client: Any) -> None:
+    from tritonclient.utils import shared_memory as shm
+
+    handle = shm.create_shared_memory_region("both", "/tritune_test", 128)
+    try:
+        shm.set_shared_memory_region(handle, [rows()])
+        client.register_system_shared_memory("both", "/tritune_test", 128)
+        assert client.get_system_shared_memory_status("both").regions["both"].byte_size == 128
+        given = triton.InferInput("INPUT0", [1, 16], "FP32")
+        given.set_shared_memory("both", 64)
+        wanted = triton.InferRequestedOutput("OUTPUT0")
+        wanted.set_shared_memory("both", 64, 64)
+        client.infer("ident", [given], outputs=[wanted])
+        got = shm.get_contents_as_numpy(handle, np.float32, [1, 16], offset=64)
+        np.testing.assert_array_equal(got, rows())
+        given.set_shared_memory("both", 256)
+        with pytest.raises(InferenceServerException, match="Invalid offset"):
+            client.infer("ident", [given])
+        client.unregister_system_shared_memory("both")
+        with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
+            client.infer("ident", [given])
+    finally:
+        shm.destroy_shared_memory_region(handle)
+    for key in ("../etc/passwd", "/nope", "", "a/b"):
+        with pytest.raises(InferenceServerException, match="Unable to open"):
+            client.register_system_shared_memory("bad", key, 64)
+
+
+def test_shared_memory_is_off_by_default(repository: Path, start: Any) -> None:
+    addresses, _ = start()
+    with (
+        triton.InferenceServerClient(addresses.grpc) as client,
+        pytest.raises(InferenceServerException, match="--allow-client-shm=true"),
+    ):
+        client.register_system_shared_memory("r", "/x", 64)
+
+
+def test_health_protocol(wire: Addresses) -> None:
+    with grpc.insecure_channel(wire.grpc) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"", timeout=10) == b"\x08\x01"
+
+
+def test_a_message_larger_than_the_limit(client: Any) -> None:
+    big = np.zeros((4 << 20, 4), np.float32)
+    with pytest.raises(InferenceServerException, match="larger than max"):
+        client.infer("nobatch", [tensor("INPUT0", big, "FP32")])
+    assert client.is_server_live()
+
+
+SLOW = """
+backend: "scripted"
+max_batch_size: 8
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [16] }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [16] }]
+instance_group [{ count: 1 kind: KIND_CPU }]
+parameters { key: "service_time_ms" value { string_value: "1=300" } }
+"""
+
+
+def test_cancelled_calls_are_taken_out_of_the_queue(repository: Path, start: Any) -> None:
+    (repository / "slow" / "1").mkdir(parents=True)
+    (repository / "slow" / "config.pbtxt").write_text(SLOW)
+    addresses, app = start()
+    with triton.InferenceServerClient(addresses.grpc) as client:
+        replies: queue.Queue[Any] = queue.Queue()
+        calls = [
+            client.async_infer(
+                "slow",
+                [tensor("INPUT0", rows(), "FP32")],
+                lambda result, error: replies.put(error or result),
+            )
+            for _ in range(4)
+        ]
+        model = app.repository.get("slow")
+        deadline = time.monotonic() + 10
+        while model.details().waiting_count < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for call in calls:
+            call.cancel()
+        while model.details().waiting_count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        details = model.details()
+        assert (details.waiting_count, details.cancelled_count) == (0, 3)
+        # What runs already is finished; nobody waits for it.
+        again = client.infer("slow", [tensor("INPUT0", rows(), "FP32")])
+        assert again.as_numpy("OUTPUT0") is not None
+        assert model.details().server.success_count == 2

@@ -1,0 +1,438 @@
+"""Model repositories: versions, control modes, overrides, failures, ensembles, cache, warm-up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from analyzer.engine.protocol import Fault, InferCall, WireInput
+from analyzer.errors import RepositoryError, UsageError
+from analyzer.server.repository import Repository
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input [{ name: "X" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "Y" data_type: TYPE_FP32 dims: [2] }]
+instance_group [{ count: 1 kind: KIND_CPU }]
+"""
+
+
+def put(root: Path, name: str, config: str, versions: tuple[str, ...] = ("1",)) -> None:
+    for version in versions:
+        (root / name / version).mkdir(parents=True, exist_ok=True)
+    (root / name / "config.pbtxt").write_text(config)
+
+
+def ask(repository: Repository, name: str, values: Any, version: str = "", **call: Any) -> Any:
+    """The result of one request, waited for."""
+    done = threading.Event()
+    found: list[Any] = []
+
+    def on_done(result: Any) -> None:
+        found.append(result)
+        done.set()
+
+    array = np.asarray(values, np.float32)
+    request = InferCall([WireInput("X", "FP32", array.shape, array)], **call)
+    repository.get(name, version).infer(request, on_done)
+    assert done.wait(10)
+    if found[0].fault is not None:
+        raise found[0].fault
+    return found[0].outputs
+
+
+@pytest.fixture
+def opened(repository: Path) -> Any:
+    made: list[Repository] = []
+
+    def make(load: tuple[str, ...] = (), **options: Any) -> Repository:
+        made.append(Repository(repository, log=lambda line: None, **options))
+        failures = made[-1].start(load)
+        made[-1].failures = failures  # type: ignore[attr-defined]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_the_python_backend_is_refused_whatever_the_platform(repository: Path, opened: Any) -> None:
+    config = IDENTITY.replace("identity", "python")
+    put(repository, "plain", config)
+    put(repository, "plan", 'platform: "tensorrt_plan"' + config)
+    failures = sorted(opened().failures)
+    assert len(failures) == 2
+    for name, failure in zip(("plain", "plan"), failures, strict=True):
+        assert failure.startswith(f"{name}: model '{name}' is for Triton's Python backend")
+
+
+def test_requests_with_other_optional_inputs_are_not_joined(repository: Path, opened: Any) -> None:
+    put(
+        repository,
+        "m",
+        """
+        backend: "scripted"
+        max_batch_size: 8
+        input [{ name: "X" data_type: TYPE_FP32 dims: [2] },
+               { name: "B" data_type: TYPE_FP32 dims: [2] optional: true }]
+        output [{ name: "Y" data_type: TYPE_FP32 dims: [2] }]
+        instance_group [{ count: 1 kind: KIND_CPU }]
+        parameters { key: "service_time_ms" value { string_value: "1=100" } }
+        dynamic_batching { max_queue_delay_microseconds: 50000 preferred_batch_size: [4] }
+        """,
+    )
+    model = opened().get("m", "")
+    results: list[Any] = []
+    done = threading.Event()
+
+    def on_done(result: Any) -> None:
+        results.append(result)
+        if len(results) == 4:
+            done.set()
+
+    for value, names in enumerate((("X",), ("X",), ("X", "B"), ("X", "B"))):
+        array = np.full((1, 2), value, np.float32)
+        model.infer(InferCall([WireInput(name, "FP32", (1, 2), array) for name in names]), on_done)
+    assert done.wait(10)
+    assert [result.fault for result in results] == [None] * 4
+    answers = sorted(float(result.outputs["Y"][0, 0]) for result in results)
+    assert answers == [0.0, 1.0, 2.0, 3.0]
+    assert max(batch.batch_size for batch in model.details().batches) <= 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "ready"),
+    [
+        ("", ["3"]),
+        ("version_policy { latest { num_versions: 2 } }", ["2", "3"]),
+        ("version_policy { all {} }", ["1", "2", "3"]),
+        ("version_policy { specific { versions: [1, 3] } }", ["1", "3"]),
+    ],
+)
+def test_version_policy(repository: Path, opened: Any, policy: str, ready: list[str]) -> None:
+    put(repository, "m", IDENTITY + policy, ("1", "2", "3", "04", "x"))
+    models = opened()
+    assert models.versions("m") == ready
+    assert models.get("m").version_text == ready[-1]
+    with pytest.raises(Fault, match="version 4 is not found"):
+        models.get("m", "4")
+
+
+def test_broken_models_are_listed_with_their_reason(repository: Path, opened: Any) -> None:
+    put(repository, "good", IDENTITY)
+    put(repository, "typo", IDENTITY + "max_batch: 3")
+    put(repository, "python", IDENTITY.replace("identity", "python"))
+    put(repository, "name", IDENTITY + 'name: "other"')
+    put(repository, "novers", IDENTITY)
+    (repository / "novers" / "1").rmdir()
+    put(repository, "corrupt", "")
+    (repository / "corrupt" / "1" / "model.onnx").write_bytes(b"junk")
+    models = opened()
+    states = {entry.name: entry for entry in models.index()}
+    assert states.pop("good").state == "READY"
+    assert {entry.state for entry in states.values()} == {"UNAVAILABLE"}
+    assert "max_batch" in states["typo"].reason
+    assert "does not run code" in states["python"].reason
+    assert "directory name must equal model name" in states["name"].reason
+    assert len(models.failures) == 5
+    assert not models.server_ready()
+    with pytest.raises(Fault):
+        models.get("typo")
+
+
+def test_explicit_mode(repository: Path, opened: Any) -> None:
+    put(repository, "a", IDENTITY)
+    put(repository, "b", IDENTITY)
+    models = opened(mode="explicit", load=("a",))
+    assert [(e.name, e.state) for e in models.index()] == [("a", "READY"), ("b", "")]
+    models.load("b")
+    assert models.ready("b")
+    models.unload("a")
+    assert not models.ready("a")
+    assert models.server_ready()  # an unloaded model does not count
+    index = {entry.name: entry for entry in models.index()}
+    assert (index["a"].state, index["a"].reason) == ("UNAVAILABLE", "unloaded")
+    models.unload("never-heard-of")
+    with pytest.raises(Fault, match="failed to poll from model repository") as caught:
+        models.load("absent")
+    assert caught.value.kind == "internal"
+    for name in ("../a", "..", "a/b", "", "/etc"):
+        with pytest.raises(Fault) as caught:
+            models.load(name)
+        assert caught.value.kind == "invalid"
+
+
+def test_options_that_contradict(repository: Path, opened: Any) -> None:
+    put(repository, "a", IDENTITY)
+    with pytest.raises(UsageError, match="explicit"):
+        opened(load=("a",))
+    with pytest.raises(UsageError, match="alone"):
+        opened(mode="explicit", load=("*", "a"))
+    with pytest.raises(RepositoryError):
+        Repository(repository / "nowhere").start()
+
+
+def test_a_failed_load_leaves_the_old_copy_serving(repository: Path, opened: Any) -> None:
+    put(repository, "m", IDENTITY)
+    models = opened(mode="explicit", load=("m",))
+    before = models.get("m")
+    with pytest.raises(Fault):
+        models.load("m", config_json='{"max_batch_size": -1}')
+    with pytest.raises(Fault):
+        models.load("m", config_json="not json")
+    with pytest.raises(Fault, match="not a place"):
+        models.load("m", config_json="{}", files={"../../x": b""})
+    assert models.get("m") is before
+    assert ask(models, "m", [[1, 2]])["Y"].tolist() == [[1, 2]]
+
+
+def test_config_override_and_the_same_load_twice(repository: Path, opened: Any) -> None:
+    put(repository, "m", IDENTITY)
+    models = opened(mode="explicit", load=("m",))
+    first = models.get("m")
+    models.load("m")
+    assert models.get("m") is first  # nothing changed
+    override = {
+        "backend": "identity",
+        "max_batch_size": 4,
+        "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}],
+        "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [2]}],
+    }
+    models.load("m", config_json=json.dumps(override))
+    assert models.get("m").config.max_batch_size == 4
+    models.load("m")
+    assert models.get("m").config.max_batch_size == 8
+
+
+def test_file_override_over_grpc_and_http(repository: Path, start: Any) -> None:
+    addresses, _ = start(mode="explicit")
+    graph = (EXAMPLES / "digits.onnx").read_bytes()
+    image = np.zeros((1, 1, 64, 64), np.float32)
+    with triton.InferenceServerClient(addresses.grpc) as client:
+        client.load_model(
+            "fresh", config='{"backend": "onnxruntime"}', files={"file:7/model.onnx": graph}
+        )
+        given = triton.InferInput("image", [1, 1, 64, 64], "FP32")
+        given.set_data_from_numpy(image)
+        result = client.infer("fresh", [given])
+        assert result.get_response().model_version == "7"
+        client.unload_model("fresh")
+        with pytest.raises(InferenceServerException, match="has no available versions"):
+            client.infer("fresh", [given])
+        with pytest.raises(InferenceServerException, match="'config' parameter"):
+            client.load_model("fresh", files={"file:7/model.onnx": graph})
+    with triton_http.InferenceServerClient(addresses.http) as http:
+        http.load_model(
+            "fresh", config='{"backend": "onnxruntime"}', files={"file:1/model.onnx": graph}
+        )
+        assert http.is_model_ready("fresh", "1")
+
+
+def test_unload_answers_what_was_taken(repository: Path, opened: Any) -> None:
+    slow = IDENTITY.replace("identity", "scripted") + (
+        'parameters { key: "service_time_ms" value { string_value: "1=200" } }'
+    )
+    put(repository, "m", slow)
+    models = opened(mode="explicit", load=("m",))
+    answers: list[Any] = []
+    array = np.zeros((1, 2), np.float32)
+    for _ in range(3):
+        models.get("m").infer(InferCall([WireInput("X", "FP32", (1, 2), array)]), answers.append)
+    models.unload("m")
+    with pytest.raises(Fault, match="no available versions"):
+        models.get("m")
+    models.close()
+    assert [answer.fault for answer in answers] == [None, None, None]
+
+
+def test_poll_mode_follows_the_folder(repository: Path, opened: Any) -> None:
+    put(repository, "m", IDENTITY)
+    models = opened(mode="poll", poll_interval_s=0.05)
+    put(repository, "n", IDENTITY)
+    _wait(lambda: models.ready("n"))
+    put(repository, "m", IDENTITY.replace("max_batch_size: 8", "max_batch_size: 16"))
+    _wait(lambda: models.get("m").config.max_batch_size == 16)
+    with pytest.raises(Fault, match="not allowed"):
+        models.load("m")
+
+
+def _wait(condition: Any) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it never happened")
+
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [{ name: "X" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [2] }]
+ensemble_scheduling { step [
+  { model_name: "second" model_version: -1
+    input_map { key: "X" value: "between" } output_map { key: "Y" value: "OUT" } },
+  { model_name: "first" model_version: -1
+    input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" } }
+] }
+"""
+
+
+def test_ensemble(repository: Path, opened: Any) -> None:
+    put(repository, "both", ENSEMBLE)
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    models = opened(mode="explicit", load=("both",))  # members come along
+    assert ask(models, "both", [[1, 2], [3, 4]])["OUT"].tolist() == [[1, 2], [3, 4]]
+    details = models.get("both").details().server
+    assert (details.success_count, details.inference_count) == (1, 2)
+    assert models.get("first").details().server.inference_count == 2
+    models.unload("second")
+    with pytest.raises(Fault, match="second"):
+        ask(models, "both", [[1, 2]])
+    with pytest.raises(Fault, match="batch-size must be <= 4"):
+        ask(models, "both", [[0, 0]] * 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('value: "between" } output', 'value: "OUT" } output'), "nothing produces"),
+        (('key: "Y" value: "between"', 'key: "Y" value: "OUT"'), "two sources|nothing produces"),
+        (("max_batch_size: 4", "max_batch_size: 64"), "only allows maximum batch size"),
+        (('model_name: "first"', 'model_name: "both"'), "contains itself"),
+        (('model_name: "first"', 'model_name: "absent"'), "failed to poll"),
+        (('key: "Y" value: "OUT"', 'key: "Z" value: "OUT"'), "does not have"),
+    ],
+)
+def test_ensembles_that_cannot_run(
+    repository: Path, opened: Any, change: tuple[str, str], message: str
+) -> None:
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    put(repository, "both", ENSEMBLE.replace(*change))
+    models = opened(mode="explicit")
+    with pytest.raises(Fault, match=message):
+        models.load("both")
+
+
+def test_response_cache(repository: Path, opened: Any) -> None:
+    from analyzer.engine.loader import LoadSettings
+    from analyzer.engine.response_cache import ResponseCache
+
+    put(repository, "m", IDENTITY + "response_cache { enable: true }")
+    models = opened(settings=LoadSettings(cache=ResponseCache(1 << 20)))
+    for _ in range(3):
+        assert ask(models, "m", [[1, 2]])["Y"].tolist() == [[1, 2]]
+    ask(models, "m", [[3, 4]])
+    model = models.get("m")
+    assert (model.cache_hits.count, model.cache_misses.count) == (2, 2)
+    assert model.details().server.execution_count == 2
+
+
+def test_cache_stays_within_its_size() -> None:
+    from analyzer.engine.response_cache import ResponseCache
+
+    cache = ResponseCache(10_000)
+    arrays = [np.full((1, 250), i, np.float32) for i in range(20)]
+    keys = [cache.key("m", 1, {"X": array}) for array in arrays]
+    for key, array in zip(keys, arrays, strict=True):
+        cache.put(key, {"Y": array})
+    kept = [key for key in keys if cache.get(key) is not None]
+    assert kept == keys[-len(kept) :]
+    assert 1 <= len(kept) * 1000 <= 10_000
+    cache.put(b"big", {"Y": np.zeros(10_000, np.float32)})
+    assert cache.get(b"big") is None
+
+
+WARMUP = """
+model_warmup [{ name: "w" batch_size: 4 count: 2 inputs {
+  key: "X" value { data_type: TYPE_FP32 dims: [2] %s } } }]
+"""
+
+
+def test_warm_up_is_counted(repository: Path, opened: Any) -> None:
+    put(repository, "m", IDENTITY.replace("count: 1", "count: 3") + WARMUP % "random_data: true")
+    details = opened().get("m").details()
+    assert (details.server.execution_count, details.server.inference_count) == (6, 24)
+    assert details.server.batches == ((4, 6),)
+
+
+def test_a_wrong_warm_up_fails_the_load(repository: Path, opened: Any) -> None:
+    put(repository, "m", IDENTITY + WARMUP % 'input_data_file: "../../../etc/passwd"')
+    put(repository, "n", IDENTITY + WARMUP.replace("[2]", "[3]") % "zero_data: true")
+    models = opened()
+    reasons = {entry.name: entry.reason for entry in models.index()}
+    assert "no file" in reasons["m"]
+    assert "do not fit" in reasons["n"]
+
+
+def test_priorities_timeouts_and_full_queues(repository: Path, opened: Any) -> None:
+    config = IDENTITY.replace("identity", "scripted") + (
+        'parameters { key: "service_time_ms" value { string_value: "1=150" } }'
+        "dynamic_batching { default_queue_policy { max_queue_size: 2"
+        " default_timeout_microseconds: 50000 } preferred_batch_size: [1] }"
+    )
+    put(repository, "m", config.replace("max_batch_size: 8", "max_batch_size: 1"))
+    models = opened()
+    answers: list[Any] = []
+    array = np.zeros((1, 2), np.float32)
+
+    def submit() -> None:
+        models.get("m").infer(InferCall([WireInput("X", "FP32", (1, 2), array)]), answers.append)
+
+    submit()
+    _wait(lambda: models.get("m").details().waiting_count == 0)
+    submit()
+    submit()
+    with pytest.raises(Fault, match="Exceeds maximum queue size"):
+        submit()
+    _wait(lambda: len(answers) == 3)
+    faults = sorted(answer.fault.message for answer in answers if answer.fault is not None)
+    assert faults == ["Request timeout expired"] * 2
+    assert models.get("m").rejected_count == 1
+
+
+def test_executions_that_fail(repository: Path, opened: Any) -> None:
+    config = IDENTITY.replace("identity", "scripted") + (
+        'parameters { key: "fault" value { string_value: "error" } }'
+        'parameters { key: "fault_after" value { string_value: "1" } }'
+    )
+    put(repository, "m", config)
+    models = opened()
+    ask(models, "m", [[1, 2]])
+    for _ in range(3):
+        with pytest.raises(Fault) as caught:
+            ask(models, "m", [[1, 2]])
+        assert caught.value.kind == "internal"
+    details = models.get("m").details().server
+    assert (details.success_count, details.fail_count) == (1, 3)
+
+
+def test_preserved_order(repository: Path, opened: Any) -> None:
+    config = IDENTITY.replace("count: 1", "count: 2").replace("identity", "scripted") + (
+        'parameters { key: "service_time_ms" value { string_value: "1=1,2=120" } }'
+        "dynamic_batching { preserve_ordering: true preferred_batch_size: [2] }"
+    )
+    put(repository, "m", config)
+    models = opened()
+    order: list[str] = []
+    for name, size in (("slow", 2), ("fast", 1)):
+        array = np.zeros((size, 2), np.float32)
+        models.get("m").infer(
+            InferCall([WireInput("X", "FP32", (size, 2), array)]),
+            lambda _, name=name: order.append(name),
+        )
+    _wait(lambda: len(order) == 2)
+    assert order == ["slow", "fast"]

@@ -1,0 +1,270 @@
+"""The same requests on a real Triton, on the embedded server and in virtual time.
+
+``bench/scheduling.py`` compares many more, with narrow bounds, on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import STATUS_OK
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
+from analyzer.load.summarize import statistics_between, summarize
+from analyzer.targets.embedded import EmbeddedTarget
+from analyzer.targets.embedded_spec import EmbeddedSpec, ScriptedModel
+from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_install import find_triton
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, simulate
+
+FIXED_MS, ITEM_MS = 8.0, 0.5
+SERVICE = ServiceTime(batch_sizes=(1, 2), service_ms=(FIXED_MS + ITEM_MS, FIXED_MS + 2 * ITEM_MS))
+Points = tuple[tuple[int, float], ...]
+POINTS: Points = ((1, FIXED_MS + ITEM_MS), (8, FIXED_MS + 8 * ITEM_MS))
+TRIES = 3
+
+
+def configuration(**fields: Any) -> Configuration:
+    return Configuration(
+        **{"backend": "python", "max_batch_size": 8, "dynamic_batching": True} | fields
+    ).canonical()
+
+
+# What a real server 2.51 did (../shared/real-parts.md): nearly all executions have this size.
+# Configuration, concurrency, inferences of each request, size.
+CLOSED = {
+    "preferred 4": (configuration(preferred_batch_size=(4,)), 32, 1, 4),
+    "the overdue ignore the preferred size": (
+        configuration(preferred_batch_size=(4,), max_queue_delay_us=5_000), 32, 1, 8,
+    ),
+    "a full payload takes one more": (
+        configuration(preferred_batch_size=(4,), max_queue_delay_us=500_000), 32, 1, 5,
+    ),
+    "the largest": (configuration(), 32, 1, 8),
+    "a third does not fit": (configuration(), 6, 3, 6),
+    "none": (configuration(dynamic_batching=False, instance_count=2), 8, 1, 1),
+}  # fmt: skip
+# Configuration, requests per second, inferences of each request.
+OPEN = {
+    "no delay": (configuration(), 300.0, 1),
+    "a delay and two instances": (
+        configuration(preferred_batch_size=(4, 8), max_queue_delay_us=20_000, instance_count=2),
+        250.0,
+        1,
+    ),
+    "client batches": (configuration(max_queue_delay_us=5_000), 60.0, 3),
+    "overload": (configuration(preferred_batch_size=(4,)), 700.0, 1),
+}
+# A model is loaded for each case; these take no longer than the rest of the file.
+ON_TRITON = (
+    "the overdue ignore the preferred size",
+    "a full payload takes one more",
+    "a third does not fit",
+)
+# A payload waits for an instance; what comes meanwhile does not join it while the batcher sleeps.
+SLEEPING = configuration(max_queue_delay_us=20_000)
+SLEEPING_MS = 150.0
+ROUNDS = 4
+SLEEPING_ARRIVALS_S = np.concatenate([0.6 * k + np.array([0.0, 0.04, 0.1]) for k in range(ROUNDS)])
+
+
+@pytest.fixture(scope="module")
+def scripted() -> ModuleType:
+    """The model that ``bench/`` runs on Triton."""
+    path = Path(__file__).parents[2] / "bench" / "scripted_triton.py"
+    spec = importlib.util.spec_from_file_location("scripted_triton", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["scripted_triton"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TritonServer]:
+    install = find_triton()
+    if install is None or "python" not in install.backends:
+        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
+    with TritonServer(install) as started:
+        yield started
+
+
+def embedded(config: Configuration, points: Points = POINTS) -> EmbeddedTarget:
+    return EmbeddedTarget(
+        EmbeddedSpec(
+            name="m", model=ScriptedModel(points=points), configuration=config, batchable=True
+        )
+    )
+
+
+def closed_sizes(target: Any, case: str) -> Counter[int]:
+    """Executions by batch size of a closed loop."""
+    _, concurrency, request_batch, _ = CLOSED[case]
+    with target.connect() as connection:
+        run_closed_loop(connection, concurrency, request_batch, requests=3 * concurrency)
+    before = settled(target)
+    with target.connect() as connection:
+        run = run_closed_loop(connection, concurrency, request_batch, requests=400)
+    assert (run.log.status == STATUS_OK).all()
+    counted = statistics_between(before, settled(target))
+    assert counted is not None
+    sizes = Counter(dict(counted.batches))
+    assert sum(size * count for size, count in sizes.items()) == 400 * request_batch
+    return sizes
+
+
+def settled(target: Any) -> Any:
+    """The counters; Triton counts a request after its reply was sent."""
+    time.sleep(0.1)
+    return target.statistics()
+
+
+def check_closed(sizes: Counter[int], case: str) -> None:
+    # The first and the last executions have what company there is.
+    expected = CLOSED[case][3]
+    assert sizes[expected] >= 0.8 * sizes.total(), sizes
+
+
+@pytest.mark.parametrize("case", CLOSED)
+def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
+    config, concurrency, request_batch, _ = CLOSED[case]
+    result = simulate(
+        BatchingPolicy.from_configuration(config),
+        SERVICE,
+        ClosedWorkload(concurrency=concurrency, requests=400, batch_size=request_batch),
+        overhead_ms=0.3,
+    )
+    check_closed(Counter(result.execution_batch_size.tolist()), case)
+
+
+@pytest.mark.parametrize("case", CLOSED)
+def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) -> None:
+    with embedded(CLOSED[case][0]) as target:
+        check_closed(closed_sizes(target, case), case)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("case", ON_TRITON)
+def test_closed_loops_on_triton_form_those_batches(
+    server: TritonServer, scripted: ModuleType, case: str
+) -> None:
+    script = scripted.Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
+    name = f"closed_{[*CLOSED].index(case)}"
+    with scripted.triton_target(server, name, CLOSED[case][0], script) as target:
+        check_closed(closed_sizes(target, case), case)
+
+
+def open_run(target: Any, case: str) -> tuple[float, float]:
+    """Throughput and mean batch size of a run whose generator was valid."""
+    config, rate_rps, request_batch = OPEN[case]
+    with target.connect() as connection:  # the first executions of an instance are slow
+        run_closed_loop(connection, 4 * config.instance_count, requests=16 * config.instance_count)
+    reasons: tuple[str, ...] = ()
+    for _ in range(TRIES):
+        before = settled(target)
+        with target.connect() as connection:
+            run: LoadRun = run_open_loop(
+                connection, arrivals_s(rate_rps), request_batch, timeout_s=20, drain_s=20
+            )
+        test = summarize(run, kind="test", warmup=0, statistics=(before, settled(target)))
+        assert test.errors == 0
+        if test.validity.valid:
+            assert test.batch_size_mean is not None
+            return test.throughput_ips, test.batch_size_mean
+        reasons = test.validity.reasons
+    pytest.skip(f"the generator was late {TRIES} times: {'; '.join(reasons)}")
+
+
+def arrivals_s(rate_rps: float) -> Any:
+    return np.cumsum(np.random.default_rng(0).exponential(1 / rate_rps, round(1.5 * rate_rps)))
+
+
+def check_open(found: tuple[float, float], case: str) -> None:
+    config, rate_rps, request_batch = OPEN[case]
+    at_s = arrivals_s(rate_rps)
+    result = simulate(
+        BatchingPolicy.from_configuration(config),
+        SERVICE,
+        OpenWorkload(
+            arrival_ns=np.round(at_s * 1e9).astype(np.int64),
+            batch_size=np.array([request_batch], np.int64),
+        ),
+    ).summary()
+    assert found[0] == pytest.approx(result["throughput_ips"], rel=0.12)
+    assert found[1] == pytest.approx(result["batch_size_mean"], rel=0.15)
+
+
+@pytest.mark.parametrize("case", OPEN)
+def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
+    with embedded(OPEN[case][0]) as target:
+        check_open(open_run(target, case), case)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("case", ["a delay and two instances", "overload"])
+def test_triton_batches_as_virtual_time_does(
+    server: TritonServer, scripted: ModuleType, case: str
+) -> None:
+    script = scripted.Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
+    name = f"open_{[*OPEN].index(case)}"
+    with scripted.triton_target(server, name, OPEN[case][0], script) as target:
+        check_open(open_run(target, case), case)
+
+
+def sleeping_sizes(target: Any) -> dict[int, int]:
+    """Executions by batch size of three requests a round, at least 20 ms between two events."""
+    with target.connect() as connection:  # a python backend's first execution is slow
+        run_closed_loop(connection, 1, requests=1)
+    before = settled(target)
+    with target.connect() as connection:
+        run = run_open_loop(connection, SLEEPING_ARRIVALS_S, timeout_s=10, drain_s=10)
+    assert (run.log.status == STATUS_OK).all()
+    counted = statistics_between(before, settled(target))
+    assert counted is not None
+    return dict(counted.batches)
+
+
+@pytest.mark.parametrize(("sleeps", "sizes"), [(True, (1, 1, 1)), (False, (1, 2))])
+def test_in_virtual_time_both_batchers_can_be_had(sleeps: bool, sizes: tuple[int, ...]) -> None:
+    policy = BatchingPolicy.from_configuration(SLEEPING)
+    assert policy.sleeps_through_arrivals
+    result = simulate(
+        replace(policy, sleeps_through_arrivals=sleeps),
+        ServiceTime.constant(SLEEPING_MS),
+        OpenWorkload(
+            arrival_ns=np.round(SLEEPING_ARRIVALS_S * 1e9).astype(np.int64),
+            batch_size=np.array([1], np.int64),
+        ),
+    )
+    assert tuple(result.execution_batch_size.tolist()) == sizes * ROUNDS
+
+
+def test_the_embedded_servers_batcher_sleeps_through_arrivals() -> None:
+    with embedded(SLEEPING, ((1, SLEEPING_MS),)) as target:
+        assert sleeping_sizes(target) == {1: 3 * ROUNDS}
+
+
+@pytest.mark.triton
+def test_tritons_batcher_sleeps_through_arrivals(
+    server: TritonServer, scripted: ModuleType
+) -> None:
+    script = scripted.Script(fixed_ms=SLEEPING_MS, item_ms=0.0)
+    with scripted.triton_target(server, "sleeping", SLEEPING, script) as target:
+        sizes = sleeping_sizes(target)
+    # When an instance ends an execution, batcher and instance race for the payload in F; where the
+    # batcher wins, the third request joins it after all.
+    assert sizes[1] + 2 * sizes.get(2, 0) == 3 * ROUNDS
+    assert sum(sizes.values()) > 2 * ROUNDS

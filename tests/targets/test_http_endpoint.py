@@ -1,0 +1,214 @@
+"""Requests over HTTP: encoded once, failures counted, a server that is gone noticed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.errors import TargetCrashError, TargetError, UsageError
+from analyzer.targets.endpoint import describe, open_endpoint, parse_address
+from analyzer.targets.http_endpoint import HttpConnection, HttpEndpoint, encode_request
+from analyzer.targets.payload import PAYLOADS_MAX, RequestPool, datatype_of
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+BAD = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 15\r\n\r\n{"error":"bad"}'
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+LAST = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+
+
+@contextmanager
+def http_server(answer: Callable[[int, bytes], bytes | None]) -> Iterator[int]:
+    """A server that answers request number n (over all connections) with ``answer(n, request)``.
+
+    None closes the connection without an answer. Yields the port.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    lock, count, open_sockets = threading.Lock(), [0], [listener]
+
+    def serve(connected: socket.socket) -> None:
+        data = b""
+        try:
+            while True:
+                while b"\r\n\r\n" not in data:
+                    more = connected.recv(1 << 16)
+                    if not more:
+                        return
+                    data += more
+                head, _, data = data.partition(b"\r\n\r\n")
+                fields = head.lower().partition(b"\r\ncontent-length: ")
+                length = int(fields[2].split(b"\r\n")[0]) if fields[2] else 0
+                while len(data) < length:
+                    data += connected.recv(1 << 20)
+                body, data = data[:length], data[length:]
+                with lock:
+                    number = count[0]
+                    count[0] += 1
+                reply = answer(number, head + b"\r\n\r\n" + body)
+                if reply is None:
+                    return
+                connected.sendall(reply)
+        except OSError:
+            pass
+        finally:
+            connected.close()
+
+    def accept() -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError:
+                return
+            open_sockets.append(connected)
+            threading.Thread(target=serve, args=(connected,), daemon=True).start()
+
+    acceptor = threading.Thread(target=accept, daemon=True)
+    acceptor.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        for one in open_sockets:
+            one.close()
+        acceptor.join(5)
+
+
+def pool(rows: int = 4, width: int = 3) -> RequestPool:
+    data = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+    return RequestPool({"x": data}, batchable=True)
+
+
+def exchange(connection: HttpConnection, count: int, batch_size: int = 1) -> dict[int, int]:
+    for request in range(count):
+        connection.send(request, batch_size)
+    statuses: dict[int, int] = {}
+    deadline = time.monotonic() + 10
+    while len(statuses) < count and time.monotonic() < deadline:
+        statuses.update({c.request: c.status for c in connection.receive(0.1)})
+    return statuses
+
+
+def test_every_request_gets_its_own_reply() -> None:
+    with http_server(lambda number, request: OK) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", pool())
+        assert exchange(connection, 50) == dict.fromkeys(range(50), 0)
+        assert exchange(connection, 50) == dict.fromkeys(range(50), 0)
+        assert connection.receive(0.0) == []
+        connection.close()
+
+
+def test_failures_and_closed_connections_are_errors_and_the_rest_goes_on() -> None:
+    replies = [OK, BAD, CHUNKED, None, LAST, OK]
+    with http_server(lambda number, request: replies[number]) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", pool())
+        seen = []
+        for _ in replies:
+            seen.append(exchange(connection, 1)[0])
+            time.sleep(0.02)  # the close of an idle connection must have come
+        assert seen == [0, 1, 0, 1, 0, 0]
+        connection.close()
+
+
+def test_a_request_larger_than_the_sockets_buffer_arrives_whole() -> None:
+    sizes: list[int] = []
+
+    def answer(number: int, request: bytes) -> bytes:
+        sizes.append(len(request))
+        return OK
+
+    big = pool(rows=1, width=3_000_000)
+    with http_server(answer) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", big)
+        assert exchange(connection, 3) == {0: 0, 1: 0, 2: 0}
+        connection.close()
+    assert len(set(sizes)) == 1
+    assert sizes[0] > 12_000_000
+
+
+def test_a_server_that_is_gone_is_a_crash() -> None:
+    with http_server(lambda number, request: None) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", pool())
+    with pytest.raises(TargetCrashError, match="went away"):
+        exchange(connection, 1)
+        exchange(connection, 1)
+    connection.close()
+    with pytest.raises(TargetCrashError, match="does not answer"):
+        HttpConnection("127.0.0.1", port, "m", pool())
+    with pytest.raises(TargetCrashError, match="Nothing answers"):
+        open_endpoint(f"http://127.0.0.1:{port}")
+
+
+def test_an_error_of_the_server_is_told() -> None:
+    with http_server(lambda number, request: BAD) as port:
+        endpoint = HttpEndpoint("127.0.0.1", port)
+        with pytest.raises(TargetError, match="bad"):
+            endpoint.statistics("m")
+        assert not endpoint.ready("m")
+    with (
+        http_server(lambda number, request: OK.replace(b"{}", b"{,")) as port,
+        pytest.raises(TargetError, match="no JSON"),
+    ):
+        HttpEndpoint("127.0.0.1", port).model("m")
+
+
+@given(
+    st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32", "float64"]),
+    st.integers(1, 5),
+    st.integers(1, 7),
+)
+def test_an_encoded_request_is_what_it_says(dtype: str, batch: int, width: int) -> None:
+    array = np.ones((batch, width), dtype)
+    head, _, body = encode_request("h:1", "a b", {"x": array}).partition(b"\r\n\r\n")
+    fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    assert head.startswith(b"POST /v2/models/a%20b/infer HTTP/1.1")
+    assert int(fields[b"Content-Length"]) == len(body)
+    length = int(fields[b"Inference-Header-Content-Length"])
+    [tensor] = json.loads(body[:length])["inputs"]
+    assert tensor["shape"] == [batch, width]
+    assert tensor["parameters"]["binary_data_size"] == len(body) - length == array.nbytes
+    assert tensor["datatype"] == datatype_of(array)
+    assert body[length:] == array.tobytes()
+
+
+def test_requests_take_the_rows_in_turn() -> None:
+    four = pool(rows=4, width=1)
+    assert four.tensors(0, 3)["x"].ravel().tolist() == [0, 1, 2]
+    assert four.tensors(1, 3)["x"].ravel().tolist() == [3, 0, 1]
+    payloads = four.payloads(1, lambda tensors: tensors["x"].tobytes())
+    assert len({next(payloads) for _ in range(100)}) == 4
+    many = pool(rows=1000).payloads(1, lambda tensors: tensors["x"].tobytes())
+    assert len({next(many) for _ in range(2000)}) == PAYLOADS_MAX
+    whole = RequestPool({"x": np.zeros((2, 1, 3))}, batchable=False)
+    assert whole.tensors(1, 1)["x"].shape == (1, 3)
+    with pytest.raises(TargetError, match="batch axis"):
+        whole.tensors(0, 2)
+
+
+@pytest.mark.parametrize("text", ["", "grpc://", "grpc://h", "http://h:0", "http://h:70000", "h:1"])
+def test_an_address_that_is_none_shows_the_right_spelling(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_address(text)
+    assert "grpc://HOST:PORT" in caught.value.hint
+
+
+def test_addresses() -> None:
+    assert parse_address("grpc://host:8001") == ("grpc", "host", 8001)
+    assert parse_address("http://[::1]:8000/") == ("http", "::1", 8000)
+
+
+def test_a_description_without_the_batch_axis() -> None:
+    tensors = ([("x", "FP32", [-1, 3])], [("y", "FP32", [-1])])
+    known = describe("m", ["1"], "p", tensors, 8)
+    assert (known.batchable, known.inputs[0].shape, known.outputs[0].shape) == (True, (3,), ())
+    unknown = describe("m", ["1"], "p", tensors, None)
+    assert (unknown.batchable, unknown.max_batch_size) == (True, None)
+    fixed = describe("m", ["1"], "p", tensors, 0)
+    assert (fixed.batchable, fixed.inputs[0].shape) == (False, (-1, 3))

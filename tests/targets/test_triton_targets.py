@@ -1,0 +1,81 @@
+"""``--server triton`` and ``--server grpc://…`` open a target that answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.model import ModelInfo
+from analyzer.load.generator import run_closed_loop
+from analyzer.targets.open import open_target
+from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_install import TritonInstall, find_triton
+from analyzer.targets.triton_targets import served_backend
+from analyzer.variants.inspect import inspect_model
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.onnx"
+BATCHED = Configuration(max_batch_size=4, dynamic_batching=True, intra_op_threads=1)
+
+
+@pytest.fixture(scope="module")
+def install() -> TritonInstall:
+    found = find_triton()
+    if found is None or "python" not in found.backends:
+        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelInfo:
+    return inspect_model(DIGITS)
+
+
+@pytest.fixture(scope="module")
+def inputs_path(model: ModelInfo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inputs") / "inputs.npz"
+    rng = np.random.default_rng(0)
+    rows = {t.name: rng.random((8, *t.shape), np.float32) for t in model.inputs}
+    np.savez(path, **rows)
+    return path
+
+
+def replies(server: str, model: ModelInfo, inputs_path: Path) -> tuple[set[int], tuple[int, ...]]:
+    with open_target(
+        server,
+        model=model,
+        model_path=DIGITS,
+        inputs_path=inputs_path,
+        configuration=BATCHED,
+    ) as target:
+        pids = target.pids
+        with target.connect() as connection:
+            run = run_closed_loop(connection, 2, 2, duration_s=0.5, timeout_s=10.0)
+        statistics = target.statistics()
+        assert statistics is not None
+        assert statistics.inference_count >= 2 * len(run.log)
+    assert len(run.log) > 0
+    return set(run.log.status.tolist()), pids
+
+
+@pytest.mark.triton
+def test_a_server_of_our_own(install: TritonInstall, model: ModelInfo, inputs_path: Path) -> None:
+    assert served_backend("embedded", BATCHED) == BATCHED
+    served = served_backend("triton", BATCHED)
+    assert served.backend in ("onnxruntime", "python")
+    statuses, pids = replies("triton", model, inputs_path)
+    assert statuses == {0}
+    assert pids
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_a_running_server(
+    install: TritonInstall, model: ModelInfo, inputs_path: Path, scheme: str
+) -> None:
+    with TritonServer(install) as server:
+        address = server.grpc_address if scheme == "grpc" else server.http_address
+        statuses, pids = replies(f"{scheme}://{address}", model, inputs_path)
+    assert (statuses, pids) == ({0}, ())
