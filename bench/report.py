@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.measurement import Edge, Measurement, ResourceUse
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.report.csv import render_csv
 from analyzer.report.document import build_document, render_json
 from analyzer.report.html import render_html
@@ -29,7 +29,7 @@ from analyzer.report.markdown import render_markdown
 EXAMPLE = Path(__file__).parent.parent / "tests" / "report" / "facts_example.py"
 
 
-def many_facts(count: int, seed: int) -> StudyFacts:
+def many_facts(count: int, seed: int) -> StudyResult:
     """The example study of the tests with ``count`` further made-up configurations."""
     spec = importlib.util.spec_from_file_location("facts_example", EXAMPLE)
     assert spec is not None
@@ -74,7 +74,7 @@ def many_facts(count: int, seed: int) -> StudyFacts:
                 resources=ResourceUse(),
             )
         )
-    facts: StudyFacts = example.example_facts(outcomes=(*example.OUTCOMES, *crowd))
+    facts: StudyResult = example.example_facts(outcomes=(*example.OUTCOMES, *crowd))
     return facts
 
 

@@ -11,10 +11,10 @@ from analyzer.errors import AnalyzerError
 
 if TYPE_CHECKING:
     from analyzer.cli.search_run import SearchOptions
-    from analyzer.domain.study import StudyFacts
+    from analyzer.domain.study import StudyResult
 
 
-def tell(options: SearchOptions, facts: StudyFacts) -> str:
+def tell(options: SearchOptions, facts: StudyResult) -> str:
     """Prints the answer, writes the report, exports the winner; returns the verdict."""
     from analyzer.report.document import build_document, render_json
     from analyzer.report.terminal import render_terminal
@@ -38,7 +38,7 @@ def tell(options: SearchOptions, facts: StudyFacts) -> str:
     return facts.verdict
 
 
-def _write(options: SearchOptions, facts: StudyFacts, document: dict[str, Any]) -> list[str]:
+def _write(options: SearchOptions, facts: StudyResult, document: dict[str, Any]) -> list[str]:
     """Writes the report and the repository that were asked for; a line about each."""
     lines = []
     if options.report_file is not None:

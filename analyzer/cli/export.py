@@ -14,12 +14,12 @@ from analyzer.errors import ModelError, UsageError
 if TYPE_CHECKING:
     from analyzer.domain.configuration import Configuration
     from analyzer.domain.measurement import Measurement
-    from analyzer.domain.study import StudyFacts
+    from analyzer.domain.study import StudyResult
     from analyzer.export.repository import ExportResult
     from analyzer.variants.build import Variant
 
 
-def chosen_measurement(facts: StudyFacts, config_id: str | None) -> Measurement:
+def chosen_measurement(facts: StudyResult, config_id: str | None) -> Measurement:
     """The measurement of ``config_id`` (the recommended one if None); an id's start suffices.
 
     Raises:
@@ -48,7 +48,7 @@ def chosen_measurement(facts: StudyFacts, config_id: str | None) -> Measurement:
     return measured[found[0]]
 
 
-def variant_of(facts: StudyFacts, configuration: Configuration) -> Variant:
+def variant_of(facts: StudyResult, configuration: Configuration) -> Variant:
     """The file that ``configuration`` of a study serves, from the cache or made anew.
 
     Raises:
@@ -75,7 +75,7 @@ def variant_of(facts: StudyFacts, configuration: Configuration) -> Variant:
 
 
 def export_study(
-    facts: StudyFacts,
+    facts: StudyResult,
     destination: Path,
     *,
     config_id: str | None = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.domain.configuration import baseline_configuration
 from analyzer.domain.measurement import Failure, Measurement
-from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyFacts
+from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyResult
 from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REPORT_FORMATS = ("html", "md", "csv", "json")
 
 
-def save_facts(store: ResultStore, facts: StudyFacts) -> None:
+def save_facts(store: ResultStore, facts: StudyResult) -> None:
     """Stores what the outcomes do not tell, and the result document."""
     from analyzer.report.document import build_document
     from analyzer.store import codec
@@ -39,7 +39,7 @@ def save_facts(store: ResultStore, facts: StudyFacts) -> None:
     store.finish_study(facts.name, facts.verdict, build_document(facts))
 
 
-def load_facts(store: ResultStore, name: str | None) -> StudyFacts:
+def load_facts(store: ResultStore, name: str | None) -> StudyResult:
     """The facts of study ``name`` (the newest if None), also of one that did not end.
 
     Raises:
@@ -59,7 +59,7 @@ def load_facts(store: ResultStore, name: str | None) -> StudyFacts:
             continue
         outcomes[config_id] = outcome
     search = codec.loads(json.dumps(rest["search"]), SearchSummary)
-    return StudyFacts(
+    return StudyResult(
         name=record.name,
         verdict=record.verdict or "undecided",
         model=record.model,
@@ -123,7 +123,7 @@ def format_of(
     return found
 
 
-def render_report(facts: StudyFacts, kind: str) -> str:
+def render_report(facts: StudyResult, kind: str) -> str:
     """The report of ``facts`` as ``html``, ``md``, ``csv`` or ``json``."""
     if kind == "csv":  # without the document, which takes longer than the table
         from analyzer.report.csv import render_csv
@@ -143,7 +143,7 @@ def render_report(facts: StudyFacts, kind: str) -> str:
     return render_html(facts, document, config_pbtxt=_config_pbtxt(facts))
 
 
-def _config_pbtxt(facts: StudyFacts) -> str | None:
+def _config_pbtxt(facts: StudyResult) -> str | None:
     from analyzer.modelconfig.render import render_config
 
     for outcome in facts.outcomes:

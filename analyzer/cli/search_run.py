@@ -18,7 +18,7 @@ from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
-from analyzer.domain.study import Pricing, StudyFacts
+from analyzer.domain.study import Pricing, StudyResult
 from analyzer.domain.workload import ArrivalProcess, Trace, parse_arrivals
 from analyzer.errors import RunInterruptedError, UsageError
 
@@ -317,7 +317,7 @@ def _search(
     progress: ConsoleProgress,
     machine: Machine,
     baseline: Configuration | None,
-) -> StudyFacts:
+) -> StudyResult:
     from analyzer.search.ledger import Known
     from analyzer.search.study import Search
 

@@ -19,7 +19,7 @@ from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
     from analyzer.domain.measurement import Certificate, LoadTest, Measurement
-    from analyzer.domain.study import StudyFacts
+    from analyzer.domain.study import StudyResult
     from analyzer.measure.plan import TwinOfOne
     from analyzer.targets.target import Target
 
@@ -66,7 +66,7 @@ class Claim:
         }
 
 
-def claim_of_study(facts: StudyFacts, config_id: str | None) -> Claim:
+def claim_of_study(facts: StudyResult, config_id: str | None) -> Claim:
     """The recommendation of a study (or another certified configuration of it)."""
     from analyzer.cli.export import chosen_measurement, variant_of
 

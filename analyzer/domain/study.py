@@ -104,7 +104,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyFacts:
+class StudyResult:
     """Everything that a report says.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from analyzer.domain.answer import representative_test
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 
 _CONFIG = (
     "precision",
@@ -67,7 +67,7 @@ COLUMNS = (
 )
 
 
-def render_csv(facts: StudyFacts) -> str:
+def render_csv(facts: StudyResult) -> str:
     """A header and a row per outcome in the order of the trials; empty where not measured."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")

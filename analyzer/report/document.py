@@ -34,7 +34,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import Explanation, Pricing, StudyFacts, Verification
+from analyzer.domain.study import Explanation, Pricing, StudyResult, Verification
 
 SCHEMA = 1
 CURRENCY = "USD"
@@ -43,7 +43,7 @@ CURRENCY = "USD"
 FAILURES_MAX = 200
 
 
-def build_document(facts: StudyFacts) -> dict[str, Any]:
+def build_document(facts: StudyResult) -> dict[str, Any]:
     """The whole result of a search, JSON-ready: every key of the contract is present.
 
     Args:
@@ -225,7 +225,7 @@ def _model(model: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _sla(facts: StudyFacts) -> dict[str, Any]:
+def _sla(facts: StudyResult) -> dict[str, Any]:
     return {
         **asdict(facts.sla),
         "arrivals": facts.arrivals,
@@ -286,7 +286,7 @@ def _miss(miss: Miss) -> dict[str, Any]:
     return asdict(miss)
 
 
-def _unmeasured_baseline(facts: StudyFacts, failures: list[Failure]) -> dict[str, Any] | None:
+def _unmeasured_baseline(facts: StudyResult, failures: list[Failure]) -> dict[str, Any] | None:
     """The baseline's entry, with nothing measured, where it failed; null if it never ran."""
     for failure in failures:
         if failure.configuration.config_id == facts.baseline_id:
@@ -294,7 +294,7 @@ def _unmeasured_baseline(facts: StudyFacts, failures: list[Failure]) -> dict[str
     return None
 
 
-def _empty_entry(configuration: Configuration, facts: StudyFacts) -> dict[str, Any]:
+def _empty_entry(configuration: Configuration, facts: StudyResult) -> dict[str, Any]:
     nothing = Measurement(
         configuration=configuration, edge=Edge(rate_rps=None, interval_rps=(None, None))
     )
@@ -312,7 +312,7 @@ def _failure(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _verification(item: Verification, facts: StudyFacts) -> dict[str, Any]:
+def _verification(item: Verification, facts: StudyResult) -> dict[str, Any]:
     return {
         "claim": item.claim,
         "measured": build_entry(

@@ -9,7 +9,7 @@ from typing import Any
 
 from analyzer.domain.answer import memory_bytes, representative_test
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.report.facts import answer_facts, flatten, promise_rows, search_rows
 from analyzer.report.figures import (
     Figure,
@@ -55,7 +55,7 @@ class TableRow:
 
 
 def render_html(
-    facts: StudyFacts, document: dict[str, Any], *, config_pbtxt: str | None = None
+    facts: StudyResult, document: dict[str, Any], *, config_pbtxt: str | None = None
 ) -> str:
     """One HTML file that needs nothing else: no network, no other file.
 
@@ -117,12 +117,12 @@ def draw_figures(plots: Plots, sla: dict[str, Any]) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def table_rows(plots: Plots, facts: StudyFacts) -> tuple[TableRow, ...]:
+def table_rows(plots: Plots, facts: StudyResult) -> tuple[TableRow, ...]:
     """The best configurations, the best first."""
     return tuple(_table_row(measurement, facts) for measurement in plots.best)
 
 
-def _table_row(measurement: Measurement, facts: StudyFacts) -> TableRow:
+def _table_row(measurement: Measurement, facts: StudyResult) -> TableRow:
     config_id = measurement.configuration.config_id
     test = representative_test(measurement, facts.sla)
     accuracy = measurement.accuracy

@@ -20,7 +20,7 @@ from analyzer.domain.answer import (
 )
 from analyzer.domain.cost import cost_per_million_inferences
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.report.wording import configuration_label
 
 Role = Literal["recommended", "baseline", "front", "other"]
@@ -103,7 +103,7 @@ class Plots:
     best: tuple[Measurement, ...]
 
 
-def plot_facts(facts: StudyFacts) -> Plots:
+def plot_facts(facts: StudyResult) -> Plots:
     """The charts of a study."""
     measurements = measured(facts.outcomes)
     ranked = rank(measurements, facts.sla, devices_per_machine=facts.pricing.devices_per_machine)
@@ -166,7 +166,7 @@ def _even(items: Sequence[Measurement], count: int) -> list[Measurement]:
     return [items[round(index * step)] for index in range(count)]
 
 
-def _point(measurement: Measurement, role: Role, facts: StudyFacts) -> FrontPoint:
+def _point(measurement: Measurement, role: Role, facts: StudyResult) -> FrontPoint:
     test = representative_test(measurement, facts.sla)
     edge_rps = measurement.edge.rate_rps
     assert edge_rps
@@ -212,7 +212,7 @@ def _curve(measurement: Measurement, role: Role) -> Curve:
     )
 
 
-def _bar(measurement: Measurement, role: Role, facts: StudyFacts) -> StageBar | None:
+def _bar(measurement: Measurement, role: Role, facts: StudyResult) -> StageBar | None:
     test = representative_test(measurement, facts.sla)
     if test is None:
         return None
@@ -228,7 +228,7 @@ def _bar(measurement: Measurement, role: Role, facts: StudyFacts) -> StageBar | 
     )
 
 
-def _steps(facts: StudyFacts) -> tuple[StepBar, ...]:
+def _steps(facts: StudyResult) -> tuple[StepBar, ...]:
     """Each step with its change against the last step whose edge is known."""
     bars: list[StepBar] = []
     before: float | None = None

@@ -10,7 +10,7 @@ import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey, baseline_configuration
 from analyzer.domain.measurement import Failure, Prediction
-from analyzer.domain.study import SearchSummary, StudyFacts, Verdict
+from analyzer.domain.study import SearchSummary, StudyResult, Verdict
 from analyzer.errors import AnalyzerError
 from analyzer.measure.jobs import Executor, Job
 from analyzer.measure.plan import EdgePlan, LoadPlan
@@ -106,7 +106,7 @@ class Search:
 
     # --- the line --------------------------------------------------------------------------------
 
-    def run(self) -> StudyFacts:
+    def run(self) -> StudyResult:
         """Runs the whole search.
 
         Raises:
@@ -337,7 +337,7 @@ class Search:
 
     def _answer(
         self, prepared: Prepared, oracle: TwinOracle, guide: Guide, allowed: Sequence[str]
-    ) -> StudyFacts:
+    ) -> StudyResult:
         request, ledger = self._request, self._ledger
         prover = Prover(
             request=request,
@@ -367,7 +367,7 @@ class Search:
         outcomes = ledger.outcomes
         failed = sum(isinstance(outcome, Failure) for outcome in outcomes)
         self._progress.phase("explaining", 1.0)
-        return StudyFacts(
+        return StudyResult(
             name=request.study,
             verdict=verdict,
             model=request.model,

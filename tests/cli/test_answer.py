@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analyzer.cli.answer import tell
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.errors import RepositoryError
 from analyzer.variants.inspect import inspect_model
 
@@ -27,7 +27,7 @@ def _facts_example() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def facts() -> StudyFacts:
+def facts() -> StudyResult:
     """A study that recommends its baseline, an fp32 configuration of the example model."""
     example = _facts_example()
     found = example.example_facts(
@@ -35,7 +35,7 @@ def facts() -> StudyFacts:
         recommended_id=example.BASELINE.config_id,
         provenance={},
     )
-    assert isinstance(found, StudyFacts)
+    assert isinstance(found, StudyResult)
     return found
 
 
@@ -46,7 +46,7 @@ def options(folder: Path, *, force: bool, quiet: bool = False) -> Any:
 
 
 def test_the_export_replaces_another_configuration_only_with_force(
-    facts: StudyFacts, folder: Path, capsys: pytest.CaptureFixture[str]
+    facts: StudyResult, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = folder / "models" / "digits"
     (there / "1").mkdir(parents=True)

@@ -27,7 +27,7 @@ from analyzer.domain.study import (
     Pricing,
     SearchSummary,
     Step,
-    StudyFacts,
+    StudyResult,
     Verification,
     WhatIf,
 )
@@ -299,11 +299,11 @@ def _explanation() -> Explanation:
     )
 
 
-def example_facts(**changes: Any) -> StudyFacts:
+def example_facts(**changes: Any) -> StudyResult:
     """The study, with the fields in ``changes`` replaced."""
     winner = next(o for o in OUTCOMES if o.configuration == WINNER)
     assert isinstance(winner, Measurement)
-    facts = StudyFacts(
+    facts = StudyResult(
         name="digits-1",
         verdict="found",
         model=MODEL,
@@ -353,7 +353,7 @@ def example_facts(**changes: Any) -> StudyFacts:
     return replace(facts, **changes)
 
 
-def infeasible_facts() -> StudyFacts:
+def infeasible_facts() -> StudyResult:
     """The same model under a budget that nothing keeps."""
     sla = Sla(latency_budget_ms=4.0)
     outcomes = tuple(
@@ -391,7 +391,7 @@ def infeasible_facts() -> StudyFacts:
     )
 
 
-def undecided_facts() -> StudyFacts:
+def undecided_facts() -> StudyResult:
     """The budget ended before the best candidate had enough requests."""
     outcomes = tuple(
         outcome

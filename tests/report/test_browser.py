@@ -9,7 +9,7 @@ import pytest
 from chromium import Page, chromium_page, find_chromium
 from facts_example import example_facts, infeasible_facts, undecided_facts
 
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.report.document import build_document
 from analyzer.report.html import render_html
 
@@ -27,7 +27,7 @@ def page() -> Iterator[Page]:
         yield opened
 
 
-def write(facts: StudyFacts, folder: Path) -> Path:
+def write(facts: StudyResult, folder: Path) -> Path:
     path = folder / "report.html"
     path.write_text(render_html(facts, build_document(facts), config_pbtxt=PBTXT), encoding="utf-8")
     return path
@@ -49,7 +49,7 @@ def assert_quiet(page: Page, path: Path) -> None:
 )
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_it_draws_quietly_and_fits(
-    facts: StudyFacts, charts: int, width: int, dark: bool, page: Page, tmp_path: Path
+    facts: StudyResult, charts: int, width: int, dark: bool, page: Page, tmp_path: Path
 ) -> None:
     path = write(facts, tmp_path)
     page.open(path, width=width, dark=dark)

@@ -20,7 +20,7 @@ from facts_example import (
 )
 
 from analyzer.domain.measurement import Accuracy, Failure, Measurement
-from analyzer.domain.study import Pricing, StudyFacts
+from analyzer.domain.study import Pricing, StudyResult
 from analyzer.report.document import (
     FAILURES_MAX,
     build_document,
@@ -62,7 +62,7 @@ def check_entry(entry: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("facts", [example_facts(), infeasible_facts(), undecided_facts()])
-def test_every_key_of_the_contract_is_there(facts: StudyFacts) -> None:
+def test_every_key_of_the_contract_is_there(facts: StudyResult) -> None:
     document = build_document(facts)
     assert set(document) >= TOP
     assert document["schema"] == 1

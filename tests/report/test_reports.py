@@ -19,7 +19,7 @@ from facts_example import (
     undecided_facts,
 )
 
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.report.csv import COLUMNS, render_csv
 from analyzer.report.document import build_document
 from analyzer.report.facts import answer_facts, gain_sentence
@@ -100,7 +100,7 @@ def test_an_undecided_answer_says_what_to_do() -> None:
 
 
 @ALL
-def test_the_terminal_gets_a_short_plain_answer(facts: StudyFacts) -> None:
+def test_the_terminal_gets_a_short_plain_answer(facts: StudyResult) -> None:
     text = render_terminal(build_document(facts))
     lines = text.splitlines()
     assert len(lines) <= LINES_MAX
@@ -110,7 +110,7 @@ def test_the_terminal_gets_a_short_plain_answer(facts: StudyFacts) -> None:
 
 
 @ALL
-def test_markdown_has_whole_tables(facts: StudyFacts) -> None:
+def test_markdown_has_whole_tables(facts: StudyResult) -> None:
     text = render_markdown(build_document(facts))
     assert text.startswith("# ")
     width = 0
@@ -143,7 +143,7 @@ def test_csv_has_a_row_for_every_outcome() -> None:
 
 
 @ALL
-def test_the_page_is_whole_and_self_contained(facts: StudyFacts) -> None:
+def test_the_page_is_whole_and_self_contained(facts: StudyResult) -> None:
     page = render_html(facts, build_document(facts), config_pbtxt="max_batch_size: 16")
     assert page.startswith("<!DOCTYPE html>")
     assert page.rstrip().endswith("</html>")

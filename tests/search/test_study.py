@@ -14,7 +14,7 @@ from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
-from analyzer.domain.study import StudyFacts
+from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.search.guide import Guide
@@ -101,7 +101,7 @@ def run(
     seed: int = 1,
     space: SearchSpace | None = None,
     budget_s: float = 200.0,
-) -> tuple[StudyFacts, VirtualExecutor, MemoryStore]:
+) -> tuple[StudyResult, VirtualExecutor, MemoryStore]:
     sla = sla or Sla(latency_budget_ms=40.0)
     store = store or MemoryStore()
     request = SearchRequest(
@@ -142,7 +142,7 @@ def run(
     return search.run(), executor, store
 
 
-def winner(facts: StudyFacts) -> Measurement:
+def winner(facts: StudyResult) -> Measurement:
     found = [
         outcome
         for outcome in facts.outcomes
