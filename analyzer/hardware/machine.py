@@ -73,6 +73,20 @@ class Machine:
         return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
+def usable_cores(*, root: Path = Path("/")) -> int:
+    """Cores that this process may use, at least 1: what every pool of threads is sized by.
+
+    Those of its affinity mask, at most what the CPU bandwidth limits of its control groups allow
+    (version 2: ``cpu.max``; version 1: ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``), rounded
+    down. ``os.cpu_count()`` knows neither.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are (tests).
+    """
+    quotas = [q for group in _groups(root, "cpu") if (q := _cpu_quota(group)) is not None]
+    return max(1, min([len(os.sched_getaffinity(0)), *map(int, quotas)]))
+
+
 def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machine:
     """Looks at this machine.
 
@@ -80,13 +94,11 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
         nvml: Stands in for the module ``pynvml`` (tests).
         root: Where ``proc`` and ``sys`` are (tests).
     """
-    allowed = len(os.sched_getaffinity(0))
-    quota = _cpu_quota(root)
-    cores = max(1, min(allowed, int(quota))) if quota is not None else allowed
+    cores = usable_cores(root=root)
     return Machine(
         cpu=_cpu_model(root),
         cores=cores,
-        cores_total=os.cpu_count() or allowed,
+        cores_total=os.cpu_count() or cores,
         memory_bytes=min(_memory_total(root), _memory_limit(root)),
         gpus=_gpus(nvml),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -115,38 +127,40 @@ def _memory_total(root: Path) -> int:
     return _UNLIMITED_BYTES
 
 
-def _groups(root: Path) -> list[Path]:
-    """This process's control groups, innermost first (version 2)."""
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Folders of the control groups that may limit this process.
+
+    Of the one hierarchy of version 2 and of the ``controller``'s own of version 1. In a container
+    the hierarchy may be mounted at the process's group, so that only the mount's root exists.
+    """
+    base = root / "sys/fs/cgroup"
+    found = [base, base / controller]
     for line in _read(root / "proc/self/cgroup").splitlines():
-        if line.startswith("0::"):
-            base = root / "sys/fs/cgroup"
-            own = base / line[3:].strip().lstrip("/")
-            return [own, *(parent for parent in own.parents if parent.is_relative_to(base))]
-    return [root / "sys/fs/cgroup"]
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or controller in controllers.split(","):
+            top = base if number == "0" else base / controller
+            own = top / path.strip().lstrip("/")
+            found += [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
+    return list(dict.fromkeys(found))
 
 
-def _cpu_quota(root: Path) -> float | None:
-    """Cores that the control groups allow; None without a limit."""
-    quotas = []
-    for group in _groups(root):
-        fields = _read(group / "cpu.max").split()
-        if len(fields) == 2 and fields[0] != "max":
-            quotas.append(int(fields[0]) / int(fields[1]))
-    old = root / "sys/fs/cgroup/cpu"
-    quota, period = _read(old / "cpu.cfs_quota_us"), _read(old / "cpu.cfs_period_us")
-    if quota.strip() and period.strip() and int(quota) > 0:
-        quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
+def _cpu_quota(group: Path) -> float | None:
+    """Cores that a control group allows; None without a limit."""
+    fields = _read(group / "cpu.max").split()
+    if not fields:
+        fields = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if not all(field.isdecimal() for field in fields):
+        return None  # "max", -1, or no such file
+    return int(fields[0]) / int(fields[1])
 
 
 def _memory_limit(root: Path) -> int:
     limits = [_UNLIMITED_BYTES]
-    files = [group / "memory.max" for group in _groups(root)]
-    files.append(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    for file in files:
-        value = _read(file).strip()
-        if value.isdigit():
-            limits.append(int(value))
+    for group in _groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            value = _read(group / name).strip()
+            if value.isdecimal():
+                limits.append(int(value))
     return min(limits)
 
 

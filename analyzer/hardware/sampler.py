@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from analyzer.domain.measurement import ResourceUse
+from analyzer.hardware.machine import usable_cores
 from analyzer.hardware.nvml import nvml_session
 from analyzer.hardware.processes import (
     cpu_seconds,
@@ -89,7 +89,7 @@ class ResourceSampler:
         cpu = None
         if self._cpu_last and elapsed_s > 0:
             used_s = sum(last - self._cpu_start.get(p, 0.0) for p, last in self._cpu_last.items())
-            cpu = min(max(used_s / (elapsed_s * len(os.sched_getaffinity(0))), 0.0), 1.0)
+            cpu = min(max(used_s / (elapsed_s * usable_cores()), 0.0), 1.0)
         gpu = self._gpu.result() if self._gpu is not None else ResourceUse()
         return ResourceUse(
             memory_bytes_peak=self._memory_peak or None,

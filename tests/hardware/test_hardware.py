@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analyzer.hardware.machine import GpuInfo, Machine, inspect_machine
+from analyzer.hardware.machine import GpuInfo, Machine, inspect_machine, usable_cores
 from analyzer.hardware.processes import cpu_seconds, resident_bytes, with_children
 from analyzer.hardware.sampler import ResourceSampler, gpu_used_bytes
 from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
@@ -93,6 +93,46 @@ def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
     assert inspect_machine(root=tmp_path, nvml=NoDriver()).memory_bytes == 8 << 30
 
 
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/\n", {}, 64),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/a\n", {"a/cpu.max": "250000 100000\n"}, 2),
+        ("0::/a\n", {"a/cpu.max": "50000 100000\n"}, 1),
+        ("0::/a/b\n", {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        # A container that sees only its own group, mounted as the root.
+        ("0::/docker/77\n", {"cpu.max": "400000 100000\n"}, 4),
+        (
+            "4:cpu,cpuacct:/a\n0::/\n",
+            {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            2,
+        ),
+        (
+            "4:cpu,cpuacct:/a\n",
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            64,
+        ),
+    ],
+)
+def test_usable_cores_know_affinity_and_quotas(
+    membership: str,
+    files: dict[str, str],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(membership)
+    for name, content in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    assert usable_cores(root=tmp_path) == expected
+
+
 def test_gpus_are_told_and_part_of_the_key() -> None:
     nvml = FakeNvml()
     machine = inspect_machine(nvml=nvml)
@@ -149,7 +189,7 @@ def test_children_count() -> None:
 
 
 def test_cpu_is_a_share_of_the_usable_cores() -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     with ResourceSampler([os.getpid()], interval_s=0.05) as sampler:
         end = time.process_time() + 0.3
         while time.process_time() < end:
