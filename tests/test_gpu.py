@@ -61,6 +61,7 @@ def test_a_tensorrt_engine_answers_like_the_cpu(tmp_path: Path) -> None:
     np.testing.assert_allclose(on_gpu, on_cpu, rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.timing
 def test_a_whole_search_on_the_gpu_finds_and_measures_its_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "analyzer.cli.main", "search", str(DIGITS), "--device", "gpu",

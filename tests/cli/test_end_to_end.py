@@ -16,7 +16,7 @@ import pytest
 
 Answer = Any  # conftest.Answer
 Run = Callable[..., Answer]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timing, pytest.mark.timeout(240)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = str(EXAMPLES / "digits.onnx")

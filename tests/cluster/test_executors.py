@@ -141,6 +141,7 @@ def test_leaving_the_interpreter_is_no_result(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("make", [hang, hang_with_orphan])
+@pytest.mark.timing
 def test_a_hang_is_killed_with_its_processes(
     executor: Executor, tmp_path: Path, make: Callable[[Path], Callable[[WorkerContext], object]]
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_killed_child_is_the_jobs_own_affair(executor: Executor) -> None:
     assert result_of(executor, job(run)).value == -signal.SIGKILL
 
 
+@pytest.mark.timing
 def test_in_process_a_stuck_thread_keeps_the_lease(tmp_path: Path) -> None:
     release = threading.Event()
     with InProcessExecutor(device="cpu", cache_dir=tmp_path, kill_timeout_s=0.6) as executor:

@@ -72,6 +72,7 @@ CRASHES = {
 
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", CRASHES)
+@pytest.mark.timing
 def test_a_crash_costs_one_job(
     ray_executor: RayExecutor, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_crash_leaves_no_process(ray_executor: RayExecutor, tmp_path: Path) ->
 
 
 @pytest.mark.ray
+@pytest.mark.timing
 def test_a_worker_that_died_while_idle_costs_no_job(ray_executor: RayExecutor) -> None:
     ray_executor.submit(Job("first", lambda context: os.getpid(), RUN_S))
     (first,) = results(ray_executor, 1)
@@ -240,6 +242,7 @@ except AnalyzerError as error:
 
 @pytest.mark.ray
 @pytest.mark.timeout(240)
+@pytest.mark.timing
 def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: SimpleNamespace, tmp_path: Path) -> None:
     import json
 
@@ -296,6 +299,7 @@ except AnalyzerError as error:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("how", ["returns", "killed"])
+@pytest.mark.timing
 def test_nothing_is_left_of_a_driver(tmp_path: Path, how: str) -> None:
     """Neither Ray's daemons nor workers nor what jobs started, nor Ray's folder."""
     code = """

@@ -94,6 +94,7 @@ def test_requests_that_queue_behind_a_busy_instance_are_joined() -> None:
     assert runtime.batches == [1, 8, 4]
 
 
+@pytest.mark.timing
 def test_a_delay_is_waited_for_and_ended_by_the_clock() -> None:
     runtime = Recorded()
     replies = Replies()
@@ -217,6 +218,7 @@ def test_a_full_queue_refuses() -> None:
     assert errors == ["Exceeds maximum queue size"] * 2
 
 
+@pytest.mark.timing
 def test_an_expired_request_is_rejected() -> None:
     runtime = Recorded()
     runtime.gate.clear()
@@ -262,6 +264,7 @@ def test_a_batch_that_is_too_large_is_invalid() -> None:
         assert replies.wait(1)[0][1].error_kind == "invalid"
 
 
+@pytest.mark.timing
 def test_closing_drains_or_refuses() -> None:
     for drain in (True, False):
         runtime = Recorded()
@@ -281,6 +284,7 @@ def test_closing_drains_or_refuses() -> None:
         assert runtime.closed
 
 
+@pytest.mark.timing
 def test_a_hanging_instance_blocks_only_itself() -> None:
     hung, sound = Recorded(), Recorded()
     hung.gate.clear()

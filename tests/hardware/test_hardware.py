@@ -171,6 +171,7 @@ def test_peak_memory_is_that_of_the_window_and_misses_nothing() -> None:
     assert 80 << 20 < peak < 180 << 20
 
 
+@pytest.mark.timing
 def test_children_count() -> None:
     child = (
         "x = bytearray(60 << 20); x[::4096] = b'1' * len(x[::4096])\n"
@@ -188,6 +189,7 @@ def test_children_count() -> None:
     assert sampler.result().memory_bytes_peak > 60 << 20
 
 
+@pytest.mark.timing
 def test_cpu_is_a_share_of_the_usable_cores() -> None:
     cores = usable_cores()
     with ResourceSampler([os.getpid()], interval_s=0.05) as sampler:
@@ -216,6 +218,7 @@ def sample_gpu(nvml: FakeNvml, **options):
     return sampler.result()
 
 
+@pytest.mark.timing
 def test_gpu_memory_of_the_process_where_nvml_tells() -> None:
     use = sample_gpu(FakeNvml(processes=((os.getpid(), 3 << 30), (1, 9 << 30))))
     assert use.gpu_memory_bytes_peak == 3 << 30
@@ -225,6 +228,7 @@ def test_gpu_memory_of_the_process_where_nvml_tells() -> None:
 
 
 @pytest.mark.parametrize("processes", [(), ((1, 9 << 30),), ((os.getpid(), None),)])
+@pytest.mark.timing
 def test_gpu_memory_of_the_device_elsewhere(processes) -> None:
     use = sample_gpu(FakeNvml(processes=processes, power=False), gpu_base_bytes=1 << 30)
     assert use.gpu_memory_bytes_peak == 4 << 30

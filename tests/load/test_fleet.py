@@ -49,6 +49,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.timing
 def test_every_request_is_sent_once_and_logged_in_order(served: Addresses, scheme: str) -> None:
     rng = np.random.default_rng(0)
     arrivals_s = np.cumsum(rng.exponential(1 / 200, 201))

@@ -32,6 +32,7 @@ def open_loop(target, arrivals_s, batch_size=1, *, timeout_s=2.0, drain_s=2.0, *
         )
 
 
+@pytest.mark.timing
 def test_latency_is_the_delay_and_the_schedule_is_kept() -> None:
     arrivals = np.cumsum(np.random.default_rng(1).exponential(0.002, 200))
     run = open_loop(ScriptedTarget(constant_delay(0.02)), arrivals, 3)
@@ -46,6 +47,7 @@ def test_latency_is_the_delay_and_the_schedule_is_kept() -> None:
     assert run.strays == 0
 
 
+@pytest.mark.timing
 def test_a_stalled_target_cannot_hide_behind_late_sends() -> None:
     # The target blocks the generator in one send, as a full socket would.
     def delay(request: int, batch_size: int) -> float:
@@ -60,6 +62,7 @@ def test_a_stalled_target_cannot_hide_behind_late_sends() -> None:
     assert run.log.latency_s[11] >= run.log.latency_s[50]
 
 
+@pytest.mark.timing
 def test_failed_late_and_lost_requests_count_as_infinitely_late() -> None:
     def delay(request: int, batch_size: int) -> float:
         return {1: float("inf"), 2: 0.3, 49: float("inf")}.get(request, 0.001)
@@ -76,6 +79,7 @@ def test_failed_late_and_lost_requests_count_as_infinitely_late() -> None:
     assert run.in_flight_s_mean is None
 
 
+@pytest.mark.timing
 def test_numbers_in_flight_agree_with_littles_law() -> None:
     arrivals = np.cumsum(np.random.default_rng(2).exponential(0.001, 1000))
     run = open_loop(ScriptedTarget(constant_delay(0.03)), arrivals)
@@ -99,6 +103,7 @@ def test_samples_in_flight_fall_into_no_rhythm() -> None:
     assert counts.min() > 250
 
 
+@pytest.mark.timing
 def test_a_hopeless_run_is_given_up() -> None:
     arrivals = np.arange(4000) * 0.001
     rule = AbortRule.hopeless(4000, 0.01)
@@ -113,6 +118,7 @@ def test_a_hopeless_run_is_given_up() -> None:
     assert set(np.unique(run.log.status)) <= {STATUS_OK, STATUS_UNFINISHED}
 
 
+@pytest.mark.timing
 def test_requests_that_never_come_back_make_a_run_hopeless() -> None:
     run = open_loop(
         ScriptedTarget(constant_delay(float("inf"))),
@@ -125,6 +131,7 @@ def test_requests_that_never_come_back_make_a_run_hopeless() -> None:
     assert run.wall_s < 1.5
 
 
+@pytest.mark.timing
 def test_a_run_within_its_budget_is_not_given_up() -> None:
     def delay(request: int, batch_size: int) -> float:
         return 0.2 if request < 15 else 0.001
@@ -158,6 +165,7 @@ def test_strange_replies_are_counted_and_change_nothing() -> None:
     assert np.isnan(run.log.queue_s).all(), "a target that does not tell its stages"
 
 
+@pytest.mark.timing
 def test_a_closed_loop_keeps_its_concurrency() -> None:
     target = ScriptedTarget(constant_delay(0.005))
     with target.connect() as connection:
@@ -170,6 +178,7 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
     assert target.statistics().inference_count == 600
 
 
+@pytest.mark.timing
 def test_a_closed_loop_ends_with_its_time_or_without_replies() -> None:
     with NullTarget().connect() as connection:
         run = run_closed_loop(connection, 2, duration_s=0.1)

@@ -225,6 +225,7 @@ parameters { key: "service_time_ms" value { string_value: "1=300" } }
 """
 
 
+@pytest.mark.timing
 def test_cancelled_calls_are_taken_out_of_the_queue(repository: Path, start: Any) -> None:
     (repository / "slow" / "1").mkdir(parents=True)
     (repository / "slow" / "config.pbtxt").write_text(SLOW)

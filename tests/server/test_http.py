@@ -330,6 +330,7 @@ def test_headers_larger_than_the_limit(wire: Addresses) -> None:
             assert answer.startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.timing
 def test_slow_clients_time_out(repository: Path, start: Any) -> None:
     limits = Limits(header_timeout_s=0.3, body_timeout_s=0.3)
     addresses, _ = start(limits=limits)
@@ -345,6 +346,7 @@ def test_slow_clients_time_out(repository: Path, start: Any) -> None:
         assert answer.startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.timing
 def test_connections_are_bounded(repository: Path, start: Any) -> None:
     addresses, _ = start(limits=Limits(connections_max=3))
     host, _, port = addresses.http.rpartition(":")
@@ -392,6 +394,7 @@ parameters { key: "service_time_ms" value { string_value: "1=300" } }
 """
 
 
+@pytest.mark.timing
 def test_clients_that_vanish_are_taken_out_of_the_queue(repository: Path, start: Any) -> None:
     folder = repository / "slow"
     (folder / "1").mkdir(parents=True)
@@ -416,6 +419,7 @@ def test_clients_that_vanish_are_taken_out_of_the_queue(repository: Path, start:
     assert model.details().server.success_count == 1
 
 
+@pytest.mark.timing
 def test_requests_under_way_are_answered_at_the_end(repository: Path, start: Any) -> None:
     from analyzer.server.app import ServeOptions, serving
 

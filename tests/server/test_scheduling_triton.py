@@ -151,6 +151,7 @@ def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CLOSED)
+@pytest.mark.timing
 def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) -> None:
     with embedded(CLOSED[case][0]) as target:
         check_closed(closed_sizes(target, case), case)
@@ -158,6 +159,7 @@ def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) ->
 
 @pytest.mark.triton
 @pytest.mark.parametrize("case", ON_TRITON)
+@pytest.mark.timing
 def test_closed_loops_on_triton_form_those_batches(
     server: TritonServer, scripted: ModuleType, case: str
 ) -> None:
@@ -208,6 +210,7 @@ def check_open(found: tuple[float, float], case: str) -> None:
 
 
 @pytest.mark.parametrize("case", OPEN)
+@pytest.mark.timing
 def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
     with embedded(OPEN[case][0]) as target:
         check_open(open_run(target, case), case)
@@ -215,6 +218,7 @@ def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
 
 @pytest.mark.triton
 @pytest.mark.parametrize("case", ["a delay and two instances", "overload"])
+@pytest.mark.timing
 def test_triton_batches_as_virtual_time_does(
     server: TritonServer, scripted: ModuleType, case: str
 ) -> None:
@@ -252,12 +256,14 @@ def test_in_virtual_time_both_batchers_can_be_had(sleeps: bool, sizes: tuple[int
     assert tuple(result.execution_batch_size.tolist()) == sizes * ROUNDS
 
 
+@pytest.mark.timing
 def test_the_embedded_servers_batcher_sleeps_through_arrivals() -> None:
     with embedded(SLEEPING, ((1, SLEEPING_MS),)) as target:
         assert sleeping_sizes(target) == {1: 3 * ROUNDS}
 
 
 @pytest.mark.triton
+@pytest.mark.timing
 def test_tritons_batcher_sleeps_through_arrivals(
     server: TritonServer, scripted: ModuleType
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_specification_survives_json() -> None:
         )
 
 
+@pytest.mark.timing
 def test_requests_are_answered_once_and_the_counters_agree() -> None:
     with EmbeddedTarget(spec()) as target:
         with target.connect() as connection:
@@ -93,6 +94,7 @@ def test_requests_are_answered_once_and_the_counters_agree() -> None:
     assert run.log.compute_infer_s.min() >= 0.002
 
 
+@pytest.mark.timing
 def test_the_queue_delay_is_honoured_on_the_real_clock() -> None:
     delayed = Configuration(max_batch_size=8, dynamic_batching=True, max_queue_delay_us=20_000)
     model = ScriptedModel(points=((1, 0.5), (8, 0.5)))
@@ -120,6 +122,7 @@ def test_more_is_sent_than_a_socket_holds() -> None:
     assert (seen == 1).all()
 
 
+@pytest.mark.timing
 def test_what_a_connection_leaves_behind_is_taken_back() -> None:
     slow = ScriptedModel(points=((1, 20.0),))
     with EmbeddedTarget(spec(slow, PLAIN, warmup_batch_sizes=(1,))) as target:
@@ -171,6 +174,7 @@ def test_running_out_of_memory_is_told_apart() -> None:
         run_closed_loop(connection, 4, requests=1000)
 
 
+@pytest.mark.timing
 def test_a_memory_limit_ends_the_server() -> None:
     with (
         pytest.raises(TargetMemoryError, match="its limit is 1000000"),
@@ -191,6 +195,7 @@ def test_a_failing_model_answers_with_errors_and_lives_on() -> None:
     assert np.isinf(run.log.latency_s[run.log.status == STATUS_ERROR]).all()
 
 
+@pytest.mark.timing
 def test_a_hang_times_requests_out_and_can_be_ended() -> None:
     model = ScriptedModel(points=((1, 1.0),), fault="hang", fault_after=10)
     with EmbeddedTarget(spec(model, PLAIN)) as target:
@@ -234,6 +239,7 @@ def test_memory_exhausted_at_the_start_is_told_apart() -> None:
         pass
 
 
+@pytest.mark.timing
 def test_a_killed_parent_leaves_no_orphan() -> None:
     program = textwrap.dedent(
         """

@@ -105,6 +105,7 @@ def test_every_request_gets_its_own_reply() -> None:
         connection.close()
 
 
+@pytest.mark.timing
 def test_failures_and_closed_connections_are_errors_and_the_rest_goes_on() -> None:
     replies = [OK, BAD, CHUNKED, None, LAST, OK]
     with http_server(lambda number, request: replies[number]) as port:

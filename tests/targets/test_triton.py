@@ -210,6 +210,7 @@ def test_every_data_type_survives(server: TritonServer, tmp_path: Path) -> None:
 
 @pytest.mark.triton
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.timing
 def test_requests_are_counted_and_batched(
     server: TritonServer, gather: Path, protocol: str
 ) -> None:
@@ -340,6 +341,7 @@ def test_a_server_that_does_not_start_tells_its_last_words(install: TritonInstal
 
 
 @pytest.mark.triton
+@pytest.mark.timing
 def test_nothing_is_left_when_we_are_killed(
     install: TritonInstall, gather: Path, tmp_path: Path
 ) -> None:
