@@ -20,6 +20,19 @@ AnalyzerError                    1  a fault of the program
 
 from __future__ import annotations
 
+# What ONNX Runtime, its CUDA provider, Python, the C++ library and the C library say, lower case.
+_OUT_OF_MEMORY = (
+    "failed to allocate memory",
+    "cannot allocate memory",
+    "out of memory",
+    "out_of_memory",
+    "memoryerror",
+    "bad_alloc",
+    "bad allocation",
+    "cudaerrormemoryallocation",
+    "smaller than requested bytes",
+)
+
 
 class AnalyzerError(Exception):
     """A fault of the program.
@@ -118,6 +131,12 @@ class TargetMemoryError(TargetError):
     """The server under test ran out of memory."""
 
     code = "target_memory"
+
+
+def is_out_of_memory(said: BaseException | str) -> bool:
+    """Whether an exception, a reply or the end of a log means that memory ran out."""
+    text = str(said).lower()
+    return isinstance(said, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 class TargetTimeoutError(TargetError):

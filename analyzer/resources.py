@@ -1,10 +1,13 @@
-"""Finds ``templates/`` and ``search_spaces/`` in a checkout and in an installed wheel."""
+"""Where shipped files and the package itself lie, for us and for the processes that we start."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+#: The folder that holds the package: the root of a checkout, ``site-packages`` elsewhere.
+PACKAGE_ROOT = _PACKAGE.parent
 
 
 def resource_dir(name: str) -> Path:
@@ -13,7 +16,7 @@ def resource_dir(name: str) -> Path:
     In a wheel they lie beside the modules (``analyzer/_resources/<name>``), in a checkout at its
     root. A name that is in neither is an error of our own code.
     """
-    for candidate in (_PACKAGE / "_resources" / name, _PACKAGE.parent / name):
+    for candidate in (_PACKAGE / "_resources" / name, PACKAGE_ROOT / name):
         if candidate.is_dir():
             return candidate
     raise AssertionError(f"no shipped folder named {name!r} beside {_PACKAGE}")
@@ -29,6 +32,21 @@ def search_spaces_dir() -> Path:
     return resource_dir("search_spaces")
 
 
-def package_root() -> Path:
-    """The folder that holds the package, for the module path of child processes."""
-    return _PACKAGE.parent
+def tool_homes(tool: str) -> tuple[tuple[Path, str], ...]:
+    """Folders in which a fetched program may lie, the first that is there wins; and who put it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (
+        (PACKAGE_ROOT / ".tools" / tool, "make tools"),
+        (cache / "tritune" / tool, "the user's cache"),
+    )
+
+
+def search_path(variable: str, *first: str | Path | None) -> str:
+    """The folders in an environment variable such as ``PATH``, with ``first`` before them."""
+    parts = (*map(str, filter(None, first)), os.environ.get(variable))
+    return os.pathsep.join(filter(None, parts))
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment for a child that imports this package, wherever it lies."""
+    return os.environ | {"PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT)}

@@ -79,15 +79,6 @@ def kill_until_gone(find: Callable[[], set[psutil.Process]], *, timeout_s: float
     return True
 
 
-def oom_kills() -> int:
-    """How many processes this machine's kernel has killed for want of memory since its start."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
 def lives(process: psutil.Process) -> bool:
     """Whether it still runs; one that is dead but not yet waited for does not."""
     try:

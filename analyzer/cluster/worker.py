@@ -19,6 +19,7 @@ import psutil
 import analyzer
 from analyzer.cluster import outcome, processes
 from analyzer.errors import AnalyzerError
+from analyzer.hardware.processes import oom_kills
 from analyzer.measure.jobs import WorkerContext
 
 
@@ -77,7 +78,7 @@ class Worker:
             created_at=own.create_time(),
             node=self._context.node,
             version=analyzer.__version__,
-            oom_kills=processes.oom_kills(),
+            oom_kills=oom_kills(),
         )
 
     def run(self, packed: bytes, job_name: str) -> Answer:
@@ -130,4 +131,4 @@ def end_tree(mark: str, pid: int, created_at: float, timeout_s: float) -> TreeEn
         return found | {process for process in seen if processes.lives(process)}
 
     gone = processes.kill_until_gone(left, timeout_s=timeout_s)
-    return TreeEnd(gone, processes.oom_kills())
+    return TreeEnd(gone, oom_kills())

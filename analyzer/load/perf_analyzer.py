@@ -22,10 +22,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from analyzer.errors import MissingPartError, TargetError, TargetTimeoutError
+from analyzer.resources import search_path, tool_homes
 from analyzer.targets.endpoint import parse_address
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 _WINDOWS = 3
 # The program's own rule: throughput and latency of the last three windows within 10 %.
 _STABLE_RATIO = 1.1
@@ -86,11 +86,7 @@ def find_perf_analyzer() -> PerfAnalyzerInstall | None:
     on_path = shutil.which("perf_analyzer")
     if on_path:
         return PerfAnalyzerInstall(executable=Path(on_path), libraries=None, source="PATH")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for home, source in (
-        (_CHECKOUT / ".tools" / "perf_analyzer", "make tools"),
-        (cache / "tritune" / "perf_analyzer", "the user's cache"),
-    ):
+    for home, source in tool_homes("perf_analyzer"):
         program = home / "bin" / "perf_analyzer"
         if program.is_file() and os.access(program, os.X_OK):
             return PerfAnalyzerInstall(executable=program, libraries=home / "lib", source=source)
@@ -160,15 +156,12 @@ def run_perf_analyzer(
             command += ["--request-distribution", "poisson"]
         for name, rows in inputs.items():
             command += ["--shape", f"{name}:{','.join(str(dim) for dim in rows.shape[1:])}"]
-        environment = dict(os.environ)
-        if install.libraries is not None:
-            paths = [str(install.libraries), environment.get("LD_LIBRARY_PATH", "")]
-            environment["LD_LIBRARY_PATH"] = os.pathsep.join(part for part in paths if part)
         limit_s = 60.0 + 4 * window_s * _WINDOWS
         try:
             done = subprocess.run(
                 command,
-                env=environment,
+                env=os.environ
+                | {"LD_LIBRARY_PATH": search_path("LD_LIBRARY_PATH", install.libraries)},
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from analyzer.errors import TargetCrashError, TargetTimeoutError
-from analyzer.resources import package_root
+from analyzer.resources import child_environment
 from analyzer.twin.probes import Probe, ProbeResult
 
 
@@ -45,7 +45,6 @@ def run_probes(
         "parent_pid": os.getpid(),
         "probes": [asdict(probe) for probe in probes],
     }
-    path = os.pathsep.join([str(package_root()), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             [sys.executable, "-m", "analyzer.measure.probe_main"],
@@ -54,7 +53,7 @@ def run_probes(
             text=True,
             timeout=timeout_s,
             check=False,
-            env=os.environ | {"PYTHONPATH": path},
+            env=child_environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise TargetTimeoutError(

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO, Any
 
 from analyzer.engine.counters import ServerStatistics
@@ -23,7 +22,10 @@ from analyzer.errors import (
     TargetMemoryError,
     TargetStartError,
     TargetTimeoutError,
+    is_out_of_memory,
 )
+from analyzer.hardware.processes import oom_kills
+from analyzer.resources import child_environment
 from analyzer.targets.embedded_spec import EmbeddedSpec
 from analyzer.targets.embedded_wire import (
     CONTROL_BYTES,
@@ -41,13 +43,6 @@ _END_S = 2.0
 _KILLED_S = 30.0
 _LOG_BYTES = 16_384
 _FD_SETSIZE = 1024
-_OUT_OF_MEMORY_SIGNS = (
-    "bad_alloc",
-    "MemoryError",
-    "out of memory",
-    "Failed to allocate memory",
-    "Cannot allocate memory",
-)
 
 
 class EmbeddedTarget:
@@ -170,8 +165,8 @@ class EmbeddedTarget:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        starved = code == -signal.SIGKILL and _oom_kills() > self._oom_kills
-        if starved or any(sign in words for sign in _OUT_OF_MEMORY_SIGNS):
+        starved = code == -signal.SIGKILL and oom_kills() > self._oom_kills
+        if starved or is_out_of_memory(words):
             return TargetMemoryError(
                 f"the server of {name} ran out of memory ({how}){words}",
                 hint="Fewer instances or a smaller maximum batch size need less memory.",
@@ -180,12 +175,10 @@ class EmbeddedTarget:
 
     def _start(self) -> None:
         assert self._process is None, "an embedded target is started once"
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", "analyzer.targets.embedded_main"]
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        environment = child_environment()
         if self.spec.configuration.device == "gpu":
             environment["CUDA_VISIBLE_DEVICES"] = _visible_device(self.spec.device_index)
         with theirs:
@@ -365,15 +358,6 @@ class _Log:
             self._size += len(chunk)
             while self._size > _LOG_BYTES:
                 self._size -= len(self._chunks.popleft())
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 def _visible_device(index: int) -> str:

@@ -16,11 +16,10 @@ from analyzer.errors import (
     TargetMemoryError,
     TargetStartError,
     UsageError,
+    is_out_of_memory,
 )
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.target import Connection
-
-_MEMORY_SIGNS = ("out of memory", "bad_alloc", "MemoryError", "Failed to allocate memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +192,7 @@ def raise_load_failure(address: str, name: str, reason: str) -> NoReturn:
             f"The server at {address} does not let models be loaded: {reason}",
             hint="Start it with --model-control-mode=explicit.",
         )
-    kind = TargetMemoryError if any(s in reason for s in _MEMORY_SIGNS) else TargetStartError
+    kind = TargetMemoryError if is_out_of_memory(reason) else TargetStartError
     raise kind(
         f"The server at {address} could not load {name}: {reason}",
         hint="The server's own log says more.",

@@ -227,14 +227,10 @@ class TritonServer:
             f"--metrics-port={self.metrics_port}",
             *self._arguments,
         ]
-        environment = python_environment(self.install)
-        # The launcher imports this package, wherever it lies.
-        package = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], package])
         try:
             self._process = subprocess.Popen(
                 command,
-                env=environment,
+                env=python_environment(self.install),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from analyzer.domain.configuration import Backend
 from analyzer.errors import MissingPartError
+from analyzer.resources import PACKAGE_ROOT, search_path, tool_homes
 
 HOME_VARIABLE = "TRITUNE_TRITON_HOME"
 _WHEEL_SERVER = Path("pytriton") / "tritonserver"
 _WHEEL_LIBRARIES = "nvidia_pytriton.libs"
 _STUB = "triton_python_backend_stub"
-_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,7 @@ def find_triton() -> TritonInstall | None:
         found = _install(Path(on_path).resolve(), "PATH")
         if found:
             return found
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for home, source in (
-        (_CHECKOUT / ".tools" / "triton", "make tools"),
-        (cache / "tritune" / "triton", "the user's cache"),
-    ):
+    for home, source in tool_homes("triton"):
         found = _in_home(home, source)
         if found:
             return found
@@ -117,15 +113,13 @@ def python_environment(install: TritonInstall) -> dict[str, str]:
     The stub embeds Python without reading ``PYTHONPATH`` (an isolated configuration), but finds its
     packages through the first ``python3`` on the PATH, so that of this environment is put first.
     """
-    environment = dict(os.environ)
-    packages = [sysconfig.get_path("purelib"), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(part for part in packages if part)
-    programs = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-    environment["PATH"] = os.pathsep.join(programs)
-    libraries = [str(install.libraries or ""), sysconfig.get_config_var("LIBDIR") or ""]
-    libraries.append(environment.get("LD_LIBRARY_PATH", ""))
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(part for part in libraries if part)
-    return environment
+    return os.environ | {
+        "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT, sysconfig.get_path("purelib")),
+        "PATH": search_path("PATH", Path(sys.executable).parent),
+        "LD_LIBRARY_PATH": search_path(
+            "LD_LIBRARY_PATH", install.libraries, sysconfig.get_config_var("LIBDIR")
+        ),
+    }
 
 
 def _in_home(home: Path, source: str) -> TritonInstall | None:

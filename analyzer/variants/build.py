@@ -18,12 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import analyzer
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
 from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
+from analyzer.resources import child_environment
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.quantize import needs_reduced_range
@@ -247,11 +247,6 @@ def _choose_rows(
 def _run_worker(
     folder: Path, key: VariantKey, timeout_s: float, cancelled: threading.Event | None
 ) -> BuildResult:
-    environment = dict(os.environ)
-    package = str(Path(analyzer.__file__).resolve().parent.parent)
-    paths = [package, environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    environment["TMPDIR"] = str(folder / "tmp")
     deadline = time.monotonic() + timeout_s
     log = folder / "build.log"
     with (
@@ -261,7 +256,7 @@ def _run_worker(
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            env=environment,
+            env=child_environment() | {"TMPDIR": str(folder / "tmp")},
             start_new_session=True,
         ) as process,
     ):

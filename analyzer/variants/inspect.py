@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
-from analyzer.engine.runtimes.onnxruntime_ import (
-    OrtRuntime,
-    first_line,
-    import_onnxruntime,
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime, first_line, import_onnxruntime
+from analyzer.errors import (
+    MissingPartError,
+    ModelError,
+    TargetError,
+    TargetMemoryError,
     is_out_of_memory,
 )
-from analyzer.errors import MissingPartError, ModelError, TargetError, TargetMemoryError
 from analyzer.variants.graph import external_pieces, table_ranges
 
 _ORT_TYPES = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analyzer import resources
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import MissingPartError, TargetError
@@ -85,7 +86,7 @@ def test_a_machine_without_it_gets_a_sentence(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(perf_analyzer, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(resources, "PACKAGE_ROOT", tmp_path)
     with pytest.raises(MissingPartError) as caught:
         require_perf_analyzer()
     assert "make tools" in caught.value.hint

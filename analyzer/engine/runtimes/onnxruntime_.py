@@ -13,17 +13,7 @@ from analyzer.errors import (
     TargetError,
     TargetMemoryError,
     TargetStartError,
-)
-
-# What ONNX Runtime, its CUDA provider and the C++ library say when memory is short.
-_OUT_OF_MEMORY = (
-    "failed to allocate memory",
-    "out of memory",
-    "out_of_memory",
-    "bad_alloc",
-    "bad allocation",
-    "cudaerrormemoryallocation",
-    "smaller than requested bytes",
+    is_out_of_memory,
 )
 
 
@@ -42,12 +32,6 @@ def import_onnxruntime() -> Any:
             " and inspects the models.",
         ) from error
     return onnxruntime
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error``, raised by ONNX Runtime, means that memory ran out."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
 
 
 class OrtRuntime:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime, first_line, is_out_of_memory
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime, first_line
 from analyzer.errors import MissingPartError, TargetError, TargetMemoryError, TargetStartError
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.onnx"
@@ -55,6 +55,4 @@ def test_out_of_memory_is_told_apart() -> None:
     runtime._session = Session()
     with pytest.raises(TargetMemoryError, match="ran out of memory"):
         runtime.run({})
-    assert is_out_of_memory(RuntimeError("std::bad_alloc")) and is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(RuntimeError("invalid shape"))
     assert first_line(ValueError("a" * 500 + "\nb"), limit=10) == "a" * 9 + "…"
