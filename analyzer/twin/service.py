@@ -91,6 +91,18 @@ class ServiceTime:
         wanted = np.log(np.maximum(batch_size, 1))
         return np.array([np.interp(wanted, at, column) for column in known.T])
 
+    @property
+    def scv(self) -> float:
+        """Squared coefficient of variation of the noise."""
+        if self.distribution == "exponential":
+            return 1.0
+        if self.distribution == "lognormal":
+            return self.cv**2
+        if self.distribution == "empirical":
+            factors = np.asarray(self.residuals, dtype=np.float64)
+            return float(factors.var() / factors.mean() ** 2)
+        return 0.0
+
     def draw_noise(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Factors for ``count`` executions in the order of their starts; [1] if there is none."""
         if self.distribution == "exponential":
