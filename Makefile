@@ -63,7 +63,7 @@ bench: $(STAMP)  ## runs the benches one after the other and writes bench/result
 	  $(BIN)/python bench/$$bench.py || exit 1; done
 
 docs: $(STAMP)   ## writes the generated tables of docs/ and checks them against the code
-	$(BIN)/python docs/generate.py
+	$(BIN)/python tools/write_reference.py
 
 clean:           ## removes the environment and what the demo wrote
 	rm -rf $(VENV) demo

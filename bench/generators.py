@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scripted_triton import Script, inputs, triton_target
 
 from analyzer.domain.configuration import Configuration
 from analyzer.hardware.machine import inspect_machine
@@ -32,6 +31,7 @@ from analyzer.load.summarize import summarize
 from analyzer.targets.endpoint_target import EndpointTarget
 from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import require_triton
+from benchlib.scripted_triton import Script, inputs, triton_target
 
 RESULTS = Path(__file__).parent / "results" / "generators.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "generators.md"
@@ -125,8 +125,8 @@ def write_page(document: dict[str, Any]) -> None:
     def cell(runs: list[dict[str, Any] | None], key: str) -> str:
         return ", ".join("invalid" if run is None else f"{run[key]:.1f}" for run in runs)
 
-    titles = "model", "protocol", "concurrency", "ours, items/s", "perf_analyzer, items/s"
-    titles += "difference", "p99 ms, ours", "p99 ms, perf_analyzer"
+    titles = ("model", "protocol", "concurrency", "ours, items/s", "perf_analyzer, items/s",
+              "difference", "p99 ms, ours", "p99 ms, perf_analyzer")  # fmt: skip
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in document["levels"]:
         mine, other = row["runs"]["ours"], row["runs"]["perf_analyzer"]
@@ -145,7 +145,7 @@ def write_page(document: dict[str, Any]) -> None:
 
 def main() -> int:
     """Measures, writes the results and the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()

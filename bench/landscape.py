@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recorded import Landscape, read
 
 from analyzer.errors import AnalyzerError
 from analyzer.search.residual import ResidualModel
 from analyzer.twin import landscape as twin
+from benchlib.recorded import Landscape, read
 
 HERE = Path(__file__).parent
 TABLE = HERE.parent.parent / "shared" / "data" / "resnet50_libtorch_titan_rtx.csv"

@@ -29,15 +29,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import real_triton
 import yaml
-from real_triton import ROOT, WORK, say
 
 from analyzer.domain.configuration import Configuration
 from analyzer.load.perf_analyzer import require_perf_analyzer
 from analyzer.modelconfig.files import model_files
 from analyzer.targets.triton_install import python_environment, require_triton
 from analyzer.variants.inspect import inspect_model
+from benchlib import real_triton
+from benchlib.real_triton import ROOT, WORK, say
 
 RESULTS = ROOT / "bench" / "results" / "peers.json"
 STATE = WORK / "peers"
@@ -402,7 +402,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Runs the steps that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     steps = ("all", "model-analyzer", "ours", "measure", "table")
     parser.add_argument("step", choices=steps, nargs="?", default="all")
     parser.add_argument("--mode", choices=MODES, default="quick", help="Model Analyzer's search")

@@ -32,11 +32,11 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 import numpy as np  # noqa: E402
-from recorded import Landscape, merged, read  # noqa: E402
-from replay_samplers import SAMPLERS, Replay  # noqa: E402
 
 from analyzer.domain.units import parse_duration_ms  # noqa: E402
 from analyzer.errors import AnalyzerError, UsageError  # noqa: E402
+from benchlib.recorded import Landscape, merged, read  # noqa: E402
+from benchlib.replay_samplers import SAMPLERS, Replay  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,14 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scheduling_page import PAIRS, summary_lines, write_table
-from scripted_triton import (
-    Executions,
-    Script,
-    batch_stats,
-    service_from,
-    triton_target,
-)
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.workload import Gamma, Poisson
@@ -48,6 +40,14 @@ from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import require_triton
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, SimulationResult, simulate
+from benchlib.scripted_triton import (
+    Executions,
+    Script,
+    batch_stats,
+    service_from,
+    triton_target,
+)
+from scheduling_page import PAIRS, summary_lines, write_table
 
 RESULTS = Path(__file__).parent / "results" / "scheduling.json"
 SCRIPT = Script(fixed_ms=8.0, item_ms=0.8)
@@ -234,7 +234,7 @@ def idle_schedule(case: Case) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     sizes = np.array([1 << k for k in range(limit.bit_length())] * 4, np.int64)
     delay_ms = (case.configuration.max_queue_delay_us or 0) / 1e3
     gap_s = (SCRIPT.at(limit) + delay_ms + 6.0) / 1e3
-    return 0.01 + np.arange(len(sizes)) * gap_s, sizes
+    return 0.01 + np.arange(len(sizes), dtype=np.float64) * gap_s, sizes
 
 
 def warm(target: Target, case: Case) -> None:
@@ -389,7 +389,7 @@ def save(document: dict[str, Any]) -> None:
 
 def main() -> int:
     """Runs what was asked for, puts it beside what is there, and writes the page's table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", default="1/1", help="I/N: every N-th model from the I-th")
     parser.add_argument("--only", default="", help="models whose label contains this")
     parser.add_argument("--repeats", type=int, default=2, help="runs on the real server")

@@ -38,7 +38,6 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 import numpy as np  # noqa: E402
-from twin_live import FP32, INT8, RESULTS, SEED, SUBJECTS, Bench  # noqa: E402
 
 from analyzer.domain.configuration import Configuration, VariantKey  # noqa: E402
 from analyzer.domain.measurement import Edge, Measurement  # noqa: E402
@@ -50,6 +49,7 @@ from analyzer.search.guide import Guide  # noqa: E402
 from analyzer.search.prepare import TwinOracle  # noqa: E402
 from analyzer.search.proposals import Proposals, guided_value, make_sampler  # noqa: E402
 from analyzer.twin.calibration import VariantCalibration  # noqa: E402
+from twin_live import FP32, INT8, RESULTS, SEED, SUBJECTS, Bench  # noqa: E402
 
 OUT = RESULTS.parent / "search.json"
 NEAR = 0.99

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import real_triton
-from real_triton import ROOT, WORK, Arbiter, best, say, served
+
+from benchlib import real_triton
+from benchlib.real_triton import ROOT, WORK, Arbiter, best, say, served
 
 RESULTS = ROOT / "bench" / "results" / "servers.json"
 STATE = WORK / "servers"
@@ -247,7 +248,7 @@ def describe(config: dict[str, Any]) -> str:
 
 def main() -> None:
     """Runs what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("step", choices=("all", "run", "table"), nargs="?", default="all")
     parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--budget", type=float, default=55.0, help="seconds of each search")

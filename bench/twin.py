@@ -153,7 +153,7 @@ def main() -> None:
         UnitArrivals.draw(Poisson(), count=2000),
         budget_ms=10.0,
     )
-    result = {
+    result: dict[str, Any] = {
         "machine": {
             "cores": os.cpu_count(),
             "processor": platform.machine(),

@@ -401,9 +401,11 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
                 "points": points,
             }
         )
-    points = np.array([features(Configuration.from_dict(r["configuration"])) for r in measured])
+    coordinates = np.array(
+        [features(Configuration.from_dict(r["configuration"])) for r in measured]
+    )
     for at, row in enumerate(rows):
-        row["calibrated_rps"] = _calibrated(points, rows, at)
+        row["calibrated_rps"] = _calibrated(coordinates, rows, at)
         if row["calibrated_rps"] and row["edge_pinned"]:
             row["calibrated_error"] = row["calibrated_rps"] / row["edge_rps"] - 1
     return rows

@@ -228,7 +228,7 @@ def write_page(document: dict[str, Any]) -> None:
 
 def main() -> None:
     """Runs the rounds, prints and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)

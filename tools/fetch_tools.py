@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 TRITON_WHEEL = "nvidia-pytriton==0.7.0"  # server 2.51.0, of release 24.10 with the python backend
@@ -99,8 +100,8 @@ def fetch_triton(home: Path) -> str:
             raise FetchError(
                 f"{wheel.name} has no stub for Python {python}, only for {', '.join(have)}"
             )
-        kept = ("nvidia_pytriton.libs/", "pytriton/tritonserver/bin/")
-        kept += ("pytriton/tritonserver/backends/", "pytriton/tritonserver/caches/")
+        inside = ("bin/", "backends/", "caches/")
+        kept = ("nvidia_pytriton.libs/", *(f"pytriton/tritonserver/{name}" for name in inside))
         members = {name: name for name in names if name.startswith(kept) and name != stub}
         members[stub] = "pytriton/tritonserver/backends/python/triton_python_backend_stub"
         staging = Path(scratch) / "triton"
@@ -155,7 +156,8 @@ def main() -> int:
     root.mkdir(parents=True, exist_ok=True)
     missing = False
     triton, perf_analyzer = root / "triton", root / "perf_analyzer"
-    for part in (lambda: fetch_triton(triton), lambda: fetch_perf_analyzer(perf_analyzer, triton)):
+    parts = partial(fetch_triton, triton), partial(fetch_perf_analyzer, perf_analyzer, triton)
+    for part in parts:
         try:
             print(f"tools: {part()}", flush=True)
         except (FetchError, OSError, zipfile.BadZipFile) as error:

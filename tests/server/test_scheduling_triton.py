@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +25,7 @@ from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import find_triton
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, simulate
+from benchlib.scripted_triton import Script, triton_target
 
 FIXED_MS, ITEM_MS = 8.0, 0.5
 SERVICE = ServiceTime(batch_sizes=(1, 2), service_ms=(FIXED_MS + ITEM_MS, FIXED_MS + 2 * ITEM_MS))
@@ -79,18 +76,6 @@ SLEEPING = configuration(max_queue_delay_us=20_000)
 SLEEPING_MS = 150.0
 ROUNDS = 4
 SLEEPING_ARRIVALS_S = np.concatenate([0.6 * k + np.array([0.0, 0.04, 0.1]) for k in range(ROUNDS)])
-
-
-@pytest.fixture(scope="module")
-def scripted() -> ModuleType:
-    """The model that ``bench/`` runs on Triton."""
-    path = Path(__file__).parents[2] / "bench" / "scripted_triton.py"
-    spec = importlib.util.spec_from_file_location("scripted_triton", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["scripted_triton"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -160,12 +145,10 @@ def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) ->
 @pytest.mark.triton
 @pytest.mark.parametrize("case", ON_TRITON)
 @pytest.mark.timing
-def test_closed_loops_on_triton_form_those_batches(
-    server: TritonServer, scripted: ModuleType, case: str
-) -> None:
-    script = scripted.Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
+def test_closed_loops_on_triton_form_those_batches(server: TritonServer, case: str) -> None:
+    script = Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
     name = f"closed_{[*CLOSED].index(case)}"
-    with scripted.triton_target(server, name, CLOSED[case][0], script) as target:
+    with triton_target(server, name, CLOSED[case][0], script) as target:
         check_closed(closed_sizes(target, case), case)
 
 
@@ -219,12 +202,10 @@ def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
 @pytest.mark.triton
 @pytest.mark.parametrize("case", ["a delay and two instances", "overload"])
 @pytest.mark.timing
-def test_triton_batches_as_virtual_time_does(
-    server: TritonServer, scripted: ModuleType, case: str
-) -> None:
-    script = scripted.Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
+def test_triton_batches_as_virtual_time_does(server: TritonServer, case: str) -> None:
+    script = Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
     name = f"open_{[*OPEN].index(case)}"
-    with scripted.triton_target(server, name, OPEN[case][0], script) as target:
+    with triton_target(server, name, OPEN[case][0], script) as target:
         check_open(open_run(target, case), case)
 
 
@@ -264,11 +245,9 @@ def test_the_embedded_servers_batcher_sleeps_through_arrivals() -> None:
 
 @pytest.mark.triton
 @pytest.mark.timing
-def test_tritons_batcher_sleeps_through_arrivals(
-    server: TritonServer, scripted: ModuleType
-) -> None:
-    script = scripted.Script(fixed_ms=SLEEPING_MS, item_ms=0.0)
-    with scripted.triton_target(server, "sleeping", SLEEPING, script) as target:
+def test_tritons_batcher_sleeps_through_arrivals(server: TritonServer) -> None:
+    script = Script(fixed_ms=SLEEPING_MS, item_ms=0.0)
+    with triton_target(server, "sleeping", SLEEPING, script) as target:
         sizes = sleeping_sizes(target)
     # When an instance ends an execution, batcher and instance race for the payload in F; where the
     # batcher wins, the third request joins it after all.

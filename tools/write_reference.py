@@ -1,7 +1,7 @@
 """Writes docs/reference.md: commands, options, exit codes and search-space keys from the code.
 
-``python docs/generate.py`` (``make docs``) writes it; with ``--check`` it only says whether the
-page is up to date (exit code 1 if not).
+``python tools/write_reference.py`` (``make docs``) writes it; with ``--check`` it only says whether
+the page is up to date (exit code 1 if not).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from analyzer.cli.main import cli
 from analyzer.domain.space import PARAMETER_NAMES
 from analyzer.resources import search_spaces_dir
 
-PAGE = Path(__file__).with_name("reference.md")
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 _COMMON = ("--json", "--verbose", "--quiet", "--help")
 
 _EXIT_CODES = (

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from recorded import Landscape
 
 from analyzer.search.guided import Candidate, GuidedSearch
 from analyzer.search.residual import ResidualModel
 from analyzer.twin import landscape as twin
+from benchlib.recorded import Landscape
 
 # Repeated proposals of an Optuna sampler before a random unread row breaks the circle.
 _REPEATS_MAX = 30
@@ -141,13 +141,15 @@ def optuna_rows(
     rows = {tuple(int(v) for v in axis): index for index, axis in enumerate(axes)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sampler: optuna.samplers.BaseSampler = {
-            "tpe": lambda: optuna.samplers.TPESampler(seed=seed),
-            "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed, population_size=10),
-            "gp": lambda: optuna.samplers.GPSampler(seed=seed, deterministic_objective=False),
-        }[kind]()
+        sampler: optuna.samplers.BaseSampler
+        if kind == "gp":
+            sampler = optuna.samplers.GPSampler(seed=seed, deterministic_objective=False)
+        elif kind == "nsga2":
+            sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=10)
+        else:
+            sampler = optuna.samplers.TPESampler(seed=seed)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        space = {
+        space: dict[str, optuna.distributions.BaseDistribution] = {
             name: optuna.distributions.IntDistribution(0, int(top))
             for name, top in zip(names, axes.max(axis=0), strict=True)
         }
@@ -270,7 +272,7 @@ def _predict(
 def _axes(replay: Replay) -> NDArray[np.int64]:
     """Ordinal coordinates of every row along the settings that vary, shape (n, d)."""
     points = replay.table.points
-    columns = [
+    columns: list[list[Any]] = [
         [p.group for p in points],
         [p.instances for p in points],
         [p.dynamic_batching for p in points],

@@ -30,7 +30,7 @@ from analyzer.targets.triton_install import require_triton
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.inspect import inspect_model
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "bench" / ".work"
 _LOAD_TIMEOUT_S = 120.0
 _CONCURRENCY_MAX = 512

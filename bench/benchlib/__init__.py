@@ -1,0 +1,1 @@
+"""What the benches share; each file beside this folder is a command."""
