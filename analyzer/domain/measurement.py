@@ -107,6 +107,36 @@ class ResourceUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What the machine was like meanwhile, by a witness beside the load (``hardware.canary``).
+
+    Args:
+        seconds: Time that was watched.
+        stalls_ms: Wake-ups that came late by 20 ms and more, the longest first, at most 100.
+        work_us_p50: CPU time of a fixed piece of work, microseconds: twice as much is half the
+            speed. Quantiles over the samples, likewise ``work_us_p10`` and ``work_us_p90``.
+    """
+
+    seconds: float
+    stalls_ms: tuple[float, ...] = ()
+    work_us_p50: float
+    work_us_p10: float
+    work_us_p90: float
+
+    def stalled_share(self, slack_ms: float) -> float:
+        """Fraction of time in which a request that came would have been late by a stall alone.
+
+        A request that arrives in a stall waits for its end: of a stall of length L those of its
+        first L - ``slack_ms`` are over budget.
+
+        Args:
+            slack_ms: The latency budget less what a request takes on a quiet machine.
+        """
+        late_ms = sum(max(0.0, stall - max(slack_ms, 0.0)) for stall in self.stalls_ms)
+        return min(1.0, late_ms / 1e3 / self.seconds) if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTest:
     """One load test, summarised. Rates count requests per second, ``_ips`` inferences.
 

@@ -1,0 +1,97 @@
+"""A witness of the machine: records stalls and speed beside the load tests.
+
+A process of its own sleeps for 10 ms, notes how late it woke up and how long a fixed piece of work
+took on the CPU. Late wake-ups are stalls, which no configuration can help; the work's time tells
+the speed, which clouds change by a factor of two for seconds. It takes some 0.3 % of one core.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.measurement import Conditions
+from analyzer.hardware.canary_main import SAMPLE
+from analyzer.resources import child_environment
+
+_PERIOD_NS = 10_000_000
+# 20 minutes; older samples are overwritten.
+_SAMPLES = 120_000
+# A wake-up later than this is a stall. Below it lie the delays that a busy scheduler gives a
+# process without real-time priority.
+_STALL_MS_MIN = 20.0
+_END_S = 5.0
+
+
+class Canary:
+    """Samples the machine from entering to leaving; a context manager. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ring: mmap.mmap | None = None
+        self._started_ns = 0
+
+    def __enter__(self) -> Self:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(_SAMPLES * SAMPLE.size)
+            self._ring = mmap.mmap(file.fileno(), _SAMPLES * SAMPLE.size)
+            self._started_ns = time.monotonic_ns()
+            command = [sys.executable, "-m", "analyzer.hardware.canary_main"]
+            numbers = (file.fileno(), _SAMPLES, _PERIOD_NS, os.getpid())
+            self._process = subprocess.Popen(
+                [*command, *map(str, numbers)],
+                pass_fds=(file.fileno(),),
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_END_S)
+
+    def since(self, start_ns: int | None = None) -> Conditions | None:
+        """What the machine was like from ``start_ns`` (CLOCK_MONOTONIC) on; None without samples.
+
+        Args:
+            start_ns: None for all that was seen.
+        """
+        assert self._ring is not None, "not entered"
+        copy = np.frombuffer(bytes(self._ring), dtype=np.int64).reshape(-1, 3)
+        first_ns = self._started_ns if start_ns is None else start_ns
+        return conditions_of(copy[copy[:, 0] >= first_ns])
+
+
+def conditions_of(samples: NDArray[np.int64]) -> Conditions | None:
+    """The summary of samples.
+
+    Args:
+        samples: Rows of due time, lateness and work, nanoseconds, shape (n, 3), any order.
+    """
+    if len(samples) == 0:
+        return None
+    late_ms = samples[:, 1] / 1e6
+    stalls = np.sort(late_ms[late_ms >= _STALL_MS_MIN])[::-1]
+    span_ns = int(samples[:, 0].max() - samples[:, 0].min()) + _PERIOD_NS + int(samples[-1, 1])
+    return Conditions(
+        seconds=span_ns / 1e9,
+        stalls_ms=tuple(round(float(stall), 1) for stall in stalls[:100]),
+        work_us_p50=float(np.median(samples[:, 2])) / 1e3,
+        work_us_p10=float(np.quantile(samples[:, 2], 0.1)) / 1e3,
+        work_us_p90=float(np.quantile(samples[:, 2], 0.9)) / 1e3,
+    )

@@ -1,0 +1,61 @@
+"""The witness of the machine: what it makes of samples, and that it really samples."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from analyzer.hardware.canary import Canary, conditions_of
+
+PERIOD_NS = 10_000_000
+
+
+def samples(late_ms: list[float], work_us: list[float]) -> np.ndarray:
+    due = np.arange(len(late_ms)) * PERIOD_NS
+    return np.stack([due, np.array(late_ms) * 1e6, np.array(work_us) * 1e3], axis=1).astype(
+        np.int64
+    )
+
+
+def test_stalls_and_speed_of_samples() -> None:
+    late = [0.1] * 1000
+    late[500], late[700] = 500.0, 30.0
+    found = conditions_of(samples(late, [10.0] * 600 + [18.0] * 400))
+    assert found is not None
+    assert found.stalls_ms == (500.0, 30.0)
+    assert found.seconds == pytest.approx(10.0, rel=0.01)
+    assert (found.work_us_p10, found.work_us_p50, found.work_us_p90) == (10.0, 10.0, 18.0)
+    # Of the long stall all but 40 ms, of the short one nothing.
+    assert found.stalled_share(40.0) == pytest.approx(0.460 / 10.0, rel=0.01)
+    assert found.stalled_share(1e6) == 0.0
+
+
+def test_nothing_is_said_without_samples() -> None:
+    assert conditions_of(np.zeros((0, 3), dtype=np.int64)) is None
+
+
+@pytest.mark.timing
+def test_a_real_witness_sees_a_stall_and_ends() -> None:
+    with Canary() as canary:
+        assert canary._process is not None
+        pid = canary._process.pid
+        deadline = time.monotonic() + 10
+        while canary.since() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        start_ns = time.monotonic_ns()
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.1)
+        found = canary.since(start_ns)
+        assert canary.since(time.monotonic_ns() + 10**9) is None
+    assert found is not None
+    assert 250 < found.stalls_ms[0] < 600
+    assert found.seconds > 0.5
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
