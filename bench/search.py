@@ -46,9 +46,9 @@ from analyzer.domain.space import Parameter, Params, SearchSpace  # noqa: E402
 from analyzer.domain.workload import Poisson  # noqa: E402
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome  # noqa: E402
 from analyzer.search.guide import Guide  # noqa: E402
-from analyzer.search.prepare import TwinOracle  # noqa: E402
 from analyzer.search.proposals import Proposals, guided_value, make_sampler  # noqa: E402
 from analyzer.twin.calibration import VariantCalibration  # noqa: E402
+from analyzer.twin.twin import Twin  # noqa: E402
 from twin_live import FP32, INT8, RESULTS, SEED, SUBJECTS, Bench  # noqa: E402
 
 OUT = RESULTS.parent / "search.json"
@@ -353,17 +353,15 @@ def _candidates(chosen: SearchSpace) -> dict[str, tuple[Configuration, Params]]:
     return chosen.candidates()
 
 
-def predictions(
-    chosen: SearchSpace, oracle: TwinOracle
-) -> tuple[dict[str, float], dict[str, float]]:
+def predictions(chosen: SearchSpace, oracle: Twin) -> tuple[dict[str, float], dict[str, float]]:
     """The twin's edge and saturation throughput of every configuration."""
     configurations = [configuration for configuration, _ in _candidates(chosen).values()]
-    edges = oracle.predict(configurations)
+    edges = oracle.edges(configurations)
     saturation = {}
     for configuration in configurations:
-        candidate = oracle.candidate(configuration)
+        candidate = oracle.server_model(configuration)
         assert candidate is not None
-        saturation[configuration.config_id] = candidate.service.saturation_rps(candidate.policy)
+        saturation[configuration.config_id] = candidate.saturation_rps()
     predicted = {
         configuration.config_id: edge or 0.0
         for configuration, edge in zip(configurations, edges, strict=True)
@@ -416,7 +414,7 @@ def bases_of(document: dict[str, Any]) -> tuple[list[Table], list[float], dict[s
             for key in (FP32, INT8)
         }
         sla = Sla(latency_budget_ms=SUBJECTS[name].budget_ms)
-        oracle = TwinOracle(calibrations, sla, Poisson(), request_batch_size=1, seed=SEED)
+        oracle = Twin(calibrations, sla, Poisson(), seed=SEED, cores=2)
         predicted, saturation = predictions(LARGE, oracle)
         probing[name] = run["probe_seconds"]
         tables.append(

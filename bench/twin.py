@@ -23,7 +23,9 @@ import numpy as np
 
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.twin.bands import Candidate, UnitArrivals, edge, edges, miss_fraction
+from analyzer.hardware.machine import usable_cores
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel, edges
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, simulate
 
@@ -32,7 +34,7 @@ BUDGETS_MS = (25.0, 50.0, 200.0)
 OVERHEAD_MS = 0.3
 
 
-def space() -> list[Candidate]:
+def space() -> list[ServerModel]:
     """720 configurations: six variants, six batch sizes, four instance counts, five delays.
 
     The variants are a model of a few milliseconds on a CPU at several precisions and threads: a
@@ -40,7 +42,7 @@ def space() -> list[Candidate]:
     """
     variants = ((4.0, 2.0), (2.2, 1.1), (1.5, 0.7), (5.0, 0.8), (3.0, 0.4), (1.0, 1.5))
     return [
-        Candidate(
+        ServerModel(
             policy=BatchingPolicy(
                 max_batch_size=limit,
                 dynamic_batching=limit > 1,
@@ -106,7 +108,7 @@ def screening(budget_ms: float, check: int, long_requests: int) -> dict[str, Any
     candidates = space()
     started = time.perf_counter()
     arrivals = UnitArrivals.draw(Poisson(), seed=1)
-    found = edges(candidates, arrivals, budget_ms=budget_ms)
+    found = edges(candidates, arrivals, budget_ms=budget_ms, cores=usable_cores())
     seconds = time.perf_counter() - started
     judge = UnitArrivals.draw(Poisson(), seed=2, count=long_requests)
     feasible = [index for index, rate in enumerate(found) if rate is not None]
@@ -116,15 +118,7 @@ def screening(budget_ms: float, check: int, long_requests: int) -> dict[str, Any
         candidate, rate = candidates[index], found[index]
         assert rate is not None
         below, above = (
-            miss_fraction(
-                candidate.policy,
-                candidate.service,
-                judge,
-                rate_rps=rate * factor,
-                budget_ms=budget_ms,
-                overhead_ms=candidate.overhead_ms,
-                requests=long_requests,
-            )
+            candidate.miss_rate(judge, rate * factor, budget_ms=budget_ms, requests=long_requests)
             for factor in (0.98, 1.02)
         )
         confirmed += below <= 0.01 <= above
@@ -147,12 +141,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     started = time.perf_counter()
-    edge(
-        BatchingPolicy(max_batch_size=2, dynamic_batching=True),
-        ServiceTime.constant(1.0),
-        UnitArrivals.draw(Poisson(), count=2000),
-        budget_ms=10.0,
-    )
+    ServerModel(
+        policy=BatchingPolicy(max_batch_size=2, dynamic_batching=True),
+        service=ServiceTime.constant(1.0),
+    ).edge(UnitArrivals.draw(Poisson(), count=2000), budget_ms=10.0)
     result: dict[str, Any] = {
         "machine": {
             "cores": os.cpu_count(),

@@ -34,17 +34,19 @@ from analyzer.domain.measurement import Edge
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson, draw_arrivals_s
+from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import WorkerContext
 from analyzer.measure.measure import long_run_edge, measure_edge
-from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.measure.session import LoadSession
 from analyzer.measure.tasks import Assets, ProbeTask
 from analyzer.search.guide import features
-from analyzer.search.prepare import TwinOracle
 from analyzer.search.residual import ResidualModel
 from analyzer.targets.open import open_target
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.probes import plan_probes
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.twin import Twin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "twin_live.json"
@@ -188,7 +190,7 @@ class Bench:
                 worker_id="bench",
                 device="cpu",
                 gpu_index=None,
-                cores=os.cpu_count() or 1,
+                cores=usable_cores(),
                 cache_dir=folder,
                 node="bench",
             ),
@@ -213,10 +215,10 @@ class Bench:
             found[key] = VariantCalibration(variant=key, results=tuple(task(self.context)))
         return found
 
-    def oracle(self, calibrations: dict[VariantKey, VariantCalibration]) -> TwinOracle:
+    def oracle(self, calibrations: dict[VariantKey, VariantCalibration]) -> Twin:
         """The twin as the search asks it."""
-        return TwinOracle(
-            calibrations, self.load.sla, self.load.arrivals, request_batch_size=1, seed=SEED
+        return Twin(
+            calibrations, self.load.sla, self.load.arrivals, seed=SEED, cores=usable_cores()
         )
 
     def open(self, configuration: Configuration) -> Any:
@@ -231,7 +233,7 @@ class Bench:
         )
 
     def measure(
-        self, configuration: Configuration, start_rps: float | None, twin: TwinOfOne | None
+        self, configuration: Configuration, start_rps: float | None, twin: ServerModel | None
     ) -> dict[str, Any]:
         """The edge, and p99 at shares of it, twice.
 
@@ -318,7 +320,7 @@ def run_measure(options: argparse.Namespace) -> None:
     probe_s = time.perf_counter() - began
     chosen = configurations(SUBJECTS[options.model].batch_share)[options.first :]
     oracle = bench.oracle(calibrations)
-    starts = oracle.predict(chosen)
+    starts = oracle.edges(chosen)
     document: dict[str, Any] = {
         "probe_seconds": probe_s,
         "calibrations": {key.label: value.to_dict() for key, value in calibrations.items()},
@@ -327,7 +329,7 @@ def run_measure(options: argparse.Namespace) -> None:
     for configuration, start in zip(chosen, starts, strict=True):
         if options.until and time.perf_counter() - began > options.until:
             break
-        record = bench.measure(configuration, start, oracle.twin(configuration))
+        record = bench.measure(configuration, start, oracle.server_model(configuration))
         document["measured"].append(record)
         print(f"{_title(configuration)}: twin {start}, measured {record['edge_rps']}", flush=True)
     path.write_text(json.dumps(document))
@@ -372,7 +374,7 @@ def compare(bench: Bench, document: dict[str, Any]) -> list[dict[str, Any]]:
     measured = document["measured"]
     for record in measured:
         configuration = replace(Configuration.from_dict(record["configuration"]), backend=backend)
-        predicted = oracle.predict([configuration])[0]
+        predicted = oracle.edges([configuration])[0]
         edge = record["edge_rps"]
         # Without an upper end the search ran out of time below the edge.
         pinned = bool(edge and record["edge_interval_rps"][1])
@@ -439,12 +441,12 @@ def _thinned(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _predicted_p99(
-    bench: Bench, oracle: TwinOracle, configuration: Configuration, point: dict[str, Any]
+    bench: Bench, oracle: Twin, configuration: Configuration, point: dict[str, Any]
 ) -> float | None:
     """The twin's p99 on the very arrivals of the run: what differs is the server alone."""
-    from analyzer.twin.simulator import OpenWorkload, simulate
+    from analyzer.twin.simulator import OpenWorkload
 
-    candidate = oracle.candidate(configuration)
+    candidate = oracle.server_model(configuration)
     if candidate is None:
         return None
     rng = np.random.default_rng([SEED, STREAM_EDGE, 0])
@@ -455,16 +457,7 @@ def _predicted_p99(
         arrival_ns=(arrivals_s * 1e9).astype(np.int64), batch_size=np.array([1])
     )
     # Several draws of the service times' noise; their mean is what the twin expects.
-    found = [
-        simulate(
-            candidate.policy,
-            candidate.service,
-            workload,
-            overhead_ms=candidate.overhead_ms,
-            seed=seed,
-        ).percentile_ms(99)
-        for seed in range(8)
-    ]
+    found = [candidate.simulate(workload, seed=seed).percentile_ms(99) for seed in range(8)]
     values = [value for value in found if value is not None]
     return float(np.mean(values)) if values else None
 

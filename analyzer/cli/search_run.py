@@ -139,15 +139,13 @@ def warm_up_compiler() -> None:
     def compile_kernel() -> None:
         from analyzer.domain.workload import Poisson
         from analyzer.engine.policy import BatchingPolicy
-        from analyzer.twin.bands import UnitArrivals, edge
+        from analyzer.twin.arrivals import UnitArrivals
+        from analyzer.twin.server_model import ServerModel
         from analyzer.twin.service import ServiceTime
 
-        edge(
-            BatchingPolicy(max_batch_size=2, dynamic_batching=True),
-            ServiceTime.constant(1.0),
-            UnitArrivals.draw(Poisson(), count=2000),
-            budget_ms=10.0,
-        )
+        policy = BatchingPolicy(max_batch_size=2, dynamic_batching=True)
+        model = ServerModel(policy=policy, service=ServiceTime.constant(1.0))
+        model.edge(UnitArrivals.draw(Poisson(), count=2000), budget_ms=10.0)
 
     threading.Thread(target=compile_kernel, daemon=True, name="compile the twin").start()
 

@@ -180,7 +180,8 @@ def _capacity(
     seed: int,
     count: int | None,
 ) -> dict[str, Any]:
-    from analyzer.twin.bands import UnitArrivals, feasible_bands
+    from analyzer.twin.arrivals import UnitArrivals
+    from analyzer.twin.server_model import ServerModel
 
     drawn = UnitArrivals.draw(
         process,
@@ -188,9 +189,8 @@ def _capacity(
         seed=seed,
         **({} if count is None else {"count": count}),
     )
-    bands = feasible_bands(
-        policy, service, drawn, budget_ms=budget_ms, percentile=percentile, overhead_ms=overhead_ms
-    )
+    model = ServerModel(policy=policy, service=service, overhead_ms=overhead_ms)
+    bands = model.feasible_bands(drawn, budget_ms=budget_ms, percentile=percentile)
     return {
         "feasible_rates": [{"from_rps": low, "to_rps": high} for low, high in bands],
         "capacity_rps": bands[-1][1] if bands else None,

@@ -20,8 +20,8 @@ from analyzer.errors import UsageError
 if TYPE_CHECKING:
     from analyzer.domain.measurement import Certificate, LoadTest, Measurement
     from analyzer.domain.study import StudyResult
-    from analyzer.measure.plan import TwinOfOne
     from analyzer.targets.target import Target
+    from analyzer.twin.server_model import ServerModel
 
 _VERDICTS = {"PASS": "holds", "FAIL": "refuted", "UNDECIDED": "undecided"}
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
@@ -297,36 +297,24 @@ def _measure(claim: Claim, values: dict[str, Any], *, quiet: bool) -> Measuremen
     return verify_claim(claim.configuration, plan, start, on_block=told)
 
 
-def _twin(claim: Claim, store_url: str) -> TwinOfOne | None:
+def _twin(claim: Claim, store_url: str) -> ServerModel | None:
     """The twin from the probes that the search has kept; None where this machine has none."""
-    from analyzer.engine.policy import BatchingPolicy
     from analyzer.hardware.machine import inspect_machine
-    from analyzer.measure.plan import TwinOfOne
     from analyzer.store.results import open_store
-    from analyzer.twin.calibration import (
-        OVERHEAD_MS_GUESS,
-        VariantCalibration,
-        service_of,
-    )
+    from analyzer.twin.probe_cache import ProbeCache
+    from analyzer.twin.twin import kept_server_model
 
     if not claim.variant_sha256:
         return None
-    variant = claim.configuration.variant
+    machine = inspect_machine()
     with open_store(store_url, create=False) as store:
-        key = f"{claim.variant_sha256}:{inspect_machine().hardware_key}"
-        kept = store.get_cache("probes", key)
-    if kept is None:
-        return None
-    calibrations = {variant: VariantCalibration.from_dict(variant, kept)}
-    service = service_of(calibrations, claim.configuration)
-    if service is None:
-        return None
-    return TwinOfOne(
-        policy=BatchingPolicy.from_configuration(claim.configuration),
-        service=service,
-        overhead_ms=OVERHEAD_MS_GUESS,
-        rate_scale=claim.rate_scale,
-    )
+        return kept_server_model(
+            ProbeCache(store.get_cache, store.put_cache, machine.hardware_key),
+            claim.configuration,
+            claim.variant_sha256,
+            cores=machine.cores,
+            rate_scale=claim.rate_scale,
+        )
 
 
 def _document(claim: Claim, measured: Measurement, verdict: str) -> dict[str, Any]:

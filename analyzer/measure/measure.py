@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -21,10 +22,11 @@ from analyzer.domain.measurement import (
 from analyzer.errors import TargetError
 from analyzer.measure.certify import CLIMBING, CertifyGoal, certify_capacity
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
-from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.measure.session import Session, combine
 from analyzer.stats.certificate import certify, expected_requests
 from analyzer.stats.percentiles import summarize_latency
+from analyzer.twin.server_model import ServerModel
 
 # Runs that say nothing before the configuration is given up, and the factor to the next rate.
 _INVALID_MAX = 12
@@ -38,8 +40,9 @@ _MISS_GUESS_SHARE = 0.2
 # Repeats of the twin's search with other service noise, and how far it may correct an edge.
 _CONTROL_RUNS = 5
 _CONTROL_RANGE = (0.75, 1.1)
-# Simulated requests behind one inflation: a fraction of a second.
-_TWIN_REQUESTS = 400_000
+# Simulated requests behind one inflation and one miss rate: fractions of a second.
+_INFLATION_REQUESTS = 400_000
+_MISS_RATE_REQUESTS = 50_000
 
 
 def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rps: float) -> Edge:
@@ -150,7 +153,7 @@ def certify_target(
     *,
     edge_rps: float,
     seconds: float,
-    twin: TwinOfOne | None,
+    twin: ServerModel | None,
     fixed_rps: float | None = None,
     shares: tuple[float, ...] = CLIMBING,
     stream: int = STREAM_CERTIFY,
@@ -163,8 +166,8 @@ def certify_target(
         valid runs at that rate as one load test.
     """
     sla = load.sla
-    inflation = _remember(lambda rate: twin_inflation_at(twin, load, rate))
-    miss_rate = _remember(lambda rate: _twin_miss_rate(twin, load, rate))
+    inflation = cache(inflation_at(twin, load))
+    miss_rate = cache(miss_rate_at(twin, load))
 
     def requests_needed(rate: float) -> float | None:
         found = inflation(rate)
@@ -234,52 +237,26 @@ def judge_runs(
     return certificate
 
 
-def _remember(function: Callable[[float], float | None]) -> Callable[[float], float | None]:
-    known: dict[float, float | None] = {}
-
-    def remembered(rate: float) -> float | None:
-        if rate not in known:
-            known[rate] = function(rate)
-        return known[rate]
-
-    return remembered
-
-
-def twin_inflation_at(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> float | None:
-    """The twin's variance inflation at a live rate; None without a twin."""
-    if twin is None:
-        return None
-    from analyzer.twin.inflation import twin_inflation
-
-    return twin_inflation(
-        twin.policy,
-        twin.service,
-        load.arrivals,
-        rate_rps=rate_rps * twin.rate_scale,
+def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
+    """The simulated variance inflation by live rate; None without a model."""
+    if model is None:
+        return lambda rate_rps: None
+    arrivals = load.unit_arrivals(_INFLATION_REQUESTS)
+    return lambda rate_rps: model.inflation(
+        arrivals,
+        rate_rps,
         budget_ms=load.sla.latency_budget_ms,
         percentile=load.sla.percentile,
-        overhead_ms=twin.overhead_ms,
-        request_batch_size=load.request_batch_size,
-        requests=_TWIN_REQUESTS,
     )
 
 
-def _twin_miss_rate(twin: TwinOfOne | None, load: LoadPlan, rate_rps: float) -> float | None:
-    if twin is None:
-        return None
-    from analyzer.twin.bands import UnitArrivals, miss_fraction
-
-    arrivals = UnitArrivals.draw(
-        load.arrivals, request_batch_size=load.request_batch_size, seed=load.seed, count=50_000
-    )
-    return miss_fraction(
-        twin.policy,
-        twin.service,
-        arrivals,
-        rate_rps=rate_rps * twin.rate_scale,
-        budget_ms=load.sla.latency_budget_ms,
-        overhead_ms=twin.overhead_ms,
-        requests=50_000,
+def miss_rate_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
+    """The simulated fraction of requests over budget by live rate; None without a model."""
+    if model is None:
+        return lambda rate_rps: None
+    arrivals = load.unit_arrivals(_MISS_RATE_REQUESTS, seed=load.seed)
+    return lambda rate_rps: model.miss_rate(
+        arrivals, rate_rps, budget_ms=load.sla.latency_budget_ms
     )
 
 

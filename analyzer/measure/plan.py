@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from analyzer.domain.measurement import RequestLog
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
-from analyzer.engine.policy import BatchingPolicy
-from analyzer.twin.service import ServiceTime
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
 
 # Streams of random numbers drawn from the study's seed: edge searches share their arrivals, so that
 # two configurations are compared on the same ones; every certificate gets fresh ones.
@@ -34,19 +33,11 @@ class LoadPlan:
     request_batch_size: int = 1
     seed: int = 0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwinOfOne:
-    """The twin of one configuration, as far as it is trusted.
-
-    Args:
-        rate_scale: Predicted over measured edge: what a live rate is to the twin.
-    """
-
-    policy: BatchingPolicy
-    service: ServiceTime
-    overhead_ms: float
-    rate_scale: float = 1.0
+    def unit_arrivals(self, count: int, *, seed: int = 0) -> UnitArrivals:
+        """``count`` arrivals at one request per second, for the twin."""
+        return UnitArrivals.draw(
+            self.arrivals, request_batch_size=self.request_batch_size, seed=seed, count=count
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +58,5 @@ class EdgePlan:
     start_rps: float | None = None
     trusted: bool = False
     run_seconds: tuple[float, float] = (1.0, 5.0)
-    twin: TwinOfOne | None = None
+    twin: ServerModel | None = None
     twin_edge_rps: float | None = None
-
-
-@dataclass(slots=True)
-class RunLogs:
-    """Raw requests of the load tests, in their order."""
-
-    logs: list[RequestLog] = field(default_factory=list)

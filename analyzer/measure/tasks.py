@@ -39,12 +39,13 @@ from analyzer.measure.measure import (
     measure_edge,
     measurement_of,
 )
-from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.measure.probe import run_probes
 from analyzer.measure.session import LoadSession, Session
 from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
 from analyzer.twin.probes import Probe, ProbeResult
+from analyzer.twin.server_model import ServerModel
 
 if TYPE_CHECKING:
     from analyzer.variants.build import Variant
@@ -185,7 +186,7 @@ class CertifyPlan:
     seconds: float
     edge: Edge | None = None
     rate_rps: float | None = None
-    twin: TwinOfOne | None = None
+    twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     stream: int = STREAM_CERTIFY
     kind: str = "certify"

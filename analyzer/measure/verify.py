@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement, RequestLog
-from analyzer.measure.measure import judge_runs, merge_tests, twin_inflation_at
-from analyzer.measure.plan import STREAM_VERIFY, LoadPlan, TwinOfOne
+from analyzer.measure.measure import inflation_at, judge_runs, merge_tests
+from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
 from analyzer.measure.session import LoadSession, combine
 from analyzer.targets.target import Target
+from analyzer.twin.server_model import ServerModel
 
 STARTS = 2
 _BLOCK_S_MIN = 1.0
@@ -31,7 +32,7 @@ class VerifyPlan:
     load: LoadPlan
     rate_rps: float
     seconds: float
-    twin: TwinOfOne | None = None
+    twin: ServerModel | None = None
     gpu_index: int | None = None
 
 
@@ -54,7 +55,7 @@ def verify_claim(
         TargetError: The server failed.
     """
     sla = plan.load.sla
-    inflation = twin_inflation_at(plan.twin, plan.load, plan.rate_rps)
+    inflation = inflation_at(plan.twin, plan.load)(plan.rate_rps)
     tests: list[LoadTest] = []
     logs: list[RequestLog] = []
     seconds = 0.0

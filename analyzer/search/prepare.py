@@ -1,43 +1,28 @@
-"""What a search does before its first trial: builds the variants, probes them, asks the twin."""
+"""What a search does before its first trial: builds the variants and probes them."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Accuracy, Failure, Measurement
-from analyzer.domain.sla import Sla
-from analyzer.domain.workload import ArrivalProcess
+from analyzer.domain.measurement import Accuracy, Failure
 from analyzer.errors import AnalyzerError
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import Executor, Job, JobResult
-from analyzer.measure.plan import TwinOfOne
 from analyzer.measure.tasks import Assets, BuildTask, ProbeTask
 from analyzer.search.request import Progress, SearchRequest
-from analyzer.twin.calibration import (
-    OVERHEAD_MS_GUESS,
-    VariantCalibration,
-    service_of,
-)
+from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.probes import Probe, plan_probes
 
 if TYPE_CHECKING:
-    from analyzer.twin.bands import Candidate
     from analyzer.variants.build import Variant
 
 # A variant that costs this many times the cheapest one's core time is not probed further.
 _PRUNE_FACTOR = 2.0
 _BUILD_TIMEOUT_S = 1800.0
-# Configurations between two looks at the clock while the twin computes.
-_CHUNK = 16
 
 
 @dataclass(slots=True)
@@ -126,32 +111,6 @@ def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest
     return ""
 
 
-class ProbeCache:
-    """Where probes are kept between studies; the store behind two functions."""
-
-    def __init__(
-        self,
-        read: Callable[[str], dict[str, object] | None],
-        write: Callable[[str, dict[str, object]], None],
-        hardware_key: str,
-    ) -> None:
-        self._read = read
-        self._write = write
-        self._hardware_key = hardware_key
-
-    def load(self, report: Variant) -> VariantCalibration | None:
-        """What earlier studies probed of this file on this hardware."""
-        values = self._read(self._key(report))
-        return VariantCalibration.from_dict(report.key, values) if values else None
-
-    def save(self, report: Variant, calibration: VariantCalibration) -> None:
-        """Keeps ``calibration`` for the next study."""
-        self._write(self._key(report), calibration.to_dict())
-
-    def _key(self, report: Variant) -> str:
-        return f"{report.sha256}:{self._hardware_key}"
-
-
 def probe_variants(
     request: SearchRequest,
     assets: Assets,
@@ -177,7 +136,7 @@ def probe_variants(
     def probe(plans: Mapping[VariantKey, list[Probe]]) -> None:
         jobs = []
         for key, probes in plans.items():
-            known = prepared.calibrations.get(key) or cache.load(prepared.variants[key])
+            known = prepared.calibrations.get(key) or cache.load(key, prepared.variants[key].sha256)
             if known is not None:
                 prepared.calibrations[key] = known
                 probes = known.lacks(probes)
@@ -205,7 +164,7 @@ def probe_variants(
             empty = VariantCalibration(variant=key, results=())
             merged = prepared.calibrations.get(key, empty).merged(result.value)
             prepared.calibrations[key] = merged
-            cache.save(prepared.variants[key], merged)
+            cache.save(prepared.variants[key].sha256, merged)
 
         run_jobs(executor, jobs, finished)
 
@@ -239,130 +198,3 @@ def _first_look(probes: Sequence[Probe]) -> list[Probe]:
     """Of the plainest deployment the smallest and a middle batch: they tell what is too dear."""
     alone = [p for p in probes if (p.threads, p.busy) == (probes[0].threads, 1)]
     return sorted({alone[0], alone[len(alone) // 2]}, key=lambda probe: probe.batch)
-
-
-class TwinOracle:
-    """The twin's predictions: the edge of a configuration from the probed service times."""
-
-    def __init__(
-        self,
-        calibrations: Mapping[VariantKey, VariantCalibration],
-        sla: Sla,
-        arrivals: ArrivalProcess,
-        *,
-        request_batch_size: int,
-        seed: int,
-        overhead_ms: float = OVERHEAD_MS_GUESS,
-    ) -> None:
-        from analyzer.twin.bands import UnitArrivals
-
-        self._calibrations = dict(calibrations)
-        self._sla = sla
-        self._request_batch_size = request_batch_size
-        self.overhead_ms = overhead_ms
-        self._unit = UnitArrivals.draw(
-            arrivals, request_batch_size=request_batch_size, seed=seed, count=400_000
-        )
-        self._known: dict[str, float | None] = {}
-
-    def candidate(self, configuration: Configuration) -> Candidate | None:
-        """The configuration as the twin knows it; None without probes."""
-        from analyzer.engine.policy import BatchingPolicy
-        from analyzer.twin.bands import Candidate
-
-        service = service_of(self._calibrations, configuration)
-        if service is None:
-            return None
-        return Candidate(
-            policy=BatchingPolicy.from_configuration(configuration),
-            service=service,
-            overhead_ms=self.overhead_ms,
-        )
-
-    def twin(self, configuration: Configuration, *, rate_scale: float = 1.0) -> TwinOfOne | None:
-        """The configuration as a worker needs it; None without probes."""
-        candidate = self.candidate(configuration)
-        if candidate is None:
-            return None
-        return TwinOfOne(
-            policy=candidate.policy,
-            service=candidate.service,
-            overhead_ms=candidate.overhead_ms,
-            rate_scale=rate_scale,
-        )
-
-    def predict(
-        self,
-        configurations: Sequence[Configuration],
-        *,
-        seconds_max: float = math.inf,
-        hopeless_share: float = 0.0,
-    ) -> list[float | None]:
-        """The edges of ``configurations``, requests per second; None where unknown or nowhere.
-
-        Computes on all cores: no load test may run on this machine meanwhile. Those that could
-        carry most come first.
-
-        Args:
-            seconds_max: What this does not suffice for stays unknown.
-            hopeless_share: So does what saturates below this share of the best edge.
-        """
-        from analyzer.twin.bands import edges
-
-        started = time.monotonic()
-        best = 0.0
-        waiting = []
-        for configuration in configurations:
-            if configuration.config_id in self._known:
-                continue
-            candidate = self.candidate(configuration)
-            if candidate is None:
-                continue
-            limit = candidate.service.saturation_rps(candidate.policy, self._request_batch_size)
-            waiting.append((limit, configuration, candidate))
-        waiting.sort(key=lambda entry: -entry[0])
-        for first in range(0, len(waiting), _CHUNK):
-            chunk = waiting[first : first + _CHUNK]
-            chunk = [entry for entry in chunk if entry[0] >= hopeless_share * best]
-            if not chunk or time.monotonic() - started > seconds_max:
-                break
-            found = edges(
-                [candidate for _, _, candidate in chunk],
-                self._unit,
-                budget_ms=self._sla.latency_budget_ms,
-                percentile=self._sla.percentile,
-                threads=os.cpu_count(),
-            )
-            for (_, configuration, _), edge in zip(chunk, found, strict=True):
-                self._known[configuration.config_id] = edge
-                best = max(best, edge or 0.0)
-        return [self._known.get(configuration.config_id) for configuration in configurations]
-
-    def completed(self, outcome: Measurement | Failure) -> Measurement | Failure:
-        """A measurement with the p99 that the twin expects at the rate it is presented at."""
-        if isinstance(outcome, Failure):
-            return outcome
-        test = representative_test(outcome, self._sla)
-        if test is None or test.offered_rps is None:
-            return outcome
-        p99_ms = self.latency_ms(outcome.configuration, test.offered_rps, percentile=99.0)
-        return replace(outcome, predicted=replace(outcome.predicted, latency_ms_p99=p99_ms))
-
-    def latency_ms(
-        self, configuration: Configuration, rate_rps: float, *, percentile: float | None = None
-    ) -> float | None:
-        """Latency at a percentile (the SLA's, if None) at ``rate_rps``; None without probes."""
-        from analyzer.twin.simulator import OpenWorkload, simulate
-
-        candidate = self.candidate(configuration)
-        if candidate is None:
-            return None
-        count = 20_000
-        workload = OpenWorkload(
-            arrival_ns=(self._unit.time_s[:count] * (1e9 / rate_rps)).astype(np.int64),
-            batch_size=self._unit.batch_size[:count],
-        )
-        result = simulate(
-            candidate.policy, candidate.service, workload, overhead_ms=candidate.overhead_ms
-        )
-        return result.percentile_ms(percentile or self._sla.percentile)

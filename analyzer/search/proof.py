@@ -13,13 +13,15 @@ from analyzer.domain.measurement import Edge, Failure, Measurement, Prediction
 from analyzer.measure.certify import AT_ONCE, CLIMBING
 from analyzer.measure.edge import revised_edge
 from analyzer.measure.jobs import Executor, Job
-from analyzer.measure.plan import EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, CertifyPlan, MeasureTask
 from analyzer.search.guide import Guide
 from analyzer.search.infeasible import ruled_out
 from analyzer.search.ledger import Ledger, describe, merged, outcome_of, plainness
-from analyzer.search.prepare import Prepared, TwinOracle
+from analyzer.search.prepare import Prepared
 from analyzer.search.request import Progress, SearchRequest
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.twin import Twin
 
 # The baseline's share of the time that is left for certificates; what it leaves is the winner's.
 _BASELINE_SHARE = 0.45
@@ -53,7 +55,7 @@ class Prover:
     assets: Assets
     load: LoadPlan
     prepared: Prepared
-    oracle: TwinOracle
+    oracle: Twin
     guide: Guide
     candidates: dict[str, Configuration]
     allowed: frozenset[str]
@@ -149,7 +151,7 @@ class Prover:
 
     def expected(self, configuration: Configuration) -> float | None:
         """The twin's edge, corrected by what was measured."""
-        predicted = self.oracle.predict([configuration])[0]
+        predicted = self.oracle.edges([configuration])[0]
         return self.guide.corrected(configuration.config_id, predicted)
 
     def _prove_failure(self) -> None:
@@ -200,7 +202,7 @@ class Prover:
         if rate_rps is None and sla.objective in ("latency", "memory"):
             rate_rps = sla.target_rate_rps
         self.progress.detail(describe(configuration))
-        predicted = self.oracle.predict([configuration])[0]
+        predicted = self.oracle.edges([configuration])[0]
         search_s = 0.0 if edge is not None else float(np.clip(_EDGE_SHARE * seconds, 2.0, 12.0))
         report = self.prepared.variants.get(configuration.variant)
         task = MeasureTask(
@@ -260,10 +262,10 @@ class Prover:
 
     def _twin(
         self, configuration: Configuration, predicted: float | None, edge: Edge | None
-    ) -> TwinOfOne | None:
+    ) -> ServerModel | None:
         """The twin for the correlation of requests, unless it has shown that it is wrong."""
         if not self.guide.trusted:
             return None
         measured = edge.rate_rps if edge is not None else None
         scale = predicted / measured if predicted and measured else 1.0
-        return self.oracle.twin(configuration, rate_scale=scale)
+        return self.oracle.server_model(configuration, rate_scale=scale)

@@ -20,14 +20,14 @@ from analyzer.search.guide import Guide
 from analyzer.search.ledger import Known, Ledger, TrialStore, describe, outcome_of, plainness
 from analyzer.search.prepare import (
     Prepared,
-    ProbeCache,
-    TwinOracle,
     build_variants,
     probe_variants,
 )
 from analyzer.search.proof import Prover, server_start_s
 from analyzer.search.proposals import Proposal, Proposals, guided_value
 from analyzer.search.request import Progress, SearchRequest
+from analyzer.twin.probe_cache import ProbeCache
+from analyzer.twin.twin import Twin
 
 # Configurations whose saturation throughput, which no edge exceeds, is below this share of the best
 # edge are not computed: a twin that may be trusted is not off by so much.
@@ -168,11 +168,7 @@ class Search:
                 "requests carry made-up inputs."
             )
         progress.phase("probing service times", min(20.0, 0.25 * request.budget_s))
-        cache = ProbeCache(
-            lambda key: self._store.get_cache("probes", key),
-            lambda key, value: self._store.put_cache("probes", key, value),
-            self._hardware_key,
-        )
+        cache = ProbeCache(self._store.get_cache, self._store.put_cache, self._hardware_key)
         for problem in probe_variants(
             request,
             self._assets,
@@ -187,14 +183,16 @@ class Search:
             self._ledger.warn(problem)
         return prepared
 
-    def _oracle(self, prepared: Prepared) -> TwinOracle:
+    def _oracle(self, prepared: Prepared) -> Twin:
         request = self._request
-        return TwinOracle(
+        return Twin(
             prepared.calibrations,
             request.sla,
             request.arrivals,
             request_batch_size=request.request_batch_size,
             seed=request.seed % 2**32,
+            cores=self._cores,
+            clock=self._clock,
         )
 
     def _allowed(self, prepared: Prepared) -> list[str]:
@@ -207,11 +205,11 @@ class Search:
             and configuration.precision in self._request.precisions
         ]
 
-    def _predict(self, oracle: TwinOracle, allowed: Sequence[str]) -> dict[str, float | None]:
+    def _predict(self, oracle: Twin, allowed: Sequence[str]) -> dict[str, float | None]:
         self._progress.phase("asking the twin", 0.03 * len(allowed))
         configurations = [self._candidates[config_id] for config_id in allowed]
-        oracle.predict([self._baseline])
-        edges = oracle.predict(
+        oracle.edges([self._baseline])
+        edges = oracle.edges(
             [*configurations, self._baseline],
             seconds_max=2.0 + 0.1 * self._request.budget_s,
             hopeless_share=_HOPELESS_SHARE,
@@ -220,7 +218,7 @@ class Search:
 
     def _predicted_values(
         self,
-        oracle: TwinOracle,
+        oracle: Twin,
         prepared: Prepared,
         allowed: Sequence[str],
         edges: Mapping[str, float | None],
@@ -246,9 +244,7 @@ class Search:
 
     # --- trials ----------------------------------------------------------------------------------
 
-    def _trials(
-        self, proposals: Proposals, guide: Guide, prepared: Prepared, oracle: TwinOracle
-    ) -> None:
+    def _trials(self, proposals: Proposals, guide: Guide, prepared: Prepared, oracle: Twin) -> None:
         request = self._request
         seconds = float(np.clip(0.08 * request.budget_s, 2.5, 20.0))
         trial_s = seconds + server_start_s(request.server)
@@ -307,7 +303,7 @@ class Search:
         configuration: Configuration,
         guide: Guide,
         prepared: Prepared,
-        oracle: TwinOracle,
+        oracle: Twin,
         seconds: float,
     ) -> MeasureTask:
         start = guide.expected(configuration.config_id)
@@ -323,7 +319,7 @@ class Search:
                 start_rps=start,
                 trusted=guide.measured >= 2 and guide.trusted,
                 run_seconds=(max(0.7, seconds / 5), max(1.5, seconds / 2)),
-                twin=oracle.twin(configuration) if guide.trusted else None,
+                twin=oracle.server_model(configuration) if guide.trusted else None,
                 twin_edge_rps=guide.predicted(configuration.config_id),
             ),
             target_seconds=seconds * 0.5 if fixed else None,
@@ -336,7 +332,7 @@ class Search:
     # --- the answer ------------------------------------------------------------------------------
 
     def _answer(
-        self, prepared: Prepared, oracle: TwinOracle, guide: Guide, allowed: Sequence[str]
+        self, prepared: Prepared, oracle: Twin, guide: Guide, allowed: Sequence[str]
     ) -> StudyResult:
         request, ledger = self._request, self._ledger
         prover = Prover(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,30 +9,20 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.twin.fitted import (
+    HOST_MS,
+    HOST_MS_THREADS,
+    HOST_SHARE_MAX,
+    HOST_SHARE_THREADS,
+    PYTHON_BACKEND_ITEM_MS,
+    PYTHON_BACKEND_MS,
+    THREADS_GAIN,
+)
 from analyzer.twin.probes import Probe, ProbeResult
 from analyzer.twin.service import ServiceTime
 
 # Enough for the shape of the noise; more only makes the records longer.
 _RESIDUALS_MAX = 256
-# What a request costs outside the queue and the model until live runs have told: the socket, the
-# scheduler, two thread switches.
-OVERHEAD_MS_GUESS = 0.3
-# What a request costs the machine's cores besides the model: the server's socket and scheduler, and
-# a load generator on the same machine. While no core is left over, executions pay for it: with one
-# thread per instance at most a share of the model's own time, since quick models are served in
-# larger gulps; with several threads at least a share, since all wait for the one that was
-# interrupted, and for each other after every pause.
-# Fitted to bench/twin_live.py's runs on two cores (docs/twin.md).
-_HOST_MS = 0.12
-_HOST_SHARE_MAX = 0.12
-_HOST_MS_THREADS = 0.08
-_HOST_SHARE_THREADS = 0.14
-# What Triton's python backend adds to each execution, and for each inference in it: shared memory,
-# its stub process, the server's own threads, gRPC. An instance is occupied. Fitted like the above.
-_PYTHON_BACKEND_MS = 0.5
-_PYTHON_BACKEND_ITEM_MS = 0.1
-# Time falls with this power of the threads, where nobody probed.
-_THREADS_GAIN = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +36,28 @@ class VariantCalibration:
     variant: VariantKey
     results: tuple[ProbeResult, ...]
 
-    def service(self, threads: int, instances: int) -> ServiceTime | None:
+    def service_of(self, configuration: Configuration, *, cores: int) -> ServiceTime | None:
+        """The service times that the twin uses for ``configuration``; None if they are unknown.
+
+        Args:
+            cores: That the server, and a load generator beside it, may use.
+        """
+        threads, instances = configuration.intra_op_threads or 0, configuration.instance_count
+        service = self.service(threads, instances, cores=cores)
+        if service is not None and configuration.backend == "python":
+            service = _slower(
+                service, lambda size, mean: PYTHON_BACKEND_MS + PYTHON_BACKEND_ITEM_MS * size
+            )
+        if service is None or configuration.device != "cpu" or threads * instances < cores:
+            return service
+        return beside_host(service, threads or 1)
+
+    def service(self, threads: int, instances: int, *, cores: int) -> ServiceTime | None:
         """Service times with ``threads`` threads and up to ``instances`` busy; None if unknown.
 
-        The curve comes from one busy instance. A thread count that was not probed (the variant was
-        too slow to be worth it) is taken from one that was, with a usual gain from threads.
+        Of the model alone, without server and generator. The curve comes from one busy instance. A
+        thread count that was not probed (the variant was too slow to be worth it) is taken from one
+        that was, with a usual gain from threads.
         """
         alone = self._means(threads, 1)
         if not alone:
@@ -59,7 +65,7 @@ class VariantCalibration:
             if not probed or not threads:
                 return None
             other = min(probed)
-            gain = (threads / other) ** _THREADS_GAIN
+            gain = (threads / other) ** THREADS_GAIN
             alone = {size: mean / gain for size, mean in self._means(other, 1).items()}
             if not alone:
                 return None
@@ -70,7 +76,7 @@ class VariantCalibration:
             service_ms=tuple(alone[size] for size in sizes),
             distribution="empirical" if len(residuals) >= 8 else "deterministic",
             residuals=residuals if len(residuals) >= 8 else (),
-            interference_by_size=self._interference(threads, instances, alone),
+            interference_by_size=self._interference(threads, instances, alone, cores),
         )
 
     def _means(self, threads: int, busy: int) -> dict[int, float]:
@@ -97,13 +103,12 @@ class VariantCalibration:
         return 0.0
 
     def _interference(
-        self, threads: int, instances: int, alone: dict[int, float]
+        self, threads: int, instances: int, alone: dict[int, float], cores: int
     ) -> tuple[tuple[int, tuple[float, ...]], ...]:
         """Slow-down by batch size and busy instances, as ``ServiceTime.interference_by_size``.
 
         Between probed numbers of instances a straight line, beyond them the last one.
         """
-        cores = os.cpu_count() or 1
         known: dict[int, dict[int, float]] = {}
         for busy in {result.probe.busy for result in self.results} - {1}:
             crowded = busy * (threads or cores) > cores
@@ -114,7 +119,7 @@ class VariantCalibration:
                     known.setdefault(size, {1: 1.0})[busy] = max(1.0, ratio)
         if not known and instances > 1:
             # Never probed side by side: as if the cores were shared in turn.
-            known[1] = {1: 1.0, instances: float(max(1, instances * max(threads, 1) / 2))}
+            known[1] = {1: 1.0, instances: max(1.0, instances * (threads or cores) / cores)}
         busy_instances = np.arange(1, instances + 1)
         return tuple(
             (size, tuple(np.interp(busy_instances, sorted(at), [at[k] for k in sorted(at)])))
@@ -123,11 +128,12 @@ class VariantCalibration:
 
     def _residuals(self, threads: int) -> tuple[float, ...]:
         """Single executions over their probe's mean, thinned to 256, ascending."""
-        found: list[float] = []
-        for result in self.results:
-            if result.probe.threads == threads and len(result.samples_ms) >= 4:
-                found += [sample / result.mean_ms for sample in result.samples_ms]
-        ordered = np.sort(np.asarray(found))
+        found = [
+            np.asarray(result.samples_ms) / result.mean_ms
+            for result in self.results
+            if result.probe.threads == threads and len(result.samples_ms) >= 4
+        ]
+        ordered = np.sort(np.concatenate([np.empty(0), *found]))
         if len(ordered) > _RESIDUALS_MAX:
             ordered = np.quantile(ordered, (np.arange(_RESIDUALS_MAX) + 0.5) / _RESIDUALS_MAX)
         return tuple(round(float(value), 5) for value in ordered)
@@ -161,8 +167,9 @@ class VariantCalibration:
         """What :meth:`to_dict` wrote."""
         results = []
         for record in values["results"]:
-            samples = tuple(record.pop("samples_ms"))
-            results.append(ProbeResult(probe=Probe(**record), samples_ms=samples))
+            place = {name: value for name, value in record.items() if name != "samples_ms"}
+            samples = tuple(record["samples_ms"])
+            results.append(ProbeResult(probe=Probe(**place), samples_ms=samples))
         return cls(variant=variant, results=tuple(results))
 
     def merged(self, more: Iterable[ProbeResult]) -> VariantCalibration:
@@ -180,34 +187,13 @@ def _place(probe: Probe) -> tuple[int, int, int]:
     return probe.threads, probe.busy, probe.batch
 
 
-def service_of(
-    calibrations: dict[VariantKey, VariantCalibration], configuration: Configuration
-) -> ServiceTime | None:
-    """The service times that the twin uses for ``configuration``; None if they are unknown."""
-    calibration = calibrations.get(configuration.variant)
-    if calibration is None:
-        return None
-    threads = configuration.intra_op_threads
-    service = calibration.service(
-        threads if threads is not None else 0, configuration.instance_count
-    )
-    taken = (threads or 0) * configuration.instance_count
-    if service is not None and configuration.backend == "python":
-        service = _slower(
-            service, lambda size, mean: _PYTHON_BACKEND_MS + _PYTHON_BACKEND_ITEM_MS * size
-        )
-    if service is None or configuration.device != "cpu" or taken < (os.cpu_count() or 1):
-        return service
-    return beside_host(service, threads or 1)
-
-
 def beside_host(service: ServiceTime, threads: int) -> ServiceTime:
     """``service`` where instances times threads leave no core to the server and the generator."""
     if threads > 1:
         return _slower(
-            service, lambda size, mean: max(_HOST_SHARE_THREADS * mean, _HOST_MS_THREADS * size)
+            service, lambda size, mean: max(HOST_SHARE_THREADS * mean, HOST_MS_THREADS * size)
         )
-    return _slower(service, lambda size, mean: min(_HOST_MS * size, _HOST_SHARE_MAX * mean))
+    return _slower(service, lambda size, mean: min(HOST_MS * size, HOST_SHARE_MAX * mean))
 
 
 def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:

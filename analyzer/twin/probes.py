@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from analyzer.twin.fitted import SHARED_CORE_FACTOR, TRIMMED_SHARE
 
 PROBES_MAX = 20
 
@@ -22,25 +25,39 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What it gave: milliseconds of single executions; empty if the probe was skipped as slow."""
+    """What it gave: milliseconds of single executions; empty if the probe was skipped as slow.
+
+    Args:
+        mean_ms: :func:`trimmed_mean_ms` of the samples, computed here once; NaN without any.
+    """
 
     probe: Probe
     samples_ms: tuple[float, ...]
+    mean_ms: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def mean_ms(self) -> float:
-        """Mean without the slowest percent, which belongs to the machine and not to the curve.
+    def __post_init__(self) -> None:
+        mean_ms = math.nan
+        if self.samples_ms:
+            mean_ms = trimmed_mean_ms(self.samples_ms, crowded=self.probe.threads != 1)
+        object.__setattr__(self, "mean_ms", mean_ms)
 
-        Of fewer than ten executions the median: one of them may well have been disturbed. With
-        several threads the executions of which two shared a core are left out: they take up to
-        three times as long, and their share in a short probe is chance.
-        """
-        ordered = np.sort(np.asarray(self.samples_ms))
-        if self.probe.threads != 1:
-            ordered = ordered[ordered <= 1.5 * np.percentile(ordered, 25)]
-        if len(ordered) < 10:
-            return float(np.median(ordered))
-        return float(ordered[: max(1, int(np.ceil(0.99 * len(ordered))))].mean())
+
+def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
+    """Mean without the slowest percent, which belongs to the machine and not to the curve.
+
+    Of fewer than ten executions the median: one of them may well have been disturbed.
+
+    Args:
+        samples_ms: At least one.
+        crowded: With several threads the executions of which two shared a core are left out: they
+            take up to three times as long, and their share in a short probe is chance.
+    """
+    ordered = np.sort(np.asarray(samples_ms))
+    if crowded:
+        ordered = ordered[ordered <= SHARED_CORE_FACTOR * np.percentile(ordered, 25)]
+    if len(ordered) < 10:
+        return float(np.median(ordered))
+    return float(ordered[: max(1, int(np.ceil(TRIMMED_SHARE * len(ordered))))].mean())
 
 
 def plan_probes(

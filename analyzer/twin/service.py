@@ -134,20 +134,29 @@ class ServiceTime:
             return factors[(quantile * len(ranked)).astype(np.int64)]
         return np.ones(1)
 
-    def saturation_rps(self, policy: BatchingPolicy, request_batch_size: int = 1) -> float:
+    def saturation_rps(
+        self, policy: BatchingPolicy, request_batch_size: int | NDArray[np.int64] = 1
+    ) -> float:
         """The request rate that no schedule of the policy exceeds, 1/s.
 
         Infinite if a batch takes no time. The largest of k · b / time(b, k busy) over the
-        instances k and the batches b that requests of ``request_batch_size`` can form.
+        instances k and the batches b that requests can form.
+
+        Args:
+            request_batch_size: Inferences of each request; where they differ (int64 [n]) the rate
+                is that of as many inferences in the smallest requests, which fill batches best.
         """
-        per_batch = 1
+        per_request = float(np.mean(request_batch_size))
+        size, per_batch = max(int(per_request), 1), 1
         if policy.dynamic_batching:
-            per_batch = max(policy.batch_limit // request_batch_size, 1)
+            size = int(np.min(request_batch_size))
+            per_batch = max(policy.batch_limit // size, 1)
         requests = np.arange(1, per_batch + 1)
-        sizes = requests * request_batch_size
+        sizes = requests * size
         batch_ms = self.curve_ms(sizes)
         if np.any(batch_ms <= 0):
             return float("inf")
         busy = np.arange(1, policy.instance_count + 1)[:, None]
         slower = self.interference_at(policy.instance_count, sizes)
-        return float(np.max(busy * requests / (batch_ms * slower)) * 1e3)
+        fastest = float(np.max(busy * requests / (batch_ms * slower)) * 1e3)
+        return fastest * size / per_request if policy.dynamic_batching else fastest

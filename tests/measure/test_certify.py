@@ -13,9 +13,10 @@ from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.certify import CertifyGoal, certify_capacity
 from analyzer.measure.measure import certify_target, judge_runs, merge_tests
-from analyzer.measure.plan import STREAM_CERTIFY, LoadPlan, TwinOfOne
+from analyzer.measure.plan import STREAM_CERTIFY, LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.twin.bands import UnitArrivals, edge
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
 
@@ -114,13 +115,13 @@ def test_a_fixed_rate_is_the_only_one_tried() -> None:
 def test_on_a_simulated_server_no_more_than_the_true_edge_is_certified(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan, seed: int
 ) -> None:
-    truth = edge(policy, service, UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
     assert truth is not None
     plan = LoadPlan(sla=load.sla, arrivals=load.arrivals, seed=seed)
     session = VirtualSession(policy, service, plan)
-    twin = TwinOfOne(policy=policy, service=service, overhead_ms=0.0)
     capacity, certificate, headline = certify_target(
-        session, plan, edge_rps=1.1 * truth, seconds=60.0, twin=twin
+        session, plan, edge_rps=1.1 * truth, seconds=60.0, twin=model
     )
     assert certificate is not None
     if capacity is None:

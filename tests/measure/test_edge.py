@@ -16,9 +16,10 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import TargetError
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, revised_edge
 from analyzer.measure.measure import long_run_edge, measure_edge
-from analyzer.measure.plan import EdgePlan, LoadPlan, TwinOfOne
+from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.twin.bands import UnitArrivals, edge
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
 
@@ -112,13 +113,14 @@ def test_the_edge_of_a_simulated_server(
     short: bool,
 ) -> None:
     """Short runs end before a queue has grown; the twin knows by how much that flatters."""
-    truth = edge(policy, service, UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
     assert truth is not None
     plan = EdgePlan(
         seconds=20.0 if short else 2000.0,
         start_rps=start,
         run_seconds=(2.0, 6.0) if short else (60.0, 120.0),
-        twin=TwinOfOne(policy=policy, service=service, overhead_ms=0.0) if short else None,
+        twin=model if short else None,
         twin_edge_rps=truth if short else None,
     )
     found = measure_edge(session, plan, load, session.warm_up(concurrency=16))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.twin.calibration import VariantCalibration, service_of
+from analyzer.domain.configuration import Configuration
+from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.probes import PROBES_MAX, Probe, ProbeResult, plan_probes
 
 FP32 = Configuration().variant
@@ -50,15 +50,11 @@ def test_a_model_that_cannot_be_batched_is_probed_with_one() -> None:
     assert {probe.busy for probe in probes} == {1, 2}
 
 
-def test_the_curve_and_the_interference_are_those_of_the_probes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # With cores to spare nothing is added for the server and the generator beside the model.
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+def test_the_curve_and_the_interference_are_those_of_the_probes() -> None:
     known = calibrated(
         result(1, 1, 1, 2.0), result(1, 1, 8, 9.0), result(1, 2, 1, 2.4), result(1, 2, 8, 10.8)
     )
-    service = known.service(1, 2)
+    service = known.service(1, 2, cores=2)
     assert service is not None
     assert service.batch_sizes == (1, 8)
     assert service.service_ms == pytest.approx((2.0, 9.0), rel=0.01)
@@ -69,7 +65,7 @@ def test_the_curve_and_the_interference_are_those_of_the_probes(
 
 def test_between_probed_numbers_of_instances_a_straight_line() -> None:
     known = calibrated(result(1, 1, 1, 2.0), result(1, 3, 1, 3.0))
-    service = known.service(1, 3)
+    service = known.service(1, 3, cores=2)
     assert service is not None
     assert service.interference_at(3, np.array([1]))[:, 0] == pytest.approx(
         (1.0, 1.25, 1.5), rel=0.01
@@ -78,23 +74,22 @@ def test_between_probed_numbers_of_instances_a_straight_line() -> None:
 
 def test_neighbours_that_seem_to_help_do_not() -> None:
     known = calibrated(result(1, 1, 1, 2.0), result(1, 2, 1, 1.9))
-    service = known.service(1, 2)
+    service = known.service(1, 2, cores=2)
     assert service is not None and service.interference_at(2, np.array([1])).min() >= 1.0
 
 
 def test_unprobed_threads_are_taken_from_probed_ones() -> None:
     known = calibrated(result(1, 1, 1, 4.0))
-    service = known.service(2, 1)
+    service = known.service(2, 1, cores=2)
     assert service is not None and 2.0 < service.service_ms[0] < 4.0
-    assert known.service(0, 1) is None
+    assert known.service(0, 1, cores=2) is None
 
 
 def test_without_probes_nothing_is_known() -> None:
-    assert calibrated().service(1, 1) is None
+    assert calibrated().service(1, 1, cores=2) is None
     assert calibrated().cost_ms() is None
     skipped = ProbeResult(probe=Probe(threads=1, busy=1, batch=64), samples_ms=())
-    assert calibrated(skipped).service(1, 1) is None
-    assert service_of({}, Configuration()) is None
+    assert calibrated(skipped).service(1, 1, cores=2) is None
 
 
 def test_the_slowest_percent_does_not_move_the_mean() -> None:
@@ -123,8 +118,3 @@ def test_only_what_was_not_probed_is_probed_again() -> None:
 def test_the_cost_is_core_time_per_inference() -> None:
     known = calibrated(result(2, 1, 1, 4.0), result(2, 1, 8, 16.0))
     assert known.cost_ms() == pytest.approx(4.0, rel=0.01)
-
-
-def test_variants_do_not_share_probes() -> None:
-    int8 = VariantKey(precision="int8", quantization="static", backend="onnxruntime")
-    assert service_of({int8: calibrated(result(1, 1, 1, 2.0))}, Configuration()) is None

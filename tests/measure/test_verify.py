@@ -12,8 +12,9 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Certificate, LoadTest, Measurement
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure import verify
-from analyzer.measure.plan import LoadPlan, TwinOfOne
+from analyzer.measure.plan import LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
 CONFIGURATION = Configuration(max_batch_size=8, dynamic_batching=True)
@@ -57,7 +58,7 @@ class Machine:
             load=load,
             rate_rps=rate_rps,
             seconds=seconds,
-            twin=TwinOfOne(policy=self.policy, service=self.service, overhead_ms=0.0),
+            twin=ServerModel(policy=self.policy, service=self.service, overhead_ms=0.0),
         )
         return verify.verify_claim(CONFIGURATION, plan, self.open, on_block=self.on_block)
 

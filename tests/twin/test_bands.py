@@ -8,14 +8,8 @@ import pytest
 
 from analyzer.domain.workload import Constant, Poisson
 from analyzer.engine.policy import BatchingPolicy, QueuePolicy
-from analyzer.twin.bands import (
-    Candidate,
-    UnitArrivals,
-    edge,
-    edges,
-    feasible_bands,
-    miss_fraction,
-)
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel, edges
 from analyzer.twin.service import ServiceTime
 
 SERVICE = ServiceTime(batch_sizes=(1, 11), service_ms=(4.4, 8.4))
@@ -32,6 +26,10 @@ def fresh() -> UnitArrivals:
     return UnitArrivals.draw(Poisson(), seed=8, count=4_000_000)
 
 
+def model(policy: BatchingPolicy, service: ServiceTime = SERVICE, **settings: float) -> ServerModel:
+    return ServerModel(policy=policy, service=service, **settings)
+
+
 def batcher(**settings: object) -> BatchingPolicy:
     return BatchingPolicy(max_batch_size=32, dynamic_batching=True, **settings)  # type: ignore[arg-type]
 
@@ -39,12 +37,12 @@ def batcher(**settings: object) -> BatchingPolicy:
 def test_queue_delay_makes_a_band(poisson: UnitArrivals) -> None:
     """The case that field.md recorded: about 862 to 1,450 requests per second."""
     policy = batcher(preferred_batch_size=(16,), max_queue_delay_us=50_000)
-    bands = feasible_bands(policy, SERVICE, poisson, budget_ms=35)
+    bands = model(policy).feasible_bands(poisson, budget_ms=35)
     assert len(bands) == 1
     low, high = bands[0]
     assert low == pytest.approx(862, rel=0.03)
     assert high == pytest.approx(1450, rel=0.03)
-    assert edge(policy, SERVICE, poisson, budget_ms=35) == pytest.approx(high, rel=0.02)
+    assert model(policy).edge(poisson, budget_ms=35) == pytest.approx(high, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +62,15 @@ def test_edge_is_within_two_percent_of_a_long_run(
     poisson: UnitArrivals,
     fresh: UnitArrivals,
 ) -> None:
-    bands = feasible_bands(policy, SERVICE, poisson, budget_ms=budget_ms, percentile=percentile)
+    bands = model(policy).feasible_bands(poisson, budget_ms=budget_ms, percentile=percentile)
     assert bands[0][0] == 0.0
-    quick = edge(policy, SERVICE, poisson, budget_ms=budget_ms, percentile=percentile)
+    quick = model(policy).edge(poisson, budget_ms=budget_ms, percentile=percentile)
     assert quick is not None
     for rate in (bands[-1][1], quick):
         below, above = (
-            miss_fraction(
-                policy, SERVICE, fresh, rate_rps=rate * factor, budget_ms=budget_ms,
-                requests=4_000_000,
-            )
+            model(policy).miss_rate(fresh, rate * factor, budget_ms=budget_ms, requests=4_000_000)
             for factor in (0.98, 1.02)
-        )  # fmt: skip
+        )
         assert below < 1 - percentile / 100 < above
 
 
@@ -83,51 +78,56 @@ def test_noisy_service_counts_into_the_edge(poisson: UnitArrivals, fresh: UnitAr
     service = ServiceTime(
         batch_sizes=(1, 11), service_ms=(4.4, 8.4), distribution="lognormal", cv=0.3
     )
-    found = edge(batcher(), service, poisson, budget_ms=20, overhead_ms=1)
+    noisy = model(batcher(), service, overhead_ms=1)
+    found = noisy.edge(poisson, budget_ms=20)
     assert found is not None
     below, above = (
-        miss_fraction(
-            batcher(), service, fresh, rate_rps=found * factor, budget_ms=20, overhead_ms=1,
-            requests=4_000_000,
-        )
+        noisy.miss_rate(fresh, found * factor, budget_ms=20, requests=4_000_000)
         for factor in (0.98, 1.02)
-    )  # fmt: skip
+    )
     assert below < 0.01 < above
 
 
 def test_nowhere_feasible(poisson: UnitArrivals) -> None:
-    assert feasible_bands(batcher(), SERVICE, poisson, budget_ms=4.3) == []
-    assert edge(batcher(), SERVICE, poisson, budget_ms=4.3) is None
-    # The service alone would do, but not with the wait for company.
+    assert model(batcher()).feasible_bands(poisson, budget_ms=4.3) == []
+    assert model(batcher()).edge(poisson, budget_ms=4.3) is None
+    # The service alone would do, but not with the wait for further requests.
     waiting = BatchingPolicy(max_batch_size=2, dynamic_batching=True, max_queue_delay_us=50_000)
     slow = ServiceTime(batch_sizes=(1, 2), service_ms=(10, 40))
-    assert feasible_bands(waiting, slow, poisson, budget_ms=30) == []
+    assert model(waiting, slow).feasible_bands(poisson, budget_ms=30) == []
 
 
 def test_constant_arrivals_reach_the_server_s_own_speed() -> None:
     arrivals = UnitArrivals.draw(Constant(), count=200_000)
     policy = BatchingPolicy(max_batch_size=1)
-    bands = feasible_bands(policy, ServiceTime.constant(10), arrivals, budget_ms=15)
+    bands = model(policy, ServiceTime.constant(10)).feasible_bands(arrivals, budget_ms=15)
     assert bands == [(0.0, pytest.approx(100, rel=0.01))]
 
 
 def test_a_rate_at_which_time_stands_still_is_not_looked_at() -> None:
     """Service times of 0 have no saturation; the search ends all the same."""
     arrivals = UnitArrivals.draw(Poisson(), count=50_000)
-    bands = feasible_bands(batcher(), ServiceTime.constant(0.0), arrivals, budget_ms=1)
+    bands = model(batcher(), ServiceTime.constant(0.0)).feasible_bands(arrivals, budget_ms=1)
     assert len(bands) == 1
     assert bands[0][0] == 0.0
     assert math.isfinite(bands[0][1])
 
 
 def test_edges_on_threads_equal_edges_one_by_one(poisson: UnitArrivals) -> None:
-    candidates = [
-        Candidate(policy=batcher(instance_count=count), service=SERVICE, overhead_ms=0.5)
-        for count in (1, 2, 3)
-    ]
-    together = edges(candidates, poisson, budget_ms=20, threads=2)
-    single = [
-        edge(c.policy, c.service, poisson, budget_ms=20, overhead_ms=c.overhead_ms)
-        for c in candidates
-    ]
-    assert together == single
+    models = [model(batcher(instance_count=count), overhead_ms=0.5) for count in (1, 2, 3)]
+    together = edges(models, poisson, budget_ms=20, cores=2)
+    assert together == [one.edge(poisson, budget_ms=20) for one in models]
+
+
+def test_a_scaled_model_takes_and_gives_live_rates(poisson: UnitArrivals) -> None:
+    plain = model(batcher(), overhead_ms=0.5)
+    scaled = model(batcher(), overhead_ms=0.5, rate_scale=2.0)
+    found = plain.edge(poisson, budget_ms=20)
+    assert found is not None
+    assert scaled.edge(poisson, budget_ms=20) == pytest.approx(found / 2)
+    live = 0.45 * found
+    assert scaled.miss_rate(poisson, live, budget_ms=20) == plain.miss_rate(
+        poisson, 2 * live, budget_ms=20
+    )
+    assert scaled.latency_ms(poisson, live, 99) == plain.latency_ms(poisson, 2 * live, 99)
+    assert scaled.saturation_rps() == plain.saturation_rps() / 2

@@ -7,8 +7,9 @@ import pytest
 
 from analyzer.domain.workload import parse_arrivals
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.twin.bands import UnitArrivals, edge
+from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.heavy_traffic import heavy_traffic_edges
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
 
@@ -61,7 +62,7 @@ def test_agrees_with_simulation_where_the_budget_is_long(arrivals: str, noise: s
         found = heavy_traffic_edges(
             [(policy, service, 0.0)], budget_ms=180.0, percentile=99.0, arrival_scv=scv
         )[0]
-        simulated = edge(policy, service, unit, budget_ms=180.0)
+        simulated = ServerModel(policy=policy, service=service).edge(unit, budget_ms=180.0)
         assert found == pytest.approx(simulated, rel=0.06)
 
 

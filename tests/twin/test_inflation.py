@@ -9,11 +9,16 @@ import pytest
 
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.twin.inflation import batch_means_inflation, twin_inflation
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.inflation import batch_means_inflation
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
-SERVICE = ServiceTime(batch_sizes=(1, 11), service_ms=(4.4, 8.4))
-POLICY = BatchingPolicy(max_batch_size=32, dynamic_batching=True)
+MODEL = ServerModel(
+    policy=BatchingPolicy(max_batch_size=32, dynamic_batching=True),
+    service=ServiceTime(batch_sizes=(1, 11), service_ms=(4.4, 8.4)),
+)
+ARRIVALS = UnitArrivals.draw(Poisson(), count=2_000_000)
 
 
 def test_independent_indicators_are_not_inflated() -> None:
@@ -33,11 +38,9 @@ def test_one_fate_for_all_is_one() -> None:
 @pytest.mark.parametrize(("load", "recorded"), [(0.5, 6), (0.7, 13), (0.8, 25), (0.9, 61)])
 def test_grows_with_the_load_as_recorded(load: float, recorded: float) -> None:
     """field.md's table of the simulated server that misses p99 by a little."""
-    rate_rps = load * SERVICE.saturation_rps(POLICY)
-    found = twin_inflation(POLICY, SERVICE, Poisson(), rate_rps=rate_rps, budget_ms=1e4)
+    found = MODEL.inflation(ARRIVALS, load * MODEL.saturation_rps(), budget_ms=1e4)
     assert recorded / 1.7 < found < recorded * 2.2
 
 
 def test_no_stable_queue_no_finite_inflation() -> None:
-    rate_rps = 1.01 * SERVICE.saturation_rps(POLICY)
-    assert twin_inflation(POLICY, SERVICE, Poisson(), rate_rps=rate_rps, budget_ms=50) == math.inf
+    assert MODEL.inflation(ARRIVALS, 1.01 * MODEL.saturation_rps(), budget_ms=50) == math.inf

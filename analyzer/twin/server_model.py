@@ -1,0 +1,192 @@
+"""The simulated server of one configuration: what it would do at any rate."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.bands import RateScan, ScanMemory
+from analyzer.twin.inflation import late_inflation
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.simulator import (
+    OpenWorkload,
+    Prepared,
+    SimulationResult,
+    Workload,
+    simulate,
+)
+
+# Requests behind a percentile of the latency.
+_LATENCY_REQUESTS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerModel:
+    """A configuration as the twin knows it; travels between processes.
+
+    Args:
+        overhead_ms: What a request takes outside of queue and model.
+        rate_scale: Simulated over live rate: where the twin's edge is known to be off, rates are
+            multiplied by this before they are simulated, and edges divided by it.
+    """
+
+    policy: BatchingPolicy
+    service: ServiceTime
+    overhead_ms: float = 0.0
+    rate_scale: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        configuration: Configuration,
+        service: ServiceTime,
+        *,
+        overhead_ms: float,
+        rate_scale: float = 1.0,
+    ) -> ServerModel:
+        """The model of ``configuration`` with these service times."""
+        return cls(
+            policy=BatchingPolicy.from_configuration(configuration),
+            service=service,
+            overhead_ms=overhead_ms,
+            rate_scale=rate_scale,
+        )
+
+    def saturation_rps(self, request_batch_size: int | NDArray[np.int64] = 1) -> float:
+        """As :meth:`ServiceTime.saturation_rps`: the rate that no edge exceeds, 1/s."""
+        return self.service.saturation_rps(self.policy, request_batch_size) / self.rate_scale
+
+    def simulate(
+        self, workload: Workload, *, seed: int | np.random.SeedSequence = 0
+    ) -> SimulationResult:
+        """What happens to each request of ``workload``, whose times are taken as they are."""
+        return simulate(
+            self.policy, self.service, workload, overhead_ms=self.overhead_ms, seed=seed
+        )
+
+    def edge(
+        self,
+        arrivals: UnitArrivals,
+        *,
+        budget_ms: float,
+        percentile: float = 99.0,
+        accuracy: float = 0.008,
+        memory: ScanMemory | None = None,
+    ) -> float | None:
+        """The upper end of the highest feasible band, 1/s; None if no rate is feasible.
+
+        The quick way for screening: it looks from saturation downwards and stops at the first
+        feasible rate. The steps are 6 % where the edge is near, up to 22 % where it is far; a band
+        that is narrower than its step may be missed.
+        """
+        found = self._scan(arrivals, budget_ms, percentile, memory).edge(accuracy)
+        return found / self.rate_scale if found is not None else None
+
+    def feasible_bands(
+        self,
+        arrivals: UnitArrivals,
+        *,
+        budget_ms: float,
+        percentile: float = 99.0,
+        accuracy: float = 0.003,
+    ) -> list[tuple[float, float]]:
+        """All bands (from, to) of feasible rates, 1/s, ascending; empty if there is none.
+
+        A band that reaches down to rates at which requests hardly ever meet starts at 0. Bands
+        narrower than 3 % of the rate may be missed.
+        """
+        bands = self._scan(arrivals, budget_ms, percentile).bands(accuracy)
+        return [(low / self.rate_scale, high / self.rate_scale) for low, high in bands]
+
+    def miss_rate(
+        self,
+        arrivals: UnitArrivals,
+        rate_rps: float,
+        *,
+        budget_ms: float,
+        requests: int = 200_000,
+    ) -> float:
+        """The fraction of requests over ``budget_ms`` at ``rate_rps``."""
+        return self._scan(arrivals, budget_ms).at(rate_rps * self.rate_scale, requests).over
+
+    def latency_ms(
+        self, arrivals: UnitArrivals, rate_rps: float, percentile: float
+    ) -> float | None:
+        """Latency at a percentile at ``rate_rps``; None if that request was not served."""
+        time_s = arrivals.time_s[:_LATENCY_REQUESTS]
+        workload = OpenWorkload(
+            arrival_ns=(time_s * (1e9 / (rate_rps * self.rate_scale))).astype(np.int64),
+            batch_size=arrivals.batch_size[:_LATENCY_REQUESTS],
+        )
+        return self.simulate(workload).percentile_ms(percentile)
+
+    def inflation(
+        self,
+        arrivals: UnitArrivals,
+        rate_rps: float,
+        *,
+        budget_ms: float,
+        percentile: float = 99.0,
+    ) -> float:
+        """The variance inflation of late requests at ``rate_rps``, at least 1.
+
+        Infinite where no queue can be stable. As :func:`late_inflation` of all ``arrivals`` but
+        the first fiftieth.
+        """
+        rate_rps *= self.rate_scale
+        if rate_rps >= self.service.saturation_rps(self.policy, arrivals.batch_size):
+            return math.inf
+        prepared = Prepared.of(self.policy, self.service, self.overhead_ms)
+        arrival_ns = (arrivals.time_s * (1e9 / rate_rps)).astype(np.int64)
+        requests = len(arrival_ns)
+        batch_of, executions = prepared.run_kernel(
+            arrival_ns, arrivals.batch_size, requests, self.service.noise_at(arrivals.quantile)
+        )
+        latency_ns = np.where(batch_of >= 0, executions[1][batch_of] - arrival_ns, np.int64(2**62))
+        return late_inflation(
+            latency_ns[requests // 50 :],
+            limit_ns=round((budget_ms - self.overhead_ms) * 1e6),
+            percentile=percentile,
+        )
+
+    def _scan(
+        self,
+        arrivals: UnitArrivals,
+        budget_ms: float,
+        percentile: float = 99.0,
+        memory: ScanMemory | None = None,
+    ) -> RateScan:
+        return RateScan(
+            self.policy, self.service, arrivals, budget_ms=budget_ms, percentile=percentile,
+            overhead_ms=self.overhead_ms, memory=memory,
+        )  # fmt: skip
+
+
+def edges(
+    models: Sequence[ServerModel],
+    arrivals: UnitArrivals,
+    *,
+    budget_ms: float,
+    percentile: float = 99.0,
+    cores: int,
+) -> list[float | None]:
+    """:meth:`ServerModel.edge` of each model, in order, on ``cores`` threads."""
+
+    kept = threading.local()
+
+    def of(model: ServerModel) -> float | None:
+        if not hasattr(kept, "memory"):
+            kept.memory = ScanMemory()
+        return model.edge(arrivals, budget_ms=budget_ms, percentile=percentile, memory=kept.memory)
+
+    with ThreadPoolExecutor(max_workers=cores) as pool:
+        return list(pool.map(of, models))
