@@ -1,0 +1,90 @@
+"""A server whose speed changes: stalls, a neighbour that comes and goes, slow drift.
+
+Executions that all run at the speed v(t) take their usual time on a clock that runs at v(t). So a
+simulation in that work time, with the arrivals moved onto it, is exact; its ends are moved back.
+Queue delays are timers on the real clock and are only nearly right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# In a stall the work clock nearly stands still, so that it can still be read backwards.
+_STALLED = 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SpeedPath:
+    """A piecewise constant speed over real time; the last piece goes on for ever.
+
+    Args:
+        start_s: Where each piece begins, seconds, ascending from 0, shape (k,).
+        speed: Relative speed of each piece, 1 for the usual one, at least 0, shape (k,).
+    """
+
+    start_s: Floats
+    speed: Floats
+    _work_s: Floats = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.start_s) == len(self.speed) >= 1 and self.start_s[0] == 0.0
+        assert (np.diff(self.start_s) > 0).all() and (self.speed >= 0).all()
+        used = np.maximum(self.speed, _STALLED)
+        work_s = np.concatenate([[0.0], np.cumsum(np.diff(self.start_s) * used[:-1])])
+        object.__setattr__(self, "speed", used)
+        object.__setattr__(self, "_work_s", work_s)
+
+    def work_s(self, real_s: Floats) -> Floats:
+        """The work clock at each real time, seconds, shape (n,)."""
+        piece = np.clip(np.searchsorted(self.start_s, real_s, side="right") - 1, 0, None)
+        found: Floats = self._work_s[piece] + (real_s - self.start_s[piece]) * self.speed[piece]
+        return found
+
+    def real_s(self, work_s: Floats) -> Floats:
+        """The real time at each reading of the work clock, seconds, shape (n,)."""
+        piece = np.clip(np.searchsorted(self._work_s, work_s, side="right") - 1, 0, None)
+        found: Floats = self.start_s[piece] + (work_s - self._work_s[piece]) / self.speed[piece]
+        return found
+
+    @classmethod
+    def constant(cls, speed: float = 1.0) -> SpeedPath:
+        """Always the same."""
+        return cls(start_s=np.zeros(1), speed=np.array([speed]))
+
+    @classmethod
+    def stalls(cls, *, every_s: float, length_s: float, until_s: float) -> SpeedPath:
+        """Stands still for ``length_s`` in the middle of every period."""
+        begins = np.arange(0.5 * every_s, until_s, every_s)
+        start_s = np.concatenate([[0.0], np.stack([begins, begins + length_s], axis=1).ravel()])
+        speed = np.concatenate([[1.0], np.tile([0.0, 1.0], len(begins))])
+        return cls(start_s=start_s, speed=speed)
+
+    @classmethod
+    def two_speeds(
+        cls,
+        *,
+        slow: float,
+        dwell_s: tuple[float, float],
+        until_s: float,
+        rng: np.random.Generator,
+    ) -> SpeedPath:
+        """Alternates between 1 and ``slow``; how long it stays is drawn, log-uniformly."""
+        low, high = np.log(dwell_s[0]), np.log(dwell_s[1])
+        dwells = np.exp(rng.uniform(low, high, int(until_s / dwell_s[0]) + 2))
+        start_s = np.concatenate([[0.0], np.cumsum(dwells)])
+        start_s = start_s[start_s < until_s]
+        first = int(rng.integers(2))
+        speed = np.where((np.arange(len(start_s)) + first) % 2 == 0, 1.0, slow)
+        return cls(start_s=start_s, speed=speed)
+
+    @classmethod
+    def drift(cls, *, to: float, every_s: float, until_s: float, phase: float = 0.0) -> SpeedPath:
+        """Swings slowly between 1 and ``to`` and back, once in ``every_s``, in 64 steps."""
+        start_s = np.arange(0.0, until_s, every_s / 64)
+        swing = 0.5 - 0.5 * np.cos(2 * np.pi * (start_s / every_s + phase))
+        return cls(start_s=start_s, speed=1.0 + (to - 1.0) * swing)

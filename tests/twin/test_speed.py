@@ -1,0 +1,47 @@
+"""A clock that runs at a changing speed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.twin.speed import SpeedPath
+
+
+@given(
+    dwells=st.lists(st.floats(0.01, 30.0), min_size=1, max_size=20),
+    speeds=st.lists(st.floats(0.05, 2.0), min_size=21, max_size=21),
+    seed=st.integers(0, 100),
+)
+def test_there_and_back(dwells: list[float], speeds: list[float], seed: int) -> None:
+    start_s = np.concatenate([[0.0], np.cumsum(dwells)])
+    path = SpeedPath(start_s=start_s, speed=np.array(speeds[: len(start_s)]))
+    real_s = np.sort(np.random.default_rng(seed).uniform(0, 2 * start_s[-1], 200))
+    work_s = path.work_s(real_s)
+    assert (np.diff(work_s) >= 0).all()
+    np.testing.assert_allclose(path.real_s(work_s), real_s, rtol=1e-6, atol=1e-6)
+
+
+def test_half_the_speed_takes_twice_as_long() -> None:
+    path = SpeedPath(start_s=np.array([0.0, 10.0]), speed=np.array([1.0, 0.5]))
+    begin, end = path.work_s(np.array([9.0]))[0], path.work_s(np.array([9.0]))[0] + 2.0
+    assert path.real_s(np.array([end]))[0] - 9.0 == pytest.approx(3.0), "1 s, then 2 s for the rest"
+    assert begin == 9.0
+
+
+def test_work_waits_for_the_end_of_a_stall() -> None:
+    path = SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=100.0)
+    # Begun 10 ms before the stall at 11 s, 20 ms of work: 10 ms, the stall, 10 ms.
+    end = path.real_s(path.work_s(np.array([10.99])) + 0.02)[0]
+    assert end - 10.99 == pytest.approx(0.52, abs=1e-4)
+
+
+def test_two_speeds_and_drift_have_their_means() -> None:
+    path = SpeedPath.two_speeds(
+        slow=0.55, dwell_s=(0.1, 30.0), until_s=50_000.0, rng=np.random.default_rng(1)
+    )
+    assert path.work_s(np.array([50_000.0]))[0] / 50_000 == pytest.approx(0.775, abs=0.02)
+    swing = SpeedPath.drift(to=0.6, every_s=300.0, until_s=3000.0)
+    assert swing.work_s(np.array([3000.0]))[0] / 3000 == pytest.approx(0.8, abs=0.01)
