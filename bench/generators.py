@@ -29,8 +29,8 @@ from analyzer.load.perf_analyzer import (
 )
 from analyzer.load.summarize import summarize
 from analyzer.targets.endpoint_target import EndpointTarget
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import require_triton
+from analyzer.targets.triton_server import TritonServer
 from benchlib.scripted_triton import Script, inputs, triton_target
 
 RESULTS = Path(__file__).parent / "results" / "generators.json"

@@ -36,8 +36,8 @@ from analyzer.stats.percentiles import nearest_rank
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, ScriptedModel
 from analyzer.targets.target import Target
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import require_triton
+from analyzer.targets.triton_server import TritonServer
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, SimulationResult, simulate
 from benchlib.scripted_triton import (

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[1]
 PERF = ROOT / ".tools" / "perf_analyzer"

@@ -138,7 +138,7 @@ def _open(target: str, values: dict[str, Any]) -> Iterator[Subject]:
 
 def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
     from analyzer.cli.preflight import check_endpoint
-    from analyzer.targets.endpoint import open_endpoint
+    from analyzer.targets.address import open_endpoint
     from analyzer.targets.endpoint_target import existing_model_target
 
     name = values["model_name"]

@@ -142,7 +142,7 @@ def check_sampler(sampler: str) -> None:
 
 def check_endpoint(address: str) -> None:
     """Raises UsageError where ``address`` is none, MissingPartError where nothing answers there."""
-    from analyzer.targets.endpoint import open_endpoint
+    from analyzer.targets.address import open_endpoint
 
     try:
         open_endpoint(address).close()

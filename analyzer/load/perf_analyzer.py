@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from analyzer.errors import MissingPartError, TargetError, TargetTimeoutError
 from analyzer.resources import search_path, tool_homes
-from analyzer.targets.endpoint import parse_address
+from analyzer.targets.address import parse_address
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool
 
 _WINDOWS = 3

@@ -100,7 +100,7 @@ class LoadSession:
     @property
     def target_notes(self) -> tuple[str, ...]:
         """What qualifies everything measured here (another backend than the configuration's)."""
-        return tuple(getattr(self._target, "notes", ()))
+        return self._target.notes
 
     @property
     def _timeout_s(self) -> float:

@@ -61,6 +61,8 @@ class EmbeddedTarget:
         TargetTimeoutError: It was not ready in time.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, spec: EmbeddedSpec, *, start_timeout_s: float = 120.0) -> None:
         self.spec = spec
         self.load_s = 0.0

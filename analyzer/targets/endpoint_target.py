@@ -6,8 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -17,42 +16,16 @@ from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import AnalyzerError, TargetCrashError, TargetError, TargetStartError
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import parse_config
-from analyzer.targets.endpoint import Endpoint, open_endpoint
+from analyzer.targets.address import open_endpoint
+from analyzer.targets.endpoint import Endpoint
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.target import Connection
+from analyzer.targets.triton_server import TritonServer
 
 _UNLOAD_S = 30.0
 # A server of our own ends anyway; what hangs in it is ended with it.
 _UNLOAD_LOCAL_S = 3.0
 _POLL_S = 0.02
-
-
-class LocalServer(Protocol):
-    """A server on this machine whose repository we may write."""
-
-    @property
-    def http_address(self) -> str:
-        """``HOST:PORT``."""
-
-    @property
-    def grpc_address(self) -> str:
-        """``HOST:PORT``."""
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Its processes."""
-
-    def alive(self) -> bool:
-        """Whether it lives."""
-
-    def log_tail(self, lines: int = 20) -> str:
-        """Its last words."""
-
-    def put_model(self, files: ModelFiles, version: int = 1) -> Path:
-        """Writes a model to its repository."""
-
-    def remove_model(self, name: str) -> None:
-        """Removes it again."""
 
 
 class EndpointTarget:
@@ -75,23 +48,18 @@ class EndpointTarget:
         *,
         configuration: Configuration | None = None,
         notes: tuple[str, ...] = (),
-        server: LocalServer | None = None,
+        server: TritonServer | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.model = model
         self.configuration = configuration
         self.notes = notes
-        self._pool = pool
+        self.pool = pool
         self._server = server
-
-    @property
-    def pool(self) -> RequestPool:
-        """Inputs of requests."""
-        return self._pool
 
     def connect(self) -> AbstractContextManager[Connection]:
         """A connection of its own."""
-        return self.endpoint.connect(self.model, self._pool)
+        return self.endpoint.connect(self.model, self.pool)
 
     def statistics(self) -> ServerStatistics | None:
         """The model's counters; None where the endpoint has no statistics.
@@ -103,8 +71,8 @@ class EndpointTarget:
             return self.endpoint.statistics(self.model)
         except TargetCrashError as error:
             if self._server is not None and not self._server.alive():
-                words = self._server.log_tail(12)
-                raise TargetCrashError(f"The server ended. Its last words:\n{words}") from error
+                lines = self._server.log_tail(12)
+                raise TargetCrashError(f"The server ended. Its last log lines:\n{lines}") from error
             raise
         except TargetError:
             return None
@@ -157,7 +125,7 @@ def existing_model_target(
 
 @contextmanager
 def local_target(
-    server: LocalServer,
+    server: TritonServer,
     files: ModelFiles,
     inputs: Mapping[str, NDArray[Any]],
     *,

@@ -13,6 +13,8 @@ from analyzer.targets.target import Completion
 class NullTarget:
     """Answers every request at once."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         self._served: dict[int, int] = {}
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import UsageError
+from analyzer.targets.target import Target
 
 
 def check_server(server: str) -> None:
@@ -28,37 +33,94 @@ def open_target(
     model_path: Path,
     inputs_path: Path,
     configuration: Configuration,
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[Target]:
     """The target, to be entered and left on one thread.
 
-    Raises:
+    Args:
+        server: ``embedded``, ``triton`` (one of this machine, started for this configuration
+            alone), or ``grpc://HOST:PORT`` or ``http://HOST:PORT`` of one that runs.
+        model: What is served.
+        model_path: Its variant's file.
+        inputs_path: A ``.npz`` with an array of rows per input.
+        configuration: How it is served.
+
+    Raises (all but the first also on entering):
         UsageError: ``server`` names none.
-        MissingPartError: It is not on this machine.
-        TargetError: On entering: it does not come up.
+        MissingPartError: There is no Triton on this machine, or it has no fitting backend.
+        RepositoryError: Triton cannot serve the model like this.
+        TargetError: The server does not come up or answer, or the model cannot be loaded.
     """
     check_server(server)
     if server == "embedded":
-        from analyzer.targets.embedded import EmbeddedTarget
-        from analyzer.targets.embedded_spec import EmbeddedSpec, EngineModel, OnnxModel
+        return _embedded(model, model_path, inputs_path, configuration)
+    if server == "triton":
+        return _started_triton(model, model_path, inputs_path, configuration)
+    return _running_server(server, model, model_path, inputs_path, configuration)
 
-        engine = configuration.backend == "tensorrt"
-        return EmbeddedTarget(
-            EmbeddedSpec(
-                name=model.name,
-                model=EngineModel(path=str(model_path))
-                if engine
-                else OnnxModel(path=str(model_path)),
-                configuration=configuration,
-                batchable=model.batchable,
-                inputs_path=str(inputs_path),
-            )
+
+def _embedded(
+    model: ModelInfo, model_path: Path, inputs_path: Path, configuration: Configuration
+) -> AbstractContextManager[Target]:
+    from analyzer.targets.embedded import EmbeddedTarget
+    from analyzer.targets.embedded_spec import EmbeddedSpec, EngineModel, OnnxModel
+
+    kind = EngineModel if configuration.backend == "tensorrt" else OnnxModel
+    return EmbeddedTarget(
+        EmbeddedSpec(
+            name=model.name,
+            model=kind(path=str(model_path)),
+            configuration=configuration,
+            batchable=model.batchable,
+            inputs_path=str(inputs_path),
         )
-    from analyzer.targets.triton_targets import open_triton
-
-    return open_triton(
-        server,
-        model=model,
-        model_path=model_path,
-        inputs_path=inputs_path,
-        configuration=configuration,
     )
+
+
+@contextmanager
+def _started_triton(
+    model: ModelInfo, model_path: Path, inputs_path: Path, configuration: Configuration
+) -> Iterator[Target]:
+    from analyzer.modelconfig.files import model_files
+    from analyzer.targets.endpoint_target import local_target, temporary_name
+    from analyzer.targets.triton_install import require_triton
+    from analyzer.targets.triton_server import TritonServer
+
+    install = require_triton()
+    backend = install.backend_for(configuration.backend)
+    name = temporary_name(model.name, configuration)
+    files = model_files(model, model_path, configuration, backend=backend, name=name)
+    notes: tuple[str, ...] = ()
+    if backend != configuration.backend:
+        absent = f"Triton here has no {configuration.backend} backend"
+        notes = (f"{absent}; ONNX Runtime was measured inside its {backend} backend.",)
+    inputs = _read_inputs(model, inputs_path)
+    with (
+        TritonServer(install) as server,
+        # Over HTTP the generator has the least work.
+        local_target(server, files, inputs, model=model, notes=notes, unload=False) as target,
+    ):
+        yield target
+
+
+def _running_server(
+    address: str,
+    model: ModelInfo,
+    model_path: Path,
+    inputs_path: Path,
+    configuration: Configuration,
+) -> AbstractContextManager[Target]:
+    from analyzer.modelconfig.files import model_files
+    from analyzer.targets.endpoint_target import attached_target, temporary_name
+
+    name = temporary_name(model.name, configuration)
+    candidates = [model_files(model, model_path, configuration, name=name)]
+    if configuration.backend == "onnxruntime":
+        candidates.append(
+            model_files(model, model_path, configuration, backend="python", name=name)
+        )
+    return attached_target(address, candidates, _read_inputs(model, inputs_path), model=model)
+
+
+def _read_inputs(model: ModelInfo, path: Path) -> Mapping[str, NDArray[Any]]:
+    with np.load(path) as file:
+        return {tensor.name: file[tensor.name] for tensor in model.inputs}

@@ -28,6 +28,8 @@ class ScriptedTarget:
         status: The status of a request's reply; by default all succeed.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, delay: Delay, *, status: Callable[[int], int] | None = None) -> None:
         self.delay = delay
         self.status = status or (lambda request: STATUS_OK)

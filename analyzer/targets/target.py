@@ -61,5 +61,9 @@ class Target(Protocol):
     def pids(self) -> tuple[int, ...]:
         """Processes whose memory and CPU are the target's; empty for one that is elsewhere."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that qualify what is measured (another backend than the configuration's)."""
+
     def alive(self) -> bool:
         """Whether it still answers (its process lives, its endpoint is ready)."""

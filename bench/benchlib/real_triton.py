@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.load.perf_analyzer import PerfAnalyzerResult, require_perf_analyzer, run_perf_analyzer
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import require_triton
+from analyzer.targets.triton_server import TritonServer
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.inspect import inspect_model
 

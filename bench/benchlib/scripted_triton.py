@@ -20,7 +20,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.targets.endpoint_target import EndpointTarget, local_target
-from analyzer.targets.triton import TritonServer
+from analyzer.targets.triton_server import TritonServer
 from analyzer.twin.service import ServiceTime
 
 # Tensors come and go by DLPack, since the wheel's backend was built for numpy 1 (model.py.j2).

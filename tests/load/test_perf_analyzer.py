@@ -21,8 +21,8 @@ from analyzer.load.perf_analyzer import (
 )
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.targets.endpoint_target import local_target
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_server import TritonServer
 
 REPORT = (
     "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,"

@@ -11,8 +11,8 @@ from analyzer.errors import AnalyzerError, RepositoryError
 from analyzer.modelconfig.rules import finish, prepare, select_versions
 from analyzer.modelconfig.text import ModelConfig, config_to_json, parse_config
 from analyzer.targets.http_endpoint import HttpEndpoint
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_server import TritonServer
 
 MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 PYTHON = 'backend: "python" '

@@ -22,8 +22,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from analyzer.server.app import ServeOptions, serving
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

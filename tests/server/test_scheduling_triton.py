@@ -21,8 +21,8 @@ from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import statistics_between, summarize
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, ScriptedModel
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_server import TritonServer
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, simulate
 from benchlib.scripted_triton import Script, triton_target

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import TargetCrashError, TargetError, UsageError
-from analyzer.targets.endpoint import describe, open_endpoint, parse_address
+from analyzer.targets.address import open_endpoint, parse_address
+from analyzer.targets.endpoint import describe
 from analyzer.targets.http_endpoint import HttpConnection, HttpEndpoint, encode_request
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool, datatype_of
 

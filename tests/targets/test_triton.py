@@ -26,7 +26,7 @@ from analyzer.export.repository import export_repository
 from analyzer.modelconfig.files import ModelFiles, model_files
 from analyzer.modelconfig.rules import finish, prepare
 from analyzer.modelconfig.text import config_to_json, read_config
-from analyzer.targets import triton
+from analyzer.targets import triton_server
 from analyzer.targets.endpoint_target import (
     attached_target,
     existing_model_target,
@@ -34,13 +34,13 @@ from analyzer.targets.endpoint_target import (
     temporary_name,
 )
 from analyzer.targets.http_endpoint import HttpEndpoint
-from analyzer.targets.triton import TritonServer
 from analyzer.targets.triton_install import (
     HOME_VARIABLE,
     TritonInstall,
     find_triton,
     require_triton,
 )
+from analyzer.targets.triton_server import TritonServer
 
 BATCHED = Configuration(
     max_batch_size=8,
@@ -350,7 +350,7 @@ def test_nothing_is_left_when_we_are_killed(
         "import sys, time\n"
         "from analyzer.targets.endpoint_target import local_target\n"
         "from analyzer.modelconfig.files import ModelFiles\n"
-        "from analyzer.targets.triton import TritonServer\n"
+        "from analyzer.targets.triton_server import TritonServer\n"
         "from analyzer.targets.triton_install import require_triton\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "import helpers\n"
@@ -374,7 +374,7 @@ def test_nothing_is_left_when_we_are_killed(
     deadline = time.monotonic() + 30
     alive = {int(pid) for pid in pids}
     while alive and time.monotonic() < deadline:
-        alive = {pid for pid in alive if triton._is_running(pid)}
+        alive = {pid for pid in alive if triton_server._is_running(pid)}
         time.sleep(0.1)
     assert not alive
     # The folder that it could not remove goes with the next start.
@@ -398,11 +398,11 @@ def test_a_port_shared_with_a_stranger_is_seen() -> None:
         first.bind(("127.0.0.1", 0))
         port = first.getsockname()[1]
         first.listen()
-        assert len(triton._port_inodes(port)) == 1
-        assert triton._port_inodes(port) <= triton._listening_inodes(os.getpid())
+        assert len(triton_server._port_inodes(port)) == 1
+        assert triton_server._port_inodes(port) <= triton_server._listening_inodes(os.getpid())
         second.bind(("127.0.0.1", port))
         second.listen()
-        assert len(triton._port_inodes(port)) == 2
+        assert len(triton_server._port_inodes(port)) == 2
 
 
 def test_a_machine_without_triton_gets_a_sentence(

@@ -1,0 +1,57 @@
+"""``grpc://HOST:PORT`` and ``http://HOST:PORT``: such an address, and the endpoint behind it."""
+
+from __future__ import annotations
+
+import re
+
+from analyzer.errors import TargetCrashError, TargetError, UsageError
+from analyzer.targets.endpoint import Endpoint
+
+
+def parse_address(text: str) -> tuple[str, str, int]:
+    """Scheme, host and port of ``grpc://HOST:PORT`` or ``http://HOST:PORT``.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    match = re.fullmatch(r"(grpc|http)://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})/?", text)
+    if match is None or not 0 < int(match.group(3)) < 65536:
+        raise UsageError(
+            f"{text!r} is no address of a server.",
+            hint="Write grpc://HOST:PORT (Triton's is 8001) or http://HOST:PORT (8000).",
+        )
+    return match.group(1), match.group(2).strip("[]"), int(match.group(3))
+
+
+def open_endpoint(address: str) -> Endpoint:
+    """The endpoint at ``grpc://HOST:PORT`` or ``http://HOST:PORT``; close it in the end.
+
+    Raises:
+        UsageError: The address is none.
+        TargetCrashError: Nothing answers there.
+    """
+    scheme, host, port = parse_address(address)
+    endpoint: Endpoint
+    if scheme == "grpc":
+        from analyzer.targets.grpc_endpoint import GrpcEndpoint
+
+        endpoint = GrpcEndpoint(host, port)
+    else:
+        from analyzer.targets.http_endpoint import HttpEndpoint
+
+        endpoint = HttpEndpoint(host, port)
+    try:
+        # Not readiness: Triton is not ready while any of its models failed to load.
+        live = endpoint.live()
+    except TargetError as error:
+        endpoint.close()
+        raise TargetCrashError(
+            f"Nothing answers at {address}: {error.message}",
+            hint="Start the server, or correct the address (Triton: gRPC 8001, HTTP 8000).",
+        ) from error
+    if not live:
+        endpoint.close()
+        raise TargetError(
+            f"The server at {address} is not live.", hint="Wait until it has started."
+        )
+    return endpoint
