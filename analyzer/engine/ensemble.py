@@ -11,15 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from analyzer.engine.counters import Counters
+from analyzer.engine.counters import Counters, ModelStatistics
+from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.protocol import Fault, InferCall, InferResult, WireInput, WireOutput
-from analyzer.engine.served_model import (
-    InferenceReply,
-    InferenceRequest,
-    ModelStatistics,
-    ServerStopping,
-)
+from analyzer.engine.requests import InferCall, InferenceReply, InferenceRequest, InputTensor
 from analyzer.engine.tensors import DATATYPE_OF
 from analyzer.errors import RepositoryError
 
@@ -154,7 +149,7 @@ class Ensemble:
         run = _Run(request, time.monotonic_ns(), dict(request.inputs), list(self._steps))
         with self._lock:
             if self._stopping:
-                raise ServerStopping(f"model {self._name} is stopping")
+                raise Fault("unavailable", f"model {self._name} is stopping")
             ticket = next(self._tickets)
             self._runs[ticket] = run
         self._advance(ticket, run)
@@ -218,14 +213,14 @@ class Ensemble:
         try:
             member = self._resolve(step.model, step.version)
             call = InferCall(
-                inputs=[_wire(inner, run.tensors[outer]) for inner, outer in step.inputs],
-                outputs=[WireOutput(inner) for inner, _ in step.outputs],
+                inputs=[_input(inner, run.tensors[outer]) for inner, outer in step.inputs],
+                outputs=tuple(inner for inner, _ in step.outputs),
                 priority=run.request.priority,
                 timeout_us=run.request.timeout_us,
             )
 
-            def on_done(result: InferResult) -> None:
-                self._on_step(ticket, run, number, step, result)
+            def on_done(reply: InferenceReply) -> None:
+                self._on_step(ticket, run, number, step, reply)
 
             member_ticket = member.infer(call, on_done)
         except Fault as fault:
@@ -236,17 +231,18 @@ class Ensemble:
                 run.in_flight[number] = (member, member_ticket)
 
     def _on_step(
-        self, ticket: int, run: _Run, number: int, step: Step, result: InferResult
+        self, ticket: int, run: _Run, number: int, step: Step, reply: InferenceReply
     ) -> None:
-        if result.fault is not None:
-            self._finish(ticket, run, result.fault)
+        if reply.outputs is None:
+            self._finish(ticket, run, reply.fault)
             return
         with run.lock:
             run.in_flight.pop(number, None)
             for inner, outer in step.outputs:
-                run.tensors[outer] = result.outputs[inner]
-            for index, ns in enumerate(result.compute_ns):
-                run.compute_ns[index] += ns
+                run.tensors[outer] = reply.outputs[inner]
+            run.compute_ns[0] += reply.compute_input_ns
+            run.compute_ns[1] += reply.compute_infer_ns
+            run.compute_ns[2] += reply.compute_output_ns
         self._advance(ticket, run)
 
     def _finish(self, ticket: int, run: _Run, fault: Fault | None) -> None:
@@ -269,14 +265,13 @@ class Ensemble:
             else:
                 self._counters.fail(work, end_ns)
         if fault is not None:
-            kind = "unavailable" if fault.kind == "unavailable" else "internal"
-            if fault.kind == "invalid":
-                kind = "invalid"
-            run.request.on_done(InferenceReply(None, fault.message, kind))  # type: ignore[arg-type]
+            if fault.kind not in ("invalid", "unavailable"):
+                fault = Fault("internal", fault.message)
+            run.request.on_done(InferenceReply(None, fault))
             return
         outputs = {name: run.tensors[name] for name in self._outputs}
-        run.request.on_done(InferenceReply(outputs, None, "", 0, *compute))
+        run.request.on_done(InferenceReply(outputs, None, 0, *compute))
 
 
-def _wire(name: str, array: NDArray[Any]) -> WireInput:
-    return WireInput(name, DATATYPE_OF[array.dtype], array.shape, array)
+def _input(name: str, array: NDArray[Any]) -> InputTensor:
+    return InputTensor(name, DATATYPE_OF[array.dtype], array.shape, array)

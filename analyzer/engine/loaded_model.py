@@ -12,21 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from analyzer.engine.protocol import Fault, InferCall, InferResult
+from analyzer.engine.counters import ModelStatistics
+from analyzer.engine.fault import Fault
+from analyzer.engine.requests import InferCall, InferenceReply, InferenceRequest
 from analyzer.engine.response_cache import ResponseCache
-from analyzer.engine.served_model import (
-    InferenceReply,
-    InferenceRequest,
-    InvalidRequestError,
-    ModelStatistics,
-    QueueFullError,
-    ServerStopping,
-)
+from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.signature import Signature
 
-OnDone = Callable[[InferResult], None]
+OnDone = Callable[[InferenceReply], None]
 DONE_TICKET = -1  # of a request that was answered at once
 
 
@@ -87,7 +81,9 @@ class LoadedModel:
         self.rejected_count = 0
 
     def infer(self, call: InferCall, on_done: OnDone) -> int:
-        """Starts a request; ``on_done`` is called once with its result, on any thread.
+        """Starts a request; ``on_done`` is called once with its reply, on any thread.
+
+        The reply holds the outputs that the call asks for, in the shapes that clients see.
 
         Returns:
             The ticket for :meth:`cancel`.
@@ -96,27 +92,7 @@ class LoadedModel:
             Fault: The request is wrong or cannot be queued; ``on_done`` is not called.
         """
         inputs, batch_size = self.signature.prepare(call)
-        return self.run(
-            inputs,
-            batch_size,
-            on_done,
-            names=tuple(output.name for output in call.outputs),
-            priority=call.priority,
-            timeout_us=call.timeout_us,
-        )
-
-    def run(
-        self,
-        inputs: dict[str, NDArray[Any]],
-        batch_size: int,
-        on_done: OnDone,
-        *,
-        names: tuple[str, ...] = (),
-        priority: int = 0,
-        timeout_us: int = 0,
-    ) -> int:
-        """Like :meth:`infer`, with inputs that were checked; ``names`` are the outputs wanted."""
-        wanted = names or tuple(self.signature.outputs)
+        wanted = call.outputs or tuple(self.signature.outputs)
         key = b""
         if self._cache is not None:
             start_ns = time.monotonic_ns()
@@ -126,37 +102,30 @@ class LoadedModel:
             if outputs is not None:
                 with self._lock:
                     self.cache_hits.add(elapsed_ns)
-                on_done(self._result(outputs, wanted))
+                reply = InferenceReply(outputs)
+                self._present(reply, wanted)
+                on_done(reply)
                 return DONE_TICKET
 
-        def reply_to(reply: InferenceReply) -> None:
-            if reply.outputs is None:
-                on_done(InferResult({}, _fault(reply)))
-                return
-            if self._cache is not None:
-                self._store(key, reply.outputs)
-            result = self._result(reply.outputs, wanted)
-            result.compute_ns = (
-                reply.compute_input_ns,
-                reply.compute_infer_ns,
-                reply.compute_output_ns,
-            )
-            on_done(result)
+        def finish(reply: InferenceReply) -> None:
+            if reply.outputs is not None:
+                if self._cache is not None:
+                    self._store(key, reply.outputs)
+                self._present(reply, wanted)
+            on_done(reply)
 
-        on_reply = reply_to if self._ordered is None else self._ordered.place(reply_to)
-        request = InferenceRequest(batch_size, inputs, on_reply, priority, timeout_us)
+        on_reply = finish if self._ordered is None else self._ordered.place(finish)
         try:
-            return self._engine.submit(request)
-        except (QueueFullError, ServerStopping) as error:
-            self._forget(on_reply)
-            with self._lock:
-                self.rejected_count += 1
-            full = isinstance(error, QueueFullError)
-            message = "Exceeds maximum queue size" if full else str(error)
-            raise Fault("unavailable", message) from error
-        except InvalidRequestError as error:
-            self._forget(on_reply)
-            raise Fault("invalid", str(error)) from error
+            return self._engine.submit(
+                InferenceRequest(batch_size, inputs, on_reply, call.priority, call.timeout_us)
+            )
+        except Fault as fault:
+            if self._ordered is not None:
+                self._ordered.drop(on_reply)
+            if fault.kind == "unavailable":
+                with self._lock:
+                    self.rejected_count += 1
+            raise
 
     def cancel(self, ticket: int) -> bool:
         """Takes a request back; False if it runs already or is done. No result follows a True."""
@@ -171,25 +140,26 @@ class LoadedModel:
         """Ends the model after what it has taken is answered. A second call does nothing."""
         self._engine.close()
 
-    def _forget(self, on_reply: Callable[[InferenceReply], None]) -> None:
-        if self._ordered is not None:
-            self._ordered.drop(on_reply)
-
-    def _store(self, key: bytes, outputs: Any) -> None:
+    def _store(self, key: bytes, outputs: Tensors) -> None:
         assert self._cache is not None
         start_ns = time.monotonic_ns()
         self._cache.put(key, {name: np.array(array) for name, array in outputs.items()})
         with self._lock:
             self.cache_misses.add(time.monotonic_ns() - start_ns)
 
-    def _result(self, outputs: Any, wanted: tuple[str, ...]) -> InferResult:
+    def _present(self, reply: InferenceReply, wanted: tuple[str, ...]) -> None:
+        """Leaves the wanted outputs in the reply, in the shapes that clients see, or a fault."""
+        assert reply.outputs is not None
         try:
-            present = self.signature.present
-            return InferResult({name: present(name, outputs[name]) for name in wanted})
+            present, outputs = self.signature.present, reply.outputs
+            reply.outputs = {name: present(name, outputs[name]) for name in wanted}
+            return
         except KeyError as error:
-            return InferResult({}, Fault("internal", f"model '{self.name}' gave no output {error}"))
+            problem = f" gave no output {error}"
         except ValueError as error:
-            return InferResult({}, Fault("internal", f"model '{self.name}': {error}"))
+            problem = f": {error}"
+        reply.outputs = None
+        reply.fault = Fault("internal", f"model '{self.name}'{problem}")
 
 
 class CacheCounter:
@@ -247,11 +217,3 @@ class _OrderedReplies:
             else:
                 return
             self._next += 1
-
-
-def _fault(reply: InferenceReply) -> Fault:
-    if reply.error_kind == "unavailable":
-        return Fault("unavailable", reply.error or "unavailable")
-    if reply.error_kind == "invalid":
-        return Fault("invalid", reply.error or "invalid")
-    return Fault("internal", reply.error or "the execution failed")

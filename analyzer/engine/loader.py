@@ -13,11 +13,10 @@ from analyzer.engine.backends import complete, open_instances, require_backend
 from analyzer.engine.ensemble import Ensemble, validate_ensemble
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.model_policy import policy_from_config
-from analyzer.engine.outputs import read_labels
 from analyzer.engine.response_cache import ResponseCache
 from analyzer.engine.served_model import ServedModel
 from analyzer.engine.signature import signature_of
-from analyzer.engine.warmup import WarmedEngine, warm_up
+from analyzer.engine.warmup import warm_up
 from analyzer.errors import RepositoryError
 from analyzer.modelconfig.repository import list_versions, load_config, version_files
 from analyzer.modelconfig.rules import (
@@ -125,11 +124,11 @@ def _load(
         signature=signature,
         cache=settings.cache if cached else None,
         load_seconds=time.monotonic() - start,
-        labels=read_labels(config, folder),
+        labels=_read_labels(config, folder),
     )
 
 
-def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings) -> WarmedEngine:
+def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings) -> ServedModel:
     if config.HasField("sequence_batching"):
         raise RepositoryError(
             f"model '{config.name}' uses sequence batching, which this server does not have.",
@@ -149,15 +148,15 @@ def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings
         for runtime in runtimes:
             runtime.close()
         raise
-    served = ServedModel(
+    return ServedModel(
         config.name,
         policy_from_config(config, instance_count=len(instances)),
         runtimes,
         batchable=config.max_batch_size > 0,
         enforce_shapes=signature.dynamic_shapes,
         optional_inputs=signature.optional_inputs,
+        counters=warmed,
     )
-    return WarmedEngine(served, warmed)
 
 
 def _active(instances: Sequence[Any], name: str) -> list[Any]:
@@ -168,3 +167,14 @@ def _active(instances: Sequence[Any], name: str) -> list[Any]:
             hint="Triton never schedules these; add an instance group that is not passive.",
         )
     return active
+
+
+def _read_labels(config: Any, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The labels of each output whose configuration names a file with them, one per line."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.output:
+        name = output.label_filename
+        if name and Path(name).name == name and (folder / name).is_file():
+            text = (folder / name).read_text(encoding="utf-8", errors="replace")
+            labels[output.name] = tuple(text.splitlines())
+    return labels

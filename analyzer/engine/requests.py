@@ -1,40 +1,59 @@
-"""What goes into a served model and what comes out of it."""
+"""What goes into a model and what comes out of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
+from numpy.typing import NDArray
+
+from analyzer.engine.fault import Fault
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.errors import AnalyzerError, InputError
-
-ErrorKind = Literal["", "unavailable", "internal", "invalid"]
 
 
-class ServerStopping(AnalyzerError):
-    """The model is being unloaded and takes no more requests."""
+@dataclass(slots=True)
+class InputTensor:
+    """A client's input: an array, or the bytes of Triton's binary form (C order, little endian)."""
 
-    code = "stopping"
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: NDArray[Any] | memoryview | bytes
 
 
-class InvalidRequestError(InputError):
-    """A request that the model cannot take."""
+@dataclass(slots=True)
+class InferCall:
+    """A client's inference request before it is checked against the model.
 
-    code = "request"
+    Args:
+        inputs: In the order in which they came.
+        outputs: Names of those asked for; empty for all.
+        request_id: The client's, returned to it; empty if it sent none.
+        priority: Triton's; 0 for the default level.
+        timeout_us: Triton's request time-out in microseconds; 0 for none.
+        raw: Whether ``inputs`` holds the bytes of the model's only input, without its name, type
+            and shape.
+    """
+
+    inputs: list[InputTensor]
+    outputs: tuple[str, ...] = ()
+    request_id: str = ""
+    priority: int = 0
+    timeout_us: int = 0
+    raw: bool = False
 
 
 @dataclass(slots=True)
 class InferenceReply:
-    """The answer to one request; ``outputs`` is None exactly when ``error`` is set.
+    """The answer to one request; ``outputs`` is None exactly when ``fault`` is set.
 
     Times are nanoseconds; compute times are those of the whole batch the request was in. Output
     arrays may be views of the batch's arrays: copy what is kept.
     """
 
     outputs: Tensors | None
-    error: str | None = None
-    error_kind: ErrorKind = ""
+    fault: Fault | None = None
     queue_ns: int = 0
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
@@ -43,7 +62,7 @@ class InferenceReply:
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """One request.
+    """A request that fits the model.
 
     Args:
         batch_size: Inferences in it; 1 where the model cannot be batched.

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from analyzer.engine.fault import QUEUE_FULL, Fault
 from analyzer.engine.policy import BatchingPolicy
 
 #: Triton's batcher looks for expired requests this often while it waits for an idle instance.
@@ -48,10 +49,6 @@ class Decisions(NamedTuple):
 
     executions: tuple[Execution, ...]
     rejected: tuple[int, ...]
-
-
-class QueueFullError(Exception):
-    """The queue of the request's priority level is full (Triton: "Exceeds maximum queue size")."""
 
 
 _NOTHING = Decisions((), ())
@@ -168,7 +165,7 @@ class Scheduler:
                 different ones never share an execution either; the batcher may sleep on.
 
         Raises:
-            QueueFullError: The queue of its level is full; the request is not in it.
+            Fault: The queue of its level is full; the request is not in it.
         """
         assert 1 <= batch_size <= self._limit, batch_size
         policy = self._policy
@@ -183,7 +180,7 @@ class Scheduler:
         level = self._level(priority)
         queue_policy = level.policy
         if queue_policy.max_queue_size and len(level) >= queue_policy.max_queue_size:
-            raise QueueFullError
+            raise Fault("unavailable", QUEUE_FULL)
         timeout = queue_policy.timeout_us(timeout_us) if not policy.prefetching else 0
         deadline_ns = now_ns + timeout * 1000 if timeout else 0
         key = shape_key if input_set is None else (input_set, shape_key)

@@ -12,27 +12,12 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from analyzer.engine.counters import BatchStatistics, Counters, ModelStatistics, ServerStatistics
+from analyzer.engine.counters import Counters, ModelStatistics, ServerStatistics
+from analyzer.engine.fault import REQUEST_TIMEOUT, Fault
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.engine.requests import (
-    InferenceReply,
-    InferenceRequest,
-    InvalidRequestError,
-    ServerStopping,
-)
+from analyzer.engine.requests import InferenceReply, InferenceRequest
 from analyzer.engine.runtimes.base import Runtime, Tensors
-from analyzer.engine.scheduler import Execution, QueueFullError, Scheduler
-
-__all__ = [
-    "BatchStatistics",
-    "InferenceReply",
-    "InferenceRequest",
-    "InvalidRequestError",
-    "ModelStatistics",
-    "QueueFullError",
-    "ServedModel",
-    "ServerStopping",
-]
+from analyzer.engine.scheduler import Execution, Scheduler
 
 _NEVER_NS = 1 << 62
 
@@ -55,6 +40,8 @@ class ServedModel:
             dimensions besides the batch).
         optional_inputs: Whether requests may leave inputs out; only those with the same inputs
             are joined.
+        counters: What the warm-up has counted, which the model counts on; owned by this object
+            from now on. None for zeros.
         after_batch: Called on the instance's thread after the replies of an execution.
         on_failure: Called with the exception of a failed execution, before its replies.
     """
@@ -68,6 +55,7 @@ class ServedModel:
         batchable: bool,
         enforce_shapes: bool = False,
         optional_inputs: bool = False,
+        counters: Counters | None = None,
         after_batch: Callable[[], None] | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
@@ -85,7 +73,7 @@ class ServedModel:
         self._waiting: dict[int, tuple[InferenceRequest, int]] = {}
         self._busy = 0
         self._stopping = self._closed = False
-        self._counters = Counters()
+        self._counters = Counters() if counters is None else counters
         self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in runtimes]
         self._armed_ns = _NEVER_NS
         self._timer_wake = threading.Lock()
@@ -110,9 +98,8 @@ class ServedModel:
         """Queues a request and returns its ticket, for :meth:`cancel`.
 
         Raises:
-            InvalidRequestError: The batch is larger than the model takes.
-            QueueFullError: The queue is full; ``on_done`` is not called.
-            ServerStopping: The model is being closed; ``on_done`` is not called.
+            Fault: Invalid where the batch is larger than the model takes, unavailable where the
+                queue is full or the model is being closed; ``on_done`` is not called.
         """
         with self._lock:
             ticket, rejected = self._enqueue(request)
@@ -125,28 +112,21 @@ class ServedModel:
         A refused request is answered through its ``on_done``.
         """
         tickets = []
-        refused: list[tuple[InferenceRequest, InferenceReply]] = []
+        refused: list[tuple[InferenceRequest, Fault]] = []
         rejected: list[InferenceRequest] = []
         with self._lock:
             for request in requests:
                 try:
                     ticket, late = self._enqueue(request)
-                except QueueFullError:
-                    full = InferenceReply(None, "Exceeds maximum queue size", "unavailable")
-                    refused.append((request, full))
-                    ticket = -1
-                except ServerStopping as error:
-                    refused.append((request, InferenceReply(None, str(error), "unavailable")))
-                    ticket = -1
-                except InvalidRequestError as error:
-                    refused.append((request, InferenceReply(None, str(error), "invalid")))
+                except Fault as fault:
+                    refused.append((request, fault))
                     ticket = -1
                 else:
                     if late:
                         rejected += late
                 tickets.append(ticket)
-        for request, reply in refused:
-            self._answer(request, reply)
+        for request, reason in refused:
+            self._answer(request, InferenceReply(None, reason))
         self._reject(rejected)
         return tickets
 
@@ -202,7 +182,8 @@ class ServedModel:
             if self._timer_wake.locked():
                 self._timer_wake.release()
         for request in left:
-            self._answer(request, InferenceReply(None, "the server is stopping", "unavailable"))
+            fault = Fault("unavailable", "the server is stopping")
+            self._answer(request, InferenceReply(None, fault))
         for queue in self._queues:
             queue.put(None)
         for thread, runtime in zip(self._threads, self._runtimes, strict=True):
@@ -216,10 +197,11 @@ class ServedModel:
 
     def _enqueue(self, request: InferenceRequest) -> tuple[int, list[InferenceRequest]]:
         if self._stopping:
-            raise ServerStopping(f"model {self.name} is stopping")
+            raise Fault("unavailable", f"model {self.name} is stopping")
         if request.batch_size > self._batch_size_max:
-            raise InvalidRequestError(
-                f"inference request batch-size must be <= {self._batch_size_max} for {self.name!r}"
+            raise Fault(
+                "invalid",
+                f"inference request batch-size must be <= {self._batch_size_max} for {self.name!r}",
             )
         ticket = next(self._tickets)
         now_ns = time.monotonic_ns()
@@ -347,11 +329,11 @@ class ServedModel:
         try:
             if error is None:
                 for (request, queued_ns), part in zip(work, parts, strict=True):
-                    request.on_done(InferenceReply(part, None, "", start_ns - queued_ns, *spans))
+                    request.on_done(InferenceReply(part, None, start_ns - queued_ns, *spans))
             else:
                 for request, queued_ns in work:
-                    reply = InferenceReply(None, error, "internal", start_ns - queued_ns, *spans)
-                    self._answer(request, reply)
+                    fault = Fault("internal", error)
+                    self._answer(request, InferenceReply(None, fault, start_ns - queued_ns, *spans))
             if self._after_batch is not None:
                 self._after_batch()
         except Exception:
@@ -363,7 +345,8 @@ class ServedModel:
         if not requests:
             return
         for request in requests:
-            self._answer(request, InferenceReply(None, "Request timeout expired", "unavailable"))
+            fault = Fault("unavailable", REQUEST_TIMEOUT)
+            self._answer(request, InferenceReply(None, fault))
         if self._after_batch is not None:
             self._after_batch()
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 
-from analyzer.engine.protocol import Fault, InferCall, WireInput
+from analyzer.engine.fault import Fault
+from analyzer.engine.requests import InferCall, InputTensor
 from analyzer.engine.tensors import DTYPES, decode_strings
 
 _BATCH_NOTE = (
@@ -70,11 +71,10 @@ class Signature:
         Raises:
             Fault: The request does not fit the model.
         """
-        for output in call.outputs:
-            if output.name not in self.outputs:
+        for name in call.outputs:
+            if name not in self.outputs:
                 raise Fault(
-                    "invalid",
-                    f"unexpected inference output '{output.name}' for model '{self.model}'",
+                    "invalid", f"unexpected inference output '{name}' for model '{self.model}'"
                 )
         if call.raw:
             self._deduce(call)
@@ -143,7 +143,7 @@ class Signature:
                 f"Expected {expected}, got {size}",
             )
         shape = (1, *dims) if self.batch_size_max else tuple(dims)
-        call.inputs = [WireInput(port.name, port.datatype, shape, data)]
+        call.inputs = [InputTensor(port.name, port.datatype, shape, data)]
 
     def _require_inputs(self, call: InferCall) -> None:
         names = [tensor.name for tensor in call.inputs]
@@ -191,7 +191,7 @@ class Signature:
             )
         return batch_size
 
-    def _array(self, call: InferCall, tensor: WireInput, port: Port) -> NDArray[Any]:
+    def _array(self, call: InferCall, tensor: InputTensor, port: Port) -> NDArray[Any]:
         if tensor.datatype != port.datatype:
             raise self._fault(
                 call,

@@ -11,32 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.engine.counters import Counters
-from analyzer.engine.model_statistics import added
+from analyzer.engine.requests import InferenceRequest
 from analyzer.engine.runtimes.base import Runtime
-from analyzer.engine.served_model import InferenceRequest, ModelStatistics, ServedModel
 from analyzer.engine.signature import Port, datatype_name, signature_of
 from analyzer.engine.tensors import DTYPES, decode_strings
 from analyzer.errors import RepositoryError
 
 _SAMPLE_BYTES_MAX = 256 << 20
-
-
-class WarmedEngine:
-    """A served model whose counters include its warm-up, as Triton's do."""
-
-    def __init__(self, served: ServedModel, warmed: Counters) -> None:
-        self._served = served
-        self._warmed = warmed
-        self.submit = served.submit
-        self.cancel = served.cancel
-        self.close = served.close
-
-    def details(self) -> ModelStatistics:
-        """All counters since the start, warm-up included."""
-        details = self._served.details()
-        if self._warmed.execution_count == 0:
-            return details
-        return added(self._warmed.details(0), details)
 
 
 def warm_up(config: Any, folder: Path, runtimes: Sequence[Runtime]) -> Counters:

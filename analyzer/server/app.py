@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.engine.loader import LoadSettings
-from analyzer.engine.protocol import Limits
 from analyzer.engine.response_cache import ResponseCache
 from analyzer.errors import RepositoryError, UsageError
 from analyzer.server.bridge import ReplyBridge
-from analyzer.server.grpc_service import GrpcService, grpc_server
+from analyzer.server.grpc_service import grpc_server
 from analyzer.server.http_app import HttpApp
 from analyzer.server.http_server import HttpServer, http_server, listen
+from analyzer.server.inference_service import InferenceService
+from analyzer.server.limits import Limits
 from analyzer.server.metrics import MetricsApp
 from analyzer.server.repository import ControlMode, Repository
 from analyzer.server.settings import Settings
@@ -116,12 +117,12 @@ class ServerApp:
         """
         options = self._options
         loop = asyncio.get_running_loop()
-        bridge = ReplyBridge(loop)
-        settings = Settings()
-        parts = (self.repository, self._memory, settings, bridge, options.limits, self._log)
+        service = InferenceService(
+            self.repository, self._memory, Settings(), options.limits, ReplyBridge(loop), self._log
+        )
         http_socket = self._listen(options.http_port)
         metrics_socket = self._listen(options.metrics_port)
-        self._grpc = grpc_server(GrpcService(*parts), self.repository, options.limits)
+        self._grpc = grpc_server(service)
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
             grpc_port = self._grpc.add_insecure_port(f"{host}:{options.grpc_port}")
@@ -139,7 +140,7 @@ class ServerApp:
         await self._grpc.start()
         caching = options.cache_bytes > 0
         for app, listener in (
-            (HttpApp(*parts), http_socket),
+            (HttpApp(service), http_socket),
             (MetricsApp(self.repository, caching=caching), metrics_socket),
         ):
             server = http_server(app, options.limits, drain_timeout_s=options.drain_timeout_s)

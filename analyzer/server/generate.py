@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.outputs import finished_outputs
-from analyzer.engine.protocol import Fault, InferCall, InferResult, WireInput
-from analyzer.engine.tensors import array_to_json, json_to_array
+from analyzer.engine.requests import InputTensor
+from analyzer.engine.runtimes.base import Tensors
 from analyzer.server.http_codec import reserved_parameter
+from analyzer.server.json_tensors import array_to_json, json_to_array
+from analyzer.server.outputs import WireCall, finished_outputs
 
 
-def generate_call(model: LoadedModel, document: Any) -> InferCall:
+def generate_call(model: LoadedModel, document: Any) -> WireCall:
     """The request in a generate body: inputs are members, other members are parameters.
 
     Raises:
@@ -21,7 +23,7 @@ def generate_call(model: LoadedModel, document: Any) -> InferCall:
     """
     if not isinstance(document, dict):
         raise Fault("internal", "attempt to get members for non-object")
-    call = InferCall([])
+    call = WireCall([])
     for key, value in document.items():
         port = model.signature.inputs.get(key)
         if port is not None:
@@ -56,7 +58,7 @@ def generate_call(model: LoadedModel, document: Any) -> InferCall:
     return call
 
 
-def _input(model: LoadedModel, name: str, value: Any) -> WireInput:
+def _input(model: LoadedModel, name: str, value: Any) -> InputTensor:
     """A scalar or a flat list; the shape is that of the model, a variable dimension deduced."""
     port = model.signature.inputs[name]
     values = value if isinstance(value, list) else [value]
@@ -75,7 +77,7 @@ def _input(model: LoadedModel, name: str, value: Any) -> WireInput:
     if int(np.prod(shape, dtype=np.float64)) != len(values):
         raise _no_shape(name)
     array = json_to_array(values, port.datatype, name, tuple(shape))
-    return WireInput(name, port.datatype, tuple(shape), array)
+    return InputTensor(name, port.datatype, tuple(shape), array)
 
 
 def _no_shape(name: str) -> Fault:
@@ -84,12 +86,12 @@ def _no_shape(name: str) -> Fault:
     )
 
 
-def generate_json(model: LoadedModel, call: InferCall, result: InferResult) -> dict[str, Any]:
+def generate_json(model: LoadedModel, call: WireCall, outputs: Tensors) -> dict[str, Any]:
     """The answer: outputs are members, a single element without its list."""
     answer: dict[str, Any] = {"id": call.request_id} if call.request_id else {}
     answer["model_name"] = model.name
     answer["model_version"] = model.version_text
-    for name, _, array, _ in finished_outputs(model, call, result):
+    for name, _, array, _ in finished_outputs(model, call, outputs):
         values = array_to_json(array, name)
         answer[name] = values[0] if len(values) == 1 else values
     return answer

@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.outputs import finished_outputs
-from analyzer.engine.protocol import (
-    Fault,
-    InferCall,
-    InferResult,
-    Region,
-    WireInput,
-    WireOutput,
-)
+from analyzer.engine.requests import InputTensor
+from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.tensors import DTYPES, to_bytes
 from analyzer.server.http_codec import reserved_parameter
-from analyzer.server.shared_memory import SharedMemory
+from analyzer.server.outputs import RequestedOutput, WireCall, finished_outputs
+from analyzer.server.shared_memory import Region, SharedMemory
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -39,13 +34,13 @@ FINAL_RESPONSE = "triton_final_response"
 _WANT_FINAL = "triton_enable_empty_final_response"
 
 
-def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> InferCall:
+def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> WireCall:
     """The call in a ``ModelInferRequest``.
 
     Raises:
         Fault: It is malformed.
     """
-    call = InferCall([], request_id=request.id)
+    call = WireCall([], request_id=request.id)
     if request.parameters:
         _parameters(request.parameters, call)
     raw = request.raw_input_contents
@@ -72,20 +67,22 @@ def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> Inf
             used += 1
         else:
             data = _contents(tensor, model)
-        call.inputs.append(WireInput(tensor.name, tensor.datatype, tuple(tensor.shape), data))
-    for output in request.outputs:
-        parameters = output.parameters
-        classification = 0
-        if "classification" in parameters:  # reading an absent key would add it
-            classification = _count(parameters["classification"], "classification")
-        call.outputs.append(
-            WireOutput(
-                output.name,
-                classification=classification,
-                region=_region(parameters, output.name) if parameters else None,
-            )
-        )
+        call.inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if request.outputs:
+        call.request([_output(output) for output in request.outputs])
     return call
+
+
+def _output(output: Any) -> RequestedOutput:
+    parameters = output.parameters
+    classification = 0
+    if "classification" in parameters:  # reading an absent key would add it
+        classification = _count(parameters["classification"], "classification")
+    return RequestedOutput(
+        output.name,
+        classification=classification,
+        region=_region(parameters, output.name) if parameters else None,
+    )
 
 
 def _contents(tensor: Any, model: LoadedModel) -> Any:
@@ -148,7 +145,7 @@ def _count(value: Any, name: str) -> int:
     return number
 
 
-def _parameters(parameters: Any, call: InferCall) -> None:
+def _parameters(parameters: Any, call: WireCall) -> None:
     for key, value in parameters.items():
         if key == "priority":
             call.priority = _count(value, key)
@@ -169,7 +166,7 @@ def wants_final_flag(request: Any) -> bool:
 
 
 def build_response(
-    model: LoadedModel, call: InferCall, result: InferResult, memory: SharedMemory
+    model: LoadedModel, call: WireCall, outputs: Tensors, memory: SharedMemory
 ) -> Any:
     """The ``ModelInferResponse``; outputs are always raw.
 
@@ -180,7 +177,7 @@ def build_response(
         model_name=model.name, model_version=model.version_text, id=call.request_id
     )
     contents = response.raw_output_contents
-    for name, datatype, array, wanted in finished_outputs(model, call, result):
+    for name, datatype, array, wanted in finished_outputs(model, call, outputs):
         entry = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         data = to_bytes(array)
         if wanted is not None and wanted.region is not None:

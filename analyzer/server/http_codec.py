@@ -10,18 +10,14 @@ import re
 import zlib
 from typing import Any
 
+from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.outputs import finished_outputs
-from analyzer.engine.protocol import (
-    Fault,
-    InferCall,
-    InferResult,
-    Region,
-    WireInput,
-    WireOutput,
-)
-from analyzer.engine.tensors import DTYPES, array_to_json, json_to_array, to_bytes
-from analyzer.server.shared_memory import SharedMemory
+from analyzer.engine.requests import InputTensor
+from analyzer.engine.runtimes.base import Tensors
+from analyzer.engine.tensors import DTYPES, to_bytes
+from analyzer.server.json_tensors import array_to_json, json_to_array
+from analyzer.server.outputs import RequestedOutput, WireCall, finished_outputs
+from analyzer.server.shared_memory import Region, SharedMemory
 
 _INTEGER = re.compile(rb"\s*([+-]?[0-9]+)")
 _JSON_REASONS = {
@@ -104,7 +100,7 @@ def parse_infer(
     model: LoadedModel,
     memory: SharedMemory,
     json_bytes_max: int,
-) -> InferCall:
+) -> WireCall:
     """The inference request in ``body``.
 
     Args:
@@ -124,8 +120,8 @@ def parse_infer(
                 f"{header_length.decode('latin-1').strip()}",
             )
     if json_size == 0:
-        raw = WireInput("raw_input", "", (), memoryview(body))
-        return InferCall([raw], raw=True, binary_default=True)
+        raw = InputTensor("raw_input", "", (), memoryview(body))
+        return WireCall([raw], raw=True, binary_default=True)
     if json_size > json_bytes_max:
         raise Fault("invalid", f"the JSON part is larger than {json_bytes_max} bytes")
     view = memoryview(body)
@@ -133,9 +129,9 @@ def parse_infer(
     return _call(document, view[json_size:], model, memory)
 
 
-def _call(document: Any, binary: memoryview, model: LoadedModel, memory: SharedMemory) -> InferCall:
+def _call(document: Any, binary: memoryview, model: LoadedModel, memory: SharedMemory) -> WireCall:
     tensors = _array(_member(document, "inputs"), "inputs")
-    call = InferCall([])
+    call = WireCall([])
     if "id" in document:
         call.request_id = _string(document["id"], "id")
     if "parameters" in document:
@@ -147,14 +143,13 @@ def _call(document: Any, binary: memoryview, model: LoadedModel, memory: SharedM
     if offset != len(binary):
         raise Fault("invalid", f"unexpected additional input data for model '{model.name}'")
     if "outputs" in document:
-        for output in _array(document["outputs"], "outputs"):
-            call.outputs.append(_output(output))
+        call.request([_output(output) for output in _array(document["outputs"], "outputs")])
     return call
 
 
 def _input(
     tensor: Any, binary: memoryview, offset: int, model: LoadedModel, memory: SharedMemory
-) -> tuple[WireInput, int]:
+) -> tuple[InputTensor, int]:
     if not isinstance(tensor, dict):
         raise _mismatch("inputs", "non-object as object")
     parameters = _object(tensor.get("parameters", {}), "failed to get input params.")
@@ -183,7 +178,7 @@ def _input(
     if datatype not in DTYPES:
         raise Fault("invalid", f"invalid datatype for input {name}")
     if region is not None:
-        return WireInput(name, datatype, shape, memory.read(region)), offset
+        return InputTensor(name, datatype, shape, memory.read(region)), offset
     if size is not None:
         size = _unsigned(size, "binary_data_size")
         if offset + size > len(binary):
@@ -192,16 +187,15 @@ def _input(
                 f"unexpected size for input '{name}', expecting {offset + size - len(binary)} "
                 f"additional bytes for model '{model.name}'",
             )
-        return WireInput(name, datatype, shape, binary[offset : offset + size]), offset + size
-    return WireInput(name, datatype, shape, json_to_array(tensor["data"], datatype, name, shape)), (
-        offset
-    )
+        return InputTensor(name, datatype, shape, binary[offset : offset + size]), offset + size
+    array = json_to_array(tensor["data"], datatype, name, shape)
+    return InputTensor(name, datatype, shape, array), offset
 
 
-def _output(output: Any) -> WireOutput:
+def _output(output: Any) -> RequestedOutput:
     name = _string(_member(output, "name"), "name")
     parameters = _object(output.get("parameters", {}), "failed to get output params.")
-    return WireOutput(
+    return RequestedOutput(
         name,
         binary=_boolean(parameters.get("binary_data", False), "binary_data"),
         classification=_unsigned(parameters.get("classification", 0), "classification"),
@@ -225,7 +219,7 @@ def _region(parameters: dict[str, Any], name: str) -> Region | None:
     )
 
 
-def _parameters(parameters: Any, call: InferCall) -> None:
+def _parameters(parameters: Any, call: WireCall) -> None:
     for key, value in _object(parameters, "failed to get request params.").items():
         if key == "priority":
             call.priority = _unsigned(value, key)
@@ -301,7 +295,7 @@ def _mismatch(name: str, what: str) -> Fault:
 
 
 def build_infer(
-    model: LoadedModel, call: InferCall, result: InferResult, memory: SharedMemory
+    model: LoadedModel, call: WireCall, outputs: Tensors, memory: SharedMemory
 ) -> tuple[bytes, int | None]:
     """The response body, and the length of its JSON part; None if it is JSON alone.
 
@@ -310,7 +304,7 @@ def build_infer(
     """
     entries: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    for name, datatype, array, wanted in finished_outputs(model, call, result):
+    for name, datatype, array, wanted in finished_outputs(model, call, outputs):
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
         entries.append(entry)
         if wanted is not None and wanted.region is not None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from analyzer.engine.protocol import Fault
-from analyzer.server import describe
+from analyzer.engine.fault import Fault
 from analyzer.server.http_codec import parse_json
-from analyzer.server.repository import Repository
+from analyzer.server.inference_service import InferenceService
 from analyzer.server.shared_memory import SharedMemory, refuse_cuda
 
 # Status, body and headers of a response.
@@ -27,7 +24,24 @@ def ok(document: Any) -> Answer:
     return 200, json.dumps(document, separators=(",", ":")).encode(), [JSON]
 
 
-async def control(repository: Repository, found: re.Match[str], body: bytes) -> Answer:
+def error_json(status: int, message: str) -> Answer:
+    """An error as clients of Triton expect it."""
+    return status, json.dumps({"error": message}, separators=(",", ":")).encode(), [JSON]
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; an empty one for an empty body.
+
+    Raises:
+        Fault: It is none.
+    """
+    values = parse_json(body) if body.strip() else {}
+    if not isinstance(values, dict):
+        raise Fault("internal", "attempt to get members for non-object")
+    return values
+
+
+async def control(service: InferenceService, found: re.Match[str], body: bytes) -> Answer:
     """Answers ``/v2/repository/…``.
 
     Args:
@@ -36,46 +50,32 @@ async def control(repository: Repository, found: re.Match[str], body: bytes) -> 
     Raises:
         Fault: The body is malformed, or the repository refuses.
     """
-    if found[1]:
-        raise Fault("unsupported", "'repository_name' specification is not supported")
-    values = parse_json(body) if body.strip() else {}
-    if not isinstance(values, dict):
-        raise Fault("internal", "attempt to get members for non-object")
+    values = parse_object(body)
     if found[2]:
-        ready = values.get("ready", False)
-        if not isinstance(ready, bool):
-            raise Fault(
-                "internal",
-                "Unable to parse 'ready': attempt to access JSON non-boolean as boolean",
-            )
-        entries = repository.index(ready_only=ready)
-        return ok([describe.index_entry(entry) for entry in entries])
+        return ok(service.index(found[1], ready_only=_flag(values, "ready")))
     name = unquote(found[3])
     parameters = values.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Fault(
             "internal", "Unable to parse 'parameters': attempt to get members for non-object"
         )
-    work: Callable[[], None]
     if found[4] == "load":
         config, files = _load_parameters(parameters)
-
-        def work() -> None:
-            repository.load(name, config_json=config, files=files)
+        await service.load(found[1], name, config_json=config, files=files)
     else:
-        dependents = parameters.get("unload_dependents", False)
-        if not isinstance(dependents, bool):
-            raise Fault(
-                "internal",
-                "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
-                "boolean",
-            )
-
-        def work() -> None:
-            repository.unload(name, unload_dependents=dependents)
-
-    await asyncio.get_running_loop().run_in_executor(None, work)
+        dependents = _flag(parameters, "unload_dependents")
+        await service.unload(found[1], name, unload_dependents=dependents)
     return 200, b"", [JSON]
+
+
+def _flag(values: dict[str, Any], key: str) -> bool:
+    """A boolean member; False where it is absent."""
+    flag = values.get(key, False)
+    if not isinstance(flag, bool):
+        raise Fault(
+            "internal", f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean"
+        )
+    return flag
 
 
 def shared_memory(

@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from analyzer.engine.protocol import Limits
 from analyzer.errors import UsageError
 from analyzer.server.http_app import CONNECTION_KEY
+from analyzer.server.limits import Limits
 
 _BACKLOG = 2048
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
+from analyzer.engine.counters import ModelStatistics
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.served_model import ModelStatistics
 from analyzer.server.repository import Repository
 
 _Value = Callable[[LoadedModel, ModelStatistics], float]

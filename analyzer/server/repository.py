@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from analyzer.engine.ensemble import member_names
+from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
-from analyzer.engine.protocol import Fault
 from analyzer.errors import AnalyzerError, RepositoryError, UsageError
 from analyzer.modelconfig.repository import check_model_name, list_models, list_versions
 from analyzer.server.overrides import unpack_override

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from analyzer.engine.protocol import Fault
+from analyzer.engine.fault import Fault
 
 _TRACE_DEFAULTS: dict[str, Any] = {
     "trace_level": ["OFF"],

@@ -15,13 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzer.engine.protocol import Fault, Region
+from analyzer.engine.fault import Fault
 
 _FOLDER = Path("/dev/shm")
 _KEY = re.compile(r"/?[^/\x00-\x1f]{1,255}")
 _REGIONS_MAX = 4096
 _CUDA = "CUDA shared memory is not supported: this server keeps tensors in the host's memory"
 _OFF = "client shared memory is disabled. Start the server with --allow-client-shm=true to allow it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A part of a registered shared-memory region."""
+
+    name: str
+    offset: int
+    byte_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

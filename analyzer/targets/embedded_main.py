@@ -21,9 +21,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK, STATUS_TIMEOUT
+from analyzer.engine.fault import REQUEST_TIMEOUT
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.engine.requests import InferenceReply, InferenceRequest
 from analyzer.engine.runtimes.base import Runtime, Tensors
-from analyzer.engine.served_model import InferenceReply, InferenceRequest, ServedModel
+from analyzer.engine.served_model import ServedModel
 from analyzer.errors import AnalyzerError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.hardware.timing import set_timer_slack_ns
@@ -88,10 +90,10 @@ class _ReplyTo:
 
     def __call__(self, reply: InferenceReply) -> None:
         status = STATUS_OK
-        if reply.error is not None:
-            late = reply.error_kind == "unavailable" and "timeout" in reply.error
-            status = STATUS_TIMEOUT if late else STATUS_ERROR
-            self.client.note_error(reply.error)
+        if reply.fault is not None:
+            message = reply.fault.message
+            status = STATUS_TIMEOUT if message == REQUEST_TIMEOUT else STATUS_ERROR
+            self.client.note_error(message)
         self.client.replies.append(
             REPLY.pack(
                 self.number,

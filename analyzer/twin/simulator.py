@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.engine.scheduler import QueueFullError, Scheduler
+from analyzer.engine.scheduler import Scheduler
 from analyzer.twin.service import ServiceTime
 
 #: Below this many requests the plain scheduler is done before the compiled one is loaded.
@@ -323,7 +324,7 @@ def _run_scheduler(
         elif event == "arrival":
             try:
                 scheduler.enqueue(now, arrived, batch_size=batch_sizes[arrived])
-            except QueueFullError:
+            except Fault:  # its queue is full
                 replies = 1
             arrived += 1
         decisions = scheduler.advance(now)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy, QueuePolicy
-from analyzer.engine.scheduler import Execution, QueueFullError, Scheduler
+from analyzer.engine.scheduler import Execution, Scheduler
 
 US, MS = 1_000, 1_000_000
 
@@ -83,7 +84,7 @@ def play(
                     timeout_us=arrival.timeout_us,
                     input_set=arrival.input_set,
                 )
-            except QueueFullError:
+            except Fault:
                 rejected[ticket] = now
             ticket += 1
         decisions = scheduler.advance(now)

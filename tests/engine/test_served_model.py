@@ -6,15 +6,10 @@ import time
 import numpy as np
 import pytest
 
+from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy, QueuePolicy
-from analyzer.engine.served_model import (
-    InferenceReply,
-    InferenceRequest,
-    InvalidRequestError,
-    QueueFullError,
-    ServedModel,
-    ServerStopping,
-)
+from analyzer.engine.requests import InferenceReply, InferenceRequest
+from analyzer.engine.served_model import ServedModel
 
 
 class Recorded:
@@ -75,7 +70,7 @@ def test_every_request_gets_its_own_rows_exactly_once() -> None:
         got = replies.wait(300)
     assert sorted(number for number, _, _ in got) == list(range(300))
     for number, reply, _ in got:
-        assert reply.error is None
+        assert reply.fault is None
         np.testing.assert_array_equal(
             reply.outputs["y"], np.full((1 + number % 3, 2), 2.0 * number)
         )
@@ -133,11 +128,11 @@ def test_a_failing_execution_fails_its_requests_and_nothing_else() -> None:
         model.submit(replies.request(0))
         (_, reply, _), *_ = replies.wait(1)
         assert reply.outputs is None
-        assert reply.error_kind == "internal"
-        assert reply.error == "ValueError: no"
+        assert reply.fault.kind == "internal"
+        assert reply.fault.message == "ValueError: no"
         runtime.fail = False
         model.submit(replies.request(1))
-        assert replies.wait(2)[1][1].error is None
+        assert replies.wait(2)[1][1].fault is None
         counters = model.statistics()
     assert len(failures) == 1
     assert (counters.fail_count, counters.success_count, counters.execution_count) == (1, 1, 1)
@@ -169,8 +164,8 @@ def test_outputs_without_a_row_per_inference_are_an_error() -> None:
             model.submit(replies.request(number))
         runtime.gate.set()
         got = {number: reply for number, reply, _ in replies.wait(3)}
-    assert got[0].error is None  # alone, its outputs are its own whatever their shape
-    assert "output y has shape (3,) for a batch of 2" in got[1].error
+    assert got[0].fault is None  # alone, its outputs are its own whatever their shape
+    assert "output y has shape (3,) for a batch of 2" in got[1].fault.message
 
 
 def test_counters_add_up() -> None:
@@ -207,14 +202,14 @@ def test_a_full_queue_refuses() -> None:
             try:
                 model.submit(replies.request(number))
                 accepted += 1
-            except QueueFullError:
+            except Fault:
                 refused += 1
         assert refused > 0
         tickets = model.submit_many([replies.request(10), replies.request(11)])
         assert tickets == [-1, -1]
         runtime.gate.set()
         got = replies.wait(accepted + 2)
-    errors = [reply.error for _, reply, _ in got if reply.error]
+    errors = [reply.fault.message for _, reply, _ in got if reply.fault]
     assert errors == ["Exceeds maximum queue size"] * 2
 
 
@@ -228,8 +223,8 @@ def test_an_expired_request_is_rejected() -> None:
         model.submit(replies.request(0))
         model.submit(replies.request(1))
         number, reply, _ = replies.wait(1)[0]
-        assert (number, reply.error) == (1, "Request timeout expired")
-        assert reply.error_kind == "unavailable"
+        assert (number, reply.fault.message) == (1, "Request timeout expired")
+        assert reply.fault.kind == "unavailable"
         runtime.gate.set()
         replies.wait(2)
         assert model.details().rejected_count == 1
@@ -258,10 +253,10 @@ def test_cancelled_requests_never_run(dynamic: bool) -> None:
 def test_a_batch_that_is_too_large_is_invalid() -> None:
     replies = Replies()
     with ServedModel("m", policy(), [Recorded()], batchable=True) as model:
-        with pytest.raises(InvalidRequestError, match="batch-size must be <= 8"):
+        with pytest.raises(Fault, match="batch-size must be <= 8"):
             model.submit(replies.request(0, rows=9))
         assert model.submit_many([replies.request(1, rows=9)]) == [-1]
-        assert replies.wait(1)[0][1].error_kind == "invalid"
+        assert replies.wait(1)[0][1].fault.kind == "invalid"
 
 
 @pytest.mark.timing
@@ -275,11 +270,11 @@ def test_closing_drains_or_refuses() -> None:
             model.submit(replies.request(number))
         threading.Timer(0.05, runtime.gate.set).start()
         model.close(drain=drain)
-        with pytest.raises(ServerStopping):
+        with pytest.raises(Fault, match="is stopping"):
             model.submit(replies.request(20))
         got = replies.wait(20)
         assert len(got) == 20
-        unavailable = [reply for _, reply, _ in got if reply.error_kind == "unavailable"]
+        unavailable = [reply for _, reply, _ in got if reply.fault is not None]
         assert bool(unavailable) != drain
         assert runtime.closed
 
@@ -321,7 +316,7 @@ def test_only_requests_with_the_same_inputs_are_joined_where_some_are_optional()
             model.submit(InferenceRequest(1, inputs, on_done))
         runtime.gate.set()
         assert done.wait(10)
-    assert [got[number].error for number in range(5)] == [None] * 5
+    assert [got[number].fault for number in range(5)] == [None] * 5
     # The first starts at once; the others wait for the instance.
     assert runtime.batches == [1, 1, 2, 1]
 
@@ -341,5 +336,5 @@ def test_only_equal_shapes_are_joined_where_that_is_asked() -> None:
         deadline = time.monotonic() + 5
         while len(got) < 4 and time.monotonic() < deadline:
             time.sleep(0.001)
-    assert [reply.error for reply in got] == [None] * 4
+    assert [reply.fault for reply in got] == [None] * 4
     assert runtime.batches == [1, 2, 2, 1]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.engine.protocol import Limits
 from analyzer.server.app import Addresses, ServeOptions, ServerApp, serving
+from analyzer.server.limits import Limits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

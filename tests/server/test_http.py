@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzer.engine.protocol import Limits
 from analyzer.server.app import Addresses
+from analyzer.server.limits import Limits
 
 ROW = [float(i) for i in range(16)]
 LENGTH = "Inference-Header-Content-Length"

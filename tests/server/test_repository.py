@@ -13,7 +13,8 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from analyzer.engine.protocol import Fault, InferCall, WireInput
+from analyzer.engine.fault import Fault
+from analyzer.engine.requests import InferCall, InputTensor
 from analyzer.errors import RepositoryError, UsageError
 from analyzer.server.repository import Repository
 
@@ -44,7 +45,7 @@ def ask(repository: Repository, name: str, values: Any, version: str = "", **cal
         done.set()
 
     array = np.asarray(values, np.float32)
-    request = InferCall([WireInput("X", "FP32", array.shape, array)], **call)
+    request = InferCall([InputTensor("X", "FP32", array.shape, array)], **call)
     repository.get(name, version).infer(request, on_done)
     assert done.wait(10)
     if found[0].fault is not None:
@@ -103,7 +104,9 @@ def test_requests_with_other_optional_inputs_are_not_joined(repository: Path, op
 
     for value, names in enumerate((("X",), ("X",), ("X", "B"), ("X", "B"))):
         array = np.full((1, 2), value, np.float32)
-        model.infer(InferCall([WireInput(name, "FP32", (1, 2), array) for name in names]), on_done)
+        model.infer(
+            InferCall([InputTensor(name, "FP32", (1, 2), array) for name in names]), on_done
+        )
     assert done.wait(10)
     assert [result.fault for result in results] == [None] * 4
     answers = sorted(float(result.outputs["Y"][0, 0]) for result in results)
@@ -248,7 +251,7 @@ def test_unload_answers_what_was_taken(repository: Path, opened: Any) -> None:
     answers: list[Any] = []
     array = np.zeros((1, 2), np.float32)
     for _ in range(3):
-        models.get("m").infer(InferCall([WireInput("X", "FP32", (1, 2), array)]), answers.append)
+        models.get("m").infer(InferCall([InputTensor("X", "FP32", (1, 2), array)]), answers.append)
     models.unload("m")
     with pytest.raises(Fault, match="no available versions"):
         models.get("m")
@@ -390,7 +393,7 @@ def test_priorities_timeouts_and_full_queues(repository: Path, opened: Any) -> N
     array = np.zeros((1, 2), np.float32)
 
     def submit() -> None:
-        models.get("m").infer(InferCall([WireInput("X", "FP32", (1, 2), array)]), answers.append)
+        models.get("m").infer(InferCall([InputTensor("X", "FP32", (1, 2), array)]), answers.append)
 
     submit()
     _wait(lambda: models.get("m").details().waiting_count == 0)
@@ -431,7 +434,7 @@ def test_preserved_order(repository: Path, opened: Any) -> None:
     for name, size in (("slow", 2), ("fast", 1)):
         array = np.zeros((size, 2), np.float32)
         models.get("m").infer(
-            InferCall([WireInput("X", "FP32", (size, 2), array)]),
+            InferCall([InputTensor("X", "FP32", (size, 2), array)]),
             lambda _, name=name: order.append(name),
         )
     _wait(lambda: len(order) == 2)

@@ -1,0 +1,219 @@
+"""What the server does for a client, in no protocol's terms; HTTP and gRPC only translate.
+
+A front end turns bytes into calls of :class:`InferenceService` and its results, or the
+:class:`~analyzer.engine.fault.Fault` that it raises, into bytes and status codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from analyzer.engine.fault import Fault
+from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.requests import InferCall, InferenceReply
+from analyzer.engine.runtimes.base import Tensors
+from analyzer.errors import AnalyzerError
+from analyzer.server import describe
+from analyzer.server.bridge import ReplyBridge
+from analyzer.server.limits import Limits
+from analyzer.server.repository import Repository
+from analyzer.server.settings import Settings
+from analyzer.server.shared_memory import SharedMemory
+
+# From 10^18 a number may not fit what Triton's std::stol reads a version into.
+_VERSION_DIGITS_MAX = 18
+
+
+class Admission:
+    """How many inference requests of one front end are in the server."""
+
+    __slots__ = ("in_flight",)
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+
+
+class Connection(Protocol):
+    """A client's connection; ``on_lost`` is called when the client goes away."""
+
+    on_lost: Callable[[], object] | None
+
+
+class InferenceService:
+    """The models of a repository and what clients may ask about them.
+
+    ``infer``, ``load`` and ``unload`` belong to the bridge's event loop; the rest is thread-safe.
+
+    Args:
+        memory: Regions that requests may name; front ends register and read them here.
+        settings: Logging and trace settings.
+        bridge: Of the loop that awaits the results.
+        log: Takes a line about a fault of the server.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        memory: SharedMemory,
+        settings: Settings,
+        limits: Limits,
+        bridge: ReplyBridge,
+        log: Callable[[str], None],
+    ) -> None:
+        self.repository = repository
+        self.memory = memory
+        self.settings = settings
+        self.limits = limits
+        self._bridge = bridge
+        self._log = log
+
+    def model(self, name: str, version: str = "") -> LoadedModel:
+        """A model that is ready; without a version the newest.
+
+        Raises:
+            Fault: There is none, or the version is no number.
+        """
+        if version and not (version.isdecimal() and len(version) <= _VERSION_DIGITS_MAX):
+            raise Fault(
+                "invalid",
+                f"failed to get model version from specified version string '{version[:100]}' "
+                "(details: stol), version should be an integral value > 0",
+            )
+        return self.repository.get(name, version)
+
+    async def infer(
+        self,
+        model: LoadedModel,
+        call: InferCall,
+        admission: Admission,
+        connection: Connection | None = None,
+    ) -> Tensors:
+        """The outputs of a call, by name.
+
+        A call whose awaiting task is cancelled, or whose connection is lost, is taken back where it
+        has not begun.
+
+        Args:
+            admission: Of the front end over which the call came.
+            connection: Of the client, where the front end is not told otherwise that it went away.
+
+        Raises:
+            Fault: The call is wrong or failed, or too many are in the server.
+            asyncio.CancelledError: Nobody waits any more.
+        """
+        if admission.in_flight >= self.limits.requests_max:
+            raise Fault("unavailable", "too many requests are in the server")
+        future: asyncio.Future[InferenceReply] = asyncio.get_running_loop().create_future()
+        post = self._bridge.post
+        admission.in_flight += 1
+        try:
+            ticket = model.infer(call, lambda reply: post(future, reply))
+            if connection is not None:
+                connection.on_lost = future.cancel
+            try:
+                reply = await future
+            except asyncio.CancelledError:
+                model.cancel(ticket)
+                raise
+        finally:
+            admission.in_flight -= 1
+            if connection is not None:
+                connection.on_lost = None
+        if reply.outputs is None:
+            assert reply.fault is not None
+            raise reply.fault
+        return reply.outputs
+
+    def as_fault(self, error: Exception, where: str) -> Fault:
+        """``error`` as clients are told of it; one that is a fault of ours is logged."""
+        if isinstance(error, Fault):
+            return error
+        if isinstance(error, AnalyzerError):
+            return Fault("invalid", error.message)
+        text = f"{type(error).__name__}: {error}"
+        self._log(f"{where}: {text}")
+        return Fault("internal", text)
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """A model's inputs and outputs.
+
+        Raises:
+            Fault: There is no such model.
+        """
+        model = self.model(name, version)
+        return describe.model_metadata(model, self.repository.versions(name))
+
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Counters of a model's versions, of one version, or of every model.
+
+        Raises:
+            Fault: There is no such model.
+        """
+        models = self.repository.models()
+        if name:
+            models = [m for m in models if m.name == name and version in ("", m.version_text)]
+            if not models and self.repository.ready(name):
+                raise Fault(
+                    "invalid", f"requested model version is not available for model '{name}'"
+                )
+            if not models:
+                raise Fault("invalid", f"requested model '{name}' is not available")
+        return [describe.statistics(model) for model in models]
+
+    def index(self, repository_name: str | None, *, ready_only: bool) -> list[dict[str, str]]:
+        """Every model and its state.
+
+        Raises:
+            Fault: A repository is named.
+        """
+        _only_one_repository(repository_name)
+        entries = self.repository.index(ready_only=ready_only)
+        return [describe.index_entry(entry) for entry in entries]
+
+    async def load(
+        self,
+        repository_name: str | None,
+        name: str,
+        *,
+        config_json: str | None,
+        files: Mapping[str, bytes],
+    ) -> None:
+        """Loads or reloads a model on a thread; see :meth:`Repository.load`.
+
+        Raises:
+            Fault: A repository is named, the mode forbids it, or the load failed.
+        """
+        _only_one_repository(repository_name)
+        await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self.repository.load(name, config_json=config_json, files=files)
+        )
+
+    async def unload(
+        self, repository_name: str | None, name: str, *, unload_dependents: bool
+    ) -> None:
+        """Unloads a model on a thread; see :meth:`Repository.unload`.
+
+        Raises:
+            Fault: A repository is named, or the mode forbids it.
+        """
+        _only_one_repository(repository_name)
+        await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self.repository.unload(name, unload_dependents=unload_dependents)
+        )
+
+    def trace_model(self, name: str) -> str:
+        """``name``, whose trace settings are asked for; empty for the server's.
+
+        Raises:
+            Fault: There is no such model.
+        """
+        if name and not self.repository.ready(name):
+            raise Fault("invalid", f"Request for unknown model : {name}")
+        return name
+
+
+def _only_one_repository(name: str | None) -> None:
+    if name:
+        raise Fault("unsupported", "'repository_name' specification is not supported")

@@ -1,0 +1,96 @@
+"""A result's outputs as a client asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.engine.fault import Fault
+from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.requests import InferCall
+from analyzer.engine.runtimes.base import Tensors
+from analyzer.server.shared_memory import Region
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """An output that the client listed.
+
+    Args:
+        binary: Whether it comes as bytes behind the JSON (HTTP; gRPC has nothing else).
+        classification: How many of the highest elements to name instead; 0 for the tensor itself.
+        region: Where to put it; None for the response.
+    """
+
+    name: str
+    binary: bool = False
+    classification: int = 0
+    region: Region | None = None
+
+
+@dataclass(slots=True)
+class WireCall(InferCall):
+    """A call, and how its client wants the outputs.
+
+    Args:
+        requested: The outputs listed; empty for all. Set together with ``outputs``.
+        binary_default: Whether outputs that are not listed come as binary (HTTP).
+    """
+
+    requested: list[RequestedOutput] = field(default_factory=list)
+    binary_default: bool = False
+
+    def request(self, outputs: list[RequestedOutput]) -> None:
+        """Lists outputs."""
+        self.requested = outputs
+        self.outputs = tuple(output.name for output in outputs)
+
+
+Finished = tuple[str, str, NDArray[Any], RequestedOutput | None]
+
+
+def finished_outputs(model: LoadedModel, call: WireCall, outputs: Tensors) -> Iterator[Finished]:
+    """Name, data type, array and wish (None if outputs were not listed) of each output.
+
+    Raises:
+        Fault: A classification of something that has no order.
+    """
+    ports = model.signature.outputs
+    if not call.requested:
+        for name, whole in outputs.items():
+            yield name, ports[name].datatype, whole, None
+        return
+    for wanted in {output.name: output for output in call.requested}.values():
+        array: NDArray[Any] = outputs[wanted.name]
+        datatype = ports[wanted.name].datatype
+        if wanted.classification:
+            array = _classify(model, wanted, array)
+            datatype = "BYTES"
+        yield wanted.name, datatype, array, wanted
+
+
+def _classify(model: LoadedModel, wanted: RequestedOutput, array: NDArray[Any]) -> NDArray[Any]:
+    """``value:index[:label]`` of the highest elements, highest first, for each row of a batch."""
+    if array.dtype.kind not in "fiu":
+        raise Fault(
+            "invalid",
+            f"class result not available for output due to unsupported type '{array.dtype}'",
+        )
+    rows = len(array) if model.signature.batch_size_max and array.ndim else 1
+    flat = array.reshape(rows, -1)
+    count = min(wanted.classification, flat.shape[1])
+    labels = model.labels.get(wanted.name, ())
+    texts = np.empty((rows, count), dtype=object)
+    for row, values in enumerate(flat):
+        for place, index in enumerate(
+            np.argsort(-values.astype(np.float64), kind="stable")[:count]
+        ):
+            value = values[index]
+            text = f"{value:f}" if array.dtype.kind == "f" else str(value)
+            label = f":{labels[index]}" if index < len(labels) else ""
+            texts[row, place] = f"{text}:{index}{label}".encode()
+    return texts if model.signature.batch_size_max else texts.reshape(count)
