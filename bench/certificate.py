@@ -11,27 +11,23 @@ the first verdict. Writes ``bench/results/certificate.json``. It is no timing: a
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.hardware.machine import inspect_machine
 from analyzer.stats import mlperf
 from analyzer.stats.batchmeans import variance_inflation
 from analyzer.stats.certificate import decide, used_inflation
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, simulate
+from benchlib.command import Command, cell, say, table, write_json
 
 LOADS = (0.5, 0.7, 0.8, 0.9, 0.95)
 # Requests per run at a miss rate of 1.1 % (and 0.9 %), and the most at 0.3 % by load.
@@ -42,7 +38,6 @@ PERCENTILE, CONFIDENCE = 99.0, 0.95
 SERVICE = ServiceTime(batch_sizes=(1, 32), service_ms=(4.4, 16.8))
 POLICY = BatchingPolicy(max_batch_size=32, dynamic_batching=True)
 LIMIT_RPS = 32 / 16.8e-3
-RESULTS = Path(__file__).parent / "results" / "certificate.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,19 +187,16 @@ def summarize(endings: list[Ending]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=400, help="runs per load (seeds 0 to runs - 1)")
-    parser.add_argument(
+    command = Command("certificate", __doc__, timing=False)
+    command.argument("--runs", type=int, default=400, help="runs per load (seeds 0 to runs - 1)")
+    command.argument(
         "--load", type=float, choices=LOADS, help="this load alone; the others stay as recorded"
     )
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    options = parser.parse_args()
-    began = time.time()
-    recorded = json.loads(RESULTS.read_text()) if options.load else {"cells": {}, "truth": []}
+    command.argument("--processes", type=int, default=inspect_machine().cores)
+    options = command.start()
+    recorded = json.loads(options.out.read_text()) if options.load else {"cells": {}, "truth": []}
     cells: dict[str, dict[str, Any]] = recorded["cells"]
     document: dict[str, Any] = {
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
         "percentile": PERCENTILE,
         "confidence": CONFIDENCE,
         "seeds": [0, options.runs - 1],
@@ -219,36 +211,32 @@ def main() -> int:
             rows = list(pool.map(partial(one_run, real), range(options.runs), chunksize=4))
             cells[str(load)] = {rule: summarize([row[rule] for row in rows]) for rule in rows[0]}
             document["pass_share_over_all_loads"] = {
-                rule: float(np.mean([cell[rule]["pass_share"] for cell in cells.values()]))
+                rule: float(np.mean([known[rule]["pass_share"] for known in cells.values()]))
                 for rule in rows[0]
             }
             # After every load, since the last one takes the longest by far.
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-            print(f"load {load}: {time.time() - began:.0f} s", file=sys.stderr)
-    overall = document["pass_share_over_all_loads"]
-    print(json.dumps(document) if options.json else table(cells, overall))
-    return 0
+            write_json(options.out, document)
+            say(f"load {load} is done")
+    return command.finish(options, document, shown)
 
 
-def table(cells: dict[str, dict[str, Any]], overall: dict[str, float]) -> str:
+def shown(document: dict[str, Any]) -> str:
     """The results as a Markdown table."""
-    lines = [
-        "| rule | " + " | ".join(f"ρ = {load}" for load in LOADS) + " | all |",
-        "|---|" + "---|" * (len(LOADS) + 1),
+    cells, overall = document["cells"], document["pass_share_over_all_loads"]
+
+    def row(rule: str, title: str, key: str, spec: str, last: str = "") -> list[str]:
+        return [f"{rule}: {title}", *(cell(cells[str(x)][rule][key], spec) for x in LOADS), last]
+
+    rows = [
+        row(rule, "PASS", "pass_share", ".1%", f"{overall[rule]:.1%}")
+        for rule in cells[str(LOADS[0])]
     ]
-    for rule in cells[str(LOADS[0])]:
-        shares = [f"{cells[str(load)][rule]['pass_share']:.1%}" for load in LOADS]
-        lines.append(f"| {rule}: PASS | " + " | ".join(shares) + f" | {overall[rule]:.1%} |")
-    for rule in ("0.9 twin often", "0.9 alone often", "0.9 mlperf often"):
-        shares = [f"{cells[str(load)][rule]['fail_share']:.1%}" for load in LOADS]
-        lines.append(f"| {rule}: FAIL | " + " | ".join(shares) + " | |")
+    failed = ("0.9 twin often", "0.9 alone often", "0.9 mlperf often")
+    rows += [row(rule, "FAIL", "fail_share", ".1%") for rule in failed]
     for rule in ("0.3 twin often", "0.3 alone often"):
         for key, name in (("requests_to_pass_50", "half"), ("requests_to_pass_90", "90 %")):
-            counts = [cells[str(load)][rule][key] for load in LOADS]
-            shown = [f"{count:,}" if count else "–" for count in counts]
-            lines.append(f"| {rule}: requests until {name} pass | " + " | ".join(shown) + " | |")
-    return "\n".join(lines)
+            rows.append(row(rule, f"requests until {name} pass", key, ","))
+    return table(("rule", *(f"ρ = {load}" for load in LOADS), "all"), rows)
 
 
 if __name__ == "__main__":

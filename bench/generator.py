@@ -11,10 +11,8 @@ generator first in line and as an ordinary thread, alternating. Writes
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import tempfile
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,32 +27,27 @@ from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, OnnxModel
 from analyzer.targets.null import NullTarget
+from benchlib.command import Command, alternate
+from benchlib.models import write_perceptron
 
 RATE_RPS = 2_000
 CLOSED_GOAL_RPS = 15_000
 LAG_GOAL_MS = 1.0
 WIDTH, DEPTH = 1024, 48
-RESULTS = Path(__file__).parent / "results" / "generator.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    command = Command("generator", __doc__, timing=True)
+    command.argument("--seconds", type=float, default=5.0)
+    command.argument("--repeats", type=int, default=5)
+    options = command.start()
     document = {
-        "machine": inspect_machine().hardware,
-        "load_average_before": os.getloadavg()[0],
         "goals": {"closed_rps_min": CLOSED_GOAL_RPS, "lag_ms_p99_max": LAG_GOAL_MS},
         "null_closed": [null_closed(concurrency, options) for concurrency in (1, 8, 64)],
         "null_open": [null_open(seed, options) for seed in range(options.repeats)],
         "busy_open": busy_open(options),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document) if options.json else summary(document))
-    return 0
+    return command.finish(options, document, summary)
 
 
 def null_closed(concurrency: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -73,27 +66,24 @@ def null_open(seed: int, options: argparse.Namespace) -> dict[str, Any]:
         return lag(open_loop(connection, seed, options.seconds))
 
 
-def busy_open(options: argparse.Namespace) -> list[dict[str, Any]]:
+def busy_open(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """The lag while a model is busy on every core, both ways in turn."""
-    results = []
-    cores = inspect_machine().cores
-    with tempfile.TemporaryDirectory() as folder:
-        spec = busy_spec(Path(folder), cores)
-        with EmbeddedTarget(spec) as target:
-            for seed in range(options.repeats):
-                for name in ("first_in_line", "ordinary"):
-                    ordinary = mock.patch.object(
-                        generator, "first_in_line", lambda: nullcontext("normal")
-                    )
-                    with (
-                        target.connect() as connection,
-                        ResourceSampler(target.pids) as sampler,
-                        ordinary if name == "ordinary" else nullcontext(),
-                    ):
-                        run = open_loop(connection, seed, options.seconds)
-                    cpu = sampler.result().cpu_utilization
-                    results.append({"thread": name, "server_cpu": cpu, **lag(run)})
-    return results
+    ordinary = mock.patch.object(generator, "first_in_line", lambda: nullcontext("normal"))
+
+    def run(seed: int, thread: AbstractContextManager[Any]) -> dict[str, Any]:
+        with target.connect() as connection, ResourceSampler(target.pids) as sampler, thread:
+            found = open_loop(connection, seed, options.seconds)
+        return {"server_cpu": sampler.result().cpu_utilization, **lag(found)}
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedTarget(busy_spec(Path(folder), inspect_machine().cores)) as target,
+    ):
+        sides = {
+            "first_in_line": lambda seed: run(seed, nullcontext()),
+            "ordinary": lambda seed: run(seed, ordinary),
+        }
+        return alternate(sides, options.repeats)
 
 
 def open_loop(connection: Any, seed: int, seconds: float) -> LoadRun:
@@ -114,32 +104,9 @@ def lag(run: LoadRun) -> dict[str, Any]:
 
 def busy_spec(folder: Path, cores: int) -> EmbeddedSpec:
     """A stack of matrix products (0.1 GFLOP an inference) that no two cores finish in time."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    rng = np.random.default_rng(0)
-    weights = [
-        helper.make_tensor(
-            f"w{layer}",
-            TensorProto.FLOAT,
-            [WIDTH, WIDTH],
-            (rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32).tobytes(),
-            raw=True,
-        )
-        for layer in range(DEPTH)
-    ]
-    names = ["x", *(f"h{layer}" for layer in range(DEPTH - 1)), "y"]
-    nodes = [
-        helper.make_node("MatMul", [names[layer], f"w{layer}"], [names[layer + 1]])
-        for layer in range(DEPTH)
-    ]
-    ports = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", "y")
-    ]
-    graph = helper.make_graph(nodes, "busy", ports[:1], ports[1:], weights)
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), folder / "busy.onnx")
-    np.savez(folder / "rows.npz", x=rng.normal(size=(64, WIDTH)).astype(np.float32))
+    write_perceptron(folder / "busy.onnx", [WIDTH] * (DEPTH + 1), relu=False)
+    rows = np.random.default_rng(0).normal(size=(64, WIDTH)).astype(np.float32)
+    np.savez(folder / "rows.npz", x=rows)
     return EmbeddedSpec(
         name="busy",
         model=OnnxModel(path=str(folder / "busy.onnx")),
@@ -153,22 +120,22 @@ def busy_spec(folder: Path, cores: int) -> EmbeddedSpec:
 
 def summary(document: dict[str, Any]) -> str:
     """The results in a few lines."""
-    lines = [f"machine: {document['machine']}"]
+    lines = [f"machine: {document['machine']['hardware']}"]
     lines += [
         f"null target, closed loop of {row['concurrency']}: {row['rps_median']:,.0f}/s"
         f" (goal {CLOSED_GOAL_RPS:,})"
         for row in document["null_closed"]
     ]
     rows = {"null target": document["null_open"]}
-    for row in document["busy_open"]:
-        rows.setdefault(f"every core busy, {row['thread']} ({row['priority']})", []).append(row)
+    for thread, runs in document["busy_open"].items():
+        rows[f"every core busy, {thread} ({runs[0]['priority']})"] = runs
     for name, runs in rows.items():
         p99 = [run["lag_ms"]["p99"] for run in runs]
         lines.append(
             f"{name}, {RATE_RPS:,}/s: lag p99 median {np.median(p99):.3f} ms,"
             f" worst {max(p99):.3f} ms (goal {LAG_GOAL_MS})"
         )
-    busy = [run["server_cpu"] for run in document["busy_open"]]
+    busy = [run["server_cpu"] for runs in document["busy_open"].values() for run in runs]
     lines.append(f"cores the busy model used: {np.mean(busy):.0%}")
     return "\n".join(lines)
 

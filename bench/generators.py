@@ -10,17 +10,14 @@ and the table in ``docs/generators.md``. Run it on a quiet machine.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import run_closed_loop
 from analyzer.load.perf_analyzer import (
     PerfAnalyzerInstall,
@@ -31,11 +28,9 @@ from analyzer.load.summarize import summarize
 from analyzer.targets.endpoint_target import EndpointTarget
 from analyzer.targets.triton_install import require_triton
 from analyzer.targets.triton_server import TritonServer
+from benchlib.command import ROOT, Command, alternate, cell, put_into_page, table
 from benchlib.scripted_triton import Script, inputs, triton_target
 
-RESULTS = Path(__file__).parent / "results" / "generators.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "generators.md"
-MARKS = ("<!-- table: bench/generators.py -->", "<!-- end -->")
 GOAL = 0.03
 TRIES = 3
 #: Model, its script, its configuration, and the concurrencies.
@@ -106,10 +101,11 @@ def level(
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """One concurrency with both, in turn."""
-    runs: dict[str, list[dict[str, Any] | None]] = {"ours": [], "perf_analyzer": []}
-    for _ in range(options.rounds):
-        runs["ours"].append(ours(target, concurrency, options.seconds))
-        runs["perf_analyzer"].append(theirs(install, target, concurrency, options.seconds))
+    sides = {
+        "ours": lambda number: ours(target, concurrency, options.seconds),
+        "perf_analyzer": lambda number: theirs(install, target, concurrency, options.seconds),
+    }
+    runs = alternate(sides, options.rounds)
     medians = {
         name: float(np.median([run["throughput_ips"] for run in found if run is not None]))
         for name, found in runs.items()
@@ -119,71 +115,61 @@ def level(
     return {"throughput_ips": medians, "difference": difference, "runs": runs}
 
 
-def write_page(document: dict[str, Any]) -> None:
-    """Puts the table into the page, between its marks."""
+def page_table(document: dict[str, Any]) -> str:
+    """Every run as a Markdown table."""
 
-    def cell(runs: list[dict[str, Any] | None], key: str) -> str:
-        return ", ".join("invalid" if run is None else f"{run[key]:.1f}" for run in runs)
+    def runs(found: list[dict[str, Any] | None], key: str) -> str:
+        return ", ".join("invalid" if run is None else f"{run[key]:.1f}" for run in found)
 
     titles = ("model", "protocol", "concurrency", "ours, items/s", "perf_analyzer, items/s",
               "difference", "p99 ms, ours", "p99 ms, perf_analyzer")  # fmt: skip
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    rows = []
     for row in document["levels"]:
         mine, other = row["runs"]["ours"], row["runs"]["perf_analyzer"]
-        difference = "–" if row["difference"] is None else f"{row['difference']:+.1%}"
-        lines.append(
-            f"| {row['model']} | {row['protocol']} | {row['concurrency']} |"
-            f" {cell(mine, 'throughput_ips')} | {cell(other, 'throughput_ips')} | {difference} |"
-            f" {cell(mine, 'latency_ms_p99')} | {cell(other, 'latency_ms_p99')} |"
-        )
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    body = "\n".join(lines)
-    PAGE.write_text(f"{head}{MARKS[0]}\n{body}\n{MARKS[1]}{tail}", encoding="utf-8")
-    print(body)
+        rows.append(
+            (row["model"], row["protocol"], str(row["concurrency"]),
+             runs(mine, "throughput_ips"), runs(other, "throughput_ips"),
+             cell(row["difference"], "+.1%"),
+             runs(mine, "latency_ms_p99"), runs(other, "latency_ms_p99"))
+        )  # fmt: skip
+    return table(titles, rows)
 
 
 def main() -> int:
-    """Measures, writes the results and the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=2)
-    options = parser.parse_args()
+    command = Command("generators", __doc__, timing=True)
+    command.argument("--seconds", type=float, default=4.0)
+    command.argument("--rounds", type=int, default=2)
+    page = ROOT / "docs" / "generators.md"
+    command.argument("--page", type=Path, default=page, help="for the table")
+    options = command.start()
     install, perf = require_triton(), require_perf_analyzer()
     levels: list[dict[str, Any]] = []
     with TritonServer(install) as server:
-        for label, script, configuration, concurrencies in MODELS:
-            for protocol in ("grpc", "http"):
-                name = f"model{len(levels)}"
-                with triton_target(
-                    server, name, configuration, script, protocol=protocol
-                ) as target:
-                    for concurrency in concurrencies:
-                        found = level(perf, target, concurrency, options)
-                        levels.append(
-                            {
-                                "model": label,
-                                "script": asdict(script),
-                                "configuration": configuration.to_dict(),
-                                "protocol": protocol,
-                                "concurrency": concurrency,
-                                **found,
-                            }
-                        )
+        for (label, script, configuration, concurrencies), protocol in product(
+            MODELS, ("grpc", "http")
+        ):
+            name = f"model{len(levels)}"
+            with triton_target(server, name, configuration, script, protocol=protocol) as target:
+                levels += [
+                    {
+                        "model": label,
+                        "script": asdict(script),
+                        "configuration": configuration.to_dict(),
+                        "protocol": protocol,
+                        "concurrency": concurrency,
+                        **level(perf, target, concurrency, options),
+                    }
+                    for concurrency in concurrencies
+                ]
     document = {
-        "bench": "generators",
-        "machine": inspect_machine().hardware,
         "triton": install.version,
-        "load_average": os.getloadavg()[0],
         "seconds": options.seconds,
         "goal": GOAL,
         "levels": levels,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    write_page(document)
-    return 0
+    put_into_page(options.page, "generators", page_table(document))
+    return command.finish(options, document, page_table)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,18 +8,19 @@ otherwise.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "gpu.json"
+from analyzer.hardware.machine import inspect_machine
+from benchlib.command import ROOT, Command, cell
+
+SIDES = ("gpu", "cpu")
 
 
-def search(device: str, budget: str) -> dict[str, object]:
+def search(device: str, budget: str) -> dict[str, Any]:
     """The result document of a search of the digits example on ``device``."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -32,24 +33,29 @@ def search(device: str, budget: str) -> dict[str, object]:
         )  # fmt: skip
     if not done.stdout:
         sys.exit(f"The search on the {device} printed nothing:\n{done.stderr[-2000:]}")
-    document: dict[str, object] = json.loads(done.stdout)
+    document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
-def main() -> None:
-    """Runs both and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", default="120s")
-    budget = parser.parse_args().budget
-    from analyzer.hardware.machine import inspect_machine
-
-    machine = inspect_machine()
-    if not machine.gpus:
+def main() -> int:
+    command = Command("gpu", __doc__, timing=True)
+    command.argument("--budget", default="120s")
+    options = command.start()
+    if not inspect_machine().gpus:
         sys.exit("NVML finds no NVIDIA GPU on this machine: nothing was measured.")
-    results = {device: search(device, budget) for device in ("gpu", "cpu")}
-    RESULTS.write_text(json.dumps({"machine": machine.hardware, "results": results}, indent=1))
-    print(f"{RESULTS} written")
+    results = {device: search(device, options.budget) for device in SIDES}
+    return command.finish(options, {"results": results}, shown)
+
+
+def shown(document: dict[str, Any]) -> str:
+    """Verdict and certified rate on each device."""
+    lines = []
+    for device, found in document["results"].items():
+        best = found["recommendation"]
+        rate = cell(best and best["capacity_rps"], ".0f")
+        lines.append(f"{device}: {found['verdict']}, {rate}/s certified")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

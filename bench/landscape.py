@@ -10,10 +10,6 @@ replicates are taken. Writes ``bench/results/landscape.json``.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +20,10 @@ import numpy as np
 from analyzer.errors import AnalyzerError
 from analyzer.search.residual import ResidualModel
 from analyzer.twin import landscape as twin
+from benchlib.command import ROOT, Command
 from benchlib.recorded import Landscape, read
 
-HERE = Path(__file__).parent
-TABLE = HERE.parent.parent / "shared" / "data" / "resnet50_libtorch_titan_rtx.csv"
-RESULTS = HERE / "results" / "landscape.json"
+TABLE = ROOT.parent / "shared" / "data" / "resnet50_libtorch_titan_rtx.csv"
 THROUGHPUT_GOAL, LATENCY_GOAL = 0.05, 0.08
 
 
@@ -62,12 +57,11 @@ def one_seed(table: Landscape, rows: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", type=Path, default=TABLE)
-    parser.add_argument("--rows", type=int, default=12, help="rows that calibrate")
-    parser.add_argument("--seeds", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    command = Command("landscape", __doc__, timing=False)
+    command.argument("--table", type=Path, default=TABLE)
+    command.argument("--rows", type=int, default=12, help="rows that calibrate")
+    command.argument("--seeds", type=int, default=30)
+    options = command.start()
     try:
         table = read(options.table, "99")
     except AnalyzerError as error:
@@ -76,7 +70,6 @@ def main() -> int:
     runs = [one_seed(table, options.rows, seed) for seed in range(options.seeds)]
     keys = [key for key in runs[0] if "_error_" in key]
     document = {
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
         "table": options.table.name,
         "rows": table.rows,
         "left_out": table.left_out,
@@ -86,17 +79,19 @@ def main() -> int:
         "goals": {"throughput_error_median": THROUGHPUT_GOAL, "latency_error_median": LATENCY_GOAL},
         "runs": runs,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    if options.json:
-        print(json.dumps(document))
-        return 0
-    middle, worst = document["median_over_seeds"], document["worst_seed"]
-    assert isinstance(middle, dict) and isinstance(worst, dict)
-    print(f"{table.rows} rows, {table.left_out} left out, {options.rows} calibrate")
-    for key in keys:
-        print(f"{key}: {middle[key]:.1%} (worst of {options.seeds} seeds {worst[key]:.1%})")
-    return 0
+    return command.finish(options, document, shown)
+
+
+def shown(document: dict[str, Any]) -> str:
+    """The errors in a few lines."""
+    rows, left_out = document["rows"], document["left_out"]
+    worst = document["worst_seed"]
+    lines = [f"{rows} rows, {left_out} left out, {document['calibration_rows']} calibrate"]
+    lines += [
+        f"{key}: {value:.1%} (worst of {len(document['runs'])} seeds {worst[key]:.1%})"
+        for key, value in document["median_over_seeds"].items()
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ Writes ``bench/results/ray_cost.json``. It is a timing: nothing else may run on 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -22,38 +20,31 @@ import psutil
 
 from analyzer.cluster.processes import descendants
 from analyzer.cluster.ray_executor import RayExecutor
-from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import run_open_loop
 from analyzer.measure.jobs import Job
 from analyzer.targets.null import NullTarget
+from benchlib.command import Command, median
 
 RATE_RPS = 500
 SETTLE_S = 3.0
-RESULTS = Path(__file__).parent / "results" / "ray_cost.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    load_before = os.getloadavg()[0]
+    command = Command("ray_cost", __doc__, timing=True)
+    command.argument("--seconds", type=float, default=10.0)
+    command.argument("--repeats", type=int, default=5)
+    options = command.start()
     pairs = [pair(seed, options.seconds) for seed in range(options.repeats)]
-    ratios = [one["with_ray"]["p99"] / one["alone"]["p99"] for one in pairs]
     document = {
-        "machine": inspect_machine().hardware,
-        "load_average_before": load_before,
         "rate_rps": RATE_RPS,
         "seconds": options.seconds,
         "pairs": pairs,
-        "latency_p99_ratio_median": float(np.median(ratios)),
-        "ray_cpu_cores_median": float(np.median([one["ray_cpu_cores"] for one in pairs])),
+        "latency_p99_ratio_median": median(
+            one["with_ray"]["p99"] / one["alone"]["p99"] for one in pairs
+        ),
+        "ray_cpu_cores_median": median(one["ray_cpu_cores"] for one in pairs),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document) if options.json else summary(document))
-    return 0
+    return command.finish(options, document, summary)
 
 
 def pair(seed: int, seconds: float) -> dict[str, Any]:

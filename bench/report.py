@@ -1,20 +1,16 @@
 """How long each report of a study with 100,000 measurements takes, without the database.
 
-``python bench/report.py [--outcomes 100000] [--output bench/results/report.json]``
+python bench/report.py [--outcomes 100000]
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
+import importlib
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,18 +21,13 @@ from analyzer.report.csv import render_csv
 from analyzer.report.document import build_document, render_json
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
-
-EXAMPLE = Path(__file__).parent.parent / "tests" / "report" / "facts_example.py"
+from benchlib.command import ROOT, Command
 
 
 def many_facts(count: int, seed: int) -> StudyResult:
     """The example study of the tests with ``count`` further made-up configurations."""
-    spec = importlib.util.spec_from_file_location("facts_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    sys.modules["facts_example"] = example
-    spec.loader.exec_module(example)
+    sys.path.append(str(ROOT / "tests" / "report"))
+    example: Any = importlib.import_module("facts_example")
     known = [o for o in example.OUTCOMES if isinstance(o, Measurement)]
     rng = np.random.default_rng(seed)
     picks = rng.integers(len(known), size=count).tolist()
@@ -78,13 +69,11 @@ def many_facts(count: int, seed: int) -> StudyResult:
     return facts
 
 
-def main() -> None:
-    """Times each format once and prints (and writes) the seconds."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--outcomes", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+def main() -> int:
+    command = Command("report", __doc__, timing=True)
+    command.argument("--outcomes", type=int, default=100_000)
+    command.argument("--seed", type=int, default=1)
+    options = command.start()
     facts = many_facts(options.outcomes, options.seed)
     seconds: dict[str, float] = {}
 
@@ -99,22 +88,14 @@ def main() -> None:
     timed("markdown", lambda: render_markdown(document))
     timed("json", lambda: render_json(document))
     timed("csv", lambda: render_csv(facts))
-    result = {
+    results = {
         "outcomes": len(facts.outcomes),
         "front": len(document["pareto"]),
         "seed": options.seed,
         "seconds": seconds,
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-        },
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    return command.finish(options, results, lambda found: json.dumps(found["seconds"]))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,8 +10,6 @@ request, in open loops and at its closed-loop limit, and how long it takes to st
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import statistics_between
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, NullModel
+from benchlib.command import Command, cell, median, table
 
 CPU_GOAL_US = 60.0
 RATES_RPS = (500, 2_000, 5_000)
@@ -38,29 +36,20 @@ CONFIGURATIONS = {
         max_batch_size=32, dynamic_batching=True, max_queue_delay_us=1_000
     ),
 }
-RESULTS = Path(__file__).parent / "results" / "server.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    document = {
-        "machine": inspect_machine().hardware,
-        "load_average_before": os.getloadavg()[0],
-        "goals": {"cpu_us_per_request_max": CPU_GOAL_US},
-        "runs": [
-            run
-            for name, configuration in CONFIGURATIONS.items()
-            for run in measure(name, configuration, options)
-        ],
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document) if options.json else table(document))
-    return 0
+    command = Command("server", __doc__, timing=True)
+    command.argument("--seconds", type=float, default=3.0)
+    command.argument("--repeats", type=int, default=3)
+    options = command.start()
+    runs = [
+        run
+        for name, configuration in CONFIGURATIONS.items()
+        for run in measure(name, configuration, options)
+    ]
+    goals = {"cpu_us_per_request_max": CPU_GOAL_US}
+    return command.finish(options, {"goals": goals, "runs": runs}, shown)
 
 
 def measure(
@@ -109,30 +98,25 @@ def process_cpu_ns(pid: int) -> int:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
-def table(document: dict[str, Any]) -> str:
+def shown(document: dict[str, Any]) -> str:
     """The medians as a Markdown table."""
-    lines = [
-        f"machine: {document['machine']}; goal: {CPU_GOAL_US:.0f} µs",
-        "| configuration | load | CPU µs per request | batch | p50 ms | p99 ms |",
-        "|---|---|---|---|---|---|",
-    ]
     groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for run in document["runs"]:
         groups.setdefault((run["configuration"], run["offered_rps"]), []).append(run)
+    columns = {
+        "cpu_us_per_request": ".1f",
+        "batch_size_mean": ".2f",
+        "latency_ms_p50": ".3f",
+        "latency_ms_p99": ".3f",
+    }
+    rows = []
     for (name, rate), runs in groups.items():
-
-        def middle(key: str, runs: list[dict[str, Any]] = runs) -> float:
-            return float(np.median([run[key] for run in runs]))
-
-        offered = (
-            f"{rate:,}/s" if rate else f"{CONCURRENCY} at once: {middle('achieved_rps'):,.0f}/s"
-        )
-        lines.append(
-            f"| {name} | {offered} | {middle('cpu_us_per_request'):.1f} |"
-            f" {middle('batch_size_mean'):.2f} | {middle('latency_ms_p50'):.3f} |"
-            f" {middle('latency_ms_p99'):.3f} |"
-        )
-    return "\n".join(lines)
+        reached = cell(median(run["achieved_rps"] for run in runs), ",.0f")
+        offered = f"{rate:,}/s" if rate else f"{CONCURRENCY} at once: {reached}/s"
+        cells = (cell(median(run[key] for run in runs), spec) for key, spec in columns.items())
+        rows.append([name, offered, *cells])
+    titles = ("configuration", "load", "CPU µs per request", "batch", "p50 ms", "p99 ms")
+    return f"{document['machine']['hardware']}; goal: {CPU_GOAL_US:.0f} µs\n{table(titles, rows)}"
 
 
 if __name__ == "__main__":

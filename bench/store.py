@@ -9,9 +9,6 @@ may run on the machine.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import tempfile
 import time
@@ -35,32 +32,28 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
-from analyzer.hardware.machine import inspect_machine
 from analyzer.store.records import StudyRecord
 from analyzer.store.results import open_store
+from benchlib.command import Command
 
 GOALS = {"list_seconds_max": 1.0, "report_seconds_max": 10.0}
 # A report shows the load tests of the Pareto front and the baseline.
 FRONT = 30
 FAILED_EVERY = 20
 SEED = 1
-RESULTS = Path(__file__).parent / "results" / "store.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measurements", type=int, default=100_000)
-    parser.add_argument("--load-tests", type=int, default=6)
-    parser.add_argument("--url", help="an empty database; a SQLite file of its own by default")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    command = Command("store", __doc__, timing=True)
+    command.argument("--measurements", type=int, default=100_000)
+    command.argument("--load-tests", type=int, default=6)
+    command.argument("--url", help="an empty database; a SQLite file of its own by default")
+    options = command.start()
     with tempfile.TemporaryDirectory() as folder:
         url = options.url or f"sqlite:///{folder}/results.db"
         figures = measure(url, options.measurements, options.load_tests)
         files = sum(path.stat().st_size for path in Path(folder).iterdir())
     document = {
-        "machine": inspect_machine().hardware,
-        "load_average_before": os.getloadavg()[0],
         "database": url.partition(":")[0],
         "measurements": options.measurements,
         "load_tests_each": options.load_tests,
@@ -69,10 +62,7 @@ def main() -> int:
         "goals": GOALS,
         **figures,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document) if options.json else summary(document))
-    return 0
+    return command.finish(options, document, summary)
 
 
 def measure(url: str, measurements: int, load_tests: int) -> dict[str, Any]:

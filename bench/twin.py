@@ -11,12 +11,7 @@ on the machine.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +23,8 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel, edges
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, simulate
+from benchlib.command import Command
 
-RESULTS = Path(__file__).parent / "results" / "twin.json"
 BUDGETS_MS = (25.0, 50.0, 200.0)
 OVERHEAD_MS = 0.3
 
@@ -132,46 +127,41 @@ def screening(budget_ms: float, check: int, long_requests: int) -> dict[str, Any
     }
 
 
-def main() -> None:
-    """Runs the bench and writes its results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=2_000_000)
-    parser.add_argument("--long", type=int, default=8_000_000)
-    parser.add_argument("--check", type=int, default=40)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+def main() -> int:
+    command = Command("twin", __doc__, timing=True)
+    command.argument("--requests", type=int, default=2_000_000)
+    command.argument("--long", type=int, default=8_000_000, help="requests of a checking run")
+    command.argument("--check", type=int, default=40, help="edges that are checked, by budget")
+    options = command.start()
     started = time.perf_counter()
     ServerModel(
         policy=BatchingPolicy(max_batch_size=2, dynamic_batching=True),
         service=ServiceTime.constant(1.0),
     ).edge(UnitArrivals.draw(Poisson(), count=2000), budget_ms=10.0)
-    result: dict[str, Any] = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            "load_average_at_start": os.getloadavg()[0],
-        },
+    document = {
         "first_use_s": time.perf_counter() - started,
-        "speed": speed(args.requests),
-        "screening": [screening(budget, args.check, args.long) for budget in BUDGETS_MS],
+        "speed": speed(options.requests),
+        "screening": [screening(budget, options.check, options.long) for budget in BUDGETS_MS],
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    if args.json:
-        print(json.dumps(result))
-        return
-    print(f"first use (compilation or cache): {result['first_use_s']:.1f} s")
-    for name, row in result["speed"].items():
+    return command.finish(options, document, shown)
+
+
+def shown(document: dict[str, Any]) -> str:
+    """The figures in a few lines."""
+    lines = [f"first use (compilation or cache): {document['first_use_s']:.1f} s"]
+    for name, row in document["speed"].items():
         kernel, scheduler = row["kernel_requests_per_s"], row["scheduler_requests_per_s"]
-        print(f"{name:<28} {kernel / 1e6:6.1f} M requests/s, scheduler {scheduler / 1e3:5.0f} k/s")
-    for row in result["screening"]:
-        print(
-            f"{row['configurations']} configurations at {row['budget_ms']:g} ms: "
-            f"{row['seconds']:.1f} s, {row['within_2_percent']} of {row['checked']} checked edges "
-            f"within 2 % ({row['feasible']} feasible)"
+        lines.append(
+            f"{name:<28} {kernel / 1e6:6.1f} M requests/s, scheduler {scheduler / 1e3:5.0f} k/s"
         )
+    lines += [
+        f"{row['configurations']} configurations at {row['budget_ms']:g} ms: "
+        f"{row['seconds']:.1f} s, {row['within_2_percent']} of {row['checked']} checked edges "
+        f"within 2 % ({row['feasible']} feasible)"
+        for row in document["screening"]
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

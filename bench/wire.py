@@ -12,10 +12,8 @@ quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -27,6 +25,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,10 @@ import psutil
 
 from analyzer.targets.triton_install import find_triton
 from analyzer.targets.triton_server import TritonServer
+from benchlib.command import ROOT, Command, alternate, cell, median, put_into_page, table
 
-ROOT = Path(__file__).resolve().parents[1]
 PERF = ROOT / ".tools" / "perf_analyzer"
-RESULTS = Path(__file__).parent / "results" / "wire.json"
-PAGE = ROOT / "docs" / "wire.md"
-MARKS = ("<!-- table: bench/wire.py -->", "<!-- end -->")
+GOAL_RATIO = 0.5
 MODEL = "ident"
 CONFIG = """
 backend: "@BACKEND@"
@@ -188,7 +185,9 @@ def load_with_clients(server: Server, protocol: str, concurrency: int, seconds: 
     return "tritonclient"
 
 
-def measure(server: Server, protocol: str, concurrency: int, seconds: float) -> dict[str, Any]:
+def measure(
+    server: Server, protocol: str, concurrency: int, seconds: float, number: int
+) -> dict[str, Any]:
     """Requests per CPU second of the server over one load."""
     load = load_with_perf_analyzer if PERF.is_dir() else load_with_clients
     cpu, answered, start = server.cpu_seconds(), server.answered(), time.monotonic()
@@ -205,83 +204,62 @@ def measure(server: Server, protocol: str, concurrency: int, seconds: float) -> 
     }
 
 
-def write_page(document: dict[str, Any]) -> None:
-    """Puts the table into the page, between its marks."""
-    lines = [
-        "| protocol | server | requests per CPU second: rounds | median | requests/s | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+def page_table(document: dict[str, Any]) -> str:
+    """The rounds and their medians as a Markdown table."""
+    titles = ("protocol", "server", "requests per CPU second: rounds", "median", "requests/s",
+              "ratio")  # fmt: skip
+    rows = []
     for protocol, entry in document["protocols"].items():
         for name, runs in entry["runs"].items():
             each = ", ".join(f"{run['requests_per_cpu_s']:,.0f}" for run in runs)
-            speed = statistics.median(run["requests_per_s"] for run in runs)
-            ratio = f"{entry['ratio']:.2f}" if name == "tritune" and entry["ratio"] else ""
-            median = entry["requests_per_cpu_s"][name]
-            lines.append(
-                f"| {protocol} | {name} | {each} | {median:,.0f} | {speed:,.0f} | {ratio} |"
-            )
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    body = "\n".join(lines)
-    PAGE.write_text(f"{head}{MARKS[0]}\n{body}\n{MARKS[1]}{tail}", encoding="utf-8")
+            ratio = cell(entry["ratio"], ".2f") if name == "tritune" else ""
+            rows.append(
+                (protocol, name, each, cell(entry["requests_per_cpu_s"][name], ",.0f"),
+                 cell(median(run["requests_per_s"] for run in runs), ",.0f"), ratio)
+            )  # fmt: skip
+    return table(titles, rows)
 
 
-def main() -> None:
-    """Runs the rounds, prints and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+def main() -> int:
+    command = Command("wire", __doc__, timing=True)
+    command.argument("--concurrency", type=int, default=32)
+    command.argument("--seconds", type=float, default=6.0)
+    command.argument("--rounds", type=int, default=3)
+    command.argument("--page", type=Path, default=ROOT / "docs" / "wire.md", help="for the table")
+    options = command.start()
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [stack.enter_context(our_server(root)), stack.enter_context(real_server())]
-        for _ in range(arguments.rounds):
-            for protocol in ("grpc", "http"):
-                for server in servers:
-                    if server is None:
-                        continue
-                    run = measure(server, protocol, arguments.concurrency, arguments.seconds)
-                    runs.setdefault(protocol, {}).setdefault(server.name, []).append(run)
-    result: dict[str, Any] = {
-        "bench": "wire",
-        "concurrency": arguments.concurrency,
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        },
-        "load_average": os.getloadavg()[0],
-        "goal_ratio": 0.5,
-        "protocols": {},
-    }
-    for protocol, by_server in runs.items():
+        sides = {
+            (protocol, server.name): partial(
+                measure, server, protocol, options.concurrency, options.seconds
+            )
+            for protocol in ("grpc", "http")
+            for server in servers
+            if server is not None
+        }
+        found = alternate(sides, options.rounds)
+    protocols = {}
+    for protocol in ("grpc", "http"):
+        runs = {server: runs for (name, server), runs in found.items() if name == protocol}
         medians = {
-            name: statistics.median(run["requests_per_cpu_s"] for run in found)
-            for name, found in by_server.items()
+            server: statistics.median(run["requests_per_cpu_s"] for run in each)
+            for server, each in runs.items()
         }
         real = medians.get("triton")
-        result["protocols"][protocol] = {
+        protocols[protocol] = {
             "requests_per_cpu_s": medians,
             "ratio": medians["tritune"] / real if real else None,
-            "runs": by_server,
+            "runs": runs,
         }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    write_page(result)
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    for protocol, entry in result["protocols"].items():
-        speeds = ", ".join(
-            f"{name} {value:,.0f}" for name, value in entry["requests_per_cpu_s"].items()
-        )
-        ratio = "no real server" if entry["ratio"] is None else f"ratio {entry['ratio']:.2f}"
-        print(f"{protocol}: {speeds} requests per CPU second ({ratio}, goal 0.5)")
+    document = {
+        "concurrency": options.concurrency,
+        "goal_ratio": GOAL_RATIO,
+        "protocols": protocols,
+    }
+    put_into_page(options.page, "wire", page_table(document))
+    return command.finish(options, document, page_table)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
