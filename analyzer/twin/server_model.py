@@ -178,6 +178,7 @@ def edges(
     budget_ms: float,
     percentile: float = 99.0,
     cores: int,
+    accuracy: float = 0.008,
 ) -> list[float | None]:
     """:meth:`ServerModel.edge` of each model, in order, on ``cores`` threads."""
 
@@ -186,7 +187,13 @@ def edges(
     def of(model: ServerModel) -> float | None:
         if not hasattr(kept, "memory"):
             kept.memory = ScanMemory()
-        return model.edge(arrivals, budget_ms=budget_ms, percentile=percentile, memory=kept.memory)
+        return model.edge(
+            arrivals,
+            budget_ms=budget_ms,
+            percentile=percentile,
+            accuracy=accuracy,
+            memory=kept.memory,
+        )
 
     with ThreadPoolExecutor(max_workers=cores) as pool:
         return list(pool.map(of, models))
