@@ -6,39 +6,25 @@ benchmarks, and described in ``docs/triton-differences.md``.
 
 from __future__ import annotations
 
-import itertools
-import os
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-import numpy as np
-
-from analyzer.engine.runtimes.base import Runtime, Tensors
-from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
+from analyzer.engine.runtimes.base import Runtime
+from analyzer.engine.runtimes.onnxruntime_ import ORT_DATATYPES, first_line, import_onnxruntime
 from analyzer.engine.runtimes.open import Place, open_runtimes
+from analyzer.engine.runtimes.scripted import (
+    Answer,
+    NullRuntime,
+    Script,
+    ScriptedFault,
+    ScriptedRuntime,
+)
 from analyzer.engine.signature import Signature, signature_of
-from analyzer.errors import InputError, ModelError, TargetError, TargetMemoryError
+from analyzer.errors import InputError, ModelError
 from analyzer.modelconfig.rules import Instance, OnnxTensor, autocomplete_onnx
 
 TEST_BACKENDS = ("identity", "scripted")
-_ORT_TYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
 
 
 def model_file(config: Any, version_dir: Path) -> Path:
@@ -109,10 +95,13 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
     """
     signature = signature_of(config)
     if config.backend == "identity":
-        return [_Identity(signature) for _ in instances]
+        return [NullRuntime(_echo(signature)) for _ in instances]
     if config.backend == "scripted":
-        script = _Script(config, signature)
-        return [_Scripted(script) for _ in instances]
+        script, answer, batchable = _script(config), _echo(signature), config.max_batch_size > 0
+        return [
+            ScriptedRuntime(script, index, answer=answer, batchable=batchable)
+            for index in range(len(instances))
+        ]
     path = model_file(config, version_dir)
     if config.backend == "onnxruntime":
         _check_onnx(config, signature, path)
@@ -120,7 +109,7 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
     return open_runtimes(path, places, backend=config.backend, intra_op_threads=_threads(config))
 
 
-def parameter(config: Any, key: str, default: str) -> str:
+def _parameter(config: Any, key: str, default: str) -> str:
     """A value of the configuration's ``parameters``."""
     if key not in config.parameters:
         return default
@@ -139,7 +128,7 @@ def usable_gpus(indices: Sequence[int]) -> tuple[int, ...]:
 
 
 def _threads(config: Any) -> int:
-    text = parameter(config, "intra_op_thread_count", "0")
+    text = _parameter(config, "intra_op_thread_count", "0")
     if not text.isdecimal():
         raise InputError(f"model '{config.name}': intra_op_thread_count is {text!r}, not a number.")
     return int(text)
@@ -161,10 +150,11 @@ def _declared(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
         ) from error
 
     def tensor(value: Any) -> OnnxTensor:
-        if value.type not in _ORT_TYPES:
+        datatype = ORT_DATATYPES.get(value.type)
+        if datatype is None:
             raise ModelError(f"{path}: tensor '{value.name}' has type {value.type}.")
         shape = tuple(dim if isinstance(dim, int) and dim > 0 else -1 for dim in value.shape)
-        return OnnxTensor(name=value.name, datatype=_ORT_TYPES[value.type], shape=shape)
+        return OnnxTensor(name=value.name, datatype=datatype, shape=shape)
 
     return [tensor(v) for v in session.get_inputs()], [tensor(v) for v in session.get_outputs()]
 
@@ -212,80 +202,45 @@ def _check_onnx(config: Any, signature: Signature, path: Path) -> None:
                 )
 
 
-class _Identity:
-    """Gives each output the input at its place; an output without one gets the last."""
+def _echo(signature: Signature) -> Answer:
+    """Gives each output the input at its place; an output without one gets the last.
 
-    def __init__(self, signature: Signature) -> None:
-        names = tuple(signature.inputs)
-        last = len(names) - 1
-        self._pairs = tuple(
-            (output, names[min(index, last)]) for index, output in enumerate(signature.outputs)
-        )
-        for output, source in self._pairs:
-            if signature.outputs[output].datatype != signature.inputs[source].datatype:
-                raise ModelError(
-                    f"model '{signature.model}': the backend identity needs output '{output}' to "
-                    f"have the data type of input '{source}'."
-                )
-
-    def run(self, inputs: Tensors) -> Tensors:
-        return {output: inputs[source] for output, source in self._pairs}
-
-    def close(self) -> None:
-        pass
-
-
-class _Script:
-    """What a scripted model's instances share: its times, and when its fault comes.
-
-    Parameters of the configuration: ``service_time_ms`` (``1=4.4,8=7.2``: batch size and
-    milliseconds, straight lines between), ``fault`` (``error``, ``memory``, ``crash``, ``hang``)
-    and ``fault_after`` (executions that go well before).
+    Raises:
+        ModelError: Their data types differ.
     """
-
-    def __init__(self, config: Any, signature: Signature) -> None:
-        text = parameter(config, "service_time_ms", "1=0")
-        try:
-            pairs = [part.split("=") for part in text.split(",")]
-            points = sorted((int(size), float(ms)) for size, ms in pairs)
-            self.fault_after = int(parameter(config, "fault_after", "0"))
-        except ValueError as error:
+    names = tuple(signature.inputs)
+    last = len(names) - 1
+    pairs = tuple(
+        (output, names[min(index, last)]) for index, output in enumerate(signature.outputs)
+    )
+    for output, source in pairs:
+        if signature.outputs[output].datatype != signature.inputs[source].datatype:
             raise ModelError(
-                f"model '{config.name}': service_time_ms is {text!r} and fault_after "
-                f"{parameter(config, 'fault_after', '0')!r}.",
-                hint='Write points like "1=4.4,8=7.2" (batch size = milliseconds) and a number.',
-            ) from error
-        self.sizes = [size for size, _ in points]
-        self.times_s = [ms / 1e3 for _, ms in points]
-        self.fault = parameter(config, "fault", "")
-        self.echo = _Identity(signature)
-        self.batching = config.max_batch_size > 0
-        self.executions = itertools.count()
-        self.released = threading.Event()
+                f"model '{signature.model}': the backend identity needs output '{output}' to "
+                f"have the data type of input '{source}'."
+            )
+    return lambda inputs: {output: inputs[source] for output, source in pairs}
 
 
-class _Scripted:
-    """Sleeps for the time of a batch and gives its inputs back."""
+def _script(config: Any) -> Script:
+    """The script in a configuration's parameters (docs/triton-differences.md).
 
-    def __init__(self, script: _Script) -> None:
-        self._script = script
-
-    def run(self, inputs: Tensors) -> Tensors:
-        script = self._script
-        rows = len(next(iter(inputs.values()))) if script.batching else 1
-        if script.fault and next(script.executions) >= script.fault_after:
-            self._fail(script.fault)
-        time.sleep(float(np.interp(rows, script.sizes, script.times_s)))
-        return script.echo.run(inputs)
-
-    def _fail(self, fault: str) -> None:
-        if fault == "crash":
-            os.abort()
-        if fault == "memory":
-            raise TargetMemoryError("the scripted model is out of memory, as it was told")
-        if fault == "hang":
-            self._script.released.wait()
-        raise TargetError("the scripted model fails, as it was told")
-
-    def close(self) -> None:
-        self._script.released.set()
+    Raises:
+        ModelError: It cannot be read.
+    """
+    text = _parameter(config, "service_time_ms", "1=0")
+    after = _parameter(config, "fault_after", "0")
+    fault = _parameter(config, "fault", "") or None
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        points = [(int(size), float(ms) / 1e3) for size, ms in pairs]
+        if fault not in (None, *get_args(ScriptedFault)):
+            raise ValueError(fault)
+        return Script(points, fault=cast(ScriptedFault, fault), fault_after=int(after))
+    except ValueError as error:
+        raise ModelError(
+            f"model '{config.name}': service_time_ms is {text!r}, fault {fault!r} and fault_after "
+            f"{after!r}.",
+            hint='Write points like "1=4.4,8=7.2" (batch size = milliseconds), one of '
+            f"{', '.join(get_args(ScriptedFault))}, and a number.",
+        ) from error

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
-from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime, first_line, import_onnxruntime
+from analyzer.engine.runtimes.onnxruntime_ import (
+    ORT_DATATYPES,
+    OrtRuntime,
+    first_line,
+    import_onnxruntime,
+)
 from analyzer.errors import (
     MissingPartError,
     ModelError,
@@ -25,20 +30,6 @@ from analyzer.errors import (
 )
 from analyzer.variants.graph import external_pieces, table_ranges
 
-_ORT_TYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float": "FP32",
-    "double": "FP64",
-}
 _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
 
 Dims = tuple[int | str | None, ...]
@@ -316,11 +307,10 @@ def _open_session(file: Path) -> Any:
 
 def _datatype(value: Any, role: str) -> str:
     """Triton's name of the type of ``value``, a NodeArg of a session."""
-    match = re.fullmatch(r"tensor\((\w+)\)", value.type)
-    datatype = _ORT_TYPES.get(match.group(1)) if match else None
-    if datatype is not None:
+    datatype = ORT_DATATYPES.get(value.type, "")
+    if datatype in NUMPY_DTYPES:
         return datatype
-    if value.type == "tensor(string)":
+    if datatype == "BYTES":
         raise ModelError(
             f"The {role} {value.name!r} holds strings, which cannot be tuned.",
             hint="Export the model without its text pre- or post-processing (numbers in, numbers"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,23 @@ from analyzer.errors import (
     TargetStartError,
     is_out_of_memory,
 )
+
+# Triton's names of ONNX Runtime's tensor types (the ``type`` of an ``onnxruntime.NodeArg``).
+ORT_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
 
 
 def import_onnxruntime() -> Any:
@@ -82,11 +98,6 @@ class OrtRuntime:
                 " (`analyze doctor` lists them).",
             )
         self._outputs = [output.name for output in self._session.get_outputs()]
-
-    @property
-    def output_names(self) -> Sequence[str]:
-        """The model's outputs, in the graph's order."""
-        return self._outputs
 
     def run(self, inputs: Tensors) -> Tensors:
         """The outputs of one batch; see :class:`analyzer.engine.runtimes.base.Runtime`."""

@@ -1,28 +1,29 @@
-"""Runtimes without a model: scripted service times, none at all, and failures on purpose."""
+"""Runtimes without a model: scripted service times, none at all, and faults on purpose."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from analyzer.domain.model import NUMPY_DTYPES, TensorSpec
-from analyzer.engine.runtimes.base import Runtime, Tensors
-from analyzer.errors import TargetCrashError, TargetMemoryError
+from analyzer.engine.runtimes.base import Tensors
+from analyzer.errors import TargetError, TargetMemoryError
 
-# A sleep ends up to this much late (timer slack and wake-up), so the rest is spent yielding.
-_SLEEP_SLACK_S = 150e-6
+# What an execution can be told to do: fail, run out of memory, end the process, never return.
+ScriptedFault = Literal["error", "memory", "crash", "hang"]
+Answer = Callable[[Tensors], Tensors]
 
 
 def linear_service_time_s(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:
     """Service time in seconds by batch size, linear between ``points`` (batch size, seconds).
 
     One point is a constant; below the first and beyond the last the nearest slope goes on, never
-    below 0 (the contract's ``simulate``).
+    below 0 (as ``analyze simulate`` documents it).
     """
     assert points
     ordered = sorted(points)
@@ -40,110 +41,118 @@ def linear_service_time_s(points: Sequence[tuple[int, float]]) -> Callable[[int]
     return service_time_s
 
 
+def echo(inputs: Tensors) -> Tensors:
+    """The inputs themselves."""
+    return inputs
+
+
 class NullRuntime:
     """Answers at once: what is measured is the server's own cost.
 
     Args:
-        outputs: Tensors to answer with, as zeros; without any, the inputs are echoed.
-        batchable: Whether the batch axis comes before the outputs' shapes.
+        answer: The outputs of a batch from its inputs.
     """
 
-    def __init__(self, outputs: Sequence[TensorSpec] = (), *, batchable: bool = True) -> None:
-        self._specs = tuple(outputs)
-        self._batchable = batchable
-        self._cache: dict[int, dict[str, NDArray[np.generic]]] = {}
+    def __init__(self, answer: Answer = echo) -> None:
+        self._answer = answer
 
     def run(self, inputs: Tensors) -> Tensors:
-        """Zeros of the right shape (shared between calls), or the inputs themselves."""
-        if not self._specs:
-            return inputs
-        rows = batch_rows(inputs) if self._batchable else 0
-        if rows not in self._cache:
-            lead = (rows,) if self._batchable else ()
-            self._cache[rows] = {
-                spec.name: np.zeros(
-                    lead + tuple(max(dim, 1) for dim in spec.shape), NUMPY_DTYPES[spec.datatype]
-                )
-                for spec in self._specs
-            }
-        return self._cache[rows]
+        """The answer."""
+        return self._answer(inputs)
 
     def close(self) -> None:
         """Nothing to free."""
 
 
-class ScriptedRuntime(NullRuntime):
-    """Takes a scripted time per batch and uses no CPU for most of it, as a GPU would.
-
-    It sleeps (which releases the interpreter) until shortly before the end and then yields in a
-    loop, so that the end is met within some 10 µs where the machine is not overloaded.
+class Script:
+    """What the instances of a scripted model share. Thread-safe.
 
     Args:
-        service_time_s: Seconds by batch size.
-        outputs, batchable: As in :class:`NullRuntime`.
+        points: Batch sizes and seconds, as :func:`linear_service_time_s`.
+        exponential: Whether times are drawn from an exponential distribution with that mean.
+        interference: How much longer an execution takes for each further instance that is busy, as
+            a fraction.
+        seed: Of the random times.
+        fault: What happens from execution number ``fault_after`` (from 0, over all instances) on;
+            None for nothing.
     """
 
     def __init__(
         self,
-        service_time_s: Callable[[int], float],
-        outputs: Sequence[TensorSpec] = (),
+        points: Sequence[tuple[int, float]],
         *,
-        batchable: bool = True,
+        exponential: bool = False,
+        interference: float = 0.0,
+        seed: int = 0,
+        fault: ScriptedFault | None = None,
+        fault_after: int = 0,
     ) -> None:
-        super().__init__(outputs, batchable=batchable)
-        self._service_time_s = service_time_s
+        self.service_time_s = linear_service_time_s(points)
+        self.exponential = exponential
+        self.interference = interference
+        self.seed = seed
+        self.closed = threading.Event()
+        self._fault = fault
+        self._fault_after = fault_after
+        self._lock = threading.Lock()
+        self._busy = 0
+        self._executions = itertools.count()
 
-    def run(self, inputs: Tensors) -> Tensors:
-        """As :class:`NullRuntime`, after the scripted time."""
-        end = time.perf_counter() + self._service_time_s(batch_rows(inputs))
-        rest = end - time.perf_counter()
-        if rest > _SLEEP_SLACK_S:
-            time.sleep(rest - _SLEEP_SLACK_S)
-        while time.perf_counter() < end:
-            time.sleep(0)
-        return super().run(inputs)
+    def enter(self) -> tuple[int, ScriptedFault | None]:
+        """Begins an execution: how many other instances are busy, and what goes wrong with it."""
+        with self._lock:
+            self._busy += 1
+            faulty = next(self._executions) >= self._fault_after
+            return self._busy - 1, self._fault if faulty else None
+
+    def leave(self) -> None:
+        """Ends an execution."""
+        with self._lock:
+            self._busy -= 1
 
 
-class FailingRuntime:
-    """Runs ``inner`` and fails at one execution: for tests of what becomes of failures.
+class ScriptedRuntime:
+    """Sleeps for the time of a batch, which uses no CPU, as if a GPU were at work.
 
     Args:
-        inner: Runs the other executions.
-        failure: ``crash`` raises TargetCrashError, ``out_of_memory`` TargetMemoryError, ``hang``
-            blocks until the runtime is closed.
-        after: Executions that succeed before the failure; every later one fails as well.
+        script: Shared by the instances of the model.
+        index: Of the instance, for its random times.
+        answer: The outputs of a batch from its inputs.
+        batchable: Whether the first axis of the inputs is the batch; otherwise its size is 1.
     """
 
     def __init__(
-        self,
-        inner: Runtime,
-        failure: Literal["crash", "out_of_memory", "hang"],
-        *,
-        after: int = 0,
+        self, script: Script, index: int = 0, *, answer: Answer = echo, batchable: bool = True
     ) -> None:
-        self._inner = inner
-        self._failure = failure
-        self._left = after
-        self._closed = threading.Event()
+        self._script = script
+        self._answer = answer
+        self._batchable = batchable
+        self._rng = np.random.default_rng([script.seed, index])
 
     def run(self, inputs: Tensors) -> Tensors:
-        """The inner runtime's outputs until the failure."""
-        if self._left > 0:
-            self._left -= 1
-            return self._inner.run(inputs)
-        if self._failure == "out_of_memory":
-            raise TargetMemoryError("The scripted runtime ran out of memory, as it was told to.")
-        if self._failure == "hang":
-            self._closed.wait()
-        raise TargetCrashError("The scripted runtime crashed, as it was told to.")
+        """The answer, after the scripted time or instead of it the scripted fault."""
+        script = self._script
+        others, fault = script.enter()
+        try:
+            if fault is not None:
+                self._fail(fault)
+            first = next(iter(inputs.values()))
+            rows = len(first) if self._batchable and first.ndim else 1
+            seconds = script.service_time_s(rows) * (1.0 + script.interference * others)
+            time.sleep(self._rng.exponential(seconds) if script.exponential else seconds)
+        finally:
+            script.leave()
+        return self._answer(inputs)
+
+    def _fail(self, fault: ScriptedFault) -> None:
+        if fault == "crash":
+            os.abort()
+        if fault == "memory":
+            raise TargetMemoryError("the scripted model is out of memory, as it was told")
+        if fault == "hang":
+            self._script.closed.wait()
+        raise TargetError("the scripted model fails, as it was told")
 
     def close(self) -> None:
-        """Ends a hang and frees the inner runtime."""
-        self._closed.set()
-        self._inner.close()
-
-
-def batch_rows(inputs: Tensors) -> int:
-    """The batch size of ``inputs``: the first dimension of the first one; 1 for a scalar."""
-    first = next(iter(inputs.values()))
-    return int(first.shape[0]) if first.ndim else 1
+        """Ends a hang."""
+        self._script.closed.set()

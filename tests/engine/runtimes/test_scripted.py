@@ -1,31 +1,19 @@
-"""Scripted runtimes."""
+"""Scripted runtimes: times by batch size, and faults on purpose."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from analyzer.domain.model import TensorSpec
-from analyzer.engine.runtimes.scripted import (
-    FailingRuntime,
-    NullRuntime,
-    ScriptedRuntime,
-    linear_service_time_s,
-)
-from analyzer.errors import TargetCrashError, TargetMemoryError
+from analyzer.engine.runtimes.scripted import Script, ScriptedRuntime, linear_service_time_s
+from analyzer.errors import TargetError, TargetMemoryError
 
 INPUTS = {"x": np.ones((3, 2), np.float32)}
-
-
-def test_null_answers_with_the_right_shapes() -> None:
-    assert NullRuntime().run(INPUTS) is INPUTS
-    spec = TensorSpec(name="y", datatype="FP16", shape=(4, -1))
-    answer = NullRuntime([spec]).run(INPUTS)["y"]
-    assert answer.shape == (3, 4, 1) and answer.dtype == np.float16
-    assert NullRuntime([spec], batchable=False).run(INPUTS)["y"].shape == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,34 +32,47 @@ def test_service_times_are_linear_between_points(
     assert {size: service(size) for size in expected} == pytest.approx(expected)
 
 
-def test_scripted_takes_its_time_by_batch_size() -> None:
-    asked = []
-
-    def service(size: int) -> float:
-        asked.append(size)
-        return 0.02
-
+@pytest.mark.parametrize(("batchable", "seconds"), [(True, 0.03), (False, 0.01)])
+def test_an_execution_takes_the_time_of_its_batch(batchable: bool, seconds: float) -> None:
+    runtime = ScriptedRuntime(Script([(1, 0.01), (3, 0.03)]), batchable=batchable)
     started = time.perf_counter()
-    assert ScriptedRuntime(service).run(INPUTS) is INPUTS
-    assert time.perf_counter() - started >= 0.02 and asked == [3]
+    assert runtime.run(INPUTS) is INPUTS
+    assert seconds <= time.perf_counter() - started < seconds + 0.015
 
 
-def test_failures_come_on_time() -> None:
-    runtime = FailingRuntime(NullRuntime(), "out_of_memory", after=2)
-    assert runtime.run(INPUTS) is INPUTS and runtime.run(INPUTS) is INPUTS
-    for _ in range(2):
-        with pytest.raises(TargetMemoryError):
+def test_busy_neighbours_make_an_execution_longer() -> None:
+    script = Script([(1, 0.02)], interference=4.0)
+    script.enter()  # another instance is at work
+    started = time.perf_counter()
+    ScriptedRuntime(script).run(INPUTS)
+    assert time.perf_counter() - started >= 0.1
+
+
+def test_random_times_follow_from_seed_and_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    for seed, index in ((1, 0), (1, 0), (1, 1), (2, 0)):
+        ScriptedRuntime(Script([(1, 0.01)], exponential=True, seed=seed), index).run(INPUTS)
+    assert slept[0] == slept[1]
+    assert len(set(slept)) == 3
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("memory", TargetMemoryError), ("error", TargetError)])
+def test_faults_come_on_time_whichever_instance_runs(fault: str, kind: type[Exception]) -> None:
+    script = Script([(1, 0.0)], fault=fault, fault_after=2)  # type: ignore[arg-type]
+    first, second = ScriptedRuntime(script, 0), ScriptedRuntime(script, 1)
+    assert first.run(INPUTS) is INPUTS and second.run(INPUTS) is INPUTS
+    for runtime in (first, second, first):
+        with pytest.raises(kind):
             runtime.run(INPUTS)
-    with pytest.raises(TargetCrashError):
-        FailingRuntime(NullRuntime(), "crash").run(INPUTS)
 
 
-def test_hang_lasts_until_it_is_closed() -> None:
-    runtime = FailingRuntime(NullRuntime(), "hang")
+def test_a_hang_lasts_until_it_is_closed() -> None:
+    runtime = ScriptedRuntime(Script([(1, 0.0)], fault="hang"))
     ended = threading.Event()
 
     def work() -> None:
-        with pytest.raises(TargetCrashError):
+        with pytest.raises(TargetError):
             runtime.run(INPUTS)
         ended.set()
 
@@ -81,3 +82,14 @@ def test_hang_lasts_until_it_is_closed() -> None:
     runtime.close()
     thread.join(5)
     assert ended.is_set()
+
+
+def _crash() -> None:
+    ScriptedRuntime(Script([(1, 0.0)], fault="crash")).run(INPUTS)
+
+
+def test_a_crash_ends_the_process() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_crash)
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGABRT
