@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -10,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 from analyzer.domain.model import TensorSpec
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import (
+    TargetCrashError,
     TargetError,
     TargetMemoryError,
     TargetStartError,
@@ -18,6 +20,10 @@ from analyzer.errors import (
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.target import Connection
 
+#: How long any request to the control side may take, and one that loads a model.
+ANSWER_S = 30.0
+LOAD_S = 600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointModel:
@@ -25,8 +31,6 @@ class EndpointModel:
 
     Args:
         name: Its name.
-        versions: Its ready versions.
-        platform: Its platform or backend.
         inputs: Tensors without the batch axis where ``batchable``; −1 is a dynamic dimension.
         outputs: Likewise.
         batchable: Whether every tensor begins with a dynamic dimension.
@@ -34,8 +38,6 @@ class EndpointModel:
     """
 
     name: str
-    versions: tuple[str, ...]
-    platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     batchable: bool
@@ -55,9 +57,6 @@ class Endpoint(Protocol):
 
     def close(self) -> None:
         """Closes what it keeps open."""
-
-    def server_version(self) -> str:
-        """Name and version of the server."""
 
     def live(self) -> bool:
         """Whether the server lives."""
@@ -92,38 +91,71 @@ class Endpoint(Protocol):
         """A connection whose requests go to model ``name``."""
 
 
-def describe(
-    name: str,
-    versions: list[str],
-    platform: str,
-    tensors: tuple[list[tuple[str, str, list[int]]], list[tuple[str, str, list[int]]]],
-    max_batch_size: int | None,
-) -> EndpointModel:
-    """An :class:`EndpointModel` from metadata, whose shapes carry the batch axis.
+def describe_model(endpoint: Endpoint, name: str, metadata: Mapping[str, Any]) -> EndpointModel:
+    """A model's description from its metadata (in JSON's form), whose shapes carry the batch axis.
 
-    Where the configuration is unknown, a dynamic first dimension everywhere is the batch axis.
+    Where the endpoint tells no configuration (KServe without Triton's extension), a dynamic first
+    dimension of every tensor is the batch axis.
     """
-    inputs, outputs = tensors
-    if max_batch_size is None:
-        batchable = all(shape[:1] == [-1] for _, _, shape in (*inputs, *outputs))
-    else:
-        batchable = max_batch_size > 0
-    skipped = 1 if batchable else 0
-
-    def specs(found: list[tuple[str, str, list[int]]]) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(name=own, datatype=datatype, shape=tuple(shape[skipped:]))
-            for own, datatype, shape in found
+    tensors = [
+        [(t["name"], t["datatype"], tuple(map(int, t["shape"]))) for t in metadata.get(kind, ())]
+        for kind in ("inputs", "outputs")
+    ]
+    try:
+        max_batch_size: int | None = endpoint.config(name).max_batch_size
+        batchable = bool(max_batch_size)
+    except TargetCrashError:
+        raise
+    except TargetError:
+        max_batch_size = None
+        batchable = all(shape[:1] == (-1,) for _, _, shape in (*tensors[0], *tensors[1]))
+    inputs, outputs = (
+        tuple(
+            TensorSpec(name=own, datatype=datatype, shape=shape[int(batchable) :])
+            for own, datatype, shape in told
         )
-
+        for told in tensors
+    )
     return EndpointModel(
         name=name,
-        versions=tuple(versions),
-        platform=platform,
-        inputs=specs(inputs),
-        outputs=specs(outputs),
+        inputs=inputs,
+        outputs=outputs,
         batchable=batchable,
         max_batch_size=max_batch_size,
+    )
+
+
+def model_states(index: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Each model's state from a repository's index: READY if one of its versions is."""
+    states: dict[str, str] = {}
+    for entry in index:
+        if states.get(entry["name"]) != "READY":
+            states[entry["name"]] = entry.get("state", "")
+    return states
+
+
+def total_statistics(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
+    """The counters of a model's versions together, from ``model_stats`` in JSON's form."""
+    batches: Counter[int] = Counter()
+    for version in versions:
+        for batch in version.get("batch_stats", ()):
+            batches[int(batch["batch_size"])] += int(batch["compute_infer"]["count"])
+
+    def total(stage: str, what: str) -> int:
+        found = (version["inference_stats"].get(stage, {}) for version in versions)
+        return sum(int(values.get(what, 0)) for values in found)
+
+    return ServerStatistics(
+        inference_count=sum(int(version["inference_count"]) for version in versions),
+        execution_count=sum(int(version["execution_count"]) for version in versions),
+        success_count=total("success", "count"),
+        success_ns=total("success", "ns"),
+        fail_count=total("fail", "count"),
+        queue_ns=total("queue", "ns"),
+        compute_input_ns=total("compute_input", "ns"),
+        compute_infer_ns=total("compute_infer", "ns"),
+        compute_output_ns=total("compute_output", "ns"),
+        batches=tuple(sorted(batches.items())),
     )
 
 

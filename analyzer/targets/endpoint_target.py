@@ -88,7 +88,7 @@ class EndpointTarget:
             return False
         try:
             return self.endpoint.ready(self.model)
-        except (TargetError, ValueError):  # gone, or closed by the end of its context
+        except TargetError:
             return False
 
 

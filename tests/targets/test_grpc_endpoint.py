@@ -12,7 +12,7 @@ import pytest
 from analyzer.domain.measurement import STATUS_OK
 from analyzer.load.generator import run_closed_loop
 from analyzer.server.app import ServeOptions, serving
-from analyzer.targets.grpc_endpoint import GrpcConnection
+from analyzer.targets.grpc_connection import GrpcConnection
 from analyzer.targets.payload import RequestPool
 
 CONFIG = """

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from analyzer.errors import TargetCrashError, TargetError, UsageError
 from analyzer.targets.address import open_endpoint, parse_address
-from analyzer.targets.endpoint import describe
-from analyzer.targets.http_endpoint import HttpConnection, HttpEndpoint, encode_request
+from analyzer.targets.http_connection import HttpConnection, encode_request
+from analyzer.targets.http_endpoint import HttpEndpoint
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool, datatype_of
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -206,11 +206,28 @@ def test_addresses() -> None:
     assert parse_address("http://[::1]:8000/") == ("http", "::1", 8000)
 
 
-def test_a_description_without_the_batch_axis() -> None:
-    tensors = ([("x", "FP32", [-1, 3])], [("y", "FP32", [-1])])
-    known = describe("m", ["1"], "p", tensors, 8)
-    assert (known.batchable, known.inputs[0].shape, known.outputs[0].shape) == (True, (3,), ())
-    unknown = describe("m", ["1"], "p", tensors, None)
-    assert (unknown.batchable, unknown.max_batch_size) == (True, None)
-    fixed = describe("m", ["1"], "p", tensors, 0)
-    assert (fixed.batchable, fixed.inputs[0].shape) == (False, (-1, 3))
+@pytest.mark.parametrize(
+    ("max_batch_size", "batchable", "inputs", "outputs"),
+    [(8, True, (3,), ()), (0, False, (-1, 3), (-1,)), (None, True, (3,), ())],
+)
+def test_a_description_without_the_batch_axis(
+    max_batch_size: int | None, batchable: bool, inputs: tuple[int, ...], outputs: tuple[int, ...]
+) -> None:
+    meta = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": ["-1"]}],  # as gRPC's JSON has it
+    }
+
+    def answer(number: int, request: bytes) -> bytes:
+        if b"/config" not in request:
+            body = json.dumps(meta).encode()
+        elif max_batch_size is None:
+            return BAD
+        else:
+            body = b'{"max_batch_size": %d}' % max_batch_size
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+    with http_server(answer) as port:
+        model = HttpEndpoint("127.0.0.1", port).model("m")
+    assert (model.batchable, model.max_batch_size) == (batchable, max_batch_size)
+    assert (model.inputs[0].shape, model.outputs[0].shape) == (inputs, outputs)

@@ -1,0 +1,222 @@
+"""Sends prepared requests over HTTP: the hot path, written by hand to cost as little as it can.
+
+A request is one prepared block of bytes (binary tensors) and its reply's body is not decoded.
+HTTP/1.1 has one request at a time on a socket, and there are as many sockets as requests were ever
+in flight together.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import httptools
+from numpy.typing import NDArray
+
+from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.errors import TargetCrashError
+from analyzer.targets.payload import RequestPool, datatype_of
+from analyzer.targets.target import Completion
+
+_CONNECT_S = 5.0
+_RECEIVE_BYTES = 1 << 18
+# A quarter of the ephemeral ports that Linux gives by default; more in flight is a lost target.
+_SOCKETS_MAX = 4096
+
+
+class HttpConnection:
+    """Sends prepared requests over a pool of sockets; used by one thread."""
+
+    def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
+        self._where = (host, port)
+        self._model = model
+        self._pool = pool
+        self._payloads: dict[int, Iterator[bytes]] = {}
+        self._poll = select.epoll()
+        self._idle: list[_Socket] = []
+        self._by_handle: dict[int, _Socket] = {}
+        self._ended: list[Completion] = []
+        try:
+            self._idle.append(self._open())
+        except OSError as error:
+            self.close()
+            raise TargetCrashError(
+                f"The server at http://{host}:{port} does not answer: {error}."
+            ) from error
+
+    def send(self, request: int, batch_size: int) -> None:
+        """Sends a request; waits only where a new socket must be opened.
+
+        Raises:
+            TargetCrashError: The server is gone: no socket is left and none can be opened.
+        """
+        payloads = self._payloads.get(batch_size)
+        if payloads is None:
+            payloads = self._pool.payloads(batch_size, self._encode)
+            self._payloads[batch_size] = payloads
+        one: _Socket | None = None
+        try:
+            one = self._idle.pop() if self._idle else self._open()
+            one.begin(request, next(payloads))
+        except OSError as error:
+            # A socket that the server closed while it was idle, or no further one to be had.
+            if one is None and not self._by_handle:
+                raise self._gone(error) from error
+            self._ended.append(Completion(request, STATUS_ERROR))
+            if one is not None:
+                self._drop(one)
+            return
+        if one.unsent is not None:
+            self._poll.modify(one.handle, select.EPOLLIN | select.EPOLLOUT)
+
+    def receive(self, timeout_s: float) -> Sequence[Completion]:
+        """Replies that are there, waiting at most ``timeout_s`` for the first.
+
+        Raises:
+            TargetCrashError: The server is gone.
+        """
+        # An epoll handle can itself be waited for, with the resolution that epoll's own lacks.
+        if timeout_s > 0 and not self._ended:
+            select.select((self._poll,), (), (), timeout_s)
+        for handle, event in self._poll.poll(0):
+            one = self._by_handle[handle]
+            try:
+                if event & select.EPOLLOUT:
+                    one.go_on()
+                    if one.unsent is None:
+                        self._poll.modify(handle, select.EPOLLIN)
+                if event & ~select.EPOLLOUT:
+                    self._read(one)
+            except (OSError, httptools.HttpParserError):
+                self._lost(one)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Closes every socket; the server drops what is in flight."""
+        for one in self._by_handle.values():
+            one.socket.close()
+        self._by_handle.clear()
+        self._idle.clear()
+        if not self._poll.closed:
+            self._poll.close()
+
+    def _read(self, one: _Socket) -> None:
+        data = one.socket.recv(_RECEIVE_BYTES)
+        if not data:
+            self._lost(one)
+            return
+        one.parser.feed_data(data)
+        if one.done:
+            one.done = False
+            status = STATUS_OK if one.parser.get_status_code() == 200 else STATUS_ERROR
+            self._ended.append(Completion(one.request, status))
+            one.request = -1
+            if one.parser.should_keep_alive():
+                self._idle.append(one)
+            else:
+                self._drop(one)
+
+    def _lost(self, one: _Socket) -> None:
+        """The server closed the socket: what was in flight on it failed."""
+        if one.request >= 0:
+            self._ended.append(Completion(one.request, STATUS_ERROR))
+            one.request = -1
+        elif one in self._idle:
+            self._idle.remove(one)
+        self._drop(one)
+        if not self._by_handle:
+            try:
+                self._idle.append(self._open())
+            except OSError as error:
+                raise self._gone(error) from error
+
+    def _gone(self, error: OSError) -> TargetCrashError:
+        host, port = self._where
+        return TargetCrashError(
+            f"The server at http://{host}:{port} went away: {error}.",
+            hint="Its own log may say why.",
+        )
+
+    def _open(self) -> _Socket:
+        if len(self._by_handle) >= _SOCKETS_MAX:
+            raise OSError(f"{_SOCKETS_MAX} requests are in flight")
+        one = _Socket(socket.create_connection(self._where, timeout=_CONNECT_S))
+        self._by_handle[one.handle] = one
+        self._poll.register(one.handle, select.EPOLLIN)
+        return one
+
+    def _drop(self, one: _Socket) -> None:
+        if self._by_handle.pop(one.handle, None) is not None:
+            one.socket.close()  # which also takes it out of the epoll set
+
+    def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
+        host, port = self._where
+        return encode_request(f"{host}:{port}", self._model, tensors)
+
+
+class _Socket:
+    """A kept-alive socket, its parser and the request on it."""
+
+    __slots__ = ("done", "handle", "parser", "request", "socket", "unsent")
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected
+        self.handle = connected.fileno()
+        self.parser = httptools.HttpResponseParser(self)
+        self.request = -1
+        self.done = False
+        self.unsent: memoryview | None = None
+
+    def begin(self, request: int, payload: bytes) -> None:
+        self.request = request
+        try:
+            sent = self.socket.send(payload)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(payload):
+            self.unsent = memoryview(payload)[sent:]
+
+    def go_on(self) -> None:
+        """Sends more of a request that did not fit into the socket's buffer."""
+        if self.unsent is not None:
+            rest = self.unsent[self.socket.send(self.unsent) :]
+            self.unsent = rest if rest else None
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self.done = True
+
+
+def encode_request(host: str, model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """A whole HTTP request with binary tensors, outputs binary as well."""
+    inputs = []
+    blobs = []
+    for name, array in tensors.items():
+        blob = array.tobytes()
+        blobs.append(blob)
+        inputs.append(
+            {
+                "name": name,
+                "datatype": datatype_of(array),
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": len(blob)},
+            }
+        )
+    header = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    body = b"".join((text, *blobs))
+    head = (
+        f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\n"
+        f"Host: {host}\r\n"
+        "Content-Type: application/octet-stream\r\n"
+        f"Inference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
