@@ -113,15 +113,13 @@ class Conditions:
     Args:
         seconds: Time that was watched.
         stalls_ms: Wake-ups that came late by 20 ms and more, the longest first, at most 100.
-        work_us_p50: CPU time of a fixed piece of work, microseconds: twice as much is half the
-            speed. Quantiles over the samples, likewise ``work_us_p10`` and ``work_us_p90``.
+        work_us: CPU time of a fixed piece of work, microseconds, the median of each second in
+            turn: twice as much is half the speed.
     """
 
     seconds: float
     stalls_ms: tuple[float, ...] = ()
-    work_us_p50: float
-    work_us_p10: float
-    work_us_p90: float
+    work_us: tuple[float, ...] = ()
 
     def stalled_share(self, slack_ms: float) -> float:
         """Fraction of time in which a request that came would have been late by a stall alone.

@@ -29,6 +29,9 @@ _SAMPLES = 120_000
 # A wake-up later than this is a stall. Below it lie the delays that a busy scheduler gives a
 # process without real-time priority.
 _STALL_MS_MIN = 20.0
+_SECOND_NS = 1_000_000_000
+# The longest of a run; more say nothing else.
+_STALLS_KEPT = 100
 _END_S = 5.0
 
 
@@ -85,13 +88,13 @@ def conditions_of(samples: NDArray[np.int64]) -> Conditions | None:
     """
     if len(samples) == 0:
         return None
-    late_ms = samples[:, 1] / 1e6
+    ordered = samples[np.argsort(samples[:, 0])]
+    late_ms = ordered[:, 1] / 1e6
     stalls = np.sort(late_ms[late_ms >= _STALL_MS_MIN])[::-1]
-    span_ns = int(samples[:, 0].max() - samples[:, 0].min()) + _PERIOD_NS + int(samples[-1, 1])
+    since_ns = ordered[:, 0] - ordered[0, 0]
+    seconds = np.split(ordered[:, 2], np.flatnonzero(np.diff(since_ns // _SECOND_NS)) + 1)
     return Conditions(
-        seconds=span_ns / 1e9,
-        stalls_ms=tuple(round(float(stall), 1) for stall in stalls[:100]),
-        work_us_p50=float(np.median(samples[:, 2])) / 1e3,
-        work_us_p10=float(np.quantile(samples[:, 2], 0.1)) / 1e3,
-        work_us_p90=float(np.quantile(samples[:, 2], 0.9)) / 1e3,
+        seconds=float(since_ns[-1] + ordered[-1, 1] + _PERIOD_NS) / 1e9,
+        stalls_ms=tuple(round(float(stall), 1) for stall in stalls[:_STALLS_KEPT]),
+        work_us=tuple(round(float(np.median(each)) / 1e3, 3) for each in seconds),
     )
