@@ -100,6 +100,8 @@ def run_search_command(options: SearchOptions) -> str:
         with _executor(options, device, machine) as executor:
             warm_up_compiler()
             model = _verified(options, model)
+            for note in model.notes:
+                progress.warn(note)
             # Waits for the workers, without which nothing can go on: a cluster that is not there
             # leaves no study behind.
             _ = executor.workers

@@ -59,6 +59,8 @@ class ModelInfo:
         opset: Version of the default ONNX operator set.
         size_bytes: Size of the graph and its external weights.
         external_files: Names, relative to the model's folder, of files with external weights.
+        notes: What people should know before it is served, a sentence each: why it cannot be
+            batched, which of its outputs are states.
     """
 
     name: str
@@ -71,3 +73,4 @@ class ModelInfo:
     opset: int = 0
     size_bytes: int = 0
     external_files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -65,7 +65,7 @@ class _Instances:
 
 def _batch(pool: dict[str, np.ndarray[Any, Any]], size: int, batchable: bool) -> Tensors:
     if not batchable:
-        return {name: rows[0] for name, rows in pool.items()}
+        return {name: rows[0, ...] for name, rows in pool.items()}
     return {name: np.resize(rows, (size, *rows.shape[1:])) for name, rows in pool.items()}
 
 

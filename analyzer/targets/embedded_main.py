@@ -70,7 +70,7 @@ class InputPool:
 
     def _view(self, first: int, batch_size: int) -> Tensors:
         if not self._batchable:
-            return {name: array[first] for name, array in self._arrays.items()}
+            return {name: array[first, ...] for name, array in self._arrays.items()}
         if batch_size <= self._rows:
             return {name: rows[first : first + batch_size] for name, rows in self._arrays.items()}
         return {

@@ -70,7 +70,7 @@ class RequestPool:
                     f"A request of {batch_size} inferences needs a model with a batch axis.",
                     hint="Leave --request-batch-size at 1.",
                 )
-            return {name: rows[number % self.rows] for name, rows in self._inputs.items()}
+            return {name: rows[number % self.rows, ...] for name, rows in self._inputs.items()}
         picked = np.arange(number * batch_size, (number + 1) * batch_size) % self.rows
         return {name: rows[picked] for name, rows in self._inputs.items()}
 

@@ -27,6 +27,11 @@ _PASS_THROUGH: dict[str, tuple[int, ...]] = {
     "Concat": tuple(range(1024)),
 }
 
+# Operators whose output holds the same distinct values as their first input.
+_KEEPS_VALUES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand")
+# Fewer constants in a row are more likely flags or special tokens than classes.
+_ONE_HOT_CLASSES_MIN = 3
+
 
 def all_tensors(graph: Any) -> Iterator[Any]:
     """Every constant tensor of ``graph`` (a GraphProto), subgraphs and attributes included."""
@@ -66,7 +71,9 @@ def table_ranges(model: Any) -> dict[str, tuple[int, int]]:
 
     An input is followed through operators that hand its values on (``Cast``, ``Reshape``, …) and
     through additions of constants, to the indices of ``Gather``, ``GatherElements``, ``OneHot`` and
-    the like. Where it indexes several tables, the shortest decides.
+    the like; a comparison with 0, 1, 2, … is a one-hot encoding too. Where it indexes several
+    tables, the shortest decides. A single number that the graph compares with a constant (a sample
+    rate) is that constant.
 
     Args:
         model: A ModelProto; its weights need not be loaded.
@@ -77,6 +84,9 @@ def table_ranges(model: Any) -> dict[str, tuple[int, int]]:
     for value in model.graph.input:
         if value.name not in initializers:
             found = tracer.trace(value.name)
+            dims = value.type.tensor_type.shape.dim
+            if found is None and all(dim.dim_value == 1 for dim in dims):
+                found = tracer.expected(value.name)
             if found is not None:
                 ranges[value.name] = found
     return ranges
@@ -106,6 +116,33 @@ class _Tracer:
     def trace(self, name: str) -> tuple[int, int] | None:
         """The range of the values of ``name``, None if they index no table of known length."""
         lows, highs = [], []
+        for node, value, shift_low, shift_high in self._readers(name):
+            rows = self._rows_indexed(node, value)
+            if rows is not None:
+                lows.append(max(0, -shift_low))
+                highs.append(rows - 1 - shift_high)
+        if not highs or min(highs) < max(lows):
+            return None
+        return max(lows), min(highs)
+
+    def expected(self, name: str) -> tuple[int, int] | None:
+        """The first constant that the single number ``name`` is compared with; None without one.
+
+        As a range of one value. Numbers that count as flags (0 and 1) are no settings.
+        """
+        for node, value, shift, _ in self._readers(name):
+            compared = self._compared(node, value)
+            if compared is not None and compared.size == 1:
+                constant = int(compared.reshape(-1)[0]) - shift
+                if constant not in (0, 1):
+                    return constant, constant
+        return None
+
+    def _readers(self, name: str) -> Iterator[tuple[Any, str, int, int]]:
+        """``(node, input, low, high)`` of every node that reads ``name``, directly or shifted.
+
+        ``low`` and ``high`` are the least and the most that was added on the way.
+        """
         seen: set[tuple[str, int, int]] = set()
         queue = [(name, 0, 0)]
         while queue:
@@ -115,14 +152,8 @@ class _Tracer:
             seen.add(state)
             value, shift_low, shift_high = state
             for node in self._consumers.get(value, ()):
-                rows = self._rows_indexed(node, value)
-                if rows is not None:
-                    lows.append(max(0, -shift_low))
-                    highs.append(rows - 1 - shift_high)
+                yield node, value, shift_low, shift_high
                 queue += self._follow(node, value, shift_low, shift_high)
-        if not highs or min(highs) < max(lows):
-            return None
-        return max(lows), min(highs)
 
     def _follow(self, node: Any, value: str, low: int, high: int) -> Iterator[tuple[str, int, int]]:
         if node.op_type in ("Add", "Sub") and len(node.input) == 2:
@@ -152,11 +183,22 @@ class _Tracer:
         if node.op_type == "OneHot" and inputs[0] == value:
             depth = self._values(inputs[1])
             return int(depth.reshape(-1)[0]) if depth is not None and depth.size else None
+        compared = self._compared(node, value)
+        if compared is not None and compared.size >= _ONE_HOT_CLASSES_MIN:
+            counting = compared.reshape(-1) == range(compared.size)
+            return int(compared.size) if counting.all() else None
         if node.op_type in ("EmbedLayerNormalization", "SkipEmbedLayerNormalization"):
             for index, table in ((0, 2), (1, 4), (8, 3)):
                 if inputs[index : index + 1] == [value] and len(inputs) > table and inputs[table]:
                     return self._dimension(inputs[table], 0)
         return None
+
+    def _compared(self, node: Any, value: str) -> Any:
+        """The constants that ``node`` compares ``value`` with; None if it does not compare."""
+        if node.op_type != "Equal":
+            return None
+        first = node.input[0] == value
+        return self._values(node.input[1] if first else node.input[0])
 
     def _values(self, name: str) -> Any:
         """The constant ``name`` as an integer array if it is small and at hand, else None."""
@@ -165,7 +207,7 @@ class _Tracer:
         tensor = self._constants.get(name)
         if tensor is None:
             producer = self._producers.get(name)
-            if producer is not None and producer.op_type in ("Cast", "Identity", "Unsqueeze"):
+            if producer is not None and producer.op_type in _KEEPS_VALUES:
                 return self._values(producer.input[0])
             return None
         size = 1

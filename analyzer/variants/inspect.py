@@ -28,11 +28,26 @@ from analyzer.errors import (
     TargetMemoryError,
     is_out_of_memory,
 )
+from analyzer.variants.example_shapes import accepted_shapes
 from analyzer.variants.graph import external_pieces, table_ranges
+from analyzer.variants.shapes import (
+    Declared,
+    Dims,
+    as_sizes,
+    declared_dims,
+    known,
+    resolve,
+    state_loops,
+    unbatched_reasons,
+    unknown_shapes,
+)
 
+_REASONS_SHOWN = 3
+_ONE_ROW_NOTE = (
+    "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"
+    " only."
+)
 _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
-
-Dims = tuple[int | str | None, ...]
 
 
 def locate_onnx(path: Path) -> Path:
@@ -100,37 +115,77 @@ def inspect_model(
     proto = _load(file)
     external = _check_external(file, proto)
     session = _open_session(file)
-    inputs = [(i.name, _datatype(i, "input"), _dims(i.shape)) for i in session.get_inputs()]
-    outputs = [(o.name, _datatype(o, "output"), _dims(o.shape)) for o in session.get_outputs()]
-    del session
+    inputs = [_declared(value, "input") for value in session.get_inputs()]
+    outputs = [_declared(value, "output") for value in session.get_outputs()]
     if not inputs:
         raise ModelError(
             f"{file} has no inputs, so there is nothing to send to it.",
             hint="Export the model with its inputs.",
         )
-    batchable = all(dims and not isinstance(dims[0], int) for *_, dims in inputs + outputs)
-    first_dims = {dims[0] for *_, dims in inputs if dims and isinstance(dims[0], int)}
-    shapes, symbols = _resolve(inputs, dict(input_shapes or {}), batchable)
-    ranges = _value_ranges(proto, [(n, t) for n, t, _ in inputs])
+    reasons = unbatched_reasons(inputs, outputs)
+    loops = state_loops(inputs, outputs)
+    batchable = not reasons
+    shapes, symbols = resolve(
+        inputs, input_shapes or {}, batchable=batchable, states=[name for name, _ in loops]
+    )
     drop = 1 if batchable else 0
-    return ModelInfo(
+    ranges = _value_ranges(proto, inputs)
+    model = ModelInfo(
         name=name or default_name(path),
         path=str(file),
         sha256=hash_model(file, external),
         batchable=batchable,
-        fixed_batch=first_dims.pop() if not batchable and len(first_dims) == 1 else None,
+        fixed_batch=_fixed_batch(inputs, shapes) if not batchable else None,
         inputs=tuple(
-            TensorSpec(name=n, datatype=t, shape=shapes[n], value_range=ranges.get(n))
-            for n, t, _ in inputs
+            TensorSpec(
+                name=tensor.name,
+                datatype=tensor.datatype,
+                shape=as_sizes(shapes[tensor.name]),
+                value_range=ranges.get(tensor.name),
+            )
+            for tensor in inputs
         ),
         outputs=tuple(
-            TensorSpec(name=n, datatype=t, shape=_known(dims[drop:], symbols))
-            for n, t, dims in outputs
+            TensorSpec(
+                name=tensor.name,
+                datatype=tensor.datatype,
+                shape=as_sizes(known(tensor.dims[drop:], symbols)),
+            )
+            for tensor in outputs
         ),
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         size_bytes=sum((file.parent / part).stat().st_size for part in (file.name, *external)),
         external_files=external,
+        notes=_notes(reasons, loops),
     )
+    if any(-1 in spec.shape for spec in model.inputs):
+        raise unknown_shapes(
+            shapes, batchable=batchable, example=accepted_shapes(session, model, shapes)
+        )
+    return model
+
+
+def _fixed_batch(inputs: Sequence[Declared], shapes: Mapping[str, Dims]) -> int | None:
+    """The one fixed first dimension that all inputs have and keep, None if they differ."""
+    fixed = {tensor.dims[0] for tensor in inputs if tensor.dims if isinstance(tensor.dims[0], int)}
+    kept = {shape[0] for shape in shapes.values() if shape}
+    size = fixed.pop() if len(fixed) == 1 and kept == fixed else None
+    return size if isinstance(size, int) else None
+
+
+def _notes(reasons: Sequence[str], loops: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """What to say of a model that cannot be batched, or that carries a state."""
+    notes = []
+    if reasons:
+        shown = [*reasons[:_REASONS_SHOWN], *(["…"] if len(reasons) > _REASONS_SHOWN else [])]
+        notes.append(f"Served unbatched: {'; '.join(shown)}.")
+    if loops:
+        pairs = ", ".join(f"{old!r} comes back as {new!r}" for old, new in loops[:_REASONS_SHOWN])
+        notes.append(
+            f"The model carries a state ({pairs}): requests are measured with the same state"
+            " each time."
+        )
+    return tuple(notes)
 
 
 def as_unbatched(
@@ -150,6 +205,7 @@ def as_unbatched(
         model,
         batchable=False,
         fixed_batch=1,
+        notes=(*model.notes, _ONE_ROW_NOTE),
         inputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.inputs),
         outputs=tuple(
             replace(spec, shape=known.get(spec.name, (1, *spec.shape))) for spec in model.outputs
@@ -170,7 +226,8 @@ def verify_model(model: ModelInfo, rows: Mapping[str, Any]) -> ModelInfo:
     runtime = OrtRuntime(model.path)
     try:
         lead = slice(0, 1) if model.batchable else 0
-        one = runtime.run({name: array[lead] for name, array in rows.items()})
+        # The ellipsis keeps a scalar an array.
+        one = runtime.run({name: array[lead, ...] for name, array in rows.items()})
         shapes = {name: array.shape for name, array in one.items()}
         if not model.batchable or len(next(iter(rows.values()))) < 2:
             return model
@@ -305,6 +362,12 @@ def _open_session(file: Path) -> Any:
         ) from error
 
 
+def _declared(value: Any, role: str) -> Declared:
+    """A session's NodeArg as our own record."""
+    dims = declared_dims(value.shape)
+    return Declared(name=value.name, datatype=_datatype(value, role), dims=dims)
+
+
 def _datatype(value: Any, role: str) -> str:
     """Triton's name of the type of ``value``, a NodeArg of a session."""
     datatype = ORT_DATATYPES.get(value.type, "")
@@ -326,98 +389,17 @@ def _datatype(value: Any, role: str) -> str:
     )
 
 
-def _dims(shape: Sequence[int | str | None] | None) -> Dims:
-    """A session's shape with every dynamic dimension as its name or None."""
-    return tuple(
-        None if dim is None or dim == "" or (isinstance(dim, int) and dim < 0) else dim
-        for dim in shape or ()
-    )
-
-
-def _known(dims: Dims, symbols: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(
-        dim if isinstance(dim, int) else symbols.get(dim, -1) if dim is not None else -1
-        for dim in dims
-    )
-
-
-def _resolve(
-    inputs: list[tuple[str, str, Dims]], given: dict[str, tuple[int, ...]], batchable: bool
-) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Shapes of the inputs without dynamic dimensions, and the named dimensions that were given."""
-    names = [name for name, *_ in inputs]
-    for name in given:
-        if name not in names:
-            raise ModelError(
-                f"--input-shape names {name!r}, which is no input of the model.",
-                hint=f"Its inputs are: {', '.join(names)}.",
-            )
-    symbols: dict[str, int] = {}
-    wanted: dict[str, Dims] = {}
-    for name, _, dims in inputs:
-        own: Dims = dims[1:] if batchable else dims
-        if not batchable and dims and not isinstance(dims[0], int):
-            own = (1, *dims[1:])  # a batch axis that the rest of the model does not have
-        wanted[name] = own
-        if name in given:
-            _check_shape(name, own, given[name], symbols)
-    shapes = {}
-    for name, own in wanted.items():
-        shape = _known(own, symbols)
-        if name in given:
-            full = own[: len(own) - len(given[name])] + tuple(given[name])
-            shape = tuple(int(dim) for dim in full if dim is not None)
-        if -1 in shape:
-            offset = 0 if batchable else 1
-            index = shape.index(-1)
-            label = own[index]
-            example = ",".join(
-                str(dim) if dim != -1 else "N" for dim in (shape if batchable else shape[offset:])
-            )
-            raise ModelError(
-                f"Dimension {index + (1 if batchable else 0)}"
-                + (f" ({label})" if label else "")
-                + f" of the input {name!r} is dynamic, so its size must be given.",
-                hint=f"Add --input-shape {name}:{example} with a number for each N"
-                " (without the batch axis).",
-            )
-        shapes[name] = shape
-    return shapes, symbols
-
-
-def _check_shape(name: str, own: Dims, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
-    """Holds a given shape against what the model fixes and notes its named dimensions."""
-    spelled = f"--input-shape {name}:{','.join(map(str, shape))}"
-    shown = ",".join("?" if dim is None else str(dim) for dim in own) or "(none)"
-    skipped = len(own) - len(shape)
-    if skipped not in (0, 1) or (skipped == 1 and not isinstance(own[0], int)):
-        raise ModelError(
-            f"{spelled} has {len(shape)} dimensions, and the input has {len(own)} ({shown}).",
-            hint="Give every dimension except the batch axis.",
-        )
-    for dim, value in zip(own[skipped:], shape, strict=True):
-        clash = dim if isinstance(dim, int) else symbols.get(dim, value) if dim else value
-        if value < 1 or clash != value:
-            raise ModelError(
-                f"{spelled} does not fit the input's shape {shown}: {value} where"
-                f" {clash if value >= 1 else 'a positive number'} is needed.",
-                hint="Change only the dynamic dimensions.",
-            )
-        if isinstance(dim, str):
-            symbols[dim] = value
-
-
-def _value_ranges(proto: Any, inputs: list[tuple[str, str]]) -> dict[str, tuple[int, int]]:
+def _value_ranges(proto: Any, inputs: Sequence[Declared]) -> dict[str, tuple[int, int]]:
     import onnx
 
     if proto.functions:
         try:
             proto = onnx.inliner.inline_local_functions(proto)
         except Exception:
-            return {n: (0, 1) for n, t in inputs if t in _WIDE_INTEGERS}
+            return {t.name: (0, 1) for t in inputs if t.datatype in _WIDE_INTEGERS}
     ranges = table_ranges(proto)
     return {
-        name: ranges.get(name, (0, 1))
-        for name, datatype in inputs
-        if name in ranges or datatype in _WIDE_INTEGERS
+        tensor.name: ranges.get(tensor.name, (0, 1))
+        for tensor in inputs
+        if tensor.name in ranges or tensor.datatype in _WIDE_INTEGERS
     }

@@ -59,7 +59,7 @@ class RowReader:
         row = self.used
         self.used += 1
         return {
-            name: array[row : row + 1] if self._batchable else array[row]
+            name: array[row : row + 1] if self._batchable else array[row, ...]
             for name, array in self._inputs.items()
         }
 

@@ -27,7 +27,7 @@ def chunks(model: ModelInfo, inputs: Tensors) -> Iterator[dict[str, NDArray[np.g
     step = ROWS_PER_RUN if model.batchable else 1
     for start in range(0, rows, step):
         yield {
-            name: array[start : start + step] if model.batchable else array[start]
+            name: array[start : start + step] if model.batchable else array[start, ...]
             for name, array in inputs.items()
         }
 

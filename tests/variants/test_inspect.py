@@ -268,6 +268,12 @@ def gather(*middle: object, index: str, table: str = "table", axis: int = 0) -> 
          {"two": np.int64(2)}, (0, 1)),
         ([helper.make_node("OneHot", ["ids", "depth", "ends"], ["y"])],
          {"depth": np.int64(9), "ends": np.array([0, 1], np.float32)}, (0, 8)),
+        ([helper.make_node("Expand", ["classes", "shape"], ["wide"]),
+          helper.make_node("Unsqueeze", ["ids", "last"], ["i"]),
+          helper.make_node("Equal", ["i", "wide"], ["hot"]),
+          helper.make_node("Cast", ["hot"], ["y"], to=FLOAT)],
+         {"classes": np.arange(257), "shape": np.array([1, 6, 257]), "last": np.array([2])},
+         (0, 256)),
     ],
 )  # fmt: skip
 def test_range_of_table_indices(

@@ -1,0 +1,238 @@
+"""Dimensions of a model's tensors: which are known, which is the batch, which hold a state.
+
+Names of dimensions are taken from the graph. Exporters also write placeholders (``?``, ``None``,
+``unk__12``) where they knew nothing: each of those is an unknown of its own, even if two are spelt
+alike. A real name (``batch``, ``tokens``) means the same size wherever it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from analyzer.errors import ModelError
+
+Dims = tuple[int | str | None, ...]
+
+_PLACEHOLDER = re.compile(
+    r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*", re.IGNORECASE
+)
+_STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
+_NEW_VALUE = re.compile(r"[_.]?(?:n|out|new|next)$")
+_OLD_VALUE = re.compile(r"[_.]?(?:0|in|old|prev)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A tensor as the graph declares it; None is a dynamic dimension without a name."""
+
+    name: str
+    datatype: str
+    dims: Dims
+
+
+def declared_dims(shape: Sequence[int | str | None] | None) -> Dims:
+    """A session's shape with every dynamic dimension as its name, or None if it has none."""
+    return tuple(dim if _is_known(dim) else None for dim in shape or ())
+
+
+def _is_known(dim: int | str | None) -> bool:
+    if isinstance(dim, str):
+        return not _PLACEHOLDER.fullmatch(dim)
+    return dim is not None and dim >= 0
+
+
+def unbatched_reasons(inputs: Sequence[Declared], outputs: Sequence[Declared]) -> tuple[str, ...]:
+    """Why requests cannot be joined along axis 0, a clause per tensor; empty if they can be.
+
+    What the inputs say suffices: outputs are named only where no input stands in the way.
+    """
+    batch = {tensor.dims[0] for tensor in inputs if tensor.dims} - {None}
+    names = {name for name in batch if isinstance(name, str)}
+    for role, tensors in (("input", inputs), ("output", outputs)):
+        found = tuple(
+            f"{role} {tensor.name!r} {reason}"
+            for tensor in tensors
+            if (reason := _obstacle(tensor.dims, names)) is not None
+        )
+        if found:
+            return found
+    return ()
+
+
+def _obstacle(dims: Dims, batch_names: set[str]) -> str | None:
+    """What keeps a tensor from being joined with others along axis 0; None if nothing does."""
+    only_axis_0 = "Triton batches on axis 0 only"
+    if not dims:
+        return "is a scalar"
+    for axis, dim in enumerate(dims[1:], start=1):
+        if isinstance(dim, str) and dim in batch_names:
+            return f"has its dynamic batch dimension {dim!r} on axis {axis}, {only_axis_0}"
+    if not isinstance(dims[0], int):
+        return None
+    if len(dims) == _STATE_RANK and [d for d in dims if not isinstance(d, int)] == [dims[1]]:
+        return f"has its only dynamic dimension on axis 1, {only_axis_0}"
+    return f"has its first dimension fixed at {dims[0]}"
+
+
+def state_loops(
+    inputs: Sequence[Declared], outputs: Sequence[Declared]
+) -> tuple[tuple[str, str], ...]:
+    """``(input, output)`` of each state that a client is meant to send back with its next request.
+
+    An output is the next value of an input if their types and shapes agree and so do their names
+    but for an ending (``h`` and ``hn``, ``state`` and ``state_out``, ``past.0`` and ``present.0``).
+    """
+    free = list(outputs) if len(inputs) > 1 else []  # a state comes beside an input of its own
+    loops = []
+    for tensor in inputs:
+        for output in free:
+            if _is_next(tensor, output):
+                loops.append((tensor.name, output.name))
+                free.remove(output)
+                break
+    return tuple(loops)
+
+
+def _is_next(old: Declared, new: Declared) -> bool:
+    if old.datatype != new.datatype or not len(old.dims) == len(new.dims) >= 2:
+        return False
+    if any(
+        before != after
+        for before, after in zip(old.dims, new.dims, strict=True)
+        if isinstance(before, int) and isinstance(after, int)
+    ):
+        return False
+    old_name = old.name.lower().replace("past_key_values", "past")
+    new_name = new.name.lower().replace("present", "past")
+    stems = {old_name, _OLD_VALUE.sub("", old_name)}
+    return not stems.isdisjoint({new_name, _NEW_VALUE.sub("", new_name)})
+
+
+def resolve(
+    inputs: Sequence[Declared],
+    given: Mapping[str, tuple[int, ...]],
+    *,
+    batchable: bool,
+    states: Sequence[str] = (),
+) -> tuple[dict[str, Dims], dict[str, int]]:
+    """Shapes of the inputs as far as they are known, and the sizes of named dimensions.
+
+    Without the batch axis where the model is batchable; else a dynamic first dimension is 1 unless
+    it is given, and so is the dynamic axis 1 of a state (``states``: its batch).
+
+    Args:
+        given: Shapes by input, without the batch axis; the first axis of a model that cannot be
+            batched may be given or left out.
+
+    Raises:
+        ModelError: ``given`` does not fit the inputs.
+    """
+    names = [tensor.name for tensor in inputs]
+    for name in given:
+        if name not in names:
+            raise ModelError(
+                f"--input-shape names {name!r}, which is no input of the model.",
+                hint=f"Its inputs are: {', '.join(names)}.",
+            )
+    symbols: dict[str, int] = {}
+    own = {tensor.name: tensor.dims[1:] if batchable else tensor.dims for tensor in inputs}
+    for name, shape in given.items():
+        own[name] = _given(name, own[name], shape, symbols, batchable=batchable)
+    if not batchable:
+        for name, dims in own.items():
+            own[name] = tuple(
+                _one_row(dim, symbols)
+                if axis == 0 or (axis == 1 and len(dims) == _STATE_RANK and name in states)
+                else dim
+                for axis, dim in enumerate(dims)
+            )
+    return {name: known(dims, symbols) for name, dims in own.items()}, symbols
+
+
+def _one_row(dim: int | str | None, symbols: dict[str, int]) -> int:
+    if isinstance(dim, str):
+        return symbols.setdefault(dim, 1)
+    return 1 if dim is None else dim
+
+
+def known(dims: Dims, symbols: Mapping[str, int]) -> Dims:
+    """``dims`` with the sizes of the named dimensions that ``symbols`` holds."""
+    return tuple(symbols.get(dim, dim) if isinstance(dim, str) else dim for dim in dims)
+
+
+def as_sizes(dims: Dims) -> tuple[int, ...]:
+    """``dims`` with −1 for every dynamic dimension."""
+    return tuple(dim if isinstance(dim, int) else -1 for dim in dims)
+
+
+def _given(
+    name: str, own: Dims, shape: tuple[int, ...], symbols: dict[str, int], *, batchable: bool
+) -> Dims:
+    """The shape of an input for which one was given; notes its named dimensions."""
+    spelled = f"--input-shape {name}:{','.join(map(str, shape))}"
+    shown = ",".join("?" if dim is None else str(dim) for dim in own) or "(none)"
+    skipped = len(own) - len(shape)
+    if skipped not in ((0,) if batchable else (0, 1)):
+        raise ModelError(
+            f"{spelled} has {len(shape)} dimensions, and the input has {len(own)} ({shown}).",
+            hint="Give every dimension except the batch axis.",
+        )
+    for dim, value in zip(own[skipped:], shape, strict=True):
+        clash = dim if isinstance(dim, int) else symbols.get(dim, value) if dim else value
+        if value < 1 or clash != value:
+            raise ModelError(
+                f"{spelled} does not fit the input's shape {shown}: {value} where"
+                f" {clash if value >= 1 else 'a positive number'} is needed.",
+                hint="Change only the dynamic dimensions.",
+            )
+        if isinstance(dim, str):
+            symbols[dim] = value
+    return (*own[:skipped], *shape)
+
+
+def unknown_shapes(
+    shapes: Mapping[str, Dims], *, batchable: bool, example: Mapping[str, tuple[int, ...]] | None
+) -> ModelError:
+    """The error that says which dimensions have to be given, by the options that give them.
+
+    Args:
+        shapes: Of all inputs, some of them with dynamic dimensions.
+        example: Shapes that the model was found to accept, in the same form; None if none were.
+    """
+    name, dims = next((n, d) for n, d in shapes.items() if -1 in as_sizes(d))
+    index = as_sizes(dims).index(-1)
+    label = dims[index]
+    open_inputs = dict(_to_be_given(shapes))
+    options = " ".join(
+        f"--input-shape {key}:{_spell(own, batchable=batchable)}"
+        for key, own in open_inputs.items()
+    )
+    hint = f"Add {options} with a number for each N (without the batch axis)"
+    if example is not None:
+        ready = " ".join(
+            f"--input-shape {key}:{_spell(example[key], batchable=batchable)}"
+            for key in open_inputs
+        )
+        hint += f"; the model accepts, for example, {ready}"
+    return ModelError(
+        f"Dimension {index + (1 if batchable else 0)}"
+        + (f" ({label})" if label else "")
+        + f" of the input {name!r} is dynamic, so its size must be given.",
+        hint=hint + ".",
+    )
+
+
+def _to_be_given(shapes: Mapping[str, Dims]) -> Iterator[tuple[str, Dims]]:
+    """The inputs with a dynamic dimension that no input before them settles by its name."""
+    settled: set[str] = set()
+    for name, dims in shapes.items():
+        if any(dim is None or (isinstance(dim, str) and dim not in settled) for dim in dims):
+            settled |= {dim for dim in dims if isinstance(dim, str)}
+            yield name, dims
+
+
+def _spell(dims: Dims, *, batchable: bool) -> str:
+    shown = dims if batchable or len(dims) == 1 else dims[1:]
+    return ",".join(str(dim) if isinstance(dim, int) else "N" for dim in shown)

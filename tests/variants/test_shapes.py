@@ -1,0 +1,166 @@
+"""Dimensions as exporters of real models write them: placeholders, other batch axes, states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.errors import ModelError
+from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.inspect import inspect_model, verify_model
+from analyzer.variants.shapes import Declared, declared_dims, state_loops, unbatched_reasons
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+Write = Callable[..., Path]
+
+
+def tensor(name: str, *dims: int | str | None, datatype: str = "FP32") -> Declared:
+    return Declared(name=name, datatype=datatype, dims=declared_dims(dims))
+
+
+@pytest.mark.parametrize("name", ["?", "None", "-1", "unk__214", "unknown_7", "dynamic", "*"])
+def test_placeholders_are_unknowns_of_their_own(write_model: Write, name: str) -> None:
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
+    path = write_model(
+        nodes, [("x", FLOAT, [None, 3, name, name])], [("y", FLOAT, [None, 3, 1, 1])]
+    )
+    model = inspect_model(path, input_shapes={"x": (3, 48, 192)})
+    assert model.batchable and model.inputs[0].shape == (3, 48, 192)
+
+
+def test_real_names_are_shared(write_model: Write) -> None:
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
+    path = write_model(
+        nodes, [("x", FLOAT, [None, 3, "side", "side"])], [("y", FLOAT, [None, 3, 1, 1])]
+    )
+    with pytest.raises(ModelError, match="192 where 48 is needed"):
+        inspect_model(path, input_shapes={"x": (3, 48, 192)})
+
+
+def speech_model(write_model: Write, batch: object, state_batch: object) -> Path:
+    """A speech detector's interface: samples, a state with its batch on axis 1, a scalar rate."""
+    nodes = [
+        helper.make_node("ReduceMean", ["state"], ["mean"], axes=[0, 2], keepdims=0),
+        helper.make_node("Equal", ["sr", "rate"], ["right"]),
+        helper.make_node("Cast", ["right"], ["factor"], to=FLOAT),
+        helper.make_node("ReduceMean", ["input"], ["level"], axes=[1], keepdims=0),
+        helper.make_node("Add", ["level", "mean"], ["sum"]),
+        helper.make_node("Mul", ["sum", "factor"], ["output"]),
+        helper.make_node("Identity", ["state"], ["stateN"]),
+    ]
+    return write_model(
+        nodes,
+        [
+            ("input", FLOAT, [batch, "samples"]),
+            ("state", FLOAT, [2, state_batch, 16]),
+            ("sr", INT64, []),
+        ],
+        [("output", FLOAT, [batch]), ("stateN", FLOAT, [None, None, None])],
+        {"rate": np.int64(16000)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (
+            "batch",
+            "input 'state' has its dynamic batch dimension 'batch' on axis 1, Triton batches",
+        ),
+        (None, "input 'state' has its only dynamic dimension on axis 1, Triton batches on axis 0"),
+    ],
+)
+def test_stateful_model_is_served_unbatched(write_model: Write, batch: object, said: str) -> None:
+    path = speech_model(write_model, batch, batch)
+    model = inspect_model(path, input_shapes={"input": (512,)})
+    assert not model.batchable
+    shapes = {spec.name: spec.shape for spec in model.inputs}
+    assert shapes == {"input": (1, 512), "state": (2, 1, 16), "sr": ()}
+    assert said in model.notes[0] and "input 'sr' is a scalar" in model.notes[0]
+    assert "'state' comes back as 'stateN'" in model.notes[1]
+    assert "the same state each time" in model.notes[1]
+    rows = synthetic_inputs(model, 2, 0)
+    assert (rows["sr"] == 16000).all()
+    assert not verify_model(model, rows).batchable
+
+
+def test_first_dimension_of_an_unbatched_model_may_be_given(write_model: Write) -> None:
+    nodes = [
+        helper.make_node("Add", ["frames", "h"], ["y"]),
+        helper.make_node("Identity", ["h"], ["hn"]),
+    ]
+    path = write_model(
+        nodes,
+        [("frames", FLOAT, ["frames_n", 8]), ("h", FLOAT, [1, 8])],
+        [("y", FLOAT, ["frames_n", 8]), ("hn", FLOAT, [1, 8])],
+    )
+    assert inspect_model(path).inputs[0].shape == (1, 8)
+    model = inspect_model(path, input_shapes={"frames": (30, 8)})
+    assert model.inputs[0].shape == (30, 8) and model.outputs[0].shape == (30, 8)
+    assert model.fixed_batch is None
+    assert "input 'h' has its first dimension fixed at 1" in model.notes[0]
+
+
+def test_accepted_shapes_are_suggested(write_model: Write) -> None:
+    # The reshape holds only for a height of 48, as in a text recogniser.
+    nodes = [helper.make_node("Reshape", ["x", "target"], ["y"])]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["batch", 3, "?", "width"])],
+        [("y", FLOAT, ["batch", 144, "width"])],
+        {"target": np.array([1, 144, 320], np.int64)},
+    )
+    with pytest.raises(ModelError, match="Dimension 2 of the input 'x' is dynamic") as caught:
+        inspect_model(path)
+    assert "--input-shape x:3,N,N with a number" in caught.value.hint
+    assert caught.value.hint.endswith("accepts, for example, --input-shape x:3,48,320.")
+    assert caught.value.exit_code == 2
+
+
+def test_every_open_input_is_listed_once(write_model: Write) -> None:
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["ab"]),
+        helper.make_node("Gather", ["c", "zero"], ["first"], axis=1),
+        helper.make_node("Add", ["ab", "first"], ["y"]),
+    ]
+    path = write_model(
+        nodes,
+        [(name, FLOAT, ["batch", size]) for name, size in (("a", "n"), ("b", "n"), ("c", "m"))],
+        [("y", FLOAT, ["batch", "n"])],
+        {"zero": np.array([0], np.int64)},
+    )
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    assert "Add --input-shape a:N --input-shape c:N with" in caught.value.hint
+
+
+def test_reasons_name_tensor_and_axis() -> None:
+    matrix = tensor("distances", "atoms", "atoms")
+    assert "'atoms' on axis 1" in unbatched_reasons([matrix], [])[0]
+    outputs = [tensor("y", 4)]
+    assert unbatched_reasons([tensor("x", "n", 4)], outputs) == (
+        "output 'y' has its first dimension fixed at 4",
+    )
+    assert unbatched_reasons([tensor("x", "n", 4), tensor("z", None)], [tensor("y", "k")]) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("h", "hn", True),
+        ("state", "state_out", True),
+        ("h0", "h_n", True),
+        ("past_key_values.0.key", "present.0.key", True),
+        ("input", "output", False),
+        ("mask", "probabilities", False),
+    ],
+)
+def test_states_are_told_by_name_and_shape(old: str, new: str, found: bool) -> None:
+    inputs = [tensor("audio", "n", 80), tensor(old, 1, "n", 128)]
+    assert state_loops(inputs, [tensor(new, 1, "n", 128)]) == (((old, new),) if found else ())
+    assert state_loops(inputs, [tensor(new, 1, "n", 64)]) == ()
+    assert state_loops(inputs[1:], [tensor(new, 1, "n", 128)]) == ()
