@@ -62,6 +62,7 @@ def test_a_closed_connection_leaves_no_thread(address: str) -> None:
         connection = GrpcConnection(address, "m", POOL)
         run_closed_loop(connection, 2, requests=4)
         connection.close()
+        connection.close()
     deadline = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -104,6 +104,7 @@ def test_every_request_gets_its_own_reply() -> None:
         assert exchange(connection, 50) == dict.fromkeys(range(50), 0)
         assert connection.receive(0.0) == []
         connection.close()
+        connection.close()
 
 
 @pytest.mark.timing

@@ -1,57 +1,174 @@
 """What every target promises the generator. A new target adds itself to ``TARGETS``."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.errors import TargetCrashError
 from analyzer.load.generator import run_closed_loop, run_open_loop
+from analyzer.load.summarize import statistics_between
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, ScriptedModel
+from analyzer.targets.endpoint_target import existing_model_target
 from analyzer.targets.null import NullTarget
-from analyzer.targets.scripted import ScriptedTarget, constant_delay
-from analyzer.targets.target import Target
+from analyzer.targets.scripted import ScriptedTarget
+from analyzer.targets.target import Connection, Target
+from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_server import TritonServer
+from benchlib.scripted_triton import Script, inputs, triton_target
+
+BATCH_MAX = 4
+BATCH_MS = 20.0
+CONFIGURATION = Configuration(backend="python", max_batch_size=BATCH_MAX, dynamic_batching=True)
+# Every target that can fail a request fails this one: too large, or by its script.
+REFUSED, TOO_LARGE = 1_000_000, BATCH_MAX + 1
+
+SERVED = f"""
+backend: "scripted"
+max_batch_size: {BATCH_MAX}
+input [{{ name: "X" data_type: TYPE_FP32 dims: [1] }}]
+output [{{ name: "Y" data_type: TYPE_FP32 dims: [1] }}]
+instance_group [{{ count: 1 kind: KIND_CPU }}]
+dynamic_batching {{}}
+parameters {{ key: "service_time_ms" value {{ string_value: "1={BATCH_MS}" }} }}
+"""
 
 
-def embedded() -> EmbeddedTarget:
-    return EmbeddedTarget(
-        EmbeddedSpec(
-            name="m",
-            model=ScriptedModel(points=((1, 1.0), (8, 2.0))),
-            configuration=Configuration(max_batch_size=8, dynamic_batching=True),
-            batchable=True,
-        )
+@contextmanager
+def null(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
+    yield NullTarget(), None
+
+
+@contextmanager
+def scripted(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
+    status = lambda request: STATUS_ERROR if request == REFUSED else STATUS_OK  # noqa: E731
+    yield ScriptedTarget(lambda request, size: BATCH_MS / 1e3, status=status), None
+
+
+@contextmanager
+def embedded(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
+    spec = EmbeddedSpec(
+        name="m",
+        model=ScriptedModel(points=((1, BATCH_MS),)),
+        configuration=CONFIGURATION,
+        batchable=True,
     )
+    with EmbeddedTarget(spec) as target:
+        yield target, target.pids[0]
 
 
-TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
-    "null": NullTarget,
-    "scripted": lambda: ScriptedTarget(constant_delay(0.002)),
+@contextmanager
+def endpoint(tmp_path: Path, *, protocol: str) -> Iterator[tuple[Target, int | None]]:
+    """Our own server as a process, reached by its address."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(SERVED)
+    free = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(tmp_path), *free]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        addresses = {}
+        for line in server.stderr:
+            found = re.match(r"Started (HTTP|GRPC)\w* at (\S+)", line)
+            if found:
+                addresses[found[1].lower()] = found[2]
+            if line.startswith("Started Metrics"):
+                break
+        try:
+            address = f"{protocol}://{addresses[protocol]}"
+            with existing_model_target(address, "m", inputs(), batchable=True) as target:
+                yield target, server.pid
+        finally:
+            server.kill()
+
+
+@contextmanager
+def real_triton(tmp_path: Path, *, protocol: str) -> Iterator[tuple[Target, int | None]]:
+    install = find_triton()
+    if install is None or "python" not in install.backends:
+        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
+    script = Script(fixed_ms=BATCH_MS, item_ms=0.0)
+    with (
+        TritonServer(install) as server,
+        triton_target(server, "m", CONFIGURATION, script, protocol=protocol) as target,
+    ):
+        yield target, server.pids[0]
+
+
+# Each yields the target and the process that can be killed, if there is one.
+Opener = Callable[[Path], AbstractContextManager[tuple[Target, int | None]]]
+TARGETS: dict[str, Opener] = {
+    "null": null,
+    "scripted": scripted,
     "embedded": embedded,
+    "http": partial(endpoint, protocol="http"),
+    "grpc": partial(endpoint, protocol="grpc"),
+    "triton-http": partial(real_triton, protocol="http"),
+    "triton-grpc": partial(real_triton, protocol="grpc"),
 }
 
 
-@pytest.fixture(params=TARGETS)
-def target(request):
-    with TARGETS[request.param]() as target:
+def kinds(*left_out: str) -> list[object]:
+    return [
+        pytest.param(kind, marks=[pytest.mark.triton] if kind.startswith("triton") else [])
+        for kind in TARGETS
+        if kind not in left_out
+    ]
+
+
+@pytest.fixture(scope="module", params=kinds())
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    with TARGETS[request.param](tmp_path_factory.mktemp("target")) as (target, _):
         yield target
+
+
+def receive_all(connection: Connection, count: int) -> dict[int, int]:
+    """The status by the number of each request; each must be answered once."""
+    statuses: dict[int, int] = {}
+    deadline = time.monotonic() + 20
+    while len(statuses) < count and time.monotonic() < deadline:
+        for completion in connection.receive(0.5):
+            assert completion.request not in statuses, "answered twice"
+            statuses[completion.request] = completion.status
+    return statuses
 
 
 def test_each_request_is_answered_exactly_once(target: Target) -> None:
     with target.connect() as connection:
-        for number in range(100):
-            connection.send(number, 1 + number % 4)
-        seen = []
-        for _ in range(1000):
-            seen += connection.receive(0.5)
-            if len(seen) == 100:
-                break
+        for _ in range(2):  # every run numbers its requests from 0
+            for number in range(60):
+                connection.send(number, 1 + number % BATCH_MAX)
+            assert receive_all(connection, 60) == dict.fromkeys(range(60), STATUS_OK)
         assert list(connection.receive(0.01)) == []
-    assert sorted(completion.request for completion in seen) == list(range(100))
-    assert {completion.status for completion in seen} == {STATUS_OK}
+
+
+@pytest.mark.timing
+def test_sending_does_not_wait(target: Target) -> None:
+    count = 60
+    with target.connect() as connection:
+        connection.send(count, BATCH_MAX)  # connections, encoded requests
+        receive_all(connection, 1)
+        start = time.perf_counter()
+        for number in range(count):
+            connection.send(number, BATCH_MAX)
+        sent_s = time.perf_counter() - start
+        assert len(receive_all(connection, count)) == count
+    assert sent_s < count * BATCH_MS / 1e3 / 2, "as if each waited for the one before"
 
 
 def test_receive_comes_back_without_replies(target: Target) -> None:
@@ -61,30 +178,81 @@ def test_receive_comes_back_without_replies(target: Target) -> None:
 
 
 def test_connections_do_not_mix(target: Target) -> None:
+    with target.connect() as first, target.connect() as second:
+        for number in range(8):
+            first.send(number, 1)
+            second.send(number + 4, 1)
+        assert sorted(receive_all(first, 8)) == list(range(8))
+        assert sorted(receive_all(second, 8)) == list(range(4, 12))
+
+
+def test_replies_of_an_earlier_connection_do_not_come_to_the_next(target: Target) -> None:
     with target.connect() as connection:
         for number in range(50):
             connection.send(number, 1)
     with target.connect() as connection:
-        run = run_closed_loop(connection, 2, requests=20)
+        run = run_closed_loop(connection, 2, requests=10)
     assert run.strays == 0
     assert (run.log.status == STATUS_OK).all()
 
 
+@pytest.mark.timing
 def test_counters_grow_by_what_was_answered(target: Target) -> None:
     with target.connect() as connection:
         run_closed_loop(connection, 4, 2, requests=20)
+        time.sleep(0.2)  # a server may count a request after its reply was sent
         before = target.statistics()
-        run = run_open_loop(connection, np.arange(60) * 0.001, 3, timeout_s=5, drain_s=5)
-        after = target.statistics()
+        run = run_open_loop(connection, np.arange(30) * 0.001, 3, timeout_s=5, drain_s=5)
+        time.sleep(0.2)
+        counted = statistics_between(before, target.statistics())
     assert (run.log.status == STATUS_OK).all()
-    if before is None:
-        pytest.skip("this target keeps no counters")
-    assert after.success_count - before.success_count == 60
-    assert after.inference_count - before.inference_count == 180
-    assert sum(size * count for size, count in after.batches) == after.inference_count
-    assert sum(count for _, count in after.batches) == after.execution_count
+    assert counted is not None, "every target of ours counts"
+    assert (counted.success_count, counted.inference_count) == (30, 90)
+    assert counted.fail_count == 0
+    assert sum(size * count for size, count in counted.batches) == 90
+    assert sum(count for _, count in counted.batches) == counted.execution_count
+    # What a reply tells of its stages is what the server counts.
+    told_s = float(run.log.compute_infer_s.sum(dtype=float))
+    if not np.isnan(told_s):
+        assert told_s == pytest.approx(counted.compute_infer_ns / 1e9, rel=1e-4, abs=1e-6)
 
 
-def test_it_is_alive_and_tells_its_processes(target: Target) -> None:
+def test_it_is_alive_and_tells_of_itself(target: Target) -> None:
     assert target.alive()
-    assert all(pid > 0 for pid in target.pids)
+    assert all(Path(f"/proc/{pid}").exists() for pid in target.pids)
+    assert all(isinstance(note, str) for note in target.notes)
+
+
+@pytest.mark.parametrize("kind", kinds("null"))
+def test_a_failed_request_is_a_failed_completion_and_no_more(kind: str, tmp_path: Path) -> None:
+    with TARGETS[kind](tmp_path) as (target, _), target.connect() as connection:
+        connection.send(REFUSED, TOO_LARGE)
+        connection.send(0, 1)
+        assert receive_all(connection, 2) == {REFUSED: STATUS_ERROR, 0: STATUS_OK}
+        assert target.alive()
+
+
+@pytest.mark.parametrize("kind", kinds("null", "scripted"))
+def test_a_server_that_is_killed_is_a_crash(kind: str, tmp_path: Path) -> None:
+    with TARGETS[kind](tmp_path) as (target, pid):
+        with target.connect() as connection:
+            connection.send(0, 1)
+            assert receive_all(connection, 1) == {0: STATUS_OK}
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(TargetCrashError):
+                deadline, number = time.monotonic() + 10, 0
+                while time.monotonic() < deadline:
+                    number += 1
+                    connection.send(number, 1)
+                    connection.receive(0.1)
+        with pytest.raises(TargetCrashError):
+            target.statistics()
+        assert not target.alive()
+
+
+@pytest.mark.parametrize("kind", kinds("null", "scripted"))
+def test_what_has_ended_is_not_alive(kind: str, tmp_path: Path) -> None:
+    with TARGETS[kind](tmp_path) as (target, _):
+        pass
+    assert not target.alive()
