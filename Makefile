@@ -58,9 +58,20 @@ lint: $(STAMP)   ## ruff (lint and format), hadolint
 type: $(STAMP)   ## mypy, strict
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## runs the benches one after the other and writes bench/results (long; quiet machine)
-	for bench in generator server twin store certificate landscape replay search wire; do \
-	  $(BIN)/python bench/$$bench.py || exit 1; done
+# The landscape that Model Analyzer's developers recorded (docs/sources.md).
+LANDSCAPE ?= ../shared/data/resnet50_libtorch_titan_rtx.csv
+bench: $(STAMP)  ## runs the benches one after the other and writes bench/results (hours; quiet machine)
+	for bench in generator server twin store report ray_cost wire certificate search; do \
+	  echo "bench: $$bench"; $(BIN)/python bench/$$bench.py || exit 1; done
+	@if [ -f "$(LANDSCAPE)" ]; then \
+	  $(BIN)/python bench/landscape.py --table "$(LANDSCAPE)" && for budget in 6 10 16 20 40; do \
+	  $(BIN)/python bench/replay.py --table "$(LANDSCAPE)" --latency-budget $${budget}ms \
+	    --out bench/results/replay_$${budget}ms.json || exit 1; done; \
+	else echo "left out: landscape, replay: there is no $(LANDSCAPE) (make bench LANDSCAPE=FILE)"; fi
+	@echo "left out: gpu: needs an NVIDIA GPU (python bench/gpu.py)"
+	@echo "left out: scheduling, generators: an hour on a real Triton (make tools)"
+	@echo "left out: peers, servers: searches and load tests on a real Triton, step by step"
+	@echo "left out: twin_live: measures in parts of minutes, one model and server at a time"
 
 docs: $(STAMP)   ## writes the generated tables of docs/ and checks them against the code
 	$(BIN)/python tools/write_reference.py

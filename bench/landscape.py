@@ -1,6 +1,6 @@
 """How well the closed-loop twin predicts a recorded GPU landscape from a dozen of its rows.
 
-    python bench/landscape.py [--table FILE.csv] [--rows 12] [--seeds 30] [--json]
+    python bench/landscape.py --table FILE.csv [--rows 12] [--seeds 30] [--json]
 
 Valid rows (Little's law within 5 %) are taken unmerged. Twelve of them, chosen where they inform
 most, calibrate the twin and the residual on top of it; all other valid rows are predicted. What is
@@ -20,10 +20,9 @@ import numpy as np
 from analyzer.errors import AnalyzerError
 from analyzer.search.residual import ResidualModel
 from analyzer.twin import landscape as twin
-from benchlib.command import ROOT, Command
+from benchlib.command import Command
 from benchlib.recorded import Landscape, read
 
-TABLE = ROOT.parent / "shared" / "data" / "resnet50_libtorch_titan_rtx.csv"
 THROUGHPUT_GOAL, LATENCY_GOAL = 0.05, 0.08
 
 
@@ -58,7 +57,7 @@ def one_seed(table: Landscape, rows: int, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     command = Command("landscape", __doc__, timing=False)
-    command.argument("--table", type=Path, default=TABLE)
+    command.argument("--table", type=Path, required=True, metavar="FILE.csv")
     command.argument("--rows", type=int, default=12, help="rows that calibrate")
     command.argument("--seeds", type=int, default=30)
     options = command.start()

@@ -1,6 +1,6 @@
 """The same arrivals on a real Triton, on the embedded server and on the scheduler in virtual time.
 
-    python bench/scheduling.py [--share 1/4] [--only TEXT] [--repeats 2] [--table]
+    python bench/scheduling.py [run|table] [--share 1/4] [--only TEXT] [--repeats 2]
 
 A model whose execution takes 8 ms + 0.8 ms per inference is served under 45 combinations of
 batching, delay, instances, client batches and load. The virtual time gets its service times from
@@ -8,7 +8,7 @@ the real server's ``batch_stats`` and adds the wire's overhead, which is measure
 whose generator was invalid are repeated and counted. ``--share 2/4`` runs a quarter (of the
 models) and puts its results beside those of the others, so that the machine need not be kept
 for all of it at once. Writes ``bench/results/scheduling.json`` and the table in
-``docs/scheduling.md``; ``--table`` writes only the table. Run it on a quiet machine.
+``docs/scheduling.md``; ``table`` writes only the table. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -26,8 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.configuration import Configuration
-from analyzer.domain.workload import Gamma, Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.hardware.machine import inspect_machine
 from analyzer.load.generator import LoadRun, run_open_loop
@@ -40,6 +37,9 @@ from analyzer.targets.triton_install import require_triton
 from analyzer.targets.triton_server import TritonServer
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, SimulationResult, simulate
+from benchlib.command import ROOT, Command, put_into_page, say, write_json
+from benchlib.scheduling_cases import CASES, Case, Load
+from benchlib.scheduling_page import PAIRS, page_table, summary_lines
 from benchlib.scripted_triton import (
     Executions,
     Script,
@@ -47,11 +47,8 @@ from benchlib.scripted_triton import (
     service_from,
     triton_target,
 )
-from scheduling_page import PAIRS, summary_lines, write_table
 
-RESULTS = Path(__file__).parent / "results" / "scheduling.json"
 SCRIPT = Script(fixed_ms=8.0, item_ms=0.8)
-SECONDS, OVERLOAD_SECONDS = 3.0, 2.0
 TRIES = 3
 _TIMEOUT_S = 60.0
 #: Triton counts a request after its reply was sent.
@@ -63,95 +60,6 @@ BOUNDS = {
     "latency_ms_p50": (0.10, 1.0),
     "latency_ms_p99": (0.15, 2.0),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Arrivals: Poisson, or with another coefficient of variation; sizes are drawn uniformly."""
-
-    rate_rps: float
-    sizes: tuple[int, ...] = (1,)
-    cv: float = 1.0
-    overload: bool = False
-
-    @property
-    def label(self) -> str:
-        sizes = "" if self.sizes == (1,) else "×" + "/".join(map(str, self.sizes))
-        bursty = f" cv {self.cv:g}" if self.cv != 1.0 else ""
-        return f"{self.rate_rps:g}/s{sizes}{bursty}{' overload' if self.overload else ''}"
-
-    def draw(self, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Arrival times in seconds and batch sizes."""
-        rng = np.random.default_rng(seed)
-        count = round(self.rate_rps * (OVERLOAD_SECONDS if self.overload else SECONDS))
-        process = Poisson() if self.cv == 1.0 else Gamma(cv=self.cv)
-        arrivals_s = np.cumsum(process.interarrival_s(count, self.rate_rps, rng))
-        return arrivals_s, rng.choice(np.array(self.sizes, np.int64), count)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A configuration and what it is loaded with."""
-
-    configuration: Configuration
-    loads: tuple[Load, ...]
-    protocol: str = "grpc"
-
-    @property
-    def label(self) -> str:
-        c = self.configuration.canonical()
-        if not c.dynamic_batching:
-            return f"off, max {c.max_batch_size}, {c.instance_count} inst"
-        preferred = ",".join(map(str, c.preferred_batch_size or ()))
-        delay_ms = (c.max_queue_delay_us or 0) / 1e3
-        return f"[{preferred}], {delay_ms:g} ms, max {c.max_batch_size}, {c.instance_count} inst"
-
-
-def case(
-    max_batch_size: int,
-    instances: int,
-    *loads: Load,
-    dynamic: bool = True,
-    preferred: tuple[int, ...] | None = None,
-    delay_ms: float = 0.0,
-    protocol: str = "grpc",
-) -> Case:
-    """A case in short."""
-    configuration = Configuration(
-        backend="python",
-        max_batch_size=max_batch_size,
-        dynamic_batching=dynamic,
-        preferred_batch_size=preferred,
-        max_queue_delay_us=round(delay_ms * 1000),
-        instance_count=instances,
-    )
-    return Case(configuration=configuration.canonical(), loads=loads, protocol=protocol)
-
-
-def load(rate_rps: float, *sizes: int, cv: float = 1.0, over: bool = False) -> Load:
-    """A load in short."""
-    return Load(rate_rps=rate_rps, sizes=sizes or (1,), cv=cv, overload=over)
-
-
-CASES = (
-    case(8, 1, load(40), load(80), load(250, over=True), dynamic=False),
-    case(8, 2, load(150), load(60, 1, 2, 4), dynamic=False, protocol="http"),
-    case(8, 4, load(120), load(350), load(750, over=True), dynamic=False),
-    case(8, 1, load(60), load(250), load(450), load(900, over=True)),
-    case(8, 2, load(200), load(600), load(300, cv=2), load(1500, over=True)),
-    case(8, 4, load(300), load(900), protocol="http"),
-    case(16, 1, load(300), load(1200, over=True), preferred=(4, 8)),
-    case(8, 1, load(200), load(800, over=True), preferred=(4,)),
-    case(8, 1, load(100), load(300), load(60, 3), delay_ms=5),
-    case(16, 2, load(100), load(400), load(150, 1, 2, 3), preferred=(4, 8), delay_ms=20),
-    case(32, 1, load(50), load(200), load(500), preferred=(16,), delay_ms=50),
-    case(16, 4, load(100), load(500), load(200, cv=2), delay_ms=50),
-    case(16, 2, load(300), load(700), delay_ms=1, protocol="http"),
-    case(8, 1, load(150), load(800, over=True), preferred=(4,), delay_ms=10),
-    case(16, 3, load(300), load(900), load(150, 4), delay_ms=10),
-    case(8, 1, load(80, 3), load(300, 3, over=True)),
-    case(16, 1, load(40, 1, 2, 4), load(60, 4), preferred=(8,), delay_ms=30, protocol="http"),
-)
 
 
 @dataclass(slots=True)
@@ -378,50 +286,49 @@ def compare(a: dict[str, float], b: dict[str, float], *, overload: bool) -> dict
     return {"deviation": deviations, "missed": missed}
 
 
-def save(document: dict[str, Any]) -> None:
-    """Writes the results, in the order of :data:`CASES`."""
-    found = document["combinations"]
-    names = [Combination(case, load).name for case in CASES for load in case.loads]
-    document["combinations"] = {name: found[name] for name in names if name in found}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
 def main() -> int:
     """Runs what was asked for, puts it beside what is there, and writes the page's table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", default="1/1", help="I/N: every N-th model from the I-th")
-    parser.add_argument("--only", default="", help="models whose label contains this")
-    parser.add_argument("--repeats", type=int, default=2, help="runs on the real server")
-    parser.add_argument("--table", action="store_true", help="write only the table")
-    arguments = parser.parse_args()
-    document: dict[str, Any] = {"combinations": {}}
-    if RESULTS.is_file():
-        document = json.loads(RESULTS.read_text())
-    if not arguments.table:
-        index, shares = map(int, arguments.share.split("/"))
-        install = require_triton()
-        document |= {
-            "bench": "scheduling",
-            "machine": inspect_machine().hardware,
-            "triton": install.version,
-            "script_ms": asdict(SCRIPT),
-            "bounds": {key: list(bound) for key, bound in BOUNDS.items()},
-        }
-        with TritonServer(install) as server:
-            for number, case in enumerate(CASES):
-                if number % shares != index - 1 or arguments.only not in case.label:
-                    continue
-                for entry in run_case(server, number, case, arguments.repeats):
-                    entry["load_average"] = os.getloadavg()[0]
-                    document["combinations"][entry["name"]] = entry
-                    missed = {k: c["missed"] for k, c in entry.get("comparisons", {}).items()}
-                    print(entry["name"], {k: v for k, v in missed.items() if v} or "ok", flush=True)
-                save(document)
-    write_table(document)
-    print("\n".join(summary_lines(document)))
+    command = Command("scheduling", __doc__, timing=True, offline=("table",))
+    command.argument("step", choices=("run", "table"), nargs="?", default="run")
+    command.argument("--share", default="1/1", help="I/N: every N-th model from the I-th")
+    command.argument("--only", default="", help="models whose label contains this")
+    command.argument("--repeats", type=int, default=2, help="runs on the real server")
+    page = ROOT / "docs" / "scheduling.md"
+    command.argument("--page", type=Path, default=page, help="for the table")
+    options = command.start()
+    known = json.loads(options.out.read_text()) if options.out.is_file() else {"combinations": {}}
+    if options.step == "run":
+        measure(options, known)
+    put_into_page(options.page, "scheduling", page_table(known))
+    print("\n".join(summary_lines(known)))
     return 0
 
 
+def measure(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Runs the cases of the share; each one's results are written once it is done."""
+    index, shares = map(int, options.share.split("/"))
+    install = require_triton()
+    document |= {
+        "bench": "scheduling",
+        "machine": inspect_machine().hardware,
+        "triton": install.version,
+        "script_ms": asdict(SCRIPT),
+        "bounds": {key: list(bound) for key, bound in BOUNDS.items()},
+    }
+    order = [Combination(case, load).name for case in CASES for load in case.loads]
+    with TritonServer(install) as server:
+        for number, case in enumerate(CASES):
+            if number % shares != index - 1 or options.only not in case.label:
+                continue
+            for entry in run_case(server, number, case, options.repeats):
+                entry["load_average"] = os.getloadavg()[0]
+                document["combinations"][entry["name"]] = entry
+                missed = {k: c["missed"] for k, c in entry.get("comparisons", {}).items()}
+                say(f"{entry['name']}: {({k: v for k, v in missed.items() if v}) or 'ok'}")
+            found = document["combinations"]
+            document["combinations"] = {name: found[name] for name in order if name in found}
+            write_json(options.out, document)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

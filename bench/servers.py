@@ -13,114 +13,33 @@ choice loses at most 5 %, and its claim holds. Needs ``make tools``; run it on a
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchlib import real_triton
-from benchlib.real_triton import ROOT, WORK, Arbiter, best, say, served
+from benchlib.command import WORK, Command, cell, say, table
+from benchlib.models import write_convnet, write_encoder, write_perceptron
+from benchlib.real_triton import Arbiter, best, served
 
-RESULTS = ROOT / "bench" / "results" / "servers.json"
-STATE = WORK / "servers"
+STEPS = real_triton.Steps(WORK / "servers")
 LOSS_MAX = 0.05
 SIDES = ("embedded", "triton")
-
-
-def write_encoder(path: Path) -> None:
-    """A text encoder: 4 layers, hidden 256, 256 tokens."""
-    script = ROOT / "examples" / "make_text_encoder.py"
-    shape = ["--layers", "4", "--hidden", "256", "--heads", "4", "--tokens", "256"]
-    subprocess.run([sys.executable, str(script), str(path), *shape], check=True)
-
-
-def write_convnet(path: Path) -> None:
-    """A convolutional network over 3 × 64 × 64 images: a stem, five 3 × 3 layers, a head."""
-    from onnx import NodeProto, TensorProto, helper, numpy_helper, save
-
-    rng = np.random.default_rng(0)
-    weights: list[TensorProto] = []
-    nodes: list[NodeProto] = []
-
-    def weight(name: str, *dims: int) -> str:
-        scale = np.float32(np.sqrt(2 / np.prod(dims[1:])))
-        array = rng.standard_normal(dims, np.float32) * scale
-        weights.append(numpy_helper.from_array(array, name))
-        return name
-
-    value, channels = "image", 3
-    for number in range(6):
-        convolved = f"layer{number}.convolved"
-        inputs = [value, weight(f"layer{number}.weight", 64, channels, 3, 3)]
-        nodes.append(helper.make_node("Conv", inputs, [convolved], pads=[1, 1, 1, 1]))
-        value, channels = f"layer{number}.out", 64
-        nodes.append(helper.make_node("Relu", [convolved], [value]))
-    nodes.append(helper.make_node("GlobalAveragePool", [value], ["pooled"]))
-    nodes.append(helper.make_node("Flatten", ["pooled"], ["features"]))
-    head = weight("head.weight", 10, 64)
-    nodes.append(helper.make_node("Gemm", ["features", head], ["logits"], transB=1))
-    _save(path, nodes, weights, ("image", [3, 64, 64]), ("logits", [10]), helper, save)
-
-
-def write_mlp(path: Path) -> None:
-    """A wide perceptron: 1024-4096-4096-1024, whose weights outweigh its arithmetic at batch 1."""
-    from onnx import helper, numpy_helper, save
-
-    rng = np.random.default_rng(0)
-    weights, nodes, value = [], [], "features"
-    widths = (1024, 4096, 4096, 1024)
-    for number, (width_in, width_out) in enumerate(pairwise(widths)):
-        array = rng.standard_normal((width_in, width_out), np.float32) * np.float32(width_in**-0.5)
-        weights.append(numpy_helper.from_array(array, f"weight{number}"))
-        product = f"product{number}"
-        nodes.append(helper.make_node("MatMul", [value, f"weight{number}"], [product]))
-        value = f"out{number}" if number < len(widths) - 2 else "answer"
-        nodes.append(helper.make_node("Relu", [product], [value]))
-    _save(path, nodes, weights, ("features", [1024]), ("answer", [1024]), helper, save)
-
-
-def _save(
-    path: Path,
-    nodes: list[Any],
-    weights: list[Any],
-    taken: tuple[str, list[int]],
-    given: tuple[str, list[int]],
-    helper: Any,
-    save: Callable[..., None],
-) -> None:
-    """Writes a graph of one FP32 input and output with a dynamic batch axis."""
-    tensors = [
-        helper.make_tensor_value_info(name, 1, ["batch", *dims]) for name, dims in (taken, given)
-    ]
-    graph = helper.make_graph(nodes, path.stem, tensors[:1], tensors[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    save(model, str(path))
-
-
 # Name -> how the model is written, and the latency budget in milliseconds.
-MODELS: dict[str, tuple[Callable[[Path], None], float]] = {
-    "encoder": (write_encoder, 200.0),
+MODELS: dict[str, tuple[Callable[[Path], Path], float]] = {
+    "encoder": (partial(write_encoder, tokens=256), 200.0),
     "convnet": (write_convnet, 250.0),
-    "mlp": (write_mlp, 100.0),
+    # Its weights outweigh its arithmetic at batch 1.
+    "mlp": (partial(write_perceptron, widths=(1024, 4096, 4096, 1024)), 100.0),
 }
 
 
 def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
     """Both searches of one model, both choices on the real Triton, and the claim verified."""
     write, latency_budget_ms = MODELS[name]
-    model = WORK / "servers" / "models" / f"{name}.onnx"
-    if not model.is_file():
-        model.parent.mkdir(parents=True, exist_ok=True)
-        write(model)
+    model = write(WORK / "servers" / "models" / f"{name}.onnx")
     result: dict[str, Any] = {"model": name, "latency_budget_ms": latency_budget_ms, "sides": {}}
     folders: dict[str, Path] = {}
     for server in SIDES:
@@ -144,7 +63,7 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
         }
         if found.repository is not None:
             folders[server] = found.repository / document["model"]["name"]
-    save(name, result)
+    STEPS.save(name, result)
     inputs = real_triton.request_rows(model)
     measured: dict[str, dict[str, Any]] = {}
     for server, folder in folders.items():
@@ -167,7 +86,7 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
                 "levels": [asdict(level) for level in levels],
             }
         side["on_triton"] = measured[own]
-        save(name, result)
+        STEPS.save(name, result)
     if result["sides"]["embedded"]["verdict"] == "found":
         verified = real_triton.verify(
             f"servers-{name}-embedded", server="triton", budget_s=verify_s
@@ -178,62 +97,40 @@ def run(name: str, *, budget_s: float, seconds: float, verify_s: float) -> None:
             "latency_ms": verified["measured"]["latency_ms"],
             "certificate": verified["measured"]["certificate"],
         }
-    save(name, result)
+    STEPS.save(name, result)
 
 
-def save(name: str, result: dict[str, Any]) -> None:
-    """Keeps what is known of a model."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    (STATE / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-
-
-def table() -> dict[str, Any]:
-    """Collects the models into one result and writes it."""
-    models = {}
-    for name in MODELS:
-        path = STATE / f"{name}.json"
-        if path.is_file():
-            models[name] = json.loads(path.read_text())
+def collect() -> dict[str, Any]:
+    """The models that were run, each with what the embedded choice loses."""
+    models = {name: found for name in MODELS if (found := STEPS.load(name, {}))}
     for entry in models.values():
         edges = [entry["sides"][side].get("on_triton", {}).get("open_edge_rps") for side in SIDES]
         entry["loss"] = 1 - edges[0] / edges[1] if all(edges) else None
-    result = {
-        "bench": "servers",
-        "machine": real_triton.machine(),
-        "goal_loss_max": LOSS_MAX,
-        "models": models,
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1).replace(str(ROOT) + os.sep, "") + "\n")
-    return result
+    return {"versions": real_triton.versions(), "goal_loss_max": LOSS_MAX, "models": models}
 
 
-def show(result: dict[str, Any]) -> None:
-    """Prints the table as Markdown."""
-    print(
-        "| model | p99 within | searched on | choice | certified there | on Triton (perf_analyzer) "
-        "| loss | verify on Triton |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for name, entry in result["models"].items():
+def shown(document: dict[str, Any]) -> str:
+    """The models as a Markdown table."""
+    titles = ("model", "p99 within", "searched on", "choice", "certified there",
+              "on Triton (perf_analyzer)", "loss", "verify on Triton")  # fmt: skip
+    rows = []
+    for name, entry in document["models"].items():
         for side in SIDES:
             found = entry["sides"][side]
-            recommended = found["choice"]
-            edge = found.get("on_triton", {}).get("open_edge_rps")
-            embedded = side == "embedded"
-            cells = [
-                name if embedded else "",
-                f"{entry['latency_budget_ms']:g} ms" if embedded else "",
-                side,
-                describe(recommended["config"]) if recommended else found["verdict"],
-                f"{recommended['capacity_rps']:.1f}/s"
-                if recommended and recommended["capacity_rps"]
-                else found["verdict"],
-                f"{edge:.1f}/s" if edge else "none",
-                f"{entry['loss']:.1%}" if embedded and entry["loss"] is not None else "",
-                entry.get("verify", {}).get("verdict", "none") if embedded else "",
-            ]
-            print(f"| {' | '.join(cells)} |")
+            choice, verdict = found["choice"], found["verdict"]
+            capacity_rps = choice and choice["capacity_rps"]
+            edge_rps = found.get("on_triton", {}).get("open_edge_rps")
+            shared = ["", "", "", ""]
+            if side == "embedded":
+                budget = f"{entry['latency_budget_ms']:g} ms"
+                verified = entry.get("verify", {}).get("verdict", "none")
+                shared = [name, budget, cell(entry["loss"], ".1%"), verified]
+            rows.append(
+                [*shared[:2], side, describe(choice["config"]) if choice else verdict,
+                 f"{capacity_rps:.1f}/s" if capacity_rps else verdict,
+                 f"{edge_rps:.1f}/s" if edge_rps else "none", *shared[2:]]
+            )  # fmt: skip
+    return table(titles, rows)
 
 
 def describe(config: dict[str, Any]) -> str:
@@ -246,28 +143,21 @@ def describe(config: dict[str, Any]) -> str:
     return f"{name}, {batching}, {config['instance_count']} × {threads} threads"
 
 
-def main() -> None:
-    """Runs what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("all", "run", "table"), nargs="?", default="all")
-    parser.add_argument("--model", choices=list(MODELS), action="append")
-    parser.add_argument("--budget", type=float, default=55.0, help="seconds of each search")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each perf_analyzer run")
-    parser.add_argument("--verify", type=float, default=40.0, help="seconds of analyze verify")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.step != "table":
-        for name in arguments.model or MODELS:
-            run(
-                name,
-                budget_s=arguments.budget,
-                seconds=arguments.seconds,
-                verify_s=arguments.verify,
-            )
-    if arguments.step != "run":
-        result = table()
-        print(json.dumps(result)) if arguments.json else show(result)
+def main() -> int:
+    command = Command("servers", __doc__, timing=True, offline=("table",))
+    command.argument("step", choices=("all", "run", "table"), nargs="?", default="all")
+    command.argument("--model", choices=list(MODELS), action="append")
+    command.argument("--budget", type=float, default=55.0, help="seconds of each search")
+    command.argument("--seconds", type=float, default=8.0, help="of each perf_analyzer run")
+    command.argument("--verify", type=float, default=40.0, help="seconds of analyze verify")
+    options = command.start()
+    if options.step != "table":
+        for name in options.model or MODELS:
+            run(name, budget_s=options.budget, seconds=options.seconds, verify_s=options.verify)
+    if options.step == "run":
+        return 0
+    return command.finish(options, collect(), shown)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

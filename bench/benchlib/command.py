@@ -34,10 +34,13 @@ class Command:
         name: Of the bench; ``bench/results/NAME.json`` is the file.
         description: The bench's docstring, for ``--help``.
         timing: It measures times, so it refuses to run while other programs use the machine.
+        offline: Its steps (argument ``step``) that measure nothing and run on a busy machine too.
     """
 
-    def __init__(self, name: str, description: str | None, *, timing: bool) -> None:
-        self.name, self._timing = name, timing
+    def __init__(
+        self, name: str, description: str | None, *, timing: bool, offline: tuple[str, ...] = ()
+    ) -> None:
+        self.name, self._timing, self._offline = name, timing, offline
         self._busy_share: float | None = None
         self._load_average = os.getloadavg()[0]
         self._parser = argparse.ArgumentParser(
@@ -59,7 +62,8 @@ class Command:
             SystemExit: The arguments are wrong, or the machine is busy (exit code 2).
         """
         options = self._parser.parse_args()
-        if self._timing and not options.anyway:
+        offline = getattr(options, "step", None) in self._offline
+        if self._timing and not options.anyway and not offline:
             self.require_quiet()
         return options
 

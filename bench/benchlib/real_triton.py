@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,9 +28,8 @@ from analyzer.targets.triton_install import require_triton
 from analyzer.targets.triton_server import TritonServer
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.inspect import inspect_model
+from benchlib.command import ROOT, WORK, say, write_json
 
-ROOT = Path(__file__).resolve().parents[2]
-WORK = ROOT / "bench" / ".work"
 _LOAD_TIMEOUT_S = 120.0
 _CONCURRENCY_MAX = 512
 _RATES_MAX = 8
@@ -277,27 +275,34 @@ def best(levels: list[Level], value: Callable[[Level], float]) -> float | None:
     return max((value(level) for level in levels if level.kept), default=None)
 
 
-def machine() -> dict[str, Any]:
-    """Where this ran, without paths."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "onnxruntime": metadata.version("onnxruntime"),
-        "triton": require_triton().version,
-        "load_average": os.getloadavg()[0],
-    }
+def versions() -> dict[str, str | None]:
+    """Of what a choice is served with."""
+    return {"onnxruntime": metadata.version("onnxruntime"), "triton": require_triton().version}
 
 
-def say(text: str) -> None:
-    """Progress, to stderr."""
-    print(text, file=sys.stderr, flush=True)
+class Steps:
+    """Results of a bench's steps, which may run on different days; in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, name: str, value: Any) -> None:
+        """Keeps a step's result for the next."""
+        write_json(self._folder / f"{name}.json", value)
+
+    def load(self, name: str, default: Any = None) -> Any:
+        """A step's result.
+
+        Raises:
+            SystemExit: The step has not run, and there is no default.
+        """
+        path = self._folder / f"{name}.json"
+        if path.is_file():
+            return json.loads(path.read_text())
+        if default is None:
+            raise SystemExit(f"Nothing is known of {name}: run the earlier steps first.")
+        return default
+
+    def forget(self, name: str) -> None:
+        """Removes a step's result."""
+        (self._folder / f"{name}.json").unlink(missing_ok=True)

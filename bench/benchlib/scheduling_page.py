@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "scheduling.md"
-MARKS = ("<!-- table: bench/scheduling.py -->", "<!-- end -->")
+from benchlib.command import table
+
 PAIRS = (("triton", "virtual"), ("triton", "embedded"), ("embedded", "virtual"))
 FIGURES = ("throughput_ips", "batch_size_mean", "latency_ms_p50", "latency_ms_p99")
 
 
-def write_table(document: dict[str, Any]) -> None:
-    """Puts the table into the page, between its marks."""
-    found = [c for c in document["combinations"].values() if "places" in c]
-    lines = [
-        "| configuration, load | overhead ms | mean batch | items/s | p50 ms | p99 ms | misses |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for entry in found:
+def page_table(document: dict[str, Any]) -> str:
+    """Every combination as a row of Markdown, and what all of it comes to."""
+    titles = ("configuration, load", "overhead ms", "mean batch", "items/s", "p50 ms", "p99 ms",
+              "misses")  # fmt: skip
+    rows = []
+    for entry in (c for c in document["combinations"].values() if "places" in c):
         places = entry["places"]
         cells = []
         for key, digits in (
@@ -42,16 +39,9 @@ def write_table(document: dict[str, Any]) -> None:
         ]
         name = entry["name"].replace(" | ", "; ")
         http = " (HTTP)" if entry["protocol"] == "http" else ""
-        lines.append(
-            f"| {name}{http} | {entry['overhead_ms']['triton']:.2f} | {' | '.join(cells)} |"
-            f" {'; '.join(missed) or '–'} |"
-        )
-    lines += ["", *summary_lines(document)]
-    text = PAGE.read_text(encoding="utf-8")
-    head, _, rest = text.partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    body = "\n".join(lines)
-    PAGE.write_text(f"{head}{MARKS[0]}\n{body}\n{MARKS[1]}{tail}", encoding="utf-8")
+        overhead = f"{entry['overhead_ms']['triton']:.2f}"
+        rows.append([f"{name}{http}", overhead, *cells, "; ".join(missed) or "–"])
+    return "\n".join([table(titles, rows), "", *summary_lines(document)])
 
 
 def summary_lines(document: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ The bindings come as wheels that download without NVIDIA's index (``pip download
 tensorrt-cu13-bindings cuda-bindings``) but need libraries to be imported; their names stand in
 their binaries and declarations all the same. Unpack the wheels and give their folders:
 
-    python bench/check_tensorrt_names.py --tensorrt DIR --cuda DIR
+    python tools/check_tensorrt_names.py --tensorrt DIR --cuda DIR
 
 Exits 1 and lists what is missing, if anything is.
 """
