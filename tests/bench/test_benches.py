@@ -1,4 +1,4 @@
-"""Every bench answers ``--help``, stays short enough to read, and make bench names what it omits."""
+"""Every bench answers ``--help`` and can be read in one sitting; make bench omits none in silence."""
 
 from __future__ import annotations
 

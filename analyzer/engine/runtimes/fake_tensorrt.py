@@ -1,7 +1,7 @@
 """A stand-in for ``tensorrt`` and CUDA's runtime, with the surface that we use, for tests.
 
 Where no builder library or GPU is at hand, the code that compiles and runs engines runs against
-this. It has exactly the names that we call, and ``bench/check_tensorrt_names.py`` holds them
+this. It has exactly the names that we call, and ``tools/check_tensorrt_names.py`` holds them
 against the real bindings. An engine of this fake doubles its inputs.
 """
 
