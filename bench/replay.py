@@ -19,24 +19,19 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# One thread per process: the matrices are small, and the processes share the cores.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-from analyzer.domain.units import parse_duration_ms  # noqa: E402
-from analyzer.errors import AnalyzerError, UsageError  # noqa: E402
-from benchlib.recorded import Landscape, merged, read  # noqa: E402
-from benchlib.replay_samplers import SAMPLERS, Replay  # noqa: E402
+from analyzer.domain.units import parse_duration_ms
+from analyzer.errors import AnalyzerError, UsageError
+from analyzer.hardware.machine import usable_cores
+from benchlib.command import cell, say, single_threaded_pool, table, write_json
+from benchlib.recorded import Landscape, merged, read
+from benchlib.replay_samplers import SAMPLERS, Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +95,7 @@ def usable_samplers(wanted: list[str]) -> list[str]:
             raise UsageError(f"No sampler is called {name!r}.", hint=f"There are {names}.")
     chosen = wanted or names
     if "gp" in chosen and importlib.util.find_spec("torch") is None:
-        print(
-            "gp is left out: Optuna's GP sampler needs PyTorch, which is not here", file=sys.stderr
-        )
+        say("gp is left out: Optuna's GP sampler needs PyTorch, which is not here")
         chosen = [name for name in chosen if name != "gp"]
     return chosen
 
@@ -112,11 +105,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     budget_ms = parse_duration_ms(options.latency_budget)
     if options.seeds < 1 or options.evaluations < 1 or options.processes < 1:
         raise UsageError("--seeds, --evaluations and --processes are at least 1.")
-    table = merged(read(options.table, f"{options.percentile:g}"))
+    landscape = merged(read(options.table, f"{options.percentile:g}"))
     names = usable_samplers(options.sampler)
     jobs = [(name, seed) for name in names for seed in range(options.seeds)]
     arguments = (
-        [table] * len(jobs),
+        [landscape] * len(jobs),
         [budget_ms] * len(jobs),
         [options.evaluations] * len(jobs),
         [name for name, _ in jobs],
@@ -125,35 +118,32 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.processes == 1:
         outcomes = list(map(replay_one, *arguments))
     else:
-        with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        with single_threaded_pool(options.processes) as pool:
             outcomes = list(pool.map(replay_one, *arguments, chunksize=3))
     found: dict[str, list[Outcome]] = {name: [] for name in names}
     for (name, _), outcome in zip(jobs, outcomes, strict=True):
         found[name].append(outcome)
     return {
         "samplers": {name: summarize(outcomes) for name, outcomes in found.items()},
-        "rows": table.rows,
-        "left_out": table.left_out,
+        "rows": landscape.rows,
+        "left_out": landscape.left_out,
     }
 
 
 def shown(document: dict[str, Any]) -> str:
     """The document as a Markdown table."""
-    lines = [f"{document['rows']} rows, {document['left_out']} left out", ""]
-    lines.append("| sampler | regret, mean | regret, p90 | evaluations to 99 % | feasible |")
-    lines.append("|---|---|---|---|---|")
-    for name, row in document["samplers"].items():
-        cells = [
-            "–" if row[key] is None else format(row[key], spec)
-            for key, spec in (
-                ("regret_mean", ".2%"),
-                ("regret_p90", ".2%"),
-                ("evaluations_to_99", "g"),
-                ("feasible_share", ".0%"),
-            )
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    columns = {
+        "regret, mean": ("regret_mean", ".2%"),
+        "regret, p90": ("regret_p90", ".2%"),
+        "evaluations to 99 %": ("evaluations_to_99", "g"),
+        "feasible": ("feasible_share", ".0%"),
+    }
+    rows = [
+        [name, *(cell(row[key], spec) for key, spec in columns.values())]
+        for name, row in document["samplers"].items()
+    ]
+    title = f"{document['rows']} rows, {document['left_out']} left out"
+    return f"{title}\n\n{table(('sampler', *columns), rows)}"
 
 
 def main() -> int:
@@ -165,7 +155,7 @@ def main() -> int:
     parser.add_argument("--percentile", type=float, default=99)
     parser.add_argument("--evaluations", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=30, help="seeds 0 to this minus 1")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=int, default=usable_cores())
     parser.add_argument("--sampler", action="append", default=[], help="only this one; repeatable")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.json", help="also write the results there"
@@ -188,7 +178,7 @@ def main() -> int:
             "evaluations": options.evaluations,
             "seeds": options.seeds,
         }
-        options.out.write_text(json.dumps({**told, **document}, indent=1) + "\n")
+        write_json(options.out, told | document)
     print(json.dumps(document) if options.json else shown(document))
     return 0
 

@@ -8,6 +8,8 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,10 +97,18 @@ class Command:
         shown: Callable[[dict[str, Any]], str],
     ) -> int:
         """Writes the results, prints them (``shown``, or JSON), and returns the exit code 0."""
-        whole = {"bench": self.name, "machine": self.machine(), **document}
+        header = {"bench": self.name, "machine": self.machine()}
+        whole = header | document | header  # a document that was read again has an older one
         write_json(options.out, whole)
         print(json.dumps(whole) if options.json else shown(whole))
         return 0
+
+
+def single_threaded_pool(processes: int) -> ProcessPoolExecutor:
+    """Processes whose matrix products take one thread each: small ones, on shared cores."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
 def write_json(path: Path, document: Any) -> None:

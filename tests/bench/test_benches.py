@@ -1,4 +1,4 @@
-"""Every bench answers ``--help`` and can be read in one sitting; make bench omits none in silence."""
+"""Every bench answers ``--help`` and is read in one sitting; make bench omits none in silence."""
 
 from __future__ import annotations
 

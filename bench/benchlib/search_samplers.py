@@ -1,0 +1,199 @@
+"""The searches that ``search.py`` compares: each yields once for every configuration it read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.sla import Sla
+from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
+from analyzer.search.guide import Guide
+from analyzer.search.proposals import Proposals, guided_value, make_sampler
+from benchlib.search_tables import Table
+
+# Standard deviation of what is read, as a share: two searches for one edge differ by so much.
+NOISE = 0.015
+# Of a load test, as the search chooses them with a short budget, and of a warm-up.
+RUN_SECONDS = (0.7, 1.5)
+WARM_SECONDS = 0.3
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Replay:
+    """One search in progress."""
+
+    table: Table
+    rng: np.random.Generator
+    read: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def measure(self, config_id: str, start_rps: float | None, *, trusted: bool = False) -> float:
+        """Reads a configuration; counts the load tests that its edge takes."""
+        value = self.table.true[config_id] * float(np.exp(self.rng.normal(0.0, NOISE)))
+        self.seconds += WARM_SECONDS + _edge_seconds(
+            value, start_rps or 0.8 * self.table.saturation[config_id], trusted
+        )
+        self.read[config_id] = value
+        return value
+
+    @property
+    def recommended(self) -> str | None:
+        known = {config_id: value for config_id, value in self.read.items() if value > 0}
+        return max(known, key=lambda config_id: known[config_id]) if known else None
+
+
+def _edge_seconds(edge_rps: float, start_rps: float, trusted: bool) -> float:
+    """Seconds under load until the edge search has pinned ``edge_rps``, at most 4."""
+    search = EdgeSearch(
+        EdgeGoal(
+            budget_ms=1.0,
+            miss_rate_max=0.01,
+            start_rps=start_rps,
+            step=1.07 if trusted else 1.2,
+            precision=1.04,
+            floor_rps=20 / RUN_SECONDS[1],
+        )
+    )
+    spent = 0.0
+    while (rate := search.next_rate_rps()) is not None and spent < 4.0:
+        kept = rate <= edge_rps
+        # A hopeless rate is given up half way.
+        aborted = rate > 1.1 * edge_rps
+        spent += float(np.clip(500 / rate, *RUN_SECONDS)) * (0.5 if aborted else 1.0)
+        search.record(
+            RateOutcome(
+                rate_rps=rate,
+                requests=1000,
+                over_budget=0 if kept else 100,
+                latency_ms=None,
+                aborted=aborted,
+            )
+        )
+    return spent
+
+
+Ids = Iterator[str]
+Sampler = Callable[[Replay, int], Ids]
+
+
+def _outcome(configuration: Configuration, value: float) -> Measurement:
+    return Measurement(
+        configuration=configuration,
+        edge=Edge(rate_rps=value or None, interval_rps=(value, value)),
+    )
+
+
+def twin(replay: Replay, seed: int) -> Ids:
+    """The guided search."""
+    table = replay.table
+    candidates = table.space.candidates()
+    guide = Guide(
+        candidates,
+        {config_id: table.predicted[config_id] or None for config_id in candidates},
+        measured_value=lambda outcome: guided_value(outcome, Sla(latency_budget_ms=50.0)),
+        seed=seed,
+    )
+    while (config_id := guide.ask(())) is not None:
+        trusted = guide.measured >= 2 and guide.trusted
+        value = replay.measure(config_id, guide.expected(config_id), trusted=trusted)
+        guide.tell(config_id, _outcome(candidates[config_id][0], value))
+        yield "stop" if guide.finished(0.95) else ""
+
+
+def optuna_sampler(name: str, *, feasible_first: bool = False) -> Sampler:
+    """One of Optuna's, as the study runs it."""
+
+    def run(replay: Replay, seed: int) -> Ids:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        table, rng = replay.table, np.random.default_rng(seed)
+        candidates = table.space.candidates()
+        none = Guide({}, {}, measured_value=lambda outcome: None, seed=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sampler = make_sampler(
+                name,  # type: ignore[arg-type]
+                seed=seed,
+                space=table.space,
+                parallel=False,
+                guide=none,
+            )
+            study = optuna.create_study(direction="maximize", sampler=sampler)
+            proposals = Proposals(
+                study, table.space, Sla(latency_budget_ms=50.0), frozenset(candidates)
+            )
+            done: dict[str, Any] = {}
+            while True:
+                if feasible_first and not any(value > 0 for value in replay.read.values()):
+                    unread = sorted(candidates.keys() - done.keys())
+                    study.enqueue_trial(candidates[str(rng.choice(unread))][1])
+                proposal = proposals.ask(done, frozenset())
+                if proposal is None:
+                    return
+                config_id = proposal.configuration.config_id
+                value = replay.measure(config_id, None)
+                done[config_id] = _outcome(proposal.configuration, value)
+                proposals.tell(proposal.trial_number, done[config_id])
+                yield ""
+
+    return run
+
+
+def twin_best_k(replay: Replay, seed: int) -> Ids:
+    """The twin's best, the second best and so on; nothing is learned."""
+    table = replay.table
+    for config_id in sorted(table.predicted, key=lambda key: -table.predicted[key]):
+        replay.measure(config_id, table.predicted[config_id] or None)
+        yield ""
+
+
+def hill_climb(replay: Replay, seed: int) -> Ids:
+    """Model Analyzer's quick search: from the smallest setting step by step while it gains."""
+    table, rng = replay.table, np.random.default_rng(seed)
+    parameters = table.space.parameters
+    places = {
+        config_id: tuple(
+            p.choices.index(params[p.name]) if p.name in params else 0 for p in parameters
+        )
+        for config_id, (_, params) in table.space.candidates().items()
+    }
+    ids = list(places)
+    axes = np.array([places[config_id] for config_id in ids])
+    at = int(np.argmin(axes.sum(axis=1)))
+    replay.measure(ids[at], None)
+    yield ""
+    while True:
+        near = np.flatnonzero(np.abs(axes - axes[at]).sum(axis=1) == 1)
+        for index in rng.permutation(near):
+            if ids[int(index)] not in replay.read:
+                replay.measure(ids[int(index)], None)
+                yield ""
+        best = max([at, *(int(i) for i in near)], key=lambda i: replay.read[ids[i]])
+        if best != at and replay.read[ids[best]] > replay.read[ids[at]]:
+            at = best
+            continue
+        unread = [i for i, config_id in enumerate(ids) if config_id not in replay.read]
+        if not unread:
+            return
+        at = int(rng.choice(unread))
+        replay.measure(ids[at], None)
+        yield ""
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "twin": twin,
+    "twin_best_k": twin_best_k,
+    "random": optuna_sampler("random"),
+    "tpe": optuna_sampler("tpe"),
+    "feasible_first_tpe": optuna_sampler("tpe", feasible_first=True),
+    "nsga2": optuna_sampler("nsga2"),
+    "gp": optuna_sampler("gp"),
+    "hillclimb": hill_climb,
+}

@@ -1,0 +1,244 @@
+"""The models of ``twin_live.py`` and ``search.py``, probed and measured as a search does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Edge
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Poisson
+from analyzer.hardware.machine import usable_cores
+from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.measure import long_run_edge, measure_edge
+from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
+from analyzer.measure.session import LoadSession
+from analyzer.measure.tasks import Assets, ProbeTask
+from analyzer.targets.open import open_target
+from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.probes import plan_probes
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.twin import Twin
+from benchlib.command import ROOT
+from benchlib.models import write_encoder, write_perceptron
+
+SHARES = (0.3, 0.5, 0.8)
+SEED = 11
+FP32 = VariantKey(precision="fp32")
+INT8 = VariantKey(precision="int8", quantization="dynamic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model of the bench, what it promises, and where its requests come from.
+
+    Args:
+        batch_share: Of the spread's batch sizes; small where larger ones would ask for more
+            requests a second than a generator on the same two cores can send.
+    """
+
+    budget_ms: float
+    kind: str
+    calibration: Path | None = None
+    batch_share: float = 1.0
+
+
+SUBJECTS = {
+    "digits": Subject(
+        budget_ms=50.0,
+        kind="convolutional network (examples/digits.onnx)",
+        calibration=ROOT / "examples" / "digits.npz",
+    ),
+    "encoder": Subject(budget_ms=80.0, kind="text encoder, 4 layers of 256, 32 tokens"),
+    "mlp": Subject(budget_ms=40.0, kind="perceptron, 1024-4096-4096-1024", batch_share=0.25),
+}
+
+# Instances, threads, largest batch (0: no batching), delay in milliseconds.
+SHAPES = (
+    (FP32, 1, 1, 0, 0),
+    (FP32, 2, 1, 0, 0),
+    (FP32, 1, 2, 8, 0),
+    (FP32, 2, 1, 16, 0),
+    (FP32, 1, 1, 32, 2),
+    (FP32, 2, 1, 8, 5),
+    (INT8, 2, 1, 16, 0),
+    (INT8, 1, 2, 8, 2),
+)
+
+
+def configurations(batch_share: float) -> list[Configuration]:
+    """The spread that is measured."""
+    return [
+        Configuration(
+            precision=variant.precision,
+            quantization=variant.quantization,
+            max_batch_size=max(round(batch * batch_share), 1) if batch else 32,
+            dynamic_batching=batch > 0,
+            max_queue_delay_us=delay * 1000 if batch else None,
+            instance_count=instances,
+            intra_op_threads=threads,
+        ).canonical()
+        for variant, instances, threads, batch, delay in SHAPES
+    ]
+
+
+def model_file(name: str, folder: Path) -> Path:
+    """The ONNX file of a subject, made where the repository has none."""
+    path = folder / f"{name}.onnx"
+    if name == "digits":
+        return ROOT / "examples" / "digits.onnx"
+    if name == "encoder":
+        return write_encoder(path, tokens=32, vocabulary=8000)
+    return write_perceptron(path, (1024, 4096, 4096, 1024))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSubject:
+    """One model on one server."""
+
+    name: str
+    server: str
+    model: ModelInfo
+    assets: Assets
+    context: WorkerContext
+    load: LoadPlan
+
+    @classmethod
+    def of(cls, name: str, server: str, folder: Path) -> ServedSubject:
+        """Inspects the model; ``folder`` keeps variants and inputs."""
+        from analyzer.cli.search_run import inspect_path
+
+        subject = SUBJECTS[name]
+        model, _ = inspect_path(model_file(name, folder), {})
+        return cls(
+            name=name,
+            server=server,
+            model=model,
+            assets=Assets(
+                model=model,
+                calibration_path=str(subject.calibration) if subject.calibration else None,
+                batch_sizes=(1, 8, 32),
+            ),
+            context=WorkerContext(
+                worker_id="bench",
+                device="cpu",
+                gpu_index=None,
+                cores=usable_cores(),
+                cache_dir=folder,
+                node="bench",
+            ),
+            load=LoadPlan(
+                sla=Sla(latency_budget_ms=subject.budget_ms), arrivals=Poisson(), seed=SEED
+            ),
+        )
+
+    def probe(self) -> dict[VariantKey, VariantCalibration]:
+        """The probes of each variant, as a search with the default budget runs them."""
+        found = {}
+        for key in (FP32, INT8):
+            probes = plan_probes(deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.4)
+            task = ProbeTask(
+                assets=self.assets,
+                key=key,
+                device="cpu",
+                probes=tuple(probes),
+                batch_ms_max=self.load.sla.latency_budget_ms,
+                timeout_s=120.0,
+            )
+            found[key] = VariantCalibration(variant=key, results=tuple(task(self.context)))
+        return found
+
+    def twin(self, calibrations: dict[VariantKey, VariantCalibration]) -> Twin:
+        """The twin as the search asks it."""
+        return Twin(
+            calibrations, self.load.sla, self.load.arrivals, seed=SEED, cores=usable_cores()
+        )
+
+    def open(self, configuration: Configuration) -> Any:
+        """A server of its own for ``configuration``."""
+        variant = self.assets.variant(configuration.variant, self.context)
+        return open_target(
+            self.server,
+            model=self.model,
+            model_path=Path(variant.path),
+            inputs_path=self.assets.request_inputs(self.context.cache_dir),
+            configuration=configuration,
+        )
+
+    def measure(
+        self, configuration: Configuration, start_rps: float | None, twin: ServerModel | None
+    ) -> dict[str, Any]:
+        """The edge, and p99 at shares of it, twice.
+
+        The edge is the search's: without the optimism of short runs, as far as ``twin`` knows it.
+        """
+        with self.open(configuration) as target:
+            session = LoadSession(target, self.load)
+            saturation = session.warm_up(concurrency=32)
+            plan = EdgePlan(
+                seconds=8.0,
+                start_rps=start_rps,
+                trusted=start_rps is not None,
+                run_seconds=(2.0, 3.0),
+                twin=twin,
+                twin_edge_rps=start_rps,
+            )
+            found = measure_edge(session, plan, self.load, saturation)
+            edge = long_run_edge(found, plan, self.load)
+            first = self._at_shares(session, edge.rate_rps)
+        with self.open(configuration) as target:
+            session = LoadSession(target, self.load)
+            session.warm_up(concurrency=32)
+            again = self._at_shares(session, edge.rate_rps)
+        return {
+            "configuration": configuration.to_dict(),
+            "edge_rps": edge.rate_rps,
+            "short_run_edge_rps": found.rate_rps,
+            "edge_interval_rps": list(edge.interval_rps),
+            "points": [a | {"again": b} for a, b in zip(first, again, strict=True)],
+        }
+
+    def edge(self, configuration: Configuration, start_rps: float | None) -> tuple[Edge, float]:
+        """The edge alone, and the seconds under load that it took."""
+        with self.open(configuration) as target:
+            session = LoadSession(target, self.load)
+            saturation = session.warm_up(concurrency=32)
+            plan = EdgePlan(
+                seconds=5.0,
+                start_rps=start_rps,
+                trusted=start_rps is not None,
+                run_seconds=(1.0, 2.0),
+            )
+            return measure_edge(session, plan, self.load, saturation), session.seconds
+
+    def _at_shares(self, session: LoadSession, edge_rps: float | None) -> list[dict[str, Any]]:
+        points = []
+        for share in SHARES if edge_rps else ():
+            assert edge_rps is not None
+            rate = share * edge_rps
+            seconds = float(np.clip(800 / rate, 0.8, 1.5))
+            test = session.run(rate, seconds, kind="bench", stream=STREAM_EDGE, abort=False)
+            log = session.logs[-1]
+            points.append(
+                {
+                    "share": share,
+                    "rate_rps": rate,
+                    "requests": test.requests,
+                    "p50_ms": test.latency_ms.p50,
+                    "p99_ms": test.latency_ms.sla,
+                    "batch_size_mean": test.batch_size_mean,
+                    "compute_infer_ms": float(np.nanmean(log.compute_infer_s)) * 1e3,
+                    "stages_ms": {
+                        stage: getattr(test.breakdown_ms, stage)
+                        for stage in ("queue", "compute_input", "compute_output", "overhead")
+                    },
+                    "cpu_utilization": test.resources.cpu_utilization,
+                    "valid": test.validity.valid,
+                }
+            )
+        return points
