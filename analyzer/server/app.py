@@ -23,7 +23,7 @@ from analyzer.server.http_app import HttpApp
 from analyzer.server.http_server import HttpServer, http_server, listen
 from analyzer.server.inference_service import InferenceService
 from analyzer.server.limits import Limits
-from analyzer.server.metrics import MetricsApp
+from analyzer.server.metrics import MetricsApp, TritonMetrics
 from analyzer.server.repository import ControlMode, Repository
 from analyzer.server.settings import Settings
 from analyzer.server.shared_memory import SharedMemory
@@ -141,7 +141,7 @@ class ServerApp:
         caching = options.cache_bytes > 0
         for app, listener in (
             (HttpApp(service), http_socket),
-            (MetricsApp(self.repository, caching=caching), metrics_socket),
+            (MetricsApp(TritonMetrics(self.repository, caching=caching)), metrics_socket),
         ):
             server = http_server(app, options.limits, drain_timeout_s=options.drain_timeout_s)
             task = loop.create_task(server.serve(sockets=[listener]))

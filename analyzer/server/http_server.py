@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -15,7 +16,7 @@ from analyzer.errors import UsageError
 from analyzer.server.http_app import CONNECTION_KEY
 from analyzer.server.limits import Limits
 
-_BACKLOG = 2048
+_BACKLOG = 2048  # connections that wait to be accepted: uvicorn's default
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -39,94 +40,93 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol on httptools, with these limits."""
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, closed when its client oversteps a limit that uvicorn has no setting for.
 
-    class BoundedProtocol(HttpToolsProtocol):
-        """One connection; closes it when the client oversteps a bound."""
+    Beside the methods of :class:`asyncio.Protocol` this overrides two parser callbacks and reads
+    ``connections``, ``headers``, ``loop``, ``scope`` and ``transport``; pyproject.toml caps uvicorn
+    at the release that this was tested with.
+    """
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.on_lost: Callable[[], None] | None = None
-            self._header_bytes = 0
-            self._in_headers = False
-            self._header_timer: asyncio.TimerHandle | None = None
-            self._write_timer: asyncio.TimerHandle | None = None
+    def __init__(self, limits: Limits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.on_lost: Callable[[], object] | None = None  # see inference_service.Connection
+        self._limits = limits
+        self._header_bytes = 0
+        self._in_headers = False
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections_max:
-                self._refuse(b"503 Service Unavailable", "too many connections")
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections_max:
+            self._refuse(b"503 Service Unavailable", "too many connections")
 
-        def data_received(self, data: bytes) -> None:
-            if self._in_headers:
-                self._header_bytes += len(data)
-            super().data_received(data)
-            if not self._in_headers:
-                return
-            if self._header_bytes == 0:
-                self._header_bytes = len(data)
-            if self._header_bytes > limits.header_bytes_max:
-                self._refuse(
-                    b"431 Request Header Fields Too Large",
-                    f"the request's headers are larger than {limits.header_bytes_max} bytes",
-                )
-            elif self._header_timer is None:
-                self._header_timer = self.loop.call_later(
-                    limits.header_timeout_s,
-                    self._refuse,
-                    b"408 Request Timeout",
-                    "the request's headers did not come in time",
-                )
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._header_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope[CONNECTION_KEY] = self
-            self._in_headers = True
-            self._header_bytes = 0
-
-        def on_headers_complete(self) -> None:
-            self._in_headers = False
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-            if sum(len(n) + len(v) for n, v in self.headers) > limits.header_bytes_max:
-                self._refuse(
-                    b"431 Request Header Fields Too Large",
-                    f"the request's headers are larger than {limits.header_bytes_max} bytes",
-                )
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._header_timer, self._write_timer):
-                if timer is not None:
-                    timer.cancel()
-            super().connection_lost(exc)
-            if self.on_lost is not None:
-                self.on_lost()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._write_timer = self.loop.call_later(limits.write_timeout_s, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self._write_timer is not None:
-                self._write_timer.cancel()
-                self._write_timer = None
-
-        def _refuse(self, status: bytes, message: str) -> None:
-            if self.transport.is_closing():
-                return
-            body = b'{"error":"%s"}' % message.encode()
-            self.transport.write(
-                b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%s" % (status, len(body), body)
+    def data_received(self, data: bytes) -> None:
+        before = self._header_bytes if self._in_headers else 0
+        super().data_received(data)
+        if not self._in_headers:
+            return
+        self._header_bytes = before + len(data)
+        self._check_header_size(self._header_bytes)
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(
+                self._limits.header_timeout_s,
+                self._refuse,
+                b"408 Request Timeout",
+                "the request's headers did not come in time",
             )
-            self.transport.close()
 
-    return BoundedProtocol
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope[CONNECTION_KEY] = self
+        self._in_headers = True
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        # Those that came in one piece were not counted.
+        self._check_header_size(sum(len(name) + len(value) for name, value in self.headers))
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _check_header_size(self, size: int) -> None:
+        limit = self._limits.header_bytes_max
+        if size > limit:
+            self._refuse(
+                b"431 Request Header Fields Too Large",
+                f"the request's headers are larger than {limit} bytes",
+            )
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = b'{"error":"%s"}' % message.encode()
+        self.transport.write(
+            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%s" % (status, len(body), body)
+        )
+        self.transport.close()
 
 
 class HttpServer(uvicorn.Server):
@@ -141,7 +141,7 @@ def http_server(app: Any, limits: Limits, *, drain_timeout_s: int) -> HttpServer
     """A server for ``app``; ``serve(sockets=[…])`` runs it, ``should_exit`` ends it."""
     config = uvicorn.Config(
         app,
-        http=protocol_class(limits),
+        http=partial(BoundedProtocol, limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

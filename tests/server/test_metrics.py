@@ -26,13 +26,16 @@ def scrape(address: str) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         assert answer.headers["content-type"].startswith("text/plain")
         lines = answer.read().decode().splitlines()
-    values = {}
+    values, helped, typed = {}, [], []
     for line in lines:
-        if line.startswith("#"):
-            assert re.fullmatch(r"# (HELP|TYPE) nv_[a-z_]+ .+", line)
+        if head := re.fullmatch(r"# (HELP|TYPE) (nv_[a-z_]+) (.+)", line):
+            (helped if head[1] == "HELP" else typed).append(head[2])
+            assert head[1] == "HELP" or head[3] in ("counter", "gauge")
             continue
         name, value = line.rsplit(" ", 1)
         values[name] = float(value)
+    # Samples are named as their family, as in Triton: counters without "_total".
+    assert helped == typed and {name.partition("{")[0] for name in values} == set(typed)
     return values
 
 
