@@ -62,12 +62,12 @@ class Validity:
 class LatencySummary:
     """Latency in milliseconds; nearest-rank percentiles, None where one falls among failures."""
 
-    mean: float | None
-    p50: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    sla: float | None
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    sla: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +162,12 @@ class LoadTest:
     throughput_ips: float
     concurrency: int | None = None
     requests: int
-    over_budget: int | None
+    over_budget: int | None = None
     errors: int
     duration_s: float
     latency_ms: LatencySummary
     breakdown_ms: Breakdown = Breakdown()
-    send_lag_ms_p99: float | None
+    send_lag_ms_p99: float | None = None
     batch_size_mean: float | None = None
     resources: ResourceUse = ResourceUse()
     validity: Validity
@@ -191,9 +191,9 @@ class Accuracy:
     """
 
     metric: str
-    value: float | None
-    drop: float | None
-    interval: tuple[float, float] | None
+    value: float | None = None
+    drop: float | None = None
+    interval: tuple[float, float] | None = None
     samples: int = 0
     synthetic: bool = False
 
@@ -229,7 +229,7 @@ class Certificate:
 class Edge:
     """The highest rate that keeps the SLA, estimated: requests per second and an interval."""
 
-    rate_rps: float | None
+    rate_rps: float | None = None
     interval_rps: tuple[float | None, float | None]
 
 
