@@ -19,6 +19,7 @@ from analyzer.domain.measurement import Edge, Measurement, ResourceUse
 from analyzer.domain.study import StudyResult
 from analyzer.report.csv import render_csv
 from analyzer.report.document import build_document, render_json
+from analyzer.report.entries import make_report
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
 from benchlib.command import ROOT, Command
@@ -83,9 +84,10 @@ def main() -> int:
         seconds[name] = round(time.perf_counter() - start, 3)
         return made
 
-    document = timed("document", lambda: build_document(facts))
-    timed("html", lambda: render_html(facts, document))
-    timed("markdown", lambda: render_markdown(document))
+    report = timed("report", lambda: make_report(facts))
+    document = timed("document", lambda: build_document(report))
+    timed("html", lambda: render_html(report))
+    timed("markdown", lambda: render_markdown(report))
     timed("json", lambda: render_json(document))
     timed("csv", lambda: render_csv(facts))
     results = {

@@ -203,7 +203,8 @@ def _inputs(model: ModelInfo, values: dict[str, Any]) -> Mapping[str, NDArray[An
 
 
 def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subject]:
-    from analyzer.cli.search_run import cache_dir, inspect_path
+    from analyzer.cli.models import inspect_path
+    from analyzer.cli.options import cache_dir
     from analyzer.domain.configuration import baseline_configuration
     from analyzer.measure.tasks import Assets
     from analyzer.targets.open import open_target

@@ -1,9 +1,11 @@
-"""Which model is meant where the command line names none."""
+"""Which model is meant, and what it and its folder tell."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.model import ModelInfo
 from analyzer.errors import ModelError
 
 
@@ -43,3 +45,22 @@ def _several(paths: list[Path], where: str) -> ModelError:
         f"{where} {len(paths)} models: {names}.",
         hint=f"Name the one that is meant, for instance: analyze {paths[0]}.",
     )
+
+
+def inspect_path(
+    path: Path, input_shapes: dict[str, tuple[int, ...]]
+) -> tuple[ModelInfo, Configuration | None]:
+    """The model, and the configuration that a model directory's own ``config.pbtxt`` gives."""
+    from analyzer.variants.inspect import inspect_model
+
+    model = inspect_model(path, input_shapes=input_shapes)
+    config = path / "config.pbtxt"
+    if not (path.is_dir() and config.is_file()):
+        return model, None
+    from analyzer.modelconfig.render import configuration_from_config
+    from analyzer.modelconfig.rules import normalize
+    from analyzer.modelconfig.text import read_config
+
+    proto = read_config(config)
+    normalize(proto)
+    return model, configuration_from_config(proto)

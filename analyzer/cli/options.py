@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -152,3 +154,9 @@ def input_shapes(
             )
         shapes[name] = shape
     return shapes
+
+
+def cache_dir() -> Path:
+    """Where variants and probes are kept between studies; ``TRITUNE_CACHE`` moves it."""
+    base = os.environ.get("TRITUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "tritune"

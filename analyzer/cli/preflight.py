@@ -8,12 +8,9 @@ from __future__ import annotations
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import AnalyzerError, MissingPartError, StoreError, TargetError, UsageError
-
-if TYPE_CHECKING:
-    from analyzer.cli.search_run import SearchOptions
 
 
 def check_search(options: SearchOptions) -> None:
@@ -43,7 +40,7 @@ def check_search(options: SearchOptions) -> None:
 
 def check_report(path: Path) -> None:
     """Raises UsageError where the report could not be written to ``path``."""
-    from analyzer.cli.facts import format_of
+    from analyzer.report.files import format_of
 
     format_of(path, None, hint="End the file in .html, .md, .csv or .json.")
     if path.is_dir():

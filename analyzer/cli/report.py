@@ -36,15 +36,15 @@ def report(
     quiet: bool,
 ) -> None:
     """Write the report of STUDY (default: the newest)."""
-    from analyzer.cli.facts import format_of, load_facts, render_report, write_report
+    from analyzer.report.files import format_of, render_report, write_report
     from analyzer.store.results import open_store
 
     if as_json and kind is None and output is None:
         kind = "json"
     chosen = format_of(output, kind) if output is not None else (kind or "html")
     with open_store(store_url, create=False) as store:
-        facts = load_facts(store, study)
-    text = render_report(facts, chosen)
+        result = store.load_result(study)
+    text = render_report(result, chosen)
     if output is None and chosen == "html":
         output = Path("report.html")
     if output is None:
@@ -52,6 +52,6 @@ def report(
         return
     write_report(output, text)
     if as_json:
-        click.echo(render_report(facts, "json"), nl=False)
+        click.echo(render_report(result, "json"), nl=False)
     elif not quiet:
         click.echo(f"{output}", err=True)

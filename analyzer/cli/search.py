@@ -5,15 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from analyzer.cli import options
+from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import UsageError
-
-if TYPE_CHECKING:
-    from analyzer.cli.search_run import SearchOptions
 
 EXIT_CODES = {"found": 0, "infeasible": 3, "undecided": 4}
 
@@ -177,7 +175,7 @@ def search(**values: Any) -> int:
     analyze model.onnx --latency-budget 50ms --budget 60s --report report.html --export models/
     """
     started = time.monotonic()
-    from analyzer.cli.search_run import SearchOptions, run_search_command
+    from analyzer.cli.search_run import run_search_command
 
     chosen: SearchOptions = SearchOptions(
         **{

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzer.cli.answer import tell
-from analyzer.cli.facts import save_facts
-from analyzer.cli.models import find_model
+from analyzer.cli.answer import deliver
+from analyzer.cli.models import find_model, inspect_path
+from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
+from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.signals import take_sigterm
 from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
@@ -29,48 +29,6 @@ if TYPE_CHECKING:
     from analyzer.search.proposals import Proposals
     from analyzer.search.request import SearchRequest
     from analyzer.store.results import ResultStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """The command's options as click parsed them; names as in ``cli.search``."""
-
-    model: Path | None
-    latency_budget: float
-    percentile: float
-    confidence: float
-    target_rate: float | None
-    objective: Any
-    max_memory: int | None
-    max_accuracy_drop: float
-    precisions: tuple[str, ...] | None
-    calibration_data: Path | None
-    input_shapes: dict[str, tuple[int, ...]]
-    space: str | None
-    arrivals: str
-    request_batch_size: int
-    budget: float
-    max_trials: int | None
-    sampler: Any
-    server: str
-    device: str
-    workers: int | None
-    ray_address: str | None
-    instance_type: str | None
-    price: float | None
-    store_url: str
-    study: str | None
-    resume: bool
-    export_dir: Path | None
-    force: bool
-    report_file: Path | None
-    seed: int
-    seed_given: bool
-    executor: str
-    as_json: bool
-    verbose: bool
-    quiet: bool
-    started: float
 
 
 def run_search_command(options: SearchOptions) -> str:
@@ -129,9 +87,9 @@ def run_search_command(options: SearchOptions) -> str:
                     seed=record.seed or 0,
                     provenance=record.provenance,
                 )
-                facts = _search(options, request, store, executor, progress, machine, baseline)
-                save_facts(store, facts)
-    return tell(options, facts)
+                result = _search(options, request, store, executor, progress, machine, baseline)
+                store.save_result(result)
+    return deliver(options, result)
 
 
 def warm_up_compiler() -> None:
@@ -205,12 +163,6 @@ def _cuda_provider() -> bool:
     return "CUDAExecutionProvider" in import_onnxruntime().get_available_providers()
 
 
-def cache_dir() -> Path:
-    """Where variants and probes are kept between studies; ``TRITUNE_CACHE`` moves it."""
-    base = os.environ.get("TRITUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "tritune"
-
-
 def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> Executor:
     if options.executor == "in-process":
         if options.workers not in (None, 1) or options.ray_address:
@@ -232,25 +184,6 @@ def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> E
     )
     executor.start_async()
     return executor
-
-
-def inspect_path(
-    path: Path, input_shapes: dict[str, tuple[int, ...]]
-) -> tuple[ModelInfo, Configuration | None]:
-    """The model, and the configuration that a model directory's own ``config.pbtxt`` gives."""
-    from analyzer.variants.inspect import inspect_model
-
-    model = inspect_model(path, input_shapes=input_shapes)
-    config = path / "config.pbtxt"
-    if not (path.is_dir() and config.is_file()):
-        return model, None
-    from analyzer.modelconfig.render import configuration_from_config
-    from analyzer.modelconfig.rules import normalize
-    from analyzer.modelconfig.text import read_config
-
-    proto = read_config(config)
-    normalize(proto)
-    return model, configuration_from_config(proto)
 
 
 def _sized(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> SearchOptions:
@@ -347,14 +280,14 @@ def _search(
         return search.run()
     except KeyboardInterrupt as error:
         executor.cancel_all()
-        store.update_study(request.study, status="interrupted")
+        store.set_status(request.study, "interrupted")
         raise RunInterruptedError(
             "Interrupted. Everything measured so far is stored.",
             hint=f"Go on with: --study {request.study} --resume (the same command otherwise).",
         ) from error
     except Exception:
         # A fault as well: "running" would be a lie.
-        store.update_study(request.study, status="failed")
+        store.set_status(request.study, "failed")
         raise
 
 

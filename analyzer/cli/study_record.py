@@ -7,12 +7,12 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from analyzer import __version__
+from analyzer.cli.search_options import SearchOptions
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from analyzer.cli.search_run import SearchOptions
     from analyzer.hardware.machine import Machine
     from analyzer.store.records import StudyRecord
     from analyzer.store.results import ResultStore
@@ -47,7 +47,7 @@ def begin_study(
                 f"--resume: the study {record.name!r} has another SLA than this command.",
                 hint=f"Repeat its options: {_spell(record.sla)}.",
             )
-        store.update_study(record.name, status="running")
+        store.set_status(record.name, "running")
         return record
     if options.study is not None and store.has_study(options.study):
         raise StoreError(

@@ -1,11 +1,12 @@
-"""A search as it is told to people: its facts, from which every report is made."""
+"""What a study ends with: the result that is stored, and from which every report is made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import CertificateVerdict, Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 
@@ -42,7 +43,7 @@ class Step:
 
     setting: str
     config_id: str
-    edge_rps: float | None
+    edge_rps: float | None = None
     measured: bool
 
 
@@ -53,8 +54,8 @@ class WhatIf:
     setting: str
     from_value: str
     to_value: str
-    predicted_edge_rps: float | None
-    change_fraction: float | None
+    predicted_edge_rps: float | None = None
+    change_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Explanation:
     Args:
         limited_by: ``queue``, ``compute`` or ``threads``, as a sentence; empty if unknown.
         trusted: Whether the twin could be trusted in this study, and ``trust_reason`` why (not).
-        contributions: From the plainest configuration to the winner, in order.
+        contributions: From the simplest configuration to the winner, in order.
         importance: Share of the variance of the edge that each parameter explains, 0 to 1.
     """
 
@@ -92,12 +93,42 @@ class SearchSummary:
     bound: str | None = None
 
 
+ClaimVerdict = Literal["holds", "refuted", "undecided"]
+
+CLAIM_VERDICTS: dict[CertificateVerdict, ClaimVerdict] = {
+    "PASS": "holds",
+    "FAIL": "refuted",
+    "UNDECIDED": "undecided",
+}
+"""What the certificate of a new measurement says of the claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A rate at which a configuration is said to keep an SLA.
+
+    Args:
+        source: Where the claim comes from, for people: ``study digits-1``.
+        model: The model's name.
+        rate_rps: The certified rate, requests per second.
+        arrivals: The arrival process by its name (``poisson``, ``gamma:2``).
+    """
+
+    source: str
+    model: str
+    configuration: Configuration
+    sla: Sla
+    rate_rps: float
+    arrivals: str
+    request_batch_size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """A claim measured again."""
+    """A claim measured again, on ``server``, ``at`` an instant (ISO 8601, UTC)."""
 
-    claim: dict[str, Any]
-    verdict: Literal["holds", "refuted", "undecided"]
+    claim: Claim
+    verdict: ClaimVerdict
     measured: Measurement
     server: str
     at: str
@@ -105,7 +136,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """Everything that a report says.
+    """Everything a study ended with.
 
     Args:
         outcomes: Every measured or failed configuration, in the order of the trials; the
@@ -124,7 +155,7 @@ class StudyResult:
     request_batch_size: int
     server: str
     outcomes: tuple[Measurement | Failure, ...]
-    recommended_id: str | None
+    recommended_id: str | None = None
     baseline_id: str
     pricing: Pricing
     search: SearchSummary

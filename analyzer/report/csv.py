@@ -67,12 +67,12 @@ COLUMNS = (
 )
 
 
-def render_csv(facts: StudyResult) -> str:
+def render_csv(result: StudyResult) -> str:
     """A header and a row per outcome in the order of the trials; empty where not measured."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for number, outcome in enumerate(facts.outcomes):
+    for number, outcome in enumerate(result.outcomes):
         configuration = outcome.configuration
         config_id = configuration.config_id
         preferred = configuration.preferred_batch_size
@@ -80,7 +80,7 @@ def render_csv(facts: StudyResult) -> str:
         row |= {
             "number": number,
             "config_id": config_id,
-            "role": {facts.baseline_id: "baseline", facts.recommended_id: "recommended"}.get(
+            "role": {result.baseline_id: "baseline", result.recommended_id: "recommended"}.get(
                 config_id, ""
             ),
             "preferred_batch_size": " ".join(map(str, preferred)) if preferred else "",
@@ -90,7 +90,7 @@ def render_csv(facts: StudyResult) -> str:
         if isinstance(outcome, Failure):
             row |= _failure_cells(outcome)
         else:
-            row |= _measurement_cells(outcome, facts.sla)
+            row |= _measurement_cells(outcome, result.sla)
         # Not a DictWriter: its check of every row costs more than the row.
         writer.writerow([row.get(name) for name in COLUMNS])
     return text.getvalue()

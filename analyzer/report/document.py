@@ -11,30 +11,20 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from analyzer.domain.answer import (
-    Miss,
-    closest_miss,
-    find,
-    measured,
-    pareto_front,
-    representative_test,
-    speedup,
-)
-from analyzer.domain.configuration import Configuration
-from analyzer.domain.cost import fleet_for
 from analyzer.domain.measurement import (
     Accuracy,
+    Breakdown,
     Certificate,
-    Edge,
     Failure,
+    LatencySummary,
     LoadTest,
     Measurement,
     Prediction,
     ResourceUse,
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
-from analyzer.domain.sla import Sla
-from analyzer.domain.study import Explanation, Pricing, StudyResult, Verification
+from analyzer.domain.study import Claim, Explanation, SearchSummary, StudyResult
+from analyzer.report.entries import Closest, Entry, StudyReport, study_entry
 
 SCHEMA = 1
 CURRENCY = "USD"
@@ -43,136 +33,99 @@ CURRENCY = "USD"
 FAILURES_MAX = 200
 
 
-def build_document(facts: StudyResult) -> dict[str, Any]:
-    """The whole result of a search, JSON-ready: every key of the contract is present.
+def build_document(report: StudyReport) -> dict[str, Any]:
+    """The whole result of a search, JSON-ready: every key of the contract is present."""
+    result = report.result
 
-    Args:
-        facts: The study; its outcomes may be many (100,000 are fine).
-    """
-    measurements = measured(facts.outcomes)
-    failures = [outcome for outcome in facts.outcomes if isinstance(outcome, Failure)]
-    recommendation = find(measurements, facts.recommended_id)
-    baseline = find(measurements, facts.baseline_id)
+    def entry(item: Entry | None) -> dict[str, Any] | None:
+        return entry_document(item) if item is not None else None
 
-    def entry(measurement: Measurement) -> dict[str, Any]:
-        return build_entry(
-            measurement,
-            sla=facts.sla,
-            pricing=facts.pricing,
-            request_batch_size=facts.request_batch_size,
-        )
-
-    front = pareto_front(
-        measurements,
-        facts.sla,
-        pricing=facts.pricing,
-        request_batch_size=facts.request_batch_size,
-    )
-    closest = closest_miss(measurements, facts.sla) if recommendation is None else None
     document = {
         "schema": SCHEMA,
-        "study": facts.name,
-        "verdict": facts.verdict,
-        "model": _model(facts.model),
-        "sla": _sla(facts),
-        "recommendation": entry(recommendation) if recommendation is not None else None,
-        "baseline": entry(baseline)
-        if baseline is not None
-        else _unmeasured_baseline(facts, failures),
-        "speedup": speedup(
-            facts.sla,
-            recommendation,
-            baseline,
-            devices_per_machine=facts.pricing.devices_per_machine,
-        ),
-        "pareto": [entry(measurement) for measurement in front],
-        "closest": {"entry": entry(closest[0]), "misses": [_miss(miss) for miss in closest[1]]}
-        if closest is not None
-        else None,
-        "search": {
-            "sampler": facts.search.sampler,
-            "space": facts.search.space or None,
-            "space_size": facts.search.space_size,
-            "evaluated_live": facts.search.evaluated_live,
-            "evaluated_twin": facts.search.evaluated_twin,
-            "failed": facts.search.failed,
-            "load_test_seconds": facts.search.load_test_seconds,
-            "wall_seconds": facts.search.wall_seconds,
-            "bound": facts.search.bound,
-            "server": facts.server,
-        },
-        "explanation": _explanation(facts.explanation),
-        "failures": [_failure(failure) for failure in failures[:FAILURES_MAX]],
-        "verifications": [_verification(item, facts) for item in facts.verifications],
-        "warnings": list(facts.warnings),
+        "study": result.name,
+        "verdict": result.verdict,
+        "model": _model(result.model),
+        "sla": _sla(result),
+        "recommendation": entry(report.recommendation),
+        "baseline": entry(report.baseline),
+        "speedup": report.speedup,
+        "pareto": [entry(item) for item in report.front],
+        "closest": _closest(report.closest) if report.closest is not None else None,
+        "search": _search(result.search) | {"server": result.server},
+        "explanation": _explanation(result.explanation),
+        "failures": [_failure(failure) for failure in report.failures[:FAILURES_MAX]],
+        "verifications": [
+            {
+                "claim": claim_document(item.claim),
+                "measured": entry(measured),
+                "verdict": item.verdict,
+                "server": item.server,
+                "at": item.at,
+            }
+            for item, measured in report.verifications
+        ],
+        "warnings": list(result.warnings),
         "provenance": {
-            key: facts.provenance.get(key)
+            key: result.provenance.get(key)
             for key in ("analyzer", "hardware", "libraries", "seeds", "started_at")
         }
-        | facts.provenance,
+        | result.provenance,
     }
-    strict: dict[str, Any] = _strict(document)
-    return strict
+    return _strict_table(document)
 
 
-def build_entry(
-    measurement: Measurement, *, sla: Sla, pricing: Pricing, request_batch_size: int = 1
-) -> dict[str, Any]:
-    """The contract's ENTRY of one measured configuration.
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """The contract's ENTRY."""
+    measurement = entry.measurement
+    return _strict_table(
+        {
+            "config_id": entry.configuration.config_id,
+            "config": entry.configuration.to_dict(),
+            "capacity_rps": measurement.capacity_rps,
+            "edge_rps": measurement.edge.rate_rps,
+            "edge_interval_rps": _interval(measurement.edge.interval_rps),
+            "measured_at_rps": entry.measured_at_rps,
+            **_load_test_values(entry.test, entry.resources),
+            "accuracy": _accuracy(entry.accuracy),
+            "certificate": _certificate(measurement.certificate),
+            "fleet": _fleet(entry),
+            "hardware": measurement.hardware or None,
+            "instance_type": entry.pricing.instance_type,
+            "predicted": asdict(measurement.predicted),
+        }
+    )
 
-    ``measured_at_rps`` is the rate of the certificate (or the target rate); for a configuration
-    without one, the highest rate that was measured to keep the budget, or the one closest to it.
-    """
-    test = representative_test(measurement, sla)
-    values = {
-        "config_id": measurement.configuration.config_id,
-        "config": measurement.configuration.to_dict(),
-        "capacity_rps": measurement.capacity_rps,
-        "edge_rps": measurement.edge.rate_rps,
-        "edge_interval_rps": _interval(measurement.edge.interval_rps),
-        "measured_at_rps": test.offered_rps if test is not None else None,
-        **_load_test_values(test),
-        "accuracy": _accuracy(measurement.accuracy),
-        "certificate": _certificate(measurement.certificate),
-        "fleet": _fleet(measurement.capacity_rps, sla, pricing, request_batch_size),
-        "hardware": measurement.hardware or None,
-        "instance_type": pricing.instance_type,
-        "predicted": _predicted(measurement.predicted),
+
+def evidence_document(result: StudyResult, measurement: Measurement) -> dict[str, Any]:
+    """What an exported configuration rests on, for the repository's manifest."""
+    return {
+        "study": result.name,
+        "sla": _strict(_sla(result)),
+        "entry": entry_document(study_entry(measurement, result)),
+        "provenance": result.provenance,
     }
-    if values["memory_bytes_peak"] is None:
-        values["memory_bytes_peak"] = measurement.resources.memory_bytes_peak
-    if values["gpu_memory_bytes_peak"] is None:
-        values["gpu_memory_bytes_peak"] = measurement.resources.gpu_memory_bytes_peak
-        values["gpu_memory_source"] = measurement.resources.gpu_memory_source
-    strict: dict[str, Any] = _strict(values)
-    return strict
 
 
 def build_load_test_entry(
-    test: LoadTest,
-    *,
-    certificate: Certificate | None = None,
-    pricing: Pricing | None = None,
-    hardware: str = "",
+    test: LoadTest, *, certificate: Certificate | None = None, hardware: str = ""
 ) -> dict[str, Any]:
     """What ``analyze measure --json`` prints: ENTRY without the configuration, and the load test.
 
     One load test estimates no edge and certifies nothing by itself: those keys are null.
     """
-    pricing = pricing or Pricing()
     values = {
         "schema": SCHEMA,
         "capacity_rps": None,
         "edge_rps": None,
         "edge_interval_rps": None,
         "measured_at_rps": test.offered_rps,
-        **_load_test_values(test),
+        **_load_test_values(test, test.resources),
         "accuracy": None,
         "certificate": _certificate(certificate),
         "fleet": None,
         "hardware": hardware or None,
-        "instance_type": pricing.instance_type,
-        "predicted": _predicted(Prediction()),
+        "instance_type": None,
+        "predicted": asdict(Prediction()),
         "requests": test.requests,
         "offered_rps": test.offered_rps,
         "achieved_rps": test.achieved_rps,
@@ -180,8 +133,7 @@ def build_load_test_entry(
         "send_lag_ms_p99": test.send_lag_ms_p99,
         "validity": {"valid": test.validity.valid, "reasons": list(test.validity.reasons)},
     }
-    strict: dict[str, Any] = _strict(values)
-    return strict
+    return _strict_table(values)
 
 
 def render_json(document: dict[str, Any]) -> str:
@@ -189,20 +141,12 @@ def render_json(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _load_test_values(test: LoadTest | None) -> dict[str, Any]:
-    """Everything from ``throughput_ips`` to ``power_watts``, null without a load test."""
-    latency = test.latency_ms if test is not None else None
-    breakdown = test.breakdown_ms if test is not None else None
-    use = test.resources if test is not None else ResourceUse()
+def _load_test_values(test: LoadTest | None, use: ResourceUse) -> dict[str, Any]:
+    """Everything from ``throughput_ips`` to ``power_watts``; null what was not measured."""
     return {
         "throughput_ips": test.throughput_ips if test is not None else None,
-        "latency_ms": {
-            key: getattr(latency, key, None) for key in ("mean", "p50", "p90", "p95", "p99", "sla")
-        },
-        "breakdown_ms": {
-            key: getattr(breakdown, key, None)
-            for key in ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
-        },
+        "latency_ms": asdict(test.latency_ms if test is not None else LatencySummary()),
+        "breakdown_ms": asdict(test.breakdown_ms if test is not None else Breakdown()),
         "errors": test.errors if test is not None else None,
         "memory_bytes_peak": use.memory_bytes_peak,
         "gpu_memory_bytes_peak": use.gpu_memory_bytes_peak,
@@ -225,14 +169,15 @@ def _model(model: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _sla(facts: StudyResult) -> dict[str, Any]:
+def _sla(result: StudyResult) -> dict[str, Any]:
+    """The SLA of a study and the load and prices under which it is judged."""
     return {
-        **asdict(facts.sla),
-        "arrivals": facts.arrivals,
-        "request_batch_size": facts.request_batch_size,
-        "instance_type": facts.pricing.instance_type,
-        "price_per_hour": facts.pricing.price_per_hour,
-        "devices_per_machine": facts.pricing.devices_per_machine,
+        **asdict(result.sla),
+        "arrivals": result.arrivals,
+        "request_batch_size": result.request_batch_size,
+        "instance_type": result.pricing.instance_type,
+        "price_per_hour": result.pricing.price_per_hour,
+        "devices_per_machine": result.pricing.devices_per_machine,
     }
 
 
@@ -243,8 +188,7 @@ def _interval(interval: tuple[float | None, float | None] | None) -> list[float 
 
 
 def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
-    """Null without real data: agreement on made-up inputs says nothing about accuracy."""
-    if accuracy is None or accuracy.synthetic:
+    if accuracy is None:
         return None
     return {
         "metric": accuracy.metric,
@@ -259,46 +203,23 @@ def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
     return asdict(certificate) if certificate is not None else None
 
 
-def _fleet(
-    capacity_rps: float | None, sla: Sla, pricing: Pricing, request_batch_size: int
-) -> dict[str, Any] | None:
-    fleet = fleet_for(
-        capacity_rps=capacity_rps,
-        target_rate_rps=sla.target_rate_rps,
-        price_per_hour=pricing.price_per_hour,
-        devices_per_machine=pricing.devices_per_machine,
-        request_batch_size=request_batch_size,
-    )
-    if fleet is None:
+def _fleet(entry: Entry) -> dict[str, Any] | None:
+    if entry.fleet is None:
         return None
-    priced = pricing.price_per_hour is not None
-    return asdict(fleet) | {
+    priced = entry.pricing.price_per_hour is not None
+    return asdict(entry.fleet) | {
         "currency": CURRENCY if priced else None,
-        "price_source": pricing.source if priced else None,
+        "price_source": entry.pricing.source if priced else None,
     }
 
 
-def _predicted(prediction: Prediction) -> dict[str, Any]:
-    return asdict(prediction)
+def _closest(closest: Closest) -> dict[str, Any]:
+    misses = [asdict(miss) for miss in closest.misses]
+    return {"entry": entry_document(closest.entry), "misses": misses}
 
 
-def _miss(miss: Miss) -> dict[str, Any]:
-    return asdict(miss)
-
-
-def _unmeasured_baseline(facts: StudyResult, failures: list[Failure]) -> dict[str, Any] | None:
-    """The baseline's entry, with nothing measured, where it failed; null if it never ran."""
-    for failure in failures:
-        if failure.configuration.config_id == facts.baseline_id:
-            return _empty_entry(failure.configuration, facts)
-    return None
-
-
-def _empty_entry(configuration: Configuration, facts: StudyResult) -> dict[str, Any]:
-    nothing = Measurement(
-        configuration=configuration, edge=Edge(rate_rps=None, interval_rps=(None, None))
-    )
-    return build_entry(nothing, sla=facts.sla, pricing=facts.pricing)
+def _search(search: SearchSummary) -> dict[str, Any]:
+    return asdict(search) | {"space": search.space or None}
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
@@ -312,18 +233,19 @@ def _failure(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _verification(item: Verification, facts: StudyResult) -> dict[str, Any]:
+def claim_document(claim: Claim) -> dict[str, Any]:
+    """``claim`` of ``verify --json`` and of a document's verifications."""
     return {
-        "claim": item.claim,
-        "measured": build_entry(
-            item.measured,
-            sla=facts.sla,
-            pricing=facts.pricing,
-            request_batch_size=facts.request_batch_size,
-        ),
-        "verdict": item.verdict,
-        "server": item.server,
-        "at": item.at,
+        "source": claim.source,
+        "model": claim.model,
+        "config_id": claim.configuration.config_id,
+        "config": claim.configuration.to_dict(),
+        "rate_rps": claim.rate_rps,
+        "latency_budget_ms": claim.sla.latency_budget_ms,
+        "percentile": claim.sla.percentile,
+        "confidence": claim.sla.confidence,
+        "arrivals": claim.arrivals,
+        "request_batch_size": claim.request_batch_size,
     }
 
 
@@ -355,6 +277,10 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
         ],
         "importance": dict(explanation.importance),
     }
+
+
+def _strict_table(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _strict(item) for key, item in values.items()}
 
 
 def _strict(value: Any) -> Any:

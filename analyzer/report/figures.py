@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.report.plots import STAGES, Curve, FrontPoint, Plots, Role
+from analyzer.domain.sla import Sla
+from analyzer.report.charts import STAGES, Charts, Curve, FrontPoint, Role
 from analyzer.report.wording import (
     dollars,
     milliseconds,
@@ -58,17 +59,17 @@ _STAGE_COLOURS = {
 _CURVE_COLOURS = ("var(--front)", "var(--curve-a)", "var(--curve-b)", "var(--curve-c)")
 
 
-def front_figure(plots: Plots, sla: dict[str, Any]) -> Figure | None:
+def front_figure(charts: Charts, sla: Sla) -> Figure | None:
     """The trade-off: edge over latency, memory or cost (the page switches the x axis)."""
-    if not plots.points:
+    if not charts.points:
         return None
-    tail = percentile_name(sla["percentile"])
+    tail = percentile_name(sla.percentile)
     traces = []
     for role in ("other", "front", "baseline", "recommended"):
-        points = [point for point in plots.points if point.role == role]
+        points = [point for point in charts.points if point.role == role]
         if points:
             traces.append(_front_trace(role, points))
-    priced = any(point.cost_per_million is not None for point in plots.points)
+    priced = any(point.cost_per_million is not None for point in charts.points)
     axes = [{"key": "latency", "title": f"latency {tail} at the rate measured, ms"}]
     axes.append({"key": "memory", "title": "peak memory, MiB"})
     if priced:
@@ -148,22 +149,22 @@ def _hover(point: FrontPoint) -> str:
     return "<br>".join(lines)
 
 
-def load_figure(plots: Plots, sla: dict[str, Any]) -> Figure | None:
+def load_figure(charts: Charts, sla: Sla) -> Figure | None:
     """Latency over load: the tail solid, the median dotted, the budget as a line."""
-    if not plots.curves:
+    if not charts.curves:
         return None
-    budget = sla["latency_budget_ms"]
-    tail = percentile_name(sla["percentile"])
+    budget = sla.latency_budget_ms
+    tail = percentile_name(sla.percentile)
     traces: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     others = 0
-    for curve in plots.curves:
+    for curve in charts.curves:
         colour = _ROLE_COLOURS[curve.role]
         if curve.role not in ("recommended", "baseline"):
             colour = _CURVE_COLOURS[others % len(_CURVE_COLOURS)]
             others += 1
         traces += _curve_traces(curve, colour, tail)
-    ceiling = _ceiling(plots.curves, budget)
+    ceiling = _ceiling(charts.curves, budget)
     annotations.append(
         {
             "xref": "paper",
@@ -182,7 +183,7 @@ def load_figure(plots: Plots, sla: dict[str, Any]) -> Figure | None:
             height=420,
             xaxis={
                 "title": {"text": "offered load, requests/s"},
-                "range": [0, _rate_max(plots.curves, ceiling)],
+                "range": [0, _rate_max(charts.curves, ceiling)],
             },
             yaxis={"title": {"text": "latency, ms"}, "range": [0, ceiling]},
             hovermode="closest",
@@ -276,9 +277,9 @@ def _row_axis(rows: int) -> dict[str, Any]:
     return {"range": [rows - 0.6, -0.75], "visible": False}
 
 
-def stage_figure(plots: Plots) -> Figure | None:
+def stage_figure(charts: Charts) -> Figure | None:
     """Latency stacked by stage, a bar per configuration."""
-    bars = plots.bars
+    bars = charts.bars
     if not bars:
         return None
     prefix = {"recommended": "<b>★ recommended</b> ", "baseline": "<b>◆ Triton's default</b> "}
@@ -326,9 +327,9 @@ def stage_figure(plots: Plots) -> Figure | None:
     }
 
 
-def steps_figure(plots: Plots) -> Figure | None:
-    """From the plainest configuration to the winner: a floating bar per step."""
-    steps = [step for step in plots.steps if step.edge_rps is not None]
+def steps_figure(charts: Charts) -> Figure | None:
+    """From the simplest configuration to the winner: a floating bar per step."""
+    steps = [step for step in charts.steps if step.edge_rps is not None]
     if len(steps) < 2:
         return None
     bases, widths, colours, shapes, texts = [], [], [], [], []
@@ -373,9 +374,9 @@ def steps_figure(plots: Plots) -> Figure | None:
     }
 
 
-def importance_figure(plots: Plots) -> Figure | None:
+def importance_figure(charts: Charts) -> Figure | None:
     """How much of the edge's variance each parameter explains."""
-    items = plots.importance[:10]
+    items = charts.importance[:10]
     if not items:
         return None
     return {

@@ -9,8 +9,10 @@ from typing import Any
 
 from analyzer.domain.answer import memory_bytes, representative_test
 from analyzer.domain.measurement import Measurement
+from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
-from analyzer.report.facts import answer_facts, flatten, promise_rows, search_rows
+from analyzer.report.charts import Charts, Role, make_charts
+from analyzer.report.entries import StudyReport
 from analyzer.report.figures import (
     Figure,
     front_figure,
@@ -19,11 +21,10 @@ from analyzer.report.figures import (
     stage_figure,
     steps_figure,
 )
-from analyzer.report.plots import Plots, Role, plot_facts
+from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
 from analyzer.report.wording import (
-    config_label,
-    config_rows,
     configuration_label,
+    configuration_rows,
     milliseconds,
     percent,
     percentile_name,
@@ -54,14 +55,10 @@ class TableRow:
     predicted: str
 
 
-def render_html(
-    facts: StudyResult, document: dict[str, Any], *, config_pbtxt: str | None = None
-) -> str:
+def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
     """One HTML file that needs nothing else: no network, no other file.
 
     Args:
-        facts: The study.
-        document: What :func:`~analyzer.report.document.build_document` made of it.
         config_pbtxt: Triton's configuration of the recommended model, shown where it is given.
     """
     import jinja2
@@ -76,27 +73,28 @@ def render_html(
         lstrip_blocks=True,
         finalize=_keep_units,
     )
-    plots = plot_facts(facts)
-    figures = draw_figures(plots, document["sla"])
-    answer = answer_facts(document)
+    result = report.result
+    charts = make_charts(report)
+    figures = draw_figures(charts, result.sla)
     return environment.get_template("report.html.j2").render(
-        document=document,
-        answer=answer,
-        plots=plots,
+        report=report,
+        result=result,
+        summary=summarize(report),
+        charts=charts,
         figures=figures,
         figures_json=Markup(_script_json(figures)),
-        explanation=facts.explanation,
-        predicted_steps=any(not step.measured for step in plots.steps),
-        config_rows=config_rows(answer.entry["config"]) if answer.entry else [],
+        explanation=result.explanation,
+        predicted_steps=any(not step.measured for step in charts.steps),
+        configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
         config_pbtxt=config_pbtxt,
-        table=table_rows(plots, facts),
-        tail=percentile_name(facts.sla.percentile),
-        failures_caption=_failures_caption(document),
+        table=[_table_row(measurement, result) for measurement in charts.best],
+        tail=percentile_name(result.sla.percentile),
+        failures_caption=_failures_caption(report),
         failures_shown=FAILURES_SHOWN,
-        promise_rows=promise_rows(document),
-        search_rows=search_rows(document),
-        provenance_rows=flatten(document["provenance"]),
-        label=config_label,
+        sla_rows=sla_rows(result),
+        search_rows=search_rows(result.search),
+        provenance_rows=provenance_rows(result),
+        label=configuration_label,
         rate=rate,
         signed_percent=signed_percent,
         css=Markup((folder / "report.css").read_text(encoding="utf-8")),
@@ -105,31 +103,26 @@ def render_html(
     )
 
 
-def draw_figures(plots: Plots, sla: dict[str, Any]) -> dict[str, Figure]:
+def draw_figures(charts: Charts, sla: Sla) -> dict[str, Figure]:
     """The charts that have something to show, by the id of their place in the page."""
     drawn = {
-        "chart-front": front_figure(plots, sla),
-        "chart-load": load_figure(plots, sla),
-        "chart-stages": stage_figure(plots),
-        "chart-steps": steps_figure(plots),
-        "chart-importance": importance_figure(plots),
+        "chart-front": front_figure(charts, sla),
+        "chart-load": load_figure(charts, sla),
+        "chart-stages": stage_figure(charts),
+        "chart-steps": steps_figure(charts),
+        "chart-importance": importance_figure(charts),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def table_rows(plots: Plots, facts: StudyResult) -> tuple[TableRow, ...]:
-    """The best configurations, the best first."""
-    return tuple(_table_row(measurement, facts) for measurement in plots.best)
-
-
-def _table_row(measurement: Measurement, facts: StudyResult) -> TableRow:
+def _table_row(measurement: Measurement, result: StudyResult) -> TableRow:
     config_id = measurement.configuration.config_id
-    test = representative_test(measurement, facts.sla)
+    test = representative_test(measurement, result.sla)
     accuracy = measurement.accuracy
     role: Role = "other"
-    if config_id == facts.recommended_id:
+    if config_id == result.recommended_id:
         role = "recommended"
-    elif config_id == facts.baseline_id:
+    elif config_id == result.baseline_id:
         role = "baseline"
     scored = accuracy is not None and not accuracy.synthetic
     return TableRow(
@@ -146,9 +139,9 @@ def _table_row(measurement: Measurement, facts: StudyResult) -> TableRow:
     )
 
 
-def _failures_caption(document: dict[str, Any]) -> str:
-    listed = min(len(document["failures"]), FAILURES_SHOWN)
-    total = max(document["search"]["failed"], listed)
+def _failures_caption(report: StudyReport) -> str:
+    listed = min(len(report.failures), FAILURES_SHOWN)
+    total = max(report.result.search.failed, listed)
     if total > listed:
         return f"The first {listed:,} of {total:,}; the store has them all (analyze studies show)."
     return "Failures are results: they are stored, and the search learns from them."

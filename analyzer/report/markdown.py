@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from analyzer.report.facts import answer_facts, flatten, promise_rows, search_rows
+from analyzer.report.entries import StudyReport
+from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
 from analyzer.report.wording import (
-    config_label,
-    config_rows,
+    configuration_label,
+    configuration_rows,
     milliseconds,
     percentile_name,
     rate,
@@ -18,10 +18,11 @@ from analyzer.report.wording import (
 from analyzer.resources import templates_dir
 
 FRONT_SHOWN = 25
+FAILURES_SHOWN = 200
 
 
-def render_markdown(document: dict[str, Any]) -> str:
-    """The document as Markdown with GitHub's tables; ends with a newline."""
+def render_markdown(report: StudyReport) -> str:
+    """The report as Markdown with GitHub's tables; ends with a newline."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -33,17 +34,19 @@ def render_markdown(document: dict[str, Any]) -> str:
     )
     environment.filters["text"] = escape_text
     environment.filters["cell"] = escape_cell
-    answer = answer_facts(document)
+    result = report.result
     text: str = environment.get_template("report.md.j2").render(
-        document=document,
-        answer=answer,
-        config_rows=config_rows(answer.entry["config"]) if answer.entry else [],
-        promise_rows=promise_rows(document),
-        search_rows=search_rows(document),
-        provenance_rows=flatten(document["provenance"]),
+        report=report,
+        result=result,
+        summary=summarize(report),
+        configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
+        sla_rows=sla_rows(result),
+        search_rows=search_rows(result.search),
+        provenance_rows=provenance_rows(result),
         front_shown=FRONT_SHOWN,
-        tail=percentile_name(document["sla"]["percentile"]),
-        label=config_label,
+        failures_shown=FAILURES_SHOWN,
+        tail=percentile_name(result.sla.percentile),
+        label=configuration_label,
         rate=rate,
         milliseconds=milliseconds,
         size=size,

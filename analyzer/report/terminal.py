@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
-from analyzer.report.facts import answer_facts, gain_sentence
-from analyzer.report.wording import config_label, number, rate
+from analyzer.report.entries import StudyReport
+from analyzer.report.summary import gain_sentence, summarize
+from analyzer.report.wording import configuration_label, number, rate
 
 LINES_MAX = 25
 _WIDTH = 96
 _INDENT = 16
 
 
-def render_terminal(document: dict[str, Any]) -> str:
+def render_terminal(report: StudyReport) -> str:
     """The answer first, then what it rests on; ends without a newline."""
-    answer = answer_facts(document)
-    lines = [*textwrap.wrap(f"{document['study']}: {answer.title}.", _WIDTH), ""]
-    if document["recommendation"] is None:
-        lines += _block("closest", answer.subtitle.removeprefix("Closest: "))
-        for sentence in answer.misses:
+    result, best, summary = report.result, report.recommendation, summarize(report)
+    lines = [*textwrap.wrap(f"{result.name}: {summary.title}.", _WIDTH), ""]
+    if best is None:
+        lines += _block("closest", summary.subtitle.removeprefix("Closest: "))
+        for sentence in summary.misses:
             lines += _block("", sentence)
     else:
-        entry = document["recommendation"]
-        lines += _block("configuration", f"{entry['config_id']}: {answer.subtitle}")
+        config_id = best.configuration.config_id
+        lines += _block("configuration", f"{config_id}: {summary.subtitle}")
     wanted = {
         "certificate": "proof",
         "requests": "requests",
@@ -36,23 +36,24 @@ def render_terminal(document: dict[str, Any]) -> str:
         "cost per hour": "cost per hour",
         "a million inferences": "per million",
     }
-    for name, value in (*answer.proof, *answer.measured, *answer.cost):
+    for name, value in (*summary.certificate, *summary.measured, *summary.cost):
         if name in wanted:
             lines += _block(wanted[name], value)[:2]
-    baseline = document["baseline"]
+    baseline = report.baseline
     if baseline is not None:
-        text = f"{rate(baseline['capacity_rps'])} certified ({config_label(baseline['config'])})"
-        gain = f"; {gain_sentence(document)}" if document["recommendation"] else ""
+        text = f"{rate(baseline.measurement.capacity_rps)} certified "
+        text += f"({configuration_label(baseline.configuration)})"
+        gain = f"; {gain_sentence(report)}" if best is not None else ""
         lines += _block("baseline", text + gain)[:2]
-    search = document["search"]
+    search = result.search
     done = (
-        f"{search['evaluated_live']:,} measured, {search['evaluated_twin']:,} simulated, "
-        f"{search['failed']:,} failed in {number(search['wall_seconds'])} s"
+        f"{search.evaluated_live:,} measured, {search.evaluated_twin:,} simulated, "
+        f"{search.failed:,} failed in {number(search.wall_seconds)} s"
     )
-    lines += _block("search", f"{done}; {search['bound']}" if search["bound"] else done)[:2]
-    for sentence in answer.advice:
+    lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:2]
+    for sentence in summary.advice:
         lines += _block("next", sentence)[:2]
-    for warning in document.get("warnings", ()):
+    for warning in result.warnings:
         lines += _block("note", warning)[:2]
     if len(lines) > LINES_MAX:
         left = len(lines) - LINES_MAX + 1

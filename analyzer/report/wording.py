@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.units import format_duration, format_size
@@ -14,7 +14,7 @@ _BACKENDS = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "python": "P
 
 def number(value: float | None, digits: int = 3) -> str:
     """``value`` with ``digits`` significant digits, thousands apart, without an exponent."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return NOT_MEASURED
     if value == 0:
         return "0"
@@ -66,11 +66,11 @@ def times(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.3g}×"
 
 
-def interval(bounds: list[float | None] | None) -> str:
+def interval(bounds: tuple[float | None, float | None] | None) -> str:
     """``593 to 637``; empty without an interval."""
-    if bounds is None:
+    low, high = bounds or (None, None)
+    if low is None and high is None:
         return ""
-    low, high = bounds
     if low is None:
         return f"below {number(high)}"
     return f"above {number(low)}" if high is None else f"{number(low)} to {number(high)}"
@@ -88,71 +88,70 @@ def delay(delay_us: int | None) -> str:
     return format_duration(delay_us / 1e6) if delay_us else "none"
 
 
-def precision_label(config: dict[str, Any]) -> str:
+def precision_label(configuration: Configuration) -> str:
     """``int8 static``, ``fp16 TensorRT``."""
-    parts = [config["precision"], config["quantization"] or ""]
-    if config["backend"] == "tensorrt":
+    parts: list[str] = [configuration.precision, configuration.quantization or ""]
+    if configuration.backend == "tensorrt":
         parts.append("TensorRT")
     return " ".join(part for part in parts if part)
 
 
-def config_label(config: dict[str, Any]) -> str:
+def configuration_label(configuration: Configuration) -> str:
     """A short name for charts: ``int8 static · batch ≤16, 2ms · 1 inst × 2 thr``."""
-    if config["dynamic_batching"]:
-        batching = f"batch ≤{config['max_batch_size']}"
-        if config["max_queue_delay_us"]:
-            batching += f", {delay(config['max_queue_delay_us'])}"
+    if configuration.dynamic_batching:
+        batching = f"batch ≤{configuration.max_batch_size}"
+        if configuration.max_queue_delay_us:
+            batching += f", {delay(configuration.max_queue_delay_us)}"
     else:
         batching = "no batching"
-    instances = f"{config['instance_count']} inst"
-    if config["intra_op_threads"]:
-        instances += f" × {config['intra_op_threads']} thr"
-    return " · ".join((precision_label(config), batching, instances))
+    instances = f"{configuration.instance_count} inst"
+    if configuration.intra_op_threads:
+        instances += f" × {configuration.intra_op_threads} thr"
+    return " · ".join((precision_label(configuration), batching, instances))
 
 
-def configuration_label(configuration: Configuration) -> str:
-    """:func:`config_label` of a configuration."""
-    return config_label(configuration.to_dict())
-
-
-def config_sentence(config: dict[str, Any]) -> str:
+def configuration_sentence(configuration: Configuration) -> str:
     """The configuration in words, to follow ``Serve the model as``."""
-    if config["dynamic_batching"]:
-        preferred = config["preferred_batch_size"] or []
-        batching = f"dynamic batches of up to {config['max_batch_size']}"
-        if preferred and preferred != [config["max_batch_size"]]:
+    if configuration.dynamic_batching:
+        preferred = configuration.preferred_batch_size or ()
+        batching = f"dynamic batches of up to {configuration.max_batch_size}"
+        if preferred and preferred != (configuration.max_batch_size,):
             batching += f" (preferred {', '.join(map(str, preferred))})"
-        if config["max_queue_delay_us"]:
-            batching += f" that wait up to {delay(config['max_queue_delay_us'])} for company"
+        if configuration.max_queue_delay_us:
+            batching += f" that wait up to {delay(configuration.max_queue_delay_us)} "
+            batching += "for further requests"
     else:
         batching = "no dynamic batching"
-    count = config["instance_count"]
+    count = configuration.instance_count
     instances = "one instance" if count == 1 else f"{count} instances"
-    threads = config["intra_op_threads"]
+    threads = configuration.intra_op_threads
     if threads:
         instances += f" with {threads} thread{'s' if threads > 1 else ''}"
         instances += " each" if count > 1 else ""
-    backend = _BACKENDS[config["backend"]]
-    place = "the GPU" if config["device"] == "gpu" else "the CPU"
-    precision = " ".join(filter(None, (config["precision"], config["quantization"])))
+    backend = _BACKENDS[configuration.backend]
+    place = "the GPU" if configuration.device == "gpu" else "the CPU"
+    precision = " ".join(filter(None, (configuration.precision, configuration.quantization)))
     return f"{precision} in {backend} on {place}, {batching}, {instances}"
 
 
-def config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
+def configuration_rows(configuration: Configuration) -> list[tuple[str, str]]:
     """Each setting under its own name, as Triton spells it; those without effect are left out."""
-    preferred = config["preferred_batch_size"]
-    threads = config["intra_op_threads"]
+    preferred = configuration.preferred_batch_size
+    threads = configuration.intra_op_threads
     rows = [
-        ("precision", " ".join(filter(None, (config["precision"], config["quantization"])))),
-        ("backend", config["backend"]),
-        ("device", config["device"]),
-        ("max_batch_size", str(config["max_batch_size"])),
-        ("dynamic_batching", "on" if config["dynamic_batching"] else "off"),
+        (
+            "precision",
+            " ".join(filter(None, (configuration.precision, configuration.quantization))),
+        ),
+        ("backend", configuration.backend),
+        ("device", configuration.device),
+        ("max_batch_size", str(configuration.max_batch_size)),
+        ("dynamic_batching", "on" if configuration.dynamic_batching else "off"),
     ]
-    if config["dynamic_batching"]:
-        rows.append(("preferred_batch_size", ", ".join(map(str, preferred or []))))
-        rows.append(("max_queue_delay", delay(config["max_queue_delay_us"])))
-    rows.append(("instance_count", str(config["instance_count"])))
+    if configuration.dynamic_batching:
+        rows.append(("preferred_batch_size", ", ".join(map(str, preferred or ()))))
+        rows.append(("max_queue_delay", delay(configuration.max_queue_delay_us)))
+    rows.append(("instance_count", str(configuration.instance_count)))
     if threads is not None:
         rows.append(("intra_op_threads", str(threads) if threads else "one per core"))
     return rows

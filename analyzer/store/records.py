@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import Verdict
+from analyzer.domain.study import Explanation, Pricing, SearchSummary, Verdict
 
 StudyStatus = Literal["running", "interrupted", "failed", "finished"]
 
@@ -35,6 +35,21 @@ class StudyRecord:
     status: StudyStatus = "running"
     verdict: Verdict | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResult:
+    """The fields of a :class:`StudyResult` that neither the study's row nor its outcomes hold."""
+
+    arrivals: str
+    request_batch_size: int
+    server: str
+    recommended_id: str | None = None
+    baseline_id: str
+    pricing: Pricing
+    search: SearchSummary
+    explanation: Explanation
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

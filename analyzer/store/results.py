@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from analyzer.domain.measurement import Failure, Measurement, RequestLog
-from analyzer.domain.study import Verdict, Verification
+from analyzer.domain.study import StudyResult, Verification
 from analyzer.errors import StoreError
 from analyzer.store import codec, rows, schema
 from analyzer.store import engine as engines
@@ -32,6 +32,7 @@ from analyzer.store.blobs import pack_log, unpack_log
 from analyzer.store.database import Database, no_collection, open_database
 from analyzer.store.records import (
     StoredOutcome,
+    StoredResult,
     StudyRecord,
     StudyStatus,
     StudySummary,
@@ -187,61 +188,49 @@ class ResultStore:
             for name, model, verdict, count, at, status in found
         ]
 
-    def update_study(
-        self,
-        study: str,
-        *,
-        status: StudyStatus | None = None,
-        verdict: Verdict | None = None,
-        options: Mapping[str, Any] | None = None,
-        provenance: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Changes what is given, leaves what is None.
+    def set_status(self, study: str, status: StudyStatus) -> None:
+        """Says how far the study is.
 
         Raises:
             StoreError: There is no such study.
         """
-        given = {
-            "status": status,
-            "verdict": verdict,
-            "options": None if options is None else codec.dumps(dict(options)),
-            "provenance": None if provenance is None else codec.dumps(dict(provenance)),
-        }
-        values = {name: value for name, value in given.items() if value is not None}
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, study)
-            if values:
-                connection.execute(
-                    update(schema.STUDIES).where(schema.STUDIES.c.id == study_id).values(**values)
-                )
+            self._update(connection, study_id, status=status)
 
-    def finish_study(self, study: str, verdict: Verdict, document: Mapping[str, Any]) -> None:
-        """Stores the verdict and the result document; a later one replaces it.
+    def save_result(self, result: StudyResult) -> None:
+        """Stores what a study ended with; a later result replaces it. Its outcomes are there.
 
         Raises:
             StoreError: There is no such study.
         """
-        body = codec.dumps(dict(document))
+        body = codec.dumps(rows.stored_result(result))
         with self._database.writing() as connection:
-            study_id = self._database.study_id(connection, study)
-            connection.execute(
-                update(schema.STUDIES)
-                .where(schema.STUDIES.c.id == study_id)
-                .values(status="finished", verdict=verdict)
-            )
-            connection.execute(
-                delete(schema.DOCUMENTS).where(schema.DOCUMENTS.c.study_id == study_id)
-            )
-            connection.execute(insert(schema.DOCUMENTS).values(study_id=study_id, body=body))
+            study_id = self._database.study_id(connection, result.name)
+            self._update(connection, study_id, status="finished", verdict=result.verdict)
+            connection.execute(delete(schema.RESULTS).where(schema.RESULTS.c.study_id == study_id))
+            connection.execute(insert(schema.RESULTS).values(study_id=study_id, body=body))
 
-    def document(self, study: str) -> dict[str, Any] | None:
-        """The result document; None before the study is finished."""
+    def load_result(self, name: str | None = None) -> StudyResult:
+        """The result of study ``name`` (the newest if None), also of one that did not end.
+
+        Raises:
+            StoreError: There is no such study, or a row is damaged.
+        """
+        record = self.study(name) if name else self.newest_study()
         with self._database.reading() as connection:
-            study_id = self._database.study_id(connection, study)
-            body = connection.execute(
-                select(schema.DOCUMENTS.c.body).where(schema.DOCUMENTS.c.study_id == study_id)
-            ).scalar_one_or_none()
-        return None if body is None else codec.loads_plain(body)
+            study_id = self._database.study_id(connection, record.name)
+            query = select(schema.RESULTS.c.body).where(schema.RESULTS.c.study_id == study_id)
+            body = connection.execute(query).scalar_one_or_none()
+        with self._database.readable(f"the result of study {record.name!r}"):
+            stored = rows.unfinished(record) if body is None else codec.loads(body, StoredResult)
+        return rows.study_result(
+            record, stored, self.outcomes(record.name), self.verifications(record.name)
+        )
+
+    def _update(self, connection: Connection, study_id: int, **values: str) -> None:
+        row = schema.STUDIES.c.id == study_id
+        connection.execute(update(schema.STUDIES).where(row).values(**values))
 
     # --- outcomes --------------------------------------------------------------------------------
 

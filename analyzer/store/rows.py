@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from analyzer.domain.configuration import Configuration, baseline_configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
+from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyResult, Verification
 from analyzer.store import codec
 from analyzer.store.blobs import pack_load_tests, unpack_load_tests
-from analyzer.store.records import StoredOutcome, StudyRecord
+from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord
 
 
 def study_row(record: StudyRecord) -> dict[str, Any]:
@@ -47,6 +49,61 @@ def study_record(row: Mapping[str, Any]) -> StudyRecord:
         status=row["status"],
         verdict=row["verdict"],
         provenance=codec.loads_plain(row["provenance"]),
+    )
+
+
+def stored_result(result: StudyResult) -> StoredResult:
+    """What is stored of ``result`` in a row of its own."""
+    return StoredResult(
+        **{field.name: getattr(result, field.name) for field in dataclasses.fields(StoredResult)}
+    )
+
+
+def unfinished(record: StudyRecord) -> StoredResult:
+    """What stands in for the result of a study that did not end."""
+    options = record.options
+    note = (
+        "The study did not end; this is what was measured until then. Go on with "
+        f"--study {record.name} --resume."
+    )
+    return StoredResult(
+        arrivals=options.get("arrivals", "poisson"),
+        request_batch_size=options.get("request_batch_size", 1),
+        server=options.get("server", "embedded"),
+        baseline_id=baseline_configuration(batchable=record.model.batchable).config_id,
+        pricing=Pricing(),
+        explanation=Explanation(),
+        search=SearchSummary(sampler=options.get("sampler", "twin")),
+        warnings=(note,),
+    )
+
+
+def study_result(
+    record: StudyRecord,
+    stored: StoredResult,
+    outcomes: Iterable[StoredOutcome],
+    verifications: Iterable[Verification],
+) -> StudyResult:
+    """The result that is kept in several tables.
+
+    One outcome for each configuration, the last one, in the order of their first; a failure never
+    replaces a measurement.
+    """
+    last: dict[Configuration, Measurement | Failure] = {}
+    for item in outcomes:
+        known = last.get(item.outcome.configuration)
+        if not (isinstance(item.outcome, Failure) and isinstance(known, Measurement)):
+            last[item.outcome.configuration] = item.outcome
+    fields = {field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)}
+    return StudyResult(
+        name=record.name,
+        verdict=record.verdict or "undecided",
+        model=record.model,
+        sla=record.sla,
+        outcomes=tuple(last.values()),
+        provenance=record.provenance,
+        verifications=tuple(verifications),
+        **fields,
     )
 
 

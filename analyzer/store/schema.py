@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from sqlalchemy import (
@@ -26,7 +27,7 @@ from sqlalchemy import (
 
 from analyzer.errors import StoreError
 
-SCHEMA = 1
+SCHEMA = 2
 """The schema number that this version writes."""
 
 # Optuna's tables live in the same database, so each of ours carries a prefix.
@@ -58,9 +59,9 @@ STUDIES = Table(
     Column("provenance", Text, nullable=False),
 )
 
-# A table of its own: a document can be large, and a list of studies never needs it.
-DOCUMENTS = Table(
-    "tritune_documents",
+# What a study ended with, apart from its row and its outcomes: ``records.StoredResult`` as JSON.
+RESULTS = Table(
+    "tritune_results",
     METADATA,
     Column("study_id", _Key, ForeignKey("tritune_studies.id"), primary_key=True),
     Column("body", Text, nullable=False),
@@ -194,5 +195,37 @@ def _add_what_is_missing(connection: Connection) -> None:
                 index.create(connection)
 
 
-# Schema 0 was the layout before the first release: a subset of today's tables and columns.
-_UPGRADES: dict[int, Callable[[Connection], None]] = {0: _add_what_is_missing}
+def _move_results(connection: Connection) -> None:
+    """Results from the studies' options into their table; claims from the report's keys into ours.
+
+    Schema 1 kept the result under ``facts`` in the options, the report's JSON document in
+    ``tritune_documents``, and a verification's claim as the dictionary that was printed.
+    """
+    _add_what_is_missing(connection)
+    studies = connection.execute(select(STUDIES.c.id, STUDIES.c.options)).all()
+    for study_id, options_text in studies:
+        options = json.loads(options_text)
+        result = options.pop("facts", None)
+        if result is None:
+            continue
+        connection.execute(insert(RESULTS).values(study_id=study_id, body=json.dumps(result)))
+        connection.execute(
+            update(STUDIES).where(STUDIES.c.id == study_id).values(options=json.dumps(options))
+        )
+    for key, body in connection.execute(select(VERIFICATIONS.c.id, VERIFICATIONS.c.body)).all():
+        verification = json.loads(body)
+        claim = verification["claim"]
+        claim["configuration"] = claim.pop("config")
+        limits = ("latency_budget_ms", "percentile", "confidence")
+        claim["sla"] = {name: claim.pop(name) for name in limits}
+        connection.execute(
+            update(VERIFICATIONS)
+            .where(VERIFICATIONS.c.id == key)
+            .values(body=json.dumps(verification))
+        )
+    connection.execute(text("DROP TABLE IF EXISTS tritune_documents"))
+
+
+# From each schema to the next. Schema 0 was the layout before the first release: a subset of the
+# tables and columns of schema 1.
+_UPGRADES: dict[int, Callable[[Connection], None]] = {0: _add_what_is_missing, 1: _move_results}

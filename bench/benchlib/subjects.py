@@ -111,7 +111,7 @@ class ServedSubject:
     @classmethod
     def of(cls, name: str, server: str, folder: Path) -> ServedSubject:
         """Inspects the model; ``folder`` keeps variants and inputs."""
-        from analyzer.cli.search_run import inspect_path
+        from analyzer.cli.models import inspect_path
 
         subject = SUBJECTS[name]
         model, _ = inspect_path(model_file(name, folder), {})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analyzer.cli.answer import tell
+from analyzer.cli.answer import deliver
 from analyzer.domain.study import StudyResult
 from analyzer.errors import RepositoryError
 from analyzer.variants.inspect import inspect_model
@@ -52,15 +52,15 @@ def test_the_export_replaces_another_configuration_only_with_force(
     (there / "1").mkdir(parents=True)
     (there / "config.pbtxt").write_text('name: "digits"')
     with pytest.raises(RepositoryError) as caught:
-        tell(options(folder, force=False), facts)
+        deliver(options(folder, force=False), facts)
     assert "--force" in caught.value.hint and "is stored" in caught.value.hint
     assert not (there / "2").exists()
     capsys.readouterr()
-    assert tell(options(folder, force=True), facts) == "found"
+    assert deliver(options(folder, force=True), facts) == "found"
     assert (there / "2" / "model.onnx").is_file() and (there / "1").is_dir()
     out, err = capsys.readouterr()
     assert "repository" in out and "was replaced" not in out
     assert "was replaced; older versions are still there" in err
     (there / "config.pbtxt").write_text('name: "digits"')
-    tell(options(folder, force=True, quiet=True), facts)
+    deliver(options(folder, force=True, quiet=True), facts)
     assert capsys.readouterr().err == ""

@@ -23,6 +23,7 @@ from analyzer.domain.measurement import (
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import (
+    Claim,
     Explanation,
     Pricing,
     SearchSummary,
@@ -341,7 +342,15 @@ def example_facts(**changes: Any) -> StudyResult:
         },
         verifications=(
             Verification(
-                claim={"capacity_rps": winner.capacity_rps, "latency_budget_ms": 50.0},
+                claim=Claim(
+                    source="study digits-1",
+                    model=MODEL.name,
+                    configuration=WINNER,
+                    sla=SLA,
+                    rate_rps=winner.capacity_rps or 0.0,
+                    arrivals="poisson",
+                    request_batch_size=1,
+                ),
                 verdict="holds",
                 measured=replace(winner, edge=Edge(rate_rps=611.0, interval_rps=(590.0, 633.0))),
                 server="triton 2.51",

@@ -10,7 +10,7 @@ from chromium import Page, chromium_page, find_chromium
 from facts_example import example_facts, infeasible_facts, undecided_facts
 
 from analyzer.domain.study import StudyResult
-from analyzer.report.document import build_document
+from analyzer.report.entries import make_report
 from analyzer.report.html import render_html
 
 pytestmark = pytest.mark.browser
@@ -29,7 +29,8 @@ def page() -> Iterator[Page]:
 
 def write(facts: StudyResult, folder: Path) -> Path:
     path = folder / "report.html"
-    path.write_text(render_html(facts, build_document(facts), config_pbtxt=PBTXT), encoding="utf-8")
+    page = render_html(make_report(facts), config_pbtxt=PBTXT)
+    path.write_text(page, encoding="utf-8")
     return path
 
 

@@ -24,10 +24,11 @@ from analyzer.domain.study import Pricing, StudyResult
 from analyzer.report.document import (
     FAILURES_MAX,
     build_document,
-    build_entry,
     build_load_test_entry,
+    entry_document,
     render_json,
 )
+from analyzer.report.entries import make_report, study_entry
 
 TOP = {
     "schema", "study", "verdict", "model", "sla", "recommendation", "baseline", "speedup",
@@ -63,7 +64,7 @@ def check_entry(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("facts", [example_facts(), infeasible_facts(), undecided_facts()])
 def test_every_key_of_the_contract_is_there(facts: StudyResult) -> None:
-    document = build_document(facts)
+    document = build_document(make_report(facts))
     assert set(document) >= TOP
     assert document["schema"] == 1
     assert set(document["model"]) == {"name", "sha256", "batchable", "inputs", "outputs"}
@@ -91,7 +92,7 @@ def test_every_key_of_the_contract_is_there(facts: StudyResult) -> None:
 
 
 def test_the_answer_of_a_found_study() -> None:
-    document = build_document(example_facts())
+    document = build_document(make_report(example_facts()))
     best = document["recommendation"]
     check_entry(best)
     assert best["config_id"] == WINNER.config_id
@@ -111,7 +112,7 @@ def test_the_answer_of_a_found_study() -> None:
 
 
 def test_the_front_is_sorted_by_its_edge_and_holds_no_failure() -> None:
-    document = build_document(example_facts())
+    document = build_document(make_report(example_facts()))
     edges = [entry["edge_rps"] for entry in document["pareto"]]
     assert edges == sorted(edges, reverse=True)
     assert document["pareto"][0]["config_id"] == WINNER.config_id
@@ -120,7 +121,7 @@ def test_the_front_is_sorted_by_its_edge_and_holds_no_failure() -> None:
 
 
 def test_an_uncertified_entry_says_at_what_rate_it_was_measured() -> None:
-    document = build_document(example_facts())
+    document = build_document(make_report(example_facts()))
     entry = next(e for e in document["pareto"] if e["capacity_rps"] is None)
     assert entry["fleet"] is None
     assert entry["certificate"] is None
@@ -130,11 +131,11 @@ def test_an_uncertified_entry_says_at_what_rate_it_was_measured() -> None:
 
 def test_without_price_and_target_the_fleet_is_null() -> None:
     facts = example_facts(pricing=Pricing(), sla=infeasible_facts().sla)
-    assert build_document(facts)["recommendation"]["fleet"] is None
+    assert build_document(make_report(facts))["recommendation"]["fleet"] is None
 
 
 def test_without_a_price_the_replicas_stay() -> None:
-    fleet = build_document(example_facts(pricing=Pricing()))["recommendation"]["fleet"]
+    fleet = build_document(make_report(example_facts(pricing=Pricing())))["recommendation"]["fleet"]
     assert fleet["replicas"] == 4
     assert fleet["cost_per_hour"] is fleet["currency"] is fleet["price_source"] is None
 
@@ -145,13 +146,13 @@ def test_accuracy_on_made_up_inputs_is_null() -> None:
         accuracy=Accuracy(metric="cosine", value=0.99, drop=0.01, interval=None, synthetic=True),
     )
     facts = example_facts()
-    entry = build_entry(made_up, sla=facts.sla, pricing=facts.pricing)
+    entry = entry_document(study_entry(made_up, facts))
     assert entry["accuracy"] is None
 
 
 def test_a_baseline_that_failed_is_an_entry_with_nothing_measured() -> None:
     failed = Failure(configuration=BASELINE, stage="start", reason="crash", message="It died.")
-    document = build_document(example_facts(outcomes=(failed, *OUTCOMES[1:])))
+    document = build_document(make_report(example_facts(outcomes=(failed, *OUTCOMES[1:]))))
     check_entry(document["baseline"])
     assert document["baseline"]["config_id"] == BASELINE.config_id
     assert document["baseline"]["edge_rps"] is document["baseline"]["edge_interval_rps"] is None
@@ -160,7 +161,7 @@ def test_a_baseline_that_failed_is_an_entry_with_nothing_measured() -> None:
 
 
 def test_an_infeasible_study_names_the_closest() -> None:
-    document = build_document(infeasible_facts())
+    document = build_document(make_report(infeasible_facts()))
     assert document["recommendation"] is document["speedup"] is None
     assert document["pareto"] == []
     miss = document["closest"]["misses"][0]
@@ -169,7 +170,7 @@ def test_an_infeasible_study_names_the_closest() -> None:
 
 
 def test_an_undecided_study_says_what_evidence_is_missing() -> None:
-    document = build_document(undecided_facts())
+    document = build_document(make_report(undecided_facts()))
     assert document["closest"]["misses"] == [
         {"limit": "certified_requests", "required": 7500, "observed": 2400}
     ]
@@ -178,7 +179,7 @@ def test_an_undecided_study_says_what_evidence_is_missing() -> None:
 
 def test_nothing_measured_at_all_still_makes_a_document() -> None:
     facts = replace(undecided_facts(), outcomes=())
-    document = build_document(facts)
+    document = build_document(make_report(facts))
     assert document["baseline"] is document["closest"] is document["recommendation"] is None
 
 
@@ -187,20 +188,20 @@ def test_infinities_and_numpy_numbers_become_plain_json() -> None:
         provenance={"seeds": {"study": np.int64(5)}, "hardware": {"x": float("nan")}},
         search=replace(example_facts().search, wall_seconds=math.inf),
     )
-    document = json.loads(render_json(build_document(facts)))
+    document = json.loads(render_json(build_document(make_report(facts))))
     assert document["provenance"]["seeds"]["study"] == 5
     assert document["provenance"]["hardware"]["x"] is None
     assert document["search"]["wall_seconds"] is None
 
 
 def test_predictions_never_stand_under_a_measured_key() -> None:
-    steps = build_document(example_facts())["explanation"]["contributions"]
+    steps = build_document(make_report(example_facts()))["explanation"]["contributions"]
     assert all((s["edge_rps"] is None) != (s["predicted_edge_rps"] is None) for s in steps)
 
 
 def test_very_many_failures_are_listed_in_part() -> None:
     failure = next(o for o in OUTCOMES if isinstance(o, Failure))
-    document = build_document(example_facts(outcomes=(*OUTCOMES, *[failure] * 500)))
+    document = build_document(make_report(example_facts(outcomes=(*OUTCOMES, *[failure] * 500))))
     assert len(document["failures"]) == FAILURES_MAX
 
 

@@ -11,6 +11,7 @@ import pytest
 from facts_example import (
     BASELINE,
     OUTCOMES,
+    SLA,
     WINNER,
     configuration,
     example_facts,
@@ -19,14 +20,21 @@ from facts_example import (
     undecided_facts,
 )
 
+from analyzer.domain.measurement import Edge
 from analyzer.domain.study import StudyResult
 from analyzer.report.csv import COLUMNS, render_csv
-from analyzer.report.document import build_document
-from analyzer.report.facts import answer_facts, gain_sentence
+from analyzer.report.entries import make_report
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
+from analyzer.report.summary import gain_sentence, summarize
 from analyzer.report.terminal import LINES_MAX, render_terminal
-from analyzer.report.wording import config_sentence, dollars, interval, number, signed_percent
+from analyzer.report.wording import (
+    configuration_sentence,
+    dollars,
+    interval,
+    number,
+    signed_percent,
+)
 
 ALL = pytest.mark.parametrize(
     "facts",
@@ -54,54 +62,56 @@ def test_numbers_have_three_digits_and_no_exponent(value: float | None, text: st
 
 def test_signs_intervals_and_dollars() -> None:
     assert [signed_percent(v) for v in (0.63, -0.023)] == ["+63 %", "−2.3 %"]
-    assert [interval(v) for v in ([1.0, 2.0], [None, 2.0], [1.0, None], None)] == [
+    assert [interval(v) for v in ((1.0, 2.0), (None, 2.0), (1.0, None), None)] == [
         "1 to 2", "below 2", "above 1", "",
     ]  # fmt: skip
     assert [dollars(v) for v in (2.9456, 0.3683, None)] == ["$2.95", "$0.368", "–"]
 
 
 def test_a_configuration_in_words() -> None:
-    assert config_sentence(WINNER.to_dict()) == (
+    assert configuration_sentence(WINNER) == (
         "int8 static in ONNX Runtime on the CPU, dynamic batches of up to 16 (preferred 8, 16) "
-        "that wait up to 2ms for company, one instance with 2 threads"
+        "that wait up to 2ms for further requests, one instance with 2 threads"
     )
-    assert config_sentence(BASELINE.to_dict()) == (
+    assert configuration_sentence(BASELINE) == (
         "fp32 in ONNX Runtime on the CPU, dynamic batches of up to 4, 2 instances"
     )
 
 
 def test_the_answer_says_what_holds_and_what_it_gains() -> None:
-    document = build_document(example_facts())
-    answer = answer_facts(document)
+    report = make_report(example_facts())
+    answer = summarize(report)
     assert (
         answer.title == "As int8 static, digits carries 556 requests/s, 99 % of them within 50 ms"
     )
     assert [figure.value for figure in answer.figures] == ["556 /s", "30 ms", "2.75×", "$2.95/h"]
-    assert gain_sentence(document) == "2.75× cheaper than the baseline"
+    assert gain_sentence(report) == "2.75× cheaper than the baseline"
     assert not answer.misses
     assert not answer.advice
 
 
 def test_a_gain_between_rates_proven_unequally_is_told_with_that_of_the_edges() -> None:
-    document = build_document(example_facts())
-    document["sla"]["objective"] = "capacity"
-    document["speedup"] = 9.0
-    document["recommendation"]["edge_rps"] = 1500.0
-    document["baseline"]["edge_rps"] = 250.0
-    assert gain_sentence(document) == "9× the capacity of the baseline (6× by their edges)"
-    document["speedup"] = 6.2
-    assert gain_sentence(document) == "6.2× the capacity of the baseline"
+    report = make_report(example_facts(sla=replace(SLA, objective="capacity")))
+    assert report.recommendation is not None and report.baseline is not None
+    for entry, edge_rps in ((report.recommendation, 1500.0), (report.baseline, 250.0)):
+        edge = Edge(rate_rps=edge_rps, interval_rps=(None, None))
+        measurement = replace(entry.measurement, edge=edge)
+        name = "recommendation" if entry is report.recommendation else "baseline"
+        report = replace(report, **{name: replace(entry, measurement=measurement)})
+    gain = gain_sentence(replace(report, speedup=9.0))
+    assert gain == "9× the capacity of the baseline (6× by their edges)"
+    assert gain_sentence(replace(report, speedup=6.2)) == "6.2× the capacity of the baseline"
 
 
 def test_an_undecided_answer_says_what_to_do() -> None:
-    answer = answer_facts(build_document(undecided_facts()))
+    answer = summarize(make_report(undecided_facts()))
     assert "2,400 requests; a certificate needs about 7,500" in answer.misses[0]
     assert "--study digits-3 --resume" in answer.advice[0]
 
 
 @ALL
 def test_the_terminal_gets_a_short_plain_answer(facts: StudyResult) -> None:
-    text = render_terminal(build_document(facts))
+    text = render_terminal(make_report(facts))
     lines = text.splitlines()
     assert len(lines) <= LINES_MAX
     assert max(map(len, lines)) <= 96
@@ -111,7 +121,7 @@ def test_the_terminal_gets_a_short_plain_answer(facts: StudyResult) -> None:
 
 @ALL
 def test_markdown_has_whole_tables(facts: StudyResult) -> None:
-    text = render_markdown(build_document(facts))
+    text = render_markdown(make_report(facts))
     assert text.startswith("# ")
     width = 0
     for line in text.splitlines():
@@ -121,7 +131,7 @@ def test_markdown_has_whole_tables(facts: StudyResult) -> None:
 
 
 def test_markdown_escapes_what_comes_from_outside() -> None:
-    text = render_markdown(build_document(example_facts(warnings=("a|b <script>\n# no",))))
+    text = render_markdown(make_report(example_facts(warnings=("a|b <script>\n# no",))))
     assert "\n# no" not in text
     assert "\\<script>" in text
 
@@ -144,7 +154,7 @@ def test_csv_has_a_row_for_every_outcome() -> None:
 
 @ALL
 def test_the_page_is_whole_and_self_contained(facts: StudyResult) -> None:
-    page = render_html(facts, build_document(facts), config_pbtxt="max_batch_size: 16")
+    page = render_html(make_report(facts), config_pbtxt="max_batch_size: 16")
     assert page.startswith("<!DOCTYPE html>")
     assert page.rstrip().endswith("</html>")
     outside = page[: page.index('<script type="application/json"')]
@@ -154,7 +164,7 @@ def test_the_page_is_whole_and_self_contained(facts: StudyResult) -> None:
 
 def test_predictions_are_marked_on_the_page() -> None:
     facts = example_facts()
-    page = render_html(facts, build_document(facts))
+    page = render_html(make_report(facts))
     assert "predicted by the twin" in page
     assert "Hatched steps are predicted" in page
 
@@ -166,5 +176,5 @@ def test_a_thinned_chart_says_so() -> None:
     )
     for outcomes, said in ((OUTCOMES, False), ((*OUTCOMES, *crowd), True)):
         facts = example_facts(outcomes=outcomes)
-        page = render_html(facts, build_document(facts))
+        page = render_html(make_report(facts))
         assert ("Shown are 600 of 1,010 configurations" in page) is said

@@ -32,6 +32,14 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
+from analyzer.domain.study import (
+    Explanation,
+    Pricing,
+    SearchSummary,
+    Step,
+    StudyResult,
+    WhatIf,
+)
 from analyzer.store.records import StudyRecord
 
 
@@ -96,6 +104,27 @@ def make_failure() -> Failure:
         stage="load", reason="out_of_memory", message="It needed 9 GiB.", hint="Fewer instances.",
         load_test_seconds=1.5,
     )  # fmt: skip
+
+
+def make_result(name: str, **changes: object) -> StudyResult:
+    record = make_record(name)
+    fields: dict[str, object] = {
+        "name": name, "verdict": "found", "model": record.model, "sla": record.sla,
+        "arrivals": "gamma:2", "request_batch_size": 2, "server": "embedded", "outcomes": (),
+        "recommended_id": "0123456789ab", "baseline_id": "ba9876543210",
+        "pricing": Pricing(price_per_hour=0.7364, source="--price"),
+        "search": SearchSummary(sampler="twin", space_size=720, wall_seconds=float("inf")),
+        "explanation": Explanation(
+            trusted=True, importance=(("precision", 0.5),),
+            contributions=(Step(setting="fp32", config_id="a", edge_rps=None, measured=False),),
+            what_if=(
+                WhatIf(setting="instances", from_value="1", to_value="2", predicted_edge_rps=9.5),
+            ),
+        ),
+        "provenance": record.provenance,
+        "warnings": ("a warning",),
+    }  # fmt: skip
+    return StudyResult(**(fields | changes))  # type: ignore[arg-type]
 
 
 def make_log(count: int = 500) -> RequestLog:

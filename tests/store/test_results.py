@@ -10,7 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from analyzer.domain.study import Verification
+from analyzer.domain.sla import Sla
+from analyzer.domain.study import Claim, Verification
 from analyzer.errors import StoreError
 from analyzer.store.results import ResultStore, open_store
 
@@ -61,9 +62,10 @@ def test_a_missing_study_names_those_that_are_there(store: ResultStore, make: Mo
         store.newest_study()
     store.create_study(make.make_record("mine"))
     for use in (
-        store.study, store.outcomes, store.trial_rows, store.document, store.verifications,
+        store.study, store.outcomes, store.trial_rows, store.load_result, store.verifications,
         lambda name: store.add_outcome(name, 0, {}, make.make_failure()),
-        lambda name: store.finish_study(name, "found", {}),
+        lambda name: store.set_status(name, "failed"),
+        lambda name: store.save_result(make.make_result(name)),
     ):  # fmt: skip
         with pytest.raises(StoreError, match="no study named 'yours'") as caught:
             use("yours")
@@ -139,18 +141,36 @@ def test_raw_requests_come_back(store: ResultStore, make: ModuleType) -> None:
     assert store.request_logs(name, 2) == []
 
 
-def test_a_study_is_finished_and_updated(store: ResultStore, make: ModuleType) -> None:
-    name = store.create_study(make.make_record()).name
-    assert store.document(name) is None
-    store.update_study(name, status="interrupted", options={"budget_s": 5})
-    assert store.study(name).status == "interrupted"
-    assert store.study(name).options == {"budget_s": 5}
-    for document in ({"schema": 1, "x": None}, {"schema": 1, "recommendation": {"y": [1.5]}}):
-        store.finish_study(name, "infeasible", document)
-        assert store.document(name) == document
-    assert store.study(name).verdict == "infeasible"
+def test_a_result_comes_back_equal(store: ResultStore, make: ModuleType) -> None:
+    record = store.create_study(make.make_record())
+    measured, failed = make.make_measurement(), make.make_failure()
+    for number, outcome in enumerate((failed, measured)):
+        store.add_outcome(record.name, number, {}, outcome)
+    for verdict in ("infeasible", "found"):  # a later result replaces the earlier
+        result = make.make_result(
+            record.name, verdict=verdict, outcomes=(failed, measured), provenance=record.provenance
+        )
+        store.save_result(result)
+        assert store.load_result(record.name) == store.load_result() == result
     (summary,) = store.list_studies(limit=5)
-    assert (summary.status, summary.verdict, summary.model) == ("finished", "infeasible", "digits")
+    assert (summary.status, summary.verdict, summary.model) == ("finished", "found", "digits")
+
+
+def test_a_study_that_did_not_end_has_a_result_too(store: ResultStore, make: ModuleType) -> None:
+    name = store.create_study(make.make_record()).name
+    store.set_status(name, "interrupted")
+    measured = make.make_measurement()
+    store.add_outcome(name, 0, {}, make.make_measurement(100.0))
+    store.add_outcome(name, 1, {}, measured)
+    failure = dataclasses.replace(make.make_failure(), configuration=measured.configuration)
+    store.add_outcome(name, 2, {}, failure)
+    result = store.load_result(name)
+    assert store.study(name).status == "interrupted"
+    # The last measurement of the configuration; a failure does not hide it.
+    assert result.outcomes == (measured,)
+    assert (result.verdict, result.recommended_id) == ("undecided", None)
+    assert result.search.sampler == "tpe"
+    assert f"--study {name} --resume" in result.warnings[0]
 
 
 def test_studies_are_listed_newest_first(store: ResultStore, make: ModuleType) -> None:
@@ -162,8 +182,13 @@ def test_studies_are_listed_newest_first(store: ResultStore, make: ModuleType) -
 def test_verifications_come_back_equal(store: ResultStore, make: ModuleType) -> None:
     name = store.create_study(make.make_record()).name
     verification = Verification(
-        claim={"rate_rps": 300.0, "limits": [1, float("inf")]}, verdict="holds",
-        measured=make.make_measurement(), server="embedded", at="2026-01-01T00:00:00+00:00",
+        claim=Claim(
+            source="study digits-1", model="digits", sla=Sla(latency_budget_ms=50.0),
+            configuration=make.make_measurement().configuration, rate_rps=300.0,
+            arrivals="poisson", request_batch_size=2,
+        ),
+        verdict="holds", measured=make.make_measurement(), server="embedded",
+        at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
     store.add_verification(name, verification)
     assert store.verifications(name) == [verification]

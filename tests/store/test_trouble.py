@@ -242,7 +242,9 @@ def test_an_older_schema_is_upgraded(sqlite_url: str, tmp_path: Path, make: Modu
             store.add_outcome(name, 0, {}, make.make_measurement(), logs=[make.make_log()])
             store.put_cache("k", "k", {})
     check = sqlite3.connect(tmp_path / "results.db")
-    assert check.execute("SELECT schema_number FROM tritune_version").fetchall() == [(1,)]
+    assert check.execute("SELECT schema_number FROM tritune_version").fetchall() == [
+        (schema.SCHEMA,)
+    ]
     fresh = tmp_path / "fresh.db"
     open_store(f"sqlite:///{fresh}").close()
     other = sqlite3.connect(fresh)

@@ -1,4 +1,4 @@
-"""What the charts of a report show, as plain data; drawing is in ``figures``.
+"""What the charts of a report show, as plain data; drawing is in :mod:`.figures`.
 
 A study may hold 100,000 outcomes: the charts show the front, the baseline, the recommendation, the
 next best and an even sample of the rest, and say so.
@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 from analyzer.domain.answer import (
     find,
-    measured,
     memory_bytes,
-    pareto_front,
     rank,
     representative_test,
 )
 from analyzer.domain.cost import cost_per_million_inferences
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.study import StudyResult
+from analyzer.domain.study import Step, StudyResult
+from analyzer.report.entries import StudyReport
 from analyzer.report.wording import configuration_label
 
 Role = Literal["recommended", "baseline", "front", "other"]
@@ -76,7 +75,7 @@ class StageBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBar:
-    """One step from the plainest configuration to the winner."""
+    """One step from the simplest configuration to the winner."""
 
     setting: str
     edge_rps: float | None
@@ -85,7 +84,7 @@ class StepBar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plots:
+class Charts:
     """All charts of a report.
 
     Args:
@@ -103,18 +102,15 @@ class Plots:
     best: tuple[Measurement, ...]
 
 
-def plot_facts(facts: StudyResult) -> Plots:
+def make_charts(report: StudyReport) -> Charts:
     """The charts of a study."""
-    measurements = measured(facts.outcomes)
-    ranked = rank(measurements, facts.sla, devices_per_machine=facts.pricing.devices_per_machine)
-    front = pareto_front(
-        measurements,
-        facts.sla,
-        pricing=facts.pricing,
-        request_batch_size=facts.request_batch_size,
+    result = report.result
+    ranked = rank(
+        report.measured, result.sla, devices_per_machine=result.pricing.devices_per_machine
     )
-    recommended = find(measurements, facts.recommended_id)
-    baseline = find(measurements, facts.baseline_id)
+    front = [entry.measurement for entry in report.front]
+    recommended = find(report.measured, result.recommended_id)
+    baseline = find(report.measured, result.baseline_id)
     roles: dict[int, Role] = {id(m): "front" for m in front}
     if baseline is not None:
         roles[id(baseline)] = "baseline"
@@ -127,21 +123,21 @@ def plot_facts(facts: StudyResult) -> Plots:
     with_edge = [m for m in ranked if m.edge.rate_rps]
     shown = _sample(with_edge, [m for m in with_edge if id(m) in roles])
     order: dict[Role, int] = {"other": 0, "front": 1, "baseline": 2, "recommended": 3}
-    points = [_point(m, role(m), facts) for m in shown]
+    points = [_point(m, role(m), result) for m in shown]
     points.sort(key=lambda point: (order[point.role], -point.edge_rps))
 
     # The recommendation, the baseline, then the front: the ones a reader compares.
     leaders = [m for m in (recommended, baseline) if m is not None]
     leaders += [m for m in (front or ranked) if all(m is not known for known in leaders)]
     curves = [_curve(m, role(m)) for m in leaders[:CURVES_MAX]]
-    bars = [_bar(m, role(m), facts) for m in leaders[:BARS_MAX]]
-    return Plots(
+    bars = [_bar(m, role(m), result) for m in leaders[:BARS_MAX]]
+    return Charts(
         points=tuple(points),
         points_total=len(with_edge),
         curves=tuple(curve for curve in curves if curve.offered_rps),
         bars=tuple(bar for bar in bars if bar is not None),
-        steps=_steps(facts),
-        importance=tuple(sorted(facts.explanation.importance, key=lambda item: -item[1])),
+        steps=_steps(result.explanation.contributions),
+        importance=tuple(sorted(result.explanation.importance, key=lambda item: -item[1])),
         best=ranked[:25],
     )
 
@@ -166,11 +162,11 @@ def _even(items: Sequence[Measurement], count: int) -> list[Measurement]:
     return [items[round(index * step)] for index in range(count)]
 
 
-def _point(measurement: Measurement, role: Role, facts: StudyResult) -> FrontPoint:
-    test = representative_test(measurement, facts.sla)
+def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPoint:
+    test = representative_test(measurement, result.sla)
     edge_rps = measurement.edge.rate_rps
     assert edge_rps
-    price = facts.pricing.price_per_hour
+    price = result.pricing.price_per_hour
     low, high = measurement.edge.interval_rps
     accuracy = measurement.accuracy
     return FrontPoint(
@@ -184,7 +180,7 @@ def _point(measurement: Measurement, role: Role, facts: StudyResult) -> FrontPoi
         latency_ms=test.latency_ms.sla if test else None,
         memory_bytes=memory_bytes(measurement),
         cost_per_million=cost_per_million_inferences(
-            price, edge_rps * facts.request_batch_size, facts.pricing.devices_per_machine
+            price, edge_rps * result.request_batch_size, result.pricing.devices_per_machine
         )
         if price is not None
         else None,
@@ -212,8 +208,8 @@ def _curve(measurement: Measurement, role: Role) -> Curve:
     )
 
 
-def _bar(measurement: Measurement, role: Role, facts: StudyResult) -> StageBar | None:
-    test = representative_test(measurement, facts.sla)
+def _bar(measurement: Measurement, role: Role, result: StudyResult) -> StageBar | None:
+    test = representative_test(measurement, result.sla)
     if test is None:
         return None
     stages: list[Any] = [getattr(test.breakdown_ms, stage) for stage in STAGES]
@@ -228,11 +224,11 @@ def _bar(measurement: Measurement, role: Role, facts: StudyResult) -> StageBar |
     )
 
 
-def _steps(facts: StudyResult) -> tuple[StepBar, ...]:
+def _steps(contributions: tuple[Step, ...]) -> tuple[StepBar, ...]:
     """Each step with its change against the last step whose edge is known."""
     bars: list[StepBar] = []
     before: float | None = None
-    for step in facts.explanation.contributions:
+    for step in contributions:
         known = step.edge_rps is not None and before is not None
         bars.append(
             StepBar(

@@ -19,9 +19,9 @@ from facts_example import (
 
 from analyzer.domain.measurement import Breakdown, Measurement, Validity
 from analyzer.domain.study import Explanation, Step
-from analyzer.report.document import build_document
+from analyzer.report.charts import POINTS_MAX, make_charts
+from analyzer.report.entries import make_report
 from analyzer.report.html import draw_figures
-from analyzer.report.plots import POINTS_MAX, plot_facts
 
 
 def of(config_id: str) -> Measurement:
@@ -32,13 +32,13 @@ def of(config_id: str) -> Measurement:
 
 class TestPoints:
     def test_every_measured_configuration_is_a_point_and_failures_are_not(self) -> None:
-        plots = plot_facts(example_facts())
-        assert len(plots.points) == plots.points_total == 10
-        roles = [point.role for point in plots.points]
+        charts = make_charts(make_report(example_facts()))
+        assert len(charts.points) == charts.points_total == 10
+        roles = [point.role for point in charts.points]
         assert roles == ["other"] * 6 + ["front"] * 2 + ["baseline", "recommended"]
 
     def test_a_point_carries_what_was_measured(self) -> None:
-        point = plot_facts(example_facts()).points[-1]
+        point = make_charts(make_report(example_facts())).points[-1]
         assert point.config_id == WINNER.config_id
         assert (point.edge_rps, point.capacity_rps) == (618.0, pytest.approx(556.2))
         assert point.measured_at_rps == pytest.approx(556.2)
@@ -50,12 +50,12 @@ class TestPoints:
             measurement(configuration(instance_count=n + 3), 10.0 + n / 10, 9.0, memory_mib=400)
             for n in range(1500)
         )
-        plots = plot_facts(example_facts(outcomes=(*OUTCOMES, *crowd)))
-        assert len(plots.points) == POINTS_MAX
-        assert plots.points_total == 1510
-        assert {"recommended", "baseline", "front"} <= {point.role for point in plots.points}
+        charts = make_charts(make_report(example_facts(outcomes=(*OUTCOMES, *crowd))))
+        assert len(charts.points) == POINTS_MAX
+        assert charts.points_total == 1510
+        assert {"recommended", "baseline", "front"} <= {point.role for point in charts.points}
         # An even sample of the rest: both ends of the crowd are there.
-        edges = [point.edge_rps for point in plots.points]
+        edges = [point.edge_rps for point in charts.points]
         assert min(edges) == pytest.approx(10.0)
 
     def test_a_front_beyond_the_limit_is_sampled(self) -> None:
@@ -64,12 +64,15 @@ class TestPoints:
             measurement(configuration(instance_count=n + 3), 700.0 + n, 9.0, memory_mib=200 + n)
             for n in range(900)
         )
-        assert len(plot_facts(example_facts(outcomes=(*OUTCOMES, *crowd))).points) <= POINTS_MAX
+        assert (
+            len(make_charts(make_report(example_facts(outcomes=(*OUTCOMES, *crowd)))).points)
+            <= POINTS_MAX
+        )
 
 
 class TestCurves:
     def test_recommended_and_baseline_lead_and_rates_ascend(self) -> None:
-        curves = plot_facts(example_facts()).curves
+        curves = make_charts(make_report(example_facts())).curves
         assert [curve.role for curve in curves] == ["recommended", "baseline", "front", "front"]
         for curve in curves:
             assert list(curve.offered_rps) == sorted(curve.offered_rps)
@@ -85,14 +88,14 @@ class TestCurves:
             ),
         )
         outcomes = tuple(spoilt if o is winner else o for o in OUTCOMES)
-        full = plot_facts(example_facts()).curves[0]
-        curve = plot_facts(example_facts(outcomes=outcomes)).curves[0]
+        full = make_charts(make_report(example_facts())).curves[0]
+        curve = make_charts(make_report(example_facts(outcomes=outcomes))).curves[0]
         assert curve.offered_rps == full.offered_rps[2:]
 
 
 class TestBars:
     def test_the_stages_are_those_of_the_shown_rate(self) -> None:
-        bars = plot_facts(example_facts()).bars
+        bars = make_charts(make_report(example_facts())).bars
         assert [bar.role for bar in bars[:2]] == ["recommended", "baseline"]
         headline = of(BASELINE.config_id).headline
         assert headline is not None
@@ -104,7 +107,7 @@ class TestBars:
         assert winner.headline is not None
         silent = replace(winner, headline=replace(winner.headline, breakdown_ms=Breakdown()))
         outcomes = tuple(silent if o is winner else o for o in OUTCOMES)
-        bars = plot_facts(example_facts(outcomes=outcomes)).bars
+        bars = make_charts(make_report(example_facts(outcomes=outcomes))).bars
         assert WINNER.config_id not in [bar.config_id for bar in bars]
 
 
@@ -116,7 +119,7 @@ class TestSteps:
         explanation = Explanation(
             contributions=(step("a", 100.0), step("b", None), step("c", 150.0, False))
         )
-        steps = plot_facts(example_facts(explanation=explanation)).steps
+        steps = make_charts(make_report(example_facts(explanation=explanation))).steps
         assert [bar.change_rps for bar in steps] == [None, None, 50.0]
         assert [bar.measured for bar in steps] == [True, True, False]
 
@@ -126,7 +129,7 @@ def test_what_is_drawn_is_valid_to_plotly(facts: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # third-party warnings at import are not ours
         graph = pytest.importorskip("plotly.graph_objects")
-    figures = draw_figures(plot_facts(facts), build_document(facts)["sla"])
+    figures = draw_figures(make_charts(make_report(facts)), facts.sla)
     assert figures
 
     def plain(value: Any) -> Any:
@@ -142,7 +145,7 @@ def test_what_is_drawn_is_valid_to_plotly(facts: Any) -> None:
 
 def test_the_switch_offers_cost_only_with_a_price() -> None:
     def axes(facts: Any) -> list[str]:
-        figures = draw_figures(plot_facts(facts), build_document(facts)["sla"])
+        figures = draw_figures(make_charts(make_report(facts)), facts.sla)
         return [axis["key"] for axis in figures["chart-front"]["axes"]]
 
     assert axes(example_facts()) == ["latency", "memory", "cost"]
@@ -152,7 +155,7 @@ def test_the_switch_offers_cost_only_with_a_price() -> None:
 
 def test_the_load_chart_ends_where_nothing_is_left_to_see() -> None:
     facts = infeasible_facts()
-    figures = draw_figures(plot_facts(facts), build_document(facts)["sla"])
+    figures = draw_figures(make_charts(make_report(facts)), facts.sla)
     layout = figures["chart-load"]["layout"]
     ceiling = layout["yaxis"]["range"][1]
     lowest = [min(t["y"]) for t in figures["chart-load"]["data"] if t.get("showlegend", True)]

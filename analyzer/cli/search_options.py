@@ -1,0 +1,49 @@
+"""The options of ``analyze search``, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The command's options as click parsed them; names as in ``cli.search``."""
+
+    model: Path | None
+    latency_budget: float
+    percentile: float
+    confidence: float
+    target_rate: float | None
+    objective: Any
+    max_memory: int | None
+    max_accuracy_drop: float
+    precisions: tuple[str, ...] | None
+    calibration_data: Path | None
+    input_shapes: dict[str, tuple[int, ...]]
+    space: str | None
+    arrivals: str
+    request_batch_size: int
+    budget: float
+    max_trials: int | None
+    sampler: Any
+    server: str
+    device: str
+    workers: int | None
+    ray_address: str | None
+    instance_type: str | None
+    price: float | None
+    store_url: str
+    study: str | None
+    resume: bool
+    export_dir: Path | None
+    force: bool
+    report_file: Path | None
+    seed: int
+    seed_given: bool
+    executor: str
+    as_json: bool
+    verbose: bool
+    quiet: bool
+    started: float

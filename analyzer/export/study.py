@@ -1,0 +1,98 @@
+"""A configuration of a study: which one is meant, the file that it serves, and its export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from analyzer.domain.configuration import Backend, Configuration
+from analyzer.domain.measurement import Measurement
+from analyzer.domain.study import StudyResult
+from analyzer.errors import ModelError, UsageError
+from analyzer.export.repository import ExportResult, export_repository
+from analyzer.variants.build import Variant, build_variant
+from analyzer.variants.inputs import load_calibration
+
+
+def chosen_measurement(result: StudyResult, config_id: str | None) -> Measurement:
+    """The measurement of ``config_id`` (the recommended one if None); an id's start suffices.
+
+    Raises:
+        UsageError: There is none.
+    """
+    measured = {
+        outcome.configuration.config_id: outcome
+        for outcome in result.outcomes
+        if isinstance(outcome, Measurement)
+    }
+    wanted = config_id or result.recommended_id
+    if wanted is None:
+        raise UsageError(
+            f"The study {result.name!r} recommends nothing (verdict: {result.verdict}).",
+            hint="Name a measured configuration with --config; analyze studies show lists them.",
+        )
+    found = [own for own in measured if own.startswith(wanted)]
+    if len(found) != 1:
+        raise UsageError(
+            f"--config: {len(found) or 'no'} measured configurations of {result.name!r} start with "
+            f"{wanted!r}.",
+            hint=f"Measured: {', '.join(sorted(measured)[:12]) or 'none'}.",
+        )
+    return measured[found[0]]
+
+
+def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Path) -> Variant:
+    """The file that ``configuration`` of a study serves, from the cache or made anew.
+
+    Args:
+        cache_dir: Where variants are kept between studies.
+
+    Raises:
+        AnalyzerError: It cannot be made: the model or the data are gone or changed.
+    """
+    data = result.provenance.get("calibration_data")
+    if not Path(result.model.path).is_file():
+        raise ModelError(
+            f"The model of {result.name!r} is no longer at {result.model.path}.",
+            hint="Put it back; its variants are made from it.",
+        )
+    return build_variant(
+        result.model,
+        configuration.variant,
+        calibration=load_calibration(Path(data), result.model) if data else None,
+        cache_dir=cache_dir,
+        device=configuration.device,
+        confidence=result.sla.confidence,
+    )
+
+
+def export_study(
+    result: StudyResult,
+    measurement: Measurement,
+    destination: Path,
+    *,
+    evidence: dict[str, Any],
+    cache_dir: Path,
+    backend: Literal["auto"] | Backend = "auto",
+    force: bool = False,
+) -> ExportResult:
+    """Writes a measured configuration of a study, with its evidence, into a repository.
+
+    Args:
+        evidence: The study's JSON document of the measurement, for the manifest.
+        cache_dir: Where variants are kept between studies.
+
+    Raises:
+        RepositoryError: It cannot be written.
+        AnalyzerError: The variant cannot be made.
+    """
+    variant = variant_of(result, measurement.configuration, cache_dir)
+    return export_repository(
+        result.model,
+        Path(variant.path),
+        measurement.configuration,
+        destination,
+        backend=backend,
+        evidence=evidence,
+        force=force,
+    )

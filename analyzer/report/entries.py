@@ -1,0 +1,209 @@
+"""What every report of a study shows, computed once from its result.
+
+The JSON document, the page, Markdown and the terminal are all made from a :class:`StudyReport`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from analyzer.domain.answer import (
+    Miss,
+    closest_miss,
+    find,
+    measured,
+    pareto_front,
+    representative_test,
+    speedup,
+)
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.cost import Fleet, fleet_for
+from analyzer.domain.measurement import (
+    Accuracy,
+    Edge,
+    Failure,
+    LatencySummary,
+    LoadTest,
+    Measurement,
+    ResourceUse,
+)
+from analyzer.domain.sla import Sla
+from analyzer.domain.study import Pricing, StudyResult, Verification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One configuration with what follows from its measurement; the contract's ENTRY.
+
+    Args:
+        test: The load test that stands for it; its rate is ``measured_at_rps``. None without a
+            valid one.
+        resources: Of ``test``; a peak that it does not tell is that of all load tests.
+        fleet: At the certified capacity; None where target rate and price are unknown.
+        pricing: Of one machine.
+    """
+
+    measurement: Measurement
+    test: LoadTest | None
+    resources: ResourceUse
+    fleet: Fleet | None
+    pricing: Pricing
+
+    @property
+    def configuration(self) -> Configuration:
+        """The canonical configuration."""
+        return self.measurement.configuration
+
+    @property
+    def measured_at_rps(self) -> float | None:
+        """The rate of the load test that stands for the configuration."""
+        return self.test.offered_rps if self.test is not None else None
+
+    @property
+    def latency_ms(self) -> LatencySummary:
+        """Latency at ``measured_at_rps``; every field is None without a load test."""
+        return self.test.latency_ms if self.test is not None else LatencySummary()
+
+    @property
+    def accuracy(self) -> Accuracy | None:
+        """None without real data: agreement on made-up inputs says nothing about accuracy."""
+        accuracy = self.measurement.accuracy
+        return None if accuracy is None or accuracy.synthetic else accuracy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closest:
+    """What came closest where nothing is recommended, and the limits that it missed."""
+
+    entry: Entry
+    misses: tuple[Miss, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyReport:
+    """A study's result with everything that reports derive from it.
+
+    Args:
+        measured: One measurement for each configuration.
+        failures: In the order of the trials.
+        recommendation: None without one.
+        baseline: Without a load test if it failed; None if it never ran.
+        speedup: The objective, recommendation against baseline; above 1 is better.
+        front: The Pareto front, the highest edge first.
+        closest: None where a configuration is recommended or nothing was measured.
+        verifications: Each with the entry of its measurement.
+    """
+
+    result: StudyResult
+    measured: tuple[Measurement, ...]
+    failures: tuple[Failure, ...]
+    recommendation: Entry | None
+    baseline: Entry | None
+    speedup: float | None
+    front: tuple[Entry, ...]
+    closest: Closest | None
+    verifications: tuple[tuple[Verification, Entry], ...]
+
+    @property
+    def shown(self) -> Entry | None:
+        """The entry that the report speaks of: the recommended one, else the closest."""
+        return self.recommendation or (self.closest.entry if self.closest else None)
+
+
+def make_report(result: StudyResult) -> StudyReport:
+    """The report of a study; its outcomes may be many (100,000 are fine)."""
+    measurements = measured(result.outcomes)
+    failures = tuple(outcome for outcome in result.outcomes if isinstance(outcome, Failure))
+    recommendation = find(measurements, result.recommended_id)
+    baseline = find(measurements, result.baseline_id)
+    closest = closest_miss(measurements, result.sla) if recommendation is None else None
+    front = pareto_front(
+        measurements,
+        result.sla,
+        pricing=result.pricing,
+        request_batch_size=result.request_batch_size,
+    )
+
+    def entry(measurement: Measurement) -> Entry:
+        return study_entry(measurement, result)
+
+    return StudyReport(
+        result=result,
+        measured=measurements,
+        failures=failures,
+        recommendation=entry(recommendation) if recommendation is not None else None,
+        baseline=entry(baseline)
+        if baseline is not None
+        else _failed_entry(failures, result.baseline_id, result),
+        speedup=speedup(
+            result.sla,
+            recommendation,
+            baseline,
+            devices_per_machine=result.pricing.devices_per_machine,
+        ),
+        front=tuple(map(entry, front)),
+        closest=Closest(entry=entry(closest[0]), misses=closest[1]) if closest else None,
+        verifications=tuple((item, entry(item.measured)) for item in result.verifications),
+    )
+
+
+def study_entry(measurement: Measurement, result: StudyResult) -> Entry:
+    """:func:`make_entry` under the SLA and the prices of a study."""
+    return make_entry(
+        measurement,
+        sla=result.sla,
+        pricing=result.pricing,
+        request_batch_size=result.request_batch_size,
+    )
+
+
+def make_entry(
+    measurement: Measurement, *, sla: Sla, pricing: Pricing, request_batch_size: int = 1
+) -> Entry:
+    """The entry of one measured configuration.
+
+    It is measured at the rate of the certificate (or the target rate); without one, at the highest
+    rate that was measured to keep the budget, or the one closest to it.
+    """
+    test = representative_test(measurement, sla)
+    return Entry(
+        measurement=measurement,
+        test=test,
+        resources=_with_peaks(
+            test.resources if test is not None else ResourceUse(), measurement.resources
+        ),
+        fleet=fleet_for(
+            capacity_rps=measurement.capacity_rps,
+            target_rate_rps=sla.target_rate_rps,
+            price_per_hour=pricing.price_per_hour,
+            devices_per_machine=pricing.devices_per_machine,
+            request_batch_size=request_batch_size,
+        ),
+        pricing=pricing,
+    )
+
+
+def _with_peaks(use: ResourceUse, peaks: ResourceUse) -> ResourceUse:
+    """``use``, its unknown peaks of memory taken from ``peaks``."""
+    if use.memory_bytes_peak is None:
+        use = replace(use, memory_bytes_peak=peaks.memory_bytes_peak)
+    if use.gpu_memory_bytes_peak is None:
+        use = replace(
+            use,
+            gpu_memory_bytes_peak=peaks.gpu_memory_bytes_peak,
+            gpu_memory_source=peaks.gpu_memory_source,
+        )
+    return use
+
+
+def _failed_entry(
+    failures: tuple[Failure, ...], config_id: str, result: StudyResult
+) -> Entry | None:
+    """An entry with nothing measured for a configuration that failed; None if it did not."""
+    for failure in failures:
+        if failure.configuration.config_id == config_id:
+            nothing = Measurement(
+                configuration=failure.configuration, edge=Edge(interval_rps=(None, None))
+            )
+            return study_entry(nothing, result)
+    return None

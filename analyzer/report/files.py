@@ -1,0 +1,76 @@
+"""A study's report in each format, and the file that it is written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analyzer.domain.study import StudyResult
+from analyzer.errors import UsageError
+from analyzer.report.document import build_document, render_json
+from analyzer.report.entries import make_report
+
+REPORT_FORMATS = ("html", "md", "csv", "json")
+
+
+def format_of(
+    path: Path,
+    chosen: str | None,
+    *,
+    hint: str = "End the file in .html, .md, .csv or .json, or give --format.",
+) -> str:
+    """The report's format: ``chosen``, else from the file's ending.
+
+    Raises:
+        UsageError: The ending names no format.
+    """
+    if chosen:
+        return chosen
+    ending = path.suffix.lower().lstrip(".")
+    names = {"htm": "html", "markdown": "md"}
+    found = names.get(ending, ending)
+    if found not in REPORT_FORMATS:
+        raise UsageError(
+            f"{path}: {path.suffix or 'no ending'} names no report format.",
+            hint=hint,
+        )
+    return found
+
+
+def render_report(result: StudyResult, kind: str) -> str:
+    """The report of a study as ``html``, ``md``, ``csv`` or ``json``."""
+    if kind == "csv":  # the outcomes as they are: nothing is derived that takes long
+        from analyzer.report.csv import render_csv
+
+        return render_csv(result)
+    report = make_report(result)
+    if kind == "json":
+        return render_json(build_document(report))
+    if kind == "md":
+        from analyzer.report.markdown import render_markdown
+
+        return render_markdown(report)
+    from analyzer.modelconfig.render import render_config
+    from analyzer.report.html import render_html
+
+    best = report.recommendation
+    pbtxt = render_config(result.model, best.configuration) if best is not None else None
+    return render_html(report, config_pbtxt=pbtxt)
+
+
+def write_report(path: Path, text: str) -> None:
+    """Writes ``text`` to ``path`` in one step: the whole file or nothing.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"The report {path} cannot be written: {error.strerror}.",
+            hint="Choose another file with -o; the study itself is stored.",
+        ) from error
