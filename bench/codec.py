@@ -1,6 +1,6 @@
 """Stored objects to JSON and back: msgspec's reader against the one written by hand before it.
 
-    python bench/codec.py [--measurements 20000] [--json]
+    python bench/codec.py [--measurements 20000] [--json] [--anyway]
 
 The old codec comes from the repository's history (``git show``), so both read and write the same
 objects in one run. It is a timing: nothing else may run on the machine.
@@ -8,9 +8,7 @@ objects in one run. It is a timing: nothing else may run on the machine.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import subprocess
 import sys
 import time
@@ -22,8 +20,7 @@ from typing import Any
 from analyzer.domain.measurement import Failure, LoadTest, Measurement
 from analyzer.store import codec
 from analyzer.store.database import no_collection
-
-sys.path.insert(0, str(Path(__file__).parent))
+from benchlib.command import Command
 from store import made_up
 
 OLD = "e130f86:analyzer/store/codec.py"
@@ -67,30 +64,32 @@ def measure(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measurements", type=int, default=20_000)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    command = Command("codec", __doc__, timing=True)
+    command.argument("--measurements", type=int, default=20_000)
+    options = command.start()
     made = [outcome for _, _, outcome in made_up(options.measurements, 6)]
     tests = [o.load_tests for o in made if isinstance(o, Measurement)]
     # As the store writes them: the load tests apart.
     outcomes = [
         dataclasses.replace(o, load_tests=()) if isinstance(o, Measurement) else o for o in made
     ]
-    figures = {
-        name: measure(module, outcomes, tests)
-        for name, module in (("old", old_codec()), ("new", codec))
+    old, new = (measure(module, outcomes, tests) for module in (old_codec(), codec))
+    ratio = {name: round(old[name] / new[name], 2) for name in old}
+    document = {
+        "measurements": options.measurements,
+        "seconds": {"old": old, "new": new},
+        "old_over_new": ratio,
     }
-    figures["old_over_new"] = {
-        name: round(figures["old"][name] / figures["new"][name], 2) for name in figures["old"]
-    }
-    document = {"measurements": options.measurements, "seconds": figures}
-    if options.json:
-        print(json.dumps(document))
-    else:
-        for name, values in figures.items():
-            print(f"{name:>14}", *(f"{key} {value:8.3f}" for key, value in values.items()))
-    return 0
+    return command.finish(options, document, summary)
+
+
+def summary(document: dict[str, Any]) -> str:
+    """The figures for people."""
+    rows = {**document["seconds"], "old / new": document["old_over_new"]}
+    return "\n".join(
+        f"{name:>10}" + "".join(f"   {task} {value:7.3f}" for task, value in values.items())
+        for name, values in rows.items()
+    )
 
 
 if __name__ == "__main__":
