@@ -232,9 +232,9 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
 def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
     from analyzer.domain.sla import Sla
     from analyzer.domain.workload import parse_arrivals
-    from analyzer.measure.measure import judge_runs
+    from analyzer.measure.judge import judge_runs
+    from analyzer.measure.live_session import LiveSession
     from analyzer.measure.plan import STREAM_MEASURE, LoadPlan
-    from analyzer.measure.session import LoadSession
     from analyzer.report.document import build_load_test_entry
 
     budget_ms = values["latency_budget"]
@@ -250,7 +250,7 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         request_batch_size=values["request_batch_size"],
         seed=seed,
     )
-    session = LoadSession(subject.target, load, budgeted=budget_ms is not None)
+    session = LiveSession(subject.target, load, budgeted=budget_ms is not None)
     session.warm_up(concurrency=values["concurrency"] or 4)
     certificate = None
     if values["concurrency"] is not None:

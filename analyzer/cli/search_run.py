@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyResult
-from analyzer.domain.workload import ArrivalProcess, Trace, parse_arrivals
+from analyzer.domain.workload import ArrivalProcess, parse_arrivals, request_batch_sizes
 from analyzer.errors import RunInterruptedError, UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ def run_search_command(options: SearchOptions) -> str:
         model, baseline = inspect_path(path, options.input_shapes)
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
-        options = _sized(options, arrivals, model)
-        space = _space(options, model, device, machine)
+        largest = _largest_request(options, arrivals, model)
+        space = _space(options, model, device, machine, largest)
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
         with _executor(options, device, machine) as executor:
             warm_up_compiler()
@@ -186,17 +185,15 @@ def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> E
     return executor
 
 
-def _sized(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> SearchOptions:
-    """The options with the largest batch that a request can have, which every batch must hold."""
-    largest = options.request_batch_size
-    if isinstance(arrivals, Trace):
-        largest = max(largest, int(arrivals.batch_size.max()))
+def _largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> int:
+    """Inferences of the largest request, which every batch must hold."""
+    largest = int(request_batch_sizes(arrivals, options.request_batch_size).max())
     if largest > 1 and not model.batchable:
         raise UsageError(
             f"Requests of {largest} inferences: the model {model.name} cannot be batched.",
             hint="Use --request-batch-size 1, or export the model with a dynamic first dimension.",
         )
-    return replace(options, request_batch_size=largest)
+    return largest
 
 
 def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:
@@ -210,7 +207,9 @@ def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:
     return verify_model(model, synthetic_inputs(model, 2, 0))
 
 
-def _space(options: SearchOptions, model: ModelInfo, device: DeviceKind, machine: Machine) -> Any:
+def _space(
+    options: SearchOptions, model: ModelInfo, device: DeviceKind, machine: Machine, largest: int
+) -> Any:
     from analyzer.spaces.loader import Surroundings, load_space
 
     return load_space(
@@ -219,7 +218,7 @@ def _space(options: SearchOptions, model: ModelInfo, device: DeviceKind, machine
             device=device,
             cores=machine.cores,
             batchable=model.batchable,
-            request_batch_size=options.request_batch_size,
+            request_batch_size=largest,
             precisions=options.precisions or ("fp32", "fp16", "int8"),
             tensorrt=device == "gpu" and _tensorrt(),
             onnx_backend=_onnx_backend(options.server),

@@ -164,7 +164,7 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
     load = LoadPlan(
         sla=claim.sla,
         arrivals=parse_arrivals(claim.arrivals),
-        request_batch_size=claim.request_batch_size,
+        request_batch_size=round(claim.request_batch_size),
         seed=seed,
     )
     assets = Assets(

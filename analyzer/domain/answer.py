@@ -287,7 +287,7 @@ def pareto_front(
     sla: Sla,
     *,
     pricing: Pricing | None = None,
-    request_batch_size: int = 1,
+    request_batch_size: float = 1,
 ) -> tuple[Measurement, ...]:
     """The measured configurations that keep the limits and that no other beats in everything.
 

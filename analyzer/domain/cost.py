@@ -75,7 +75,7 @@ def fleet_for(
     target_rate_rps: float | None,
     price_per_hour: float | None,
     devices_per_machine: int = 1,
-    request_batch_size: int = 1,
+    request_batch_size: float = 1,
 ) -> Fleet | None:
     """The fleet of devices that each carry ``capacity_rps``; None if nothing of it is known.
 

@@ -120,7 +120,7 @@ class Claim:
     sla: Sla
     rate_rps: float
     arrivals: str
-    request_batch_size: int
+    request_batch_size: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +141,7 @@ class StudyResult:
     Args:
         outcomes: Every measured or failed configuration, in the order of the trials; the
             baseline and the recommendation (with its certificate) are among them.
+        request_batch_size: Inferences per request, the mean of a trace whose requests differ.
         recommended_id: ``config_id`` of the recommendation; None without one.
         baseline_id: ``config_id`` of the baseline.
         provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``.
@@ -152,7 +153,7 @@ class StudyResult:
     model: ModelInfo
     sla: Sla
     arrivals: str
-    request_batch_size: int
+    request_batch_size: float
     server: str
     outcomes: tuple[Measurement | Failure, ...]
     recommended_id: str | None = None

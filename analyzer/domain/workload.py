@@ -213,3 +213,22 @@ def draw_arrivals_s(
 ) -> NDArray[np.float64]:
     """Intended send times of ``count`` requests, float64 [count], ascending."""
     return np.cumsum(process.interarrival_s(count, rate_rps, rng))
+
+
+def request_batch_sizes(
+    process: ArrivalProcess, request_batch_size: int, count: int | None = None
+) -> NDArray[np.int64]:
+    """Inferences of each request, int64 [n]; [1] where all are equal.
+
+    A trace that records sizes has them, repeated or cut to ``count`` (None: as recorded); what has
+    none takes ``request_batch_size``.
+    """
+    if isinstance(process, Trace) and process.batch_size.max() > 1:
+        return process.batch_size if count is None else process.batch_sizes(count)
+    return np.array([request_batch_size], dtype=np.int64)
+
+
+def inferences_per_request(process: ArrivalProcess, request_batch_size: int) -> float:
+    """The mean of :func:`request_batch_sizes`; a whole number where all are equal."""
+    sizes = request_batch_sizes(process, request_batch_size)
+    return float(sizes.mean()) if len(sizes) > 1 else int(sizes[0])

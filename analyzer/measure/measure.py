@@ -9,23 +9,15 @@ from functools import cache
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
-    Breakdown,
-    Certificate,
-    Edge,
-    LoadTest,
-    Measurement,
-    Prediction,
-    RequestLog,
-    Validity,
-)
+from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement
 from analyzer.errors import TargetError
 from analyzer.measure.certify import CLIMBING, CertifyGoal, certify_capacity
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
-from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
-from analyzer.measure.session import Session, combine
-from analyzer.stats.certificate import certify, expected_requests
-from analyzer.stats.percentiles import summarize_latency
+from analyzer.measure.judge import judge_runs, merge_tests
+from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.session import Session
+from analyzer.measure.virtual_session import VirtualSession
+from analyzer.stats.certificate import expected_requests
 from analyzer.twin.server_model import ServerModel
 
 # Runs that say nothing before the configuration is given up, and the factor to the next rate.
@@ -112,17 +104,9 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
     twin, predicted = plan.twin, plan.twin_edge_rps
     if twin is None or not predicted or not edge.rate_rps:
         return edge
-    from analyzer.measure.virtual_session import VirtualSession
-
     ratios = []
     for repeat in range(_CONTROL_RUNS):
-        session = VirtualSession(
-            twin.policy,
-            twin.service,
-            load,
-            overhead_ms=twin.overhead_ms,
-            noise_seed=repeat,
-        )
+        session = VirtualSession(twin, load, noise_seed=repeat)
         same = replace(plan, start_rps=predicted, twin=None)
         found = measure_edge(session, same, load, predicted).rate_rps
         if found:
@@ -212,31 +196,6 @@ def certify_target(
     return (result.rate_rps if result.passed else None), result.certificate, headline
 
 
-def judge_runs(
-    tests: Sequence[LoadTest],
-    logs: Sequence[RequestLog],
-    load: LoadPlan,
-    twin_inflation: float | None,
-) -> Certificate:
-    """The certificate of runs at one rate.
-
-    The generator's lag is inside the latencies: with an invalid run a PASS stands, and a FAIL is
-    UNDECIDED.
-    """
-    sla = load.sla
-    certificate = certify(
-        [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
-        percentile=sla.percentile,
-        confidence=sla.confidence,
-        twin_inflation=twin_inflation,
-        latency_s=[log.latency_s[log.warmup :] for log in logs],
-        budget_s=sla.latency_budget_ms / 1e3,
-    )
-    if certificate.verdict == "FAIL" and not all(test.validity.valid for test in tests):
-        return replace(certificate, verdict="UNDECIDED")
-    return certificate
-
-
 def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
     """The simulated variance inflation by live rate; None without a model."""
     if model is None:
@@ -260,66 +219,71 @@ def miss_rate_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float],
     )
 
 
-def merge_tests(
-    tests: Sequence[LoadTest], logs: Sequence[RequestLog], *, percentile: float
-) -> LoadTest:
-    """Runs at one rate as one load test: counts add up, latencies are pooled."""
-    if len(tests) == 1:
-        return tests[0]
-    weights = np.array([max(test.requests, 1) for test in tests], dtype=float)
-
-    def mean(values: Sequence[float | None]) -> float | None:
-        pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
-        return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None
-
-    stages = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
-    reasons = tuple(dict.fromkeys(r for test in tests for r in test.validity.reasons))
-    over = [test.over_budget for test in tests]
-    pooled = np.concatenate([log.latency_s[log.warmup :] for log in logs])
-    return replace(
-        tests[0],
-        achieved_rps=mean([test.achieved_rps for test in tests]) or 0.0,
-        throughput_ips=mean([test.throughput_ips for test in tests]) or 0.0,
-        requests=sum(test.requests for test in tests),
-        over_budget=None if None in over else sum(value or 0 for value in over),
-        errors=sum(test.errors for test in tests),
-        duration_s=sum(test.duration_s for test in tests),
-        latency_ms=summarize_latency(pooled, percentile),
-        breakdown_ms=Breakdown(
-            **{stage: mean([getattr(t.breakdown_ms, stage) for t in tests]) for stage in stages}
-        ),
-        send_lag_ms_p99=max(
-            (test.send_lag_ms_p99 for test in tests if test.send_lag_ms_p99 is not None),
-            default=None,
-        ),
-        batch_size_mean=mean([test.batch_size_mean for test in tests]),
-        resources=combine([test.resources for test in tests]),
-        validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons),
-        aborted=any(test.aborted for test in tests),
-    )
-
-
-def measurement_of(
+def measure_configuration(
     session: Session,
     configuration: Configuration,
-    edge: Edge,
+    load: LoadPlan,
     *,
-    capacity_rps: float | None = None,
-    certificate: Certificate | None = None,
-    headline: LoadTest | None = None,
-    predicted: Prediction = Prediction(),
-    hardware: str = "",
+    edge_plan: EdgePlan | None = None,
+    certify: CertifyPlan | None = None,
+    target_seconds: float | None = None,
 ) -> Measurement:
-    """Everything that ``session`` measured, as one record."""
+    """Measures what the plans ask for, in this order: warm-up, edge, target rate, certificate.
+
+    Args:
+        edge_plan: How the edge is searched; None to leave it out.
+        certify: What is proven; None for nothing.
+        target_seconds: How long to run at the SLA's target rate; None for not at all.
+
+    Raises:
+        TargetError: The server failed, or not one run was valid.
+    """
+    saturation = session.warm_up(concurrency=_concurrency(configuration, load, edge_plan, certify))
+    edge = Edge(rate_rps=None, interval_rps=(None, None))
+    headline = None
+    if certify is not None and certify.edge is not None:
+        edge = certify.edge
+    elif edge_plan is not None:
+        edge = long_run_edge(measure_edge(session, edge_plan, load, saturation), edge_plan, load)
+    if target_seconds is not None and load.sla.target_rate_rps is not None:
+        headline = session.run(
+            load.sla.target_rate_rps, target_seconds, kind="target", stream=STREAM_EDGE
+        )
+    capacity, certificate = None, None
+    if certify is not None and (certify.rate_rps or edge.rate_rps):
+        capacity, certificate, proven = certify_target(
+            session,
+            load,
+            edge_rps=edge.rate_rps or certify.rate_rps or 0.0,
+            seconds=certify.seconds,
+            twin=certify.twin,
+            fixed_rps=certify.rate_rps,
+            shares=certify.shares,
+            stream=certify.stream,
+            kind=certify.kind,
+        )
+        headline = proven or headline
     return Measurement(
         configuration=configuration.canonical(),
         edge=edge,
-        capacity_rps=capacity_rps,
+        capacity_rps=capacity,
         certificate=certificate,
         headline=headline,
         load_tests=tuple(session.tests),
         load_test_seconds=session.seconds,
         resources=session.peak(),
-        predicted=predicted,
-        hardware=hardware,
+        notes=session.notes,
     )
+
+
+def _concurrency(
+    configuration: Configuration,
+    load: LoadPlan,
+    edge_plan: EdgePlan | None,
+    certify: CertifyPlan | None,
+) -> int:
+    """Enough to reach every instance; enough to saturate where nobody predicts the edge."""
+    known = certify is not None and (certify.edge or certify.rate_rps)
+    if known or (edge_plan is not None and edge_plan.start_rps):
+        return 2 * configuration.instance_count
+    return load.saturating_concurrency(configuration)

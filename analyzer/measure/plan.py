@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Edge
 from analyzer.domain.sla import Sla
-from analyzer.domain.workload import ArrivalProcess
+from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
+from analyzer.measure.certify import CLIMBING
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 
@@ -16,6 +22,9 @@ STREAM_CERTIFY = 2
 STREAM_VERIFY = 3
 STREAM_MEASURE = 4
 
+# A closed loop of a warm-up: more clients than this measure the client.
+_CONCURRENCY_MAX = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
@@ -24,7 +33,7 @@ class LoadPlan:
     Args:
         sla: The promise that is measured.
         arrivals: The process that arrivals are drawn from.
-        request_batch_size: Inferences in each request.
+        request_batch_size: Inferences in each request; a trace with sizes of its own has those.
         seed: The study's seed.
     """
 
@@ -32,6 +41,20 @@ class LoadPlan:
     arrivals: ArrivalProcess
     request_batch_size: int = 1
     seed: int = 0
+
+    def batch_sizes(self, count: int | None = None) -> NDArray[np.int64]:
+        """As :func:`request_batch_sizes`."""
+        return request_batch_sizes(self.arrivals, self.request_batch_size, count)
+
+    @property
+    def batch_size_typical(self) -> int:
+        """Inferences of a request where all must be equal: in a closed loop."""
+        return max(round(float(self.batch_sizes().mean())), 1)
+
+    def saturating_concurrency(self, configuration: Configuration) -> int:
+        """Requests in flight that fill two batches of every instance, at most 64."""
+        per_batch = max(configuration.max_batch_size // self.batch_size_typical, 1)
+        return min(2 * per_batch * configuration.instance_count, _CONCURRENCY_MAX)
 
     def unit_arrivals(self, count: int, *, seed: int = 0) -> UnitArrivals:
         """``count`` arrivals at one request per second, for the twin."""
@@ -60,3 +83,25 @@ class EdgePlan:
     run_seconds: tuple[float, float] = (1.0, 5.0)
     twin: ServerModel | None = None
     twin_edge_rps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyPlan:
+    """A claim to be proven after (or instead of) the search for the edge.
+
+    Args:
+        seconds: Time under load for the certificate.
+        edge: The edge, where it is known already; else it is searched first.
+        rate_rps: The one rate to certify; None for the highest that the time allows.
+        twin: For the requests' correlation; None where it is unknown or not trusted.
+        shares: As in ``CertifyGoal``.
+        stream, kind: Which arrivals, and what the load tests are called.
+    """
+
+    seconds: float
+    edge: Edge | None = None
+    rate_rps: float | None = None
+    twin: ServerModel | None = None
+    shares: tuple[float, ...] = CLIMBING
+    stream: int = STREAM_CERTIFY
+    kind: str = "certify"

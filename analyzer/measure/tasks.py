@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import (
     Accuracy,
-    Edge,
     Failure,
     Measurement,
     Prediction,
@@ -30,29 +29,22 @@ from analyzer.domain.measurement import (
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.sampler import gpu_used_bytes
-from analyzer.measure.certify import CLIMBING
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import WorkerContext
-from analyzer.measure.measure import (
-    certify_target,
-    long_run_edge,
-    measure_edge,
-    measurement_of,
-)
-from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, EdgePlan, LoadPlan
+from analyzer.measure.live_session import LiveSession
+from analyzer.measure.measure import measure_configuration
+from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.probe import run_probes
-from analyzer.measure.session import LoadSession, Session
+from analyzer.measure.session import Session
 from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
 from analyzer.twin.probes import Probe, ProbeResult
-from analyzer.twin.server_model import ServerModel
 
 if TYPE_CHECKING:
     from analyzer.variants.build import Variant
 
 _POOL_ROWS = 64
 _POOL_BYTES_MAX = 256 << 20
-_WARM_CONCURRENCY_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +83,7 @@ class Assets:
             cache_dir=context.cache_dir,
             device=context.device,
             confidence=self.confidence,
+            cores=context.cores,
             engine=EngineOptions(batch_sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1])),
         )
 
@@ -171,28 +164,6 @@ class ProbeTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyPlan:
-    """A claim to be proven after (or instead of) the search for the edge.
-
-    Args:
-        seconds: Time under load for the certificate.
-        edge: The edge, where it is known already; else it is searched first.
-        rate_rps: The one rate to certify; None for the highest that the time allows.
-        twin: For the requests' correlation; None where it is unknown or not trusted.
-        shares: As in ``CertifyGoal``.
-        stream, kind: Which arrivals, and what the load tests are called.
-    """
-
-    seconds: float
-    edge: Edge | None = None
-    rate_rps: float | None = None
-    twin: ServerModel | None = None
-    shares: tuple[float, ...] = CLIMBING
-    stream: int = STREAM_CERTIFY
-    kind: str = "certify"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureTask:
     """Measures one configuration on a server of its own.
 
@@ -218,7 +189,7 @@ class MeasureTask:
 
     def __call__(self, context: WorkerContext) -> MeasureResult:
         stage = "build"
-        session: LoadSession | None = None
+        session: LiveSession | None = None
         try:
             variant = self.assets.variant(self.configuration.variant, context)
             inputs = self.assets.request_inputs(context.cache_dir)
@@ -227,7 +198,7 @@ class MeasureTask:
             gpu_base = gpu_used_bytes(context.gpu_index) if context.gpu_index is not None else None
             with self._open(Path(variant.path), inputs) as target:
                 stage = "load"
-                session = LoadSession(
+                session = LiveSession(
                     target, self.load, gpu_index=context.gpu_index, gpu_base_bytes=gpu_base
                 )
                 outcome = self.measure(session)
@@ -250,56 +221,23 @@ class MeasureTask:
             configuration=self.configuration,
         )
 
-    def _warm_concurrency(self) -> int:
-        """Enough to reach every instance; enough to saturate where nobody predicts the edge."""
-        known = self.certify is not None and (self.certify.edge or self.certify.rate_rps)
-        if known or (self.edge_plan is not None and self.edge_plan.start_rps):
-            return 2 * self.configuration.instance_count
-        per_batch = max(self.configuration.max_batch_size, 1) // self.load.request_batch_size
-        return min(2 * max(per_batch, 1) * self.configuration.instance_count, _WARM_CONCURRENCY_MAX)
-
     def measure(self, session: Session) -> Measurement:
-        """What the plan asks for, on a session that is ready."""
-        saturation = session.warm_up(concurrency=self._warm_concurrency())
-        edge = Edge(rate_rps=None, interval_rps=(None, None))
-        headline = None
-        if self.certify is not None and self.certify.edge is not None:
-            edge = self.certify.edge
-        elif self.edge_plan is not None:
-            found = measure_edge(session, self.edge_plan, self.load, saturation)
-            edge = long_run_edge(found, self.edge_plan, self.load)
-        target_rps = self.load.sla.target_rate_rps
-        if self.target_seconds is not None and target_rps is not None:
-            headline = session.run(
-                target_rps, self.target_seconds, kind="target", stream=STREAM_EDGE
-            )
-        capacity, certificate = None, None
-        plan = self.certify
-        if plan is not None and (plan.rate_rps or edge.rate_rps):
-            capacity, certificate, proven = certify_target(
-                session,
-                self.load,
-                edge_rps=edge.rate_rps or plan.rate_rps or 0.0,
-                seconds=plan.seconds,
-                twin=plan.twin,
-                fixed_rps=plan.rate_rps,
-                shares=plan.shares,
-                stream=plan.stream,
-                kind=plan.kind,
-            )
-            headline = proven or headline
-        measurement = measurement_of(
+        """The measurement on a session that is ready, with what the task knows of it."""
+        measurement = measure_configuration(
             session,
             self.configuration,
-            edge,
-            capacity_rps=capacity,
-            certificate=certificate,
-            headline=headline,
-            predicted=self.predicted,
-            hardware=self.hardware,
+            self.load,
+            edge_plan=self.edge_plan,
+            certify=self.certify,
+            target_seconds=self.target_seconds,
         )
-        notes = (*((self.label,) if self.label else ()), *session.target_notes)
-        return replace(measurement, accuracy=self.accuracy, notes=notes)
+        return replace(
+            measurement,
+            predicted=self.predicted,
+            accuracy=self.accuracy,
+            hardware=self.hardware,
+            notes=(*((self.label,) if self.label else ()), *measurement.notes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement, RequestLog
-from analyzer.measure.measure import inflation_at, judge_runs, merge_tests
+from analyzer.measure.judge import judge_runs, merge_tests
+from analyzer.measure.live_session import LiveSession
+from analyzer.measure.measure import inflation_at
 from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
-from analyzer.measure.session import LoadSession, combine
+from analyzer.measure.session import combine
 from analyzer.targets.target import Target
 from analyzer.twin.server_model import ServerModel
 
@@ -66,8 +68,8 @@ def verify_claim(
         with open_target() as target:
             # Each start draws from its own stream of arrivals.
             load = replace(plan.load, seed=plan.load.seed + start)
-            session = LoadSession(target, load, gpu_index=plan.gpu_index)
-            session.warm_up(concurrency=_concurrency(configuration, plan.load.request_batch_size))
+            session = LiveSession(target, load, gpu_index=plan.gpu_index)
+            session.warm_up(concurrency=load.saturating_concurrency(configuration))
             share_s = plan.seconds * (start + 1) / STARTS
             while sum(test.duration_s for test in tests) < share_s - 0.1:
                 test = session.run(
@@ -82,7 +84,7 @@ def verify_claim(
                 if certificate.verdict == "PASS" and start == STARTS - 1:
                     break
             seconds += session.seconds
-            notes = session.target_notes
+            notes = session.notes
         if certificate is not None and certificate.verdict == "FAIL":
             break
     assert certificate is not None and tests
@@ -98,8 +100,3 @@ def verify_claim(
         resources=combine([test.resources for test in tests]),
         notes=notes,
     )
-
-
-def _concurrency(configuration: Configuration, request_batch_size: int) -> int:
-    per_batch = max(configuration.max_batch_size // request_batch_size, 1)
-    return min(2 * per_batch * configuration.instance_count, 64)

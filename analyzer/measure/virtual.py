@@ -20,13 +20,13 @@ from analyzer.domain.measurement import (
     Accuracy,
     Measurement,
 )
-from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import AnalyzerError, BuildError, TargetCrashError
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.tasks import BuildTask, MeasureResult, MeasureTask, ProbeTask
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.probes import Probe, ProbeResult
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
 
@@ -181,10 +181,8 @@ class VirtualExecutor:
         )
         assert service is not None
         session = VirtualSession(
-            BatchingPolicy.from_configuration(configuration),
-            service,
+            ServerModel.of(configuration, service, overhead_ms=self._world.overhead_ms),
             task.load,
-            overhead_ms=self._world.overhead_ms,
             memory_bytes=self._world.memory_bytes(configuration),
             drift=self._world.drift,
         )

@@ -1,4 +1,4 @@
-"""A server in virtual time under load: the fake of the session's seam."""
+"""A simulated server under load: a session in virtual time."""
 
 from __future__ import annotations
 
@@ -14,136 +14,110 @@ from analyzer.domain.measurement import (
     ResourceUse,
     Validity,
 )
-from analyzer.domain.workload import draw_arrivals_s
-from analyzer.engine.policy import BatchingPolicy
-from analyzer.measure.plan import STREAM_EDGE, LoadPlan
-from analyzer.measure.session import combine
+from analyzer.measure.plan import LoadPlan
+from analyzer.measure.session import Schedule, Session
 from analyzer.stats.percentiles import summarize_latency
-from analyzer.twin.service import ServiceTime
-from analyzer.twin.simulator import OpenWorkload, simulate
-
-_REQUESTS_MIN = 20
-_ABORT_FACTOR = 3.0
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.simulator import OpenWorkload
 
 
-class VirtualSession:
-    """The interface of :class:`~analyzer.measure.session.LoadSession`, in virtual time.
+class VirtualSession(Session):
+    """Load tests against a simulated server; seconds under load count as if they had passed.
 
     Args:
-        service: The true service times.
+        server: The server, with its true service times.
+        memory_bytes: What it is said to use.
         drift: How much slower the server is after each run, as a factor.
         noise_seed: Tells sessions apart whose arrivals are the same.
     """
 
     def __init__(
         self,
-        policy: BatchingPolicy,
-        service: ServiceTime,
+        server: ServerModel,
         plan: LoadPlan,
         *,
-        overhead_ms: float = 0.0,
         memory_bytes: int = 100 << 20,
         drift: float = 1.0,
         noise_seed: int = 0,
     ) -> None:
-        self._noise_seed = noise_seed
-        self._policy = policy
-        self._service = service
-        self._plan = plan
-        self._overhead_ms = overhead_ms
+        super().__init__(plan)
+        self._server = server
         self._memory_bytes = memory_bytes
         self._drift = drift
-        self._draws = 0
-        self.tests: list[LoadTest] = []
-        self.logs: list[RequestLog] = []
-        self.seconds = 0.0
+        self._noise_seed = noise_seed
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing qualifies a simulation."""
+        return ()
 
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
-        """The saturation throughput, requests per second."""
+        """The saturation throughput, requests per second, at most 1e7."""
         self.seconds += seconds
-        found = self._service.saturation_rps(self._policy, self._plan.request_batch_size)
-        return min(found, 1e7)
+        return min(self._server.saturation_rps(self._plan.batch_sizes()), 1e7)
 
     def run(
         self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
     ) -> LoadTest:
-        """As the real one; the latencies are the simulator's."""
-        plan, sla = self._plan, self._plan.sla
-        count = max(round(rate_rps * seconds), _REQUESTS_MIN)
-        position = 0 if stream == STREAM_EDGE else self._draws
-        self._draws += 1
-        rng = np.random.default_rng([plan.seed, stream, position])
-        arrivals_s = draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng)
-        result = simulate(
-            self._policy,
-            self._service,
+        """As :meth:`Session.run`; the latencies are the simulator's."""
+        sla = self._plan.sla
+        schedule = self._schedule(rate_rps, seconds, stream, abort=abort)
+        result = self._server.simulate(
             OpenWorkload(
-                arrival_ns=(arrivals_s * 1e9).astype(np.int64),
-                batch_size=np.array([plan.request_batch_size]),
+                arrival_ns=(schedule.arrival_s * 1e9).astype(np.int64),
+                batch_size=schedule.batch_size,
             ),
-            overhead_ms=self._overhead_ms,
-            seed=np.random.SeedSequence([int(rng.integers(2**31)), self._noise_seed]),
+            seed=np.random.SeedSequence([int(schedule.rng.integers(2**31)), self._noise_seed]),
         )
         self._slow_down()
         latency_s = result.latency_ms() / 1e3
         over = latency_s > sla.latency_budget_ms / 1e3
-        aborted = False
-        if abort:
-            limit = max(int(_ABORT_FACTOR * sla.miss_rate_max * count), 10)
-            beyond = np.flatnonzero(np.cumsum(over) > limit)
-            if len(beyond):
-                aborted = True
-                count = int(beyond[0]) + 1
-        log = _log(arrivals_s[:count], latency_s[:count], plan.request_batch_size)
-        duration = float(arrivals_s[count - 1] - arrivals_s[0]) + 1e-9
+        count = len(latency_s)
+        if schedule.abort is not None:
+            beyond = np.flatnonzero(np.cumsum(over) > schedule.abort.over_max)
+            count = int(beyond[0]) + 1 if len(beyond) else count
+        log = _log(schedule, latency_s, count)
+        duration = float(log.intended_s[-1] - log.intended_s[0]) + 1e-9
         test = LoadTest(
             kind=kind,
             offered_rps=rate_rps,
             achieved_rps=count / duration,
-            throughput_ips=count / duration * plan.request_batch_size,
+            throughput_ips=float(log.batch_size.sum()) / duration,
             requests=count,
             over_budget=int(over[:count].sum()),
-            errors=int(np.isinf(latency_s[:count]).sum()),
+            errors=int(np.isinf(log.latency_s).sum()),
             duration_s=duration,
-            latency_ms=summarize_latency(latency_s[:count], sla.percentile),
+            latency_ms=summarize_latency(log.latency_s, sla.percentile),
             send_lag_ms_p99=0.0,
             resources=ResourceUse(memory_bytes_peak=self._memory_bytes),
             validity=Validity(valid=True),
-            aborted=aborted,
-            seed=plan.seed,
+            aborted=count < len(latency_s),
+            seed=self._plan.seed,
         )
         self.seconds += duration
         self.tests.append(test)
         self.logs.append(log)
         return test
 
-    @property
-    def target_notes(self) -> tuple[str, ...]:
-        """Nothing qualifies a simulation."""
-        return ()
-
     def _slow_down(self) -> None:
         if self._drift != 1.0:
-            slower = tuple(ms * self._drift for ms in self._service.service_ms)
-            self._service = replace(self._service, service_ms=slower)
-
-    def peak(self) -> ResourceUse:
-        """As the real one."""
-        return combine([test.resources for test in self.tests])
+            slower = tuple(ms * self._drift for ms in self._server.service.service_ms)
+            service = replace(self._server.service, service_ms=slower)
+            self._server = replace(self._server, service=service)
 
 
 def _log(
-    arrivals_s: np.ndarray[tuple[int], np.dtype[np.float64]],
-    latency_s: np.ndarray[tuple[int], np.dtype[np.float64]],
-    batch_size: int,
+    schedule: Schedule, latency_s: np.ndarray[tuple[int], np.dtype[np.float64]], count: int
 ) -> RequestLog:
-    count = len(arrivals_s)
+    """The first ``count`` requests of a run."""
     unknown = np.full(count, np.nan, dtype=np.float32)
+    latency_s = latency_s[:count]
+    sizes = np.broadcast_to(schedule.batch_size, schedule.arrival_s.shape)
     return RequestLog(
-        intended_s=arrivals_s,
+        intended_s=schedule.arrival_s[:count],
         send_lag_s=np.zeros(count),
         latency_s=latency_s,
-        batch_size=np.full(count, batch_size, dtype=np.int32),
+        batch_size=sizes[:count].astype(np.int32),
         status=np.where(np.isfinite(latency_s), STATUS_OK, STATUS_UNFINISHED).astype(np.uint8),
         queue_s=unknown,
         compute_input_s=unknown,

@@ -158,7 +158,7 @@ def study_entry(measurement: Measurement, result: StudyResult) -> Entry:
 
 
 def make_entry(
-    measurement: Measurement, *, sla: Sla, pricing: Pricing, request_batch_size: int = 1
+    measurement: Measurement, *, sla: Sla, pricing: Pricing, request_batch_size: float = 1
 ) -> Entry:
     """The entry of one measured configuration.
 

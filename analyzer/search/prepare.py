@@ -168,13 +168,13 @@ def probe_variants(
 
         run_jobs(executor, jobs, finished)
 
-    batch = request.request_batch_size
+    smallest = int(request.batch_sizes.min())
 
     def plan(chosen: Sequence[Configuration]) -> list[Probe]:
         return plan_probes(
             deployments=sorted({(c.instance_count, c.intra_op_threads or 0) for c in chosen}),
             batch_max=max(max(c.max_batch_size for c in chosen), 1),
-            request_batch_size=batch,
+            request_batch_size=smallest,
             seconds=seconds,
         )
 

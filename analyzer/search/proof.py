@@ -13,8 +13,8 @@ from analyzer.domain.measurement import Edge, Failure, Measurement, Prediction
 from analyzer.measure.certify import AT_ONCE, CLIMBING
 from analyzer.measure.edge import revised_edge
 from analyzer.measure.jobs import Executor, Job
-from analyzer.measure.plan import EdgePlan, LoadPlan
-from analyzer.measure.tasks import Assets, CertifyPlan, MeasureTask
+from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.tasks import Assets, MeasureTask
 from analyzer.search.guide import Guide
 from analyzer.search.infeasible import ruled_out
 from analyzer.search.ledger import Ledger, describe, merged, outcome_of, plainness

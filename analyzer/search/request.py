@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from analyzer.domain.configuration import DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import Pricing
-from analyzer.domain.workload import ArrivalProcess
+from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 
 SamplerName = Literal["twin", "tpe", "nsga2", "gp", "random", "grid"]
 SAMPLERS: tuple[SamplerName, ...] = ("twin", "tpe", "nsga2", "gp", "random", "grid")
@@ -29,6 +32,7 @@ class SearchRequest:
         budget_s: Time for everything after the start, certificate included.
         trials_max: Upper limit of measured configurations; None for no limit.
         server: ``embedded``, ``triton`` or an endpoint's URL.
+        request_batch_size: Inferences of each request; a trace with sizes of its own has those.
         seed: Root of every random number.
     """
 
@@ -49,6 +53,11 @@ class SearchRequest:
     pricing: Pricing = Pricing()
     seed: int = 0
     provenance: dict[str, Any]
+
+    @property
+    def batch_sizes(self) -> NDArray[np.int64]:
+        """Inferences of the requests, as :func:`request_batch_sizes` without a count."""
+        return request_batch_sizes(self.arrivals, self.request_batch_size)
 
 
 class Progress(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 from analyzer.domain.configuration import Configuration, VariantKey, baseline_configuration
 from analyzer.domain.measurement import Failure, Prediction
 from analyzer.domain.study import SearchSummary, StudyResult, Verdict
+from analyzer.domain.workload import inferences_per_request
 from analyzer.errors import AnalyzerError
 from analyzer.measure.jobs import Executor, Job
 from analyzer.measure.plan import EdgePlan, LoadPlan
@@ -95,7 +96,7 @@ class Search:
         )
         sizes = {c.max_batch_size for c in self._candidates.values()} | {
             self._baseline.max_batch_size,
-            request.request_batch_size,
+            int(request.batch_sizes.max()),
         }
         self._assets = Assets(
             model=request.model,
@@ -369,7 +370,7 @@ class Search:
             model=request.model,
             sla=request.sla,
             arrivals=request.arrivals.name,
-            request_batch_size=request.request_batch_size,
+            request_batch_size=inferences_per_request(request.arrivals, request.request_batch_size),
             server=request.server,
             outcomes=outcomes,
             recommended_id=winner.configuration.config_id if winner is not None else None,
@@ -392,7 +393,7 @@ class Search:
                 candidates=[self._candidates[config_id] for config_id in allowed],
                 predict=prover.expected,
                 cores=self._cores,
-                request_batch_size=request.request_batch_size,
+                request_batch_size=int(request.batch_sizes.max()),
                 trusted=guide.trusted if guide.measured else None,
                 trust_reason=guide.reason,
                 error_median=guide.error_median(),

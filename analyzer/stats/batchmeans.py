@@ -21,7 +21,7 @@ Flags = NDArray[np.bool_]
 BATCHES = (20, 40, 80, 160)
 BATCH_REQUESTS_MIN = 8
 MISSES_MIN = 10
-# One-sided: the true inflation exceeds the upper estimate in one case of ten, if means are normal.
+# One-sided: the true inflation exceeds the upper estimate in one case of four, if means are normal.
 _UPPER_TAIL = 0.25
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import exp, inf, log, log1p
 
 # Shares as a fraction of the limit with their weights. Much weight at zero, since a certified rate
-# mostly lies where hardly a request is over budget: 340 independent requests without a miss pass
+# mostly lies where hardly a request is over budget: 348 independent requests without a miss pass
 # p99 at 95 %, against 299 for one look.
 _BELOW = (
     (0.0, 0.40),

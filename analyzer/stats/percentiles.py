@@ -35,7 +35,14 @@ def nearest_rank(values: NDArray[np.floating], percentile: float) -> float | Non
     if len(values) == 0:
         return None
     position = nearest_rank_position(len(values), percentile) - 1
-    value = float(np.partition(values, position)[position])  # NaN sorts last, behind inf
+    return nearest_rank_sorted(np.partition(values, position), percentile)
+
+
+def nearest_rank_sorted(ordered: NDArray[np.floating], percentile: float) -> float | None:
+    """As :func:`nearest_rank` of values that are ascending already (NaN last, behind inf)."""
+    if len(ordered) == 0:
+        return None
+    value = float(ordered[nearest_rank_position(len(ordered), percentile) - 1])
     return value if np.isfinite(value) else None
 
 
@@ -55,10 +62,8 @@ def summarize_latency(latency_s: NDArray[np.floating], percentile: float) -> Lat
     in_order = np.sort(latency_s)
 
     def at(wanted: float) -> float | None:
-        if len(in_order) == 0:
-            return None
-        value = float(in_order[nearest_rank_position(len(in_order), wanted) - 1]) * 1e3
-        return value if np.isfinite(value) else None
+        value = nearest_rank_sorted(in_order, wanted)
+        return value * 1e3 if value is not None else None
 
     return LatencySummary(
         mean=float(np.mean(finite, dtype=np.float64)) * 1e3 if len(finite) else None,

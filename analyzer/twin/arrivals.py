@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.workload import ArrivalProcess, Trace
+from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 
 #: Requests of the longest run.
 COUNT_MAX = 2_048_000
@@ -45,8 +45,6 @@ class UnitArrivals:
         """
         rng = np.random.default_rng(seed)
         gaps = process.interarrival_s(count, 1.0, rng)
-        sizes = np.array([request_batch_size], dtype=np.int64)
-        if isinstance(process, Trace) and process.batch_size.max() > 1:
-            sizes = process.batch_sizes(count)
+        sizes = request_batch_sizes(process, request_batch_size, count)
         quantile = (rng.permutation(_NOISE_POOL) + 0.5) / _NOISE_POOL
         return cls(time_s=np.cumsum(gaps), batch_size=sizes, quantile=quantile)

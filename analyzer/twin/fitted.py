@@ -37,8 +37,8 @@ PYTHON_BACKEND_ITEM_MS = 0.1
 #: takes its place.
 THREADS_GAIN = 0.8
 
-#: Share of a probe's executions, the quickest, that its mean counts; the rest is the machine's.
-TRIMMED_SHARE = 0.99
+#: Percent of a probe's executions, the quickest, that its mean counts; the rest is the machine's.
+TRIMMED_PERCENT = 99.0
 #: With several threads: executions slower than this times the lower quartile shared a core, which
 #: takes up to three times as long.
 SHARED_CORE_FACTOR = 1.5

@@ -6,10 +6,10 @@ varies as that of n / inflation independent ones; a certificate counts the latte
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
+
+from analyzer.stats.percentiles import nearest_rank_position
 
 #: The numbers of batches whose means are compared.
 _BATCHES = (64, 128)
@@ -41,7 +41,7 @@ def late_inflation(latency_ns: NDArray[np.int64], *, limit_ns: int, percentile: 
         latency_ns: Of all requests in the order of arrival, int64 [n].
         limit_ns: The latency budget.
     """
-    rank = min(math.ceil(percentile / 100.0 * len(latency_ns)), len(latency_ns)) - 1
+    rank = nearest_rank_position(len(latency_ns), percentile) - 1
     thresholds = [int(np.partition(latency_ns, rank)[rank])]
     if np.count_nonzero(latency_ns > limit_ns) >= 100:
         thresholds.append(limit_ns)

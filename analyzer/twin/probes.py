@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analyzer.twin.fitted import SHARED_CORE_FACTOR, TRIMMED_SHARE
+from analyzer.stats.percentiles import nearest_rank_position
+from analyzer.twin.fitted import SHARED_CORE_FACTOR, TRIMMED_PERCENT
 
 PROBES_MAX = 20
 
@@ -57,7 +58,7 @@ def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
         ordered = ordered[ordered <= SHARED_CORE_FACTOR * np.percentile(ordered, 25)]
     if len(ordered) < 10:
         return float(np.median(ordered))
-    return float(ordered[: max(1, int(np.ceil(TRIMMED_SHARE * len(ordered))))].mean())
+    return float(ordered[: nearest_rank_position(len(ordered), TRIMMED_PERCENT)].mean())
 
 
 def plan_probes(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.scheduler import Scheduler
+from analyzer.stats.percentiles import nearest_rank, nearest_rank_sorted
 from analyzer.twin.service import ServiceTime
 
 #: Below this many requests the plain scheduler is done before the compiled one is loaded.
@@ -112,8 +113,7 @@ class SimulationResult:
 
     def percentile_ms(self, percentile: float) -> float | None:
         """Nearest rank among all requests; None among those that were not served."""
-        ordered = np.sort(self.latency_ms())
-        return _nearest_rank(ordered, percentile)
+        return nearest_rank(self.latency_ms(), percentile)
 
     def summary(self) -> dict[str, Any]:
         """The contract's figures, JSON-ready; None where a figure is not defined.
@@ -132,7 +132,7 @@ class SimulationResult:
             "throughput_ips": inferences / makespan_ns * 1e9 if makespan_ns else None,
             "latency_ms": {
                 "mean": float(latency[served].mean()),
-                **{f"p{p}": _nearest_rank(ordered, p) for p in (50, 90, 95, 99)},
+                **{f"p{p}": nearest_rank_sorted(ordered, p) for p in (50, 90, 95, 99)},
             },
             "queue_ms_mean": float(queue_ns.mean()) / 1e6,
             "batches": batches,
@@ -142,13 +142,6 @@ class SimulationResult:
             "requests": len(self.arrival_ns),
             "rejected": int(len(served) - served.sum()),
         }
-
-
-def _nearest_rank(ordered: NDArray[np.float64], percentile: float) -> float | None:
-    # The product is rounded first: 99 · 1000 / 100 must not become 990.0000001.
-    rank = int(np.ceil(round(percentile * len(ordered) / 100, 9)))
-    value = float(ordered[max(rank, 1) - 1])
-    return value if np.isfinite(value) else None
 
 
 def simulate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import pickle
 import platform
 import signal
@@ -23,6 +22,7 @@ from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
 from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
+from analyzer.hardware.machine import usable_cores
 from analyzer.resources import child_environment
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
@@ -74,6 +74,7 @@ def build_variant(
     seed: int = 0,
     engine: EngineOptions | None = None,
     timeout_s: float = 1800.0,
+    cores: int | None = None,
     cancelled: threading.Event | None = None,
 ) -> Variant:
     """The variant ``key`` of ``model``, from the cache or built now.
@@ -92,6 +93,7 @@ def build_variant(
         seed: Of made-up rows and of the split into calibrating and scoring rows.
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
         timeout_s: The build is killed after this.
+        cores: Of which it takes a quarter; None for all that this process may use.
         cancelled: Ends the build (with a BuildError) when it is set.
 
     Raises:
@@ -123,7 +125,7 @@ def build_variant(
                 seed=seed,
                 reference_key=cache_key(rows),
                 # Several variants are built side by side.
-                threads=max(1, (os.cpu_count() or 1) // 4),
+                threads=max(1, (cores or usable_cores()) // 4),
                 engine=engine,
                 timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
                 **_choose_rows(model, key, calibration, seed),
@@ -154,16 +156,17 @@ def build_variants(
     *,
     calibration: CalibrationData | None = None,
     cache_dir: Path,
-    workers: int | None = None,
+    cores: int | None = None,
     **options: Any,
 ) -> dict[VariantKey, Variant | AnalyzerError]:
     """The variants ``keys``, built side by side; an error takes the place of one that failed.
 
     Args:
-        workers: How many at once; default one per core.
+        cores: How many are built at once; None for all that this process may use.
         options: As :func:`build_variant`.
     """
     wanted = list(dict.fromkeys(keys))
+    cores = cores or usable_cores()
     cancelled = threading.Event()
 
     def one(key: VariantKey) -> Variant | AnalyzerError:
@@ -174,12 +177,13 @@ def build_variants(
                 calibration=calibration,
                 cache_dir=cache_dir,
                 cancelled=cancelled,
+                cores=cores,
                 **options,
             )
         except AnalyzerError as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=cores) as pool:
         try:
             return dict(zip(wanted, pool.map(one, wanted), strict=True))
         except BaseException:

@@ -15,9 +15,9 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.live_session import LiveSession
 from analyzer.measure.measure import long_run_edge, measure_edge
 from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
-from analyzer.measure.session import LoadSession
 from analyzer.measure.tasks import Assets, ProbeTask
 from analyzer.targets.open import open_target
 from analyzer.twin.calibration import VariantCalibration
@@ -178,7 +178,7 @@ class ServedSubject:
         The edge is the search's: without the optimism of short runs, as far as ``twin`` knows it.
         """
         with self.open(configuration) as target:
-            session = LoadSession(target, self.load)
+            session = LiveSession(target, self.load)
             saturation = session.warm_up(concurrency=32)
             plan = EdgePlan(
                 seconds=8.0,
@@ -192,7 +192,7 @@ class ServedSubject:
             edge = long_run_edge(found, plan, self.load)
             first = self._at_shares(session, edge.rate_rps)
         with self.open(configuration) as target:
-            session = LoadSession(target, self.load)
+            session = LiveSession(target, self.load)
             session.warm_up(concurrency=32)
             again = self._at_shares(session, edge.rate_rps)
         return {
@@ -206,7 +206,7 @@ class ServedSubject:
     def edge(self, configuration: Configuration, start_rps: float | None) -> tuple[Edge, float]:
         """The edge alone, and the seconds under load that it took."""
         with self.open(configuration) as target:
-            session = LoadSession(target, self.load)
+            session = LiveSession(target, self.load)
             saturation = session.warm_up(concurrency=32)
             plan = EdgePlan(
                 seconds=5.0,
@@ -216,7 +216,7 @@ class ServedSubject:
             )
             return measure_edge(session, plan, self.load, saturation), session.seconds
 
-    def _at_shares(self, session: LoadSession, edge_rps: float | None) -> list[dict[str, Any]]:
+    def _at_shares(self, session: LiveSession, edge_rps: float | None) -> list[dict[str, Any]]:
         points = []
         for share in SHARES if edge_rps else ():
             assert edge_rps is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from analyzer.domain.sla import Sla
@@ -11,9 +9,8 @@ from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
-
-MakeSession = Callable[..., VirtualSession]
 
 
 @pytest.fixture
@@ -33,4 +30,4 @@ def policy() -> BatchingPolicy:
 
 @pytest.fixture
 def session(policy: BatchingPolicy, service: ServiceTime, load: LoadPlan) -> VirtualSession:
-    return VirtualSession(policy, service, load)
+    return VirtualSession(ServerModel(policy=policy, service=service), load)

@@ -12,7 +12,8 @@ from analyzer.domain.measurement import Certificate, LatencySummary, LoadTest, V
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.certify import CertifyGoal, certify_capacity
-from analyzer.measure.measure import certify_target, judge_runs, merge_tests
+from analyzer.measure.judge import judge_runs, merge_tests
+from analyzer.measure.measure import certify_target
 from analyzer.measure.plan import STREAM_CERTIFY, LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
@@ -119,7 +120,7 @@ def test_on_a_simulated_server_no_more_than_the_true_edge_is_certified(
     truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
     assert truth is not None
     plan = LoadPlan(sla=load.sla, arrivals=load.arrivals, seed=seed)
-    session = VirtualSession(policy, service, plan)
+    session = VirtualSession(model, plan)
     capacity, certificate, headline = certify_target(
         session, plan, edge_rps=1.1 * truth, seconds=60.0, twin=model
     )

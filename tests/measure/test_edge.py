@@ -135,7 +135,7 @@ def test_the_time_is_kept(session: VirtualSession, load: LoadPlan) -> None:
 
 def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPolicy) -> None:
     load = LoadPlan(sla=Sla(latency_budget_ms=3.0), arrivals=Poisson(), seed=7)
-    session = VirtualSession(policy, service, load)
+    session = VirtualSession(ServerModel(policy=policy, service=service), load)
     found = measure_edge(session, EdgePlan(seconds=60.0), load, 500.0)
     assert found.rate_rps is None
     assert all(test.aborted or test.over_budget for test in session.tests)
@@ -155,10 +155,10 @@ def test_invalid_runs_never_fail_a_rate(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
 ) -> None:
     """Requests sent late are late for that reason: only a rate that is kept counts."""
-    session = Disturbed(policy, service, load)
+    session = Disturbed(ServerModel(policy=policy, service=service), load)
     with pytest.raises(TargetError, match=r"None of 12 load tests was valid: sent too late"):
         measure_edge(session, EdgePlan(seconds=60.0, start_rps=50000.0), load, 500.0)
-    session = Disturbed(policy, service, load)
+    session = Disturbed(ServerModel(policy=policy, service=service), load)
     found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
     assert found.rate_rps is not None and found.interval_rps[1] is None
 

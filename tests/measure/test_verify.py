@@ -48,7 +48,8 @@ class Machine:
     def session(self, target: Any, load: LoadPlan, *, gpu_index: int | None) -> VirtualSession:
         self.seeds.append(load.seed)
         slow = self.starts > self.slow_from
-        return VirtualSession(self.policy, self.slower if slow else self.service, load)
+        service = self.slower if slow else self.service
+        return VirtualSession(ServerModel(policy=self.policy, service=service), load)
 
     def on_block(self, test: LoadTest, certificate: Certificate) -> None:
         self.told.append((self.starts, certificate.verdict))
@@ -71,7 +72,7 @@ def make(policy: BatchingPolicy, service: ServiceTime, monkeypatch: pytest.Monke
             service_ms=tuple(factor * ms for ms in service.service_ms),
         )
         machine = Machine(policy, service, slower, slow_from)
-        monkeypatch.setattr(verify, "LoadSession", machine.session)
+        monkeypatch.setattr(verify, "LiveSession", machine.session)
         return machine
 
     return made

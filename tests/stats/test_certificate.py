@@ -25,6 +25,20 @@ def test_no_miss_at_inflation_one_needs_about_300() -> None:
     assert needed is not None and 299 <= needed <= 350
 
 
+def test_348_independent_requests_without_a_miss_pass() -> None:
+    """The number that evidence.py names."""
+    assert evidence_below(347, 0, 0.01) < 20 <= evidence_below(348, 0, 0.01)
+
+
+def test_the_upper_estimate_is_exceeded_in_one_case_of_four() -> None:
+    """What batchmeans.py says of it: 40 batches of 400 independent flags, one batch count."""
+    flags = np.random.default_rng(5).random((600, 16_000)) < 0.3
+    upper = [variance_inflation([row], batches=(40,)) for row in flags]
+    # An estimate below 1 is raised to 1; none of these can be exceeded by the true inflation of 1.
+    raised = np.mean([found is not None and found.upper == 1.0 for found in upper])
+    assert raised == pytest.approx(0.25, abs=0.04)
+
+
 def test_no_miss_at_inflation_25_needs_about_7500() -> None:
     def verdict(requests: int) -> str:
         return certify(

@@ -10,7 +10,7 @@ import pytest
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.arrivals import UnitArrivals
-from analyzer.twin.inflation import batch_means_inflation
+from analyzer.twin.inflation import batch_means_inflation, late_inflation
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
@@ -44,3 +44,12 @@ def test_grows_with_the_load_as_recorded(load: float, recorded: float) -> None:
 
 def test_no_stable_queue_no_finite_inflation() -> None:
     assert MODEL.inflation(ARRIVALS, 1.01 * MODEL.saturation_rps(), budget_ms=50) == math.inf
+
+
+def test_the_threshold_is_the_nearest_rank() -> None:
+    """99.9 % of 10,000 requests are 9,990; a rounding error once made that 9,991."""
+    latency_ns = np.zeros(10_000, dtype=np.int64)
+    latency_ns[5_000:5_010] = np.arange(1, 11)
+    found = late_inflation(latency_ns, limit_ns=100, percentile=99.9)
+    assert found == max(batch_means_inflation(latency_ns > 0, batches) for batches in (64, 128))
+    assert found == pytest.approx(10.0, rel=0.05), "ten late at once, not nine"

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -216,3 +217,23 @@ def test_time_limit_and_cancelling(digits: ModelInfo, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="cancelled"):
         build_variant(digits, FP16, cache_dir=tmp_path, cancelled=cancelled)
     assert names(tmp_path) == []
+
+
+def test_as_many_variants_at_once_as_there_are_cores(
+    digits: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """os.cpu_count() once started 64 builds in a container that may use two cores."""
+    pools: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int) -> None:
+            pools.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr(build_module, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(build_module, "build_variant", lambda *_, cores, **__: cores)
+    monkeypatch.setattr(build_module, "usable_cores", lambda: 3)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert build_variants(digits, [FP32], cache_dir=tmp_path) == {FP32: 3}
+    assert build_variants(digits, [FP32], cache_dir=tmp_path, cores=2) == {FP32: 2}
+    assert pools == [3, 2]

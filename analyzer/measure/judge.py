@@ -1,0 +1,78 @@
+"""What load tests at one rate say together: a certificate, and one load test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzer.domain.measurement import Breakdown, Certificate, LoadTest, RequestLog, Validity
+from analyzer.measure.plan import LoadPlan
+from analyzer.measure.session import combine
+from analyzer.stats.certificate import certify
+from analyzer.stats.percentiles import summarize_latency
+
+
+def judge_runs(
+    tests: Sequence[LoadTest],
+    logs: Sequence[RequestLog],
+    load: LoadPlan,
+    twin_inflation: float | None,
+) -> Certificate:
+    """The certificate of runs at one rate.
+
+    The generator's lag is inside the latencies: with an invalid run a PASS stands, and a FAIL is
+    UNDECIDED.
+    """
+    sla = load.sla
+    certificate = certify(
+        [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
+        percentile=sla.percentile,
+        confidence=sla.confidence,
+        twin_inflation=twin_inflation,
+        latency_s=[log.latency_s[log.warmup :] for log in logs],
+        budget_s=sla.latency_budget_ms / 1e3,
+    )
+    if certificate.verdict == "FAIL" and not all(test.validity.valid for test in tests):
+        return replace(certificate, verdict="UNDECIDED")
+    return certificate
+
+
+def merge_tests(
+    tests: Sequence[LoadTest], logs: Sequence[RequestLog], *, percentile: float
+) -> LoadTest:
+    """Runs at one rate as one load test: counts add up, latencies are pooled."""
+    if len(tests) == 1:
+        return tests[0]
+    weights = np.array([max(test.requests, 1) for test in tests], dtype=float)
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
+        return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None
+
+    stages = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
+    reasons = tuple(dict.fromkeys(r for test in tests for r in test.validity.reasons))
+    over = [test.over_budget for test in tests]
+    pooled = np.concatenate([log.latency_s[log.warmup :] for log in logs])
+    return replace(
+        tests[0],
+        achieved_rps=mean([test.achieved_rps for test in tests]) or 0.0,
+        throughput_ips=mean([test.throughput_ips for test in tests]) or 0.0,
+        requests=sum(test.requests for test in tests),
+        over_budget=None if None in over else sum(value or 0 for value in over),
+        errors=sum(test.errors for test in tests),
+        duration_s=sum(test.duration_s for test in tests),
+        latency_ms=summarize_latency(pooled, percentile),
+        breakdown_ms=Breakdown(
+            **{stage: mean([getattr(t.breakdown_ms, stage) for t in tests]) for stage in stages}
+        ),
+        send_lag_ms_p99=max(
+            (test.send_lag_ms_p99 for test in tests if test.send_lag_ms_p99 is not None),
+            default=None,
+        ),
+        batch_size_mean=mean([test.batch_size_mean for test in tests]),
+        resources=combine([test.resources for test in tests]),
+        validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons),
+        aborted=any(test.aborted for test in tests),
+    )

@@ -1,0 +1,172 @@
+"""What every session does: the live one (on a target in this process) and the simulated one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Constant, Poisson, Trace
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.measure.live_session import LiveSession
+from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, STREAM_VERIFY, LoadPlan
+from analyzer.measure.session import Session
+from analyzer.measure.virtual_session import VirtualSession
+from analyzer.targets.scripted import ScriptedTarget, constant_delay
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
+
+MakeSession = Callable[..., Session]
+PLAN = LoadPlan(sla=Sla(latency_budget_ms=500.0), arrivals=Poisson(), seed=7)
+MIXED = Trace(
+    path="mixed.csv",
+    arrival_s=np.arange(5) * 0.01,
+    batch_size=np.array([1, 4, 2, 8, 1], dtype=np.int64),
+)
+
+
+class ThisProcess(ScriptedTarget):
+    """A scripted target whose memory is that of this process."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (os.getpid(),)
+
+
+def live(plan: LoadPlan, *, service_ms: float = 2.0) -> Session:
+    return LiveSession(ThisProcess(constant_delay(service_ms / 1e3)), plan)
+
+
+def virtual(plan: LoadPlan, *, service_ms: float = 2.0) -> Session:
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=False, instance_count=64)
+    service = ServiceTime.constant(service_ms)
+    return VirtualSession(ServerModel(policy=policy, service=service), plan)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(live, id="live", marks=pytest.mark.timing),
+        pytest.param(virtual, id="virtual"),
+    ]
+)
+def make(request: pytest.FixtureRequest) -> MakeSession:
+    made: MakeSession = request.param
+    return made
+
+
+def intended(session: Session) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    return [log.intended_s for log in session.logs]
+
+
+def test_every_run_is_kept_with_what_was_asked(make: MakeSession) -> None:
+    session = make(PLAN)
+    for rate, kind in ((200.0, "edge"), (400.0, "certify")):
+        test = session.run(rate, 0.25, kind=kind, stream=STREAM_EDGE, abort=False)
+        assert (test.kind, test.offered_rps, test.seed) == (kind, rate, 7)
+    assert [test.requests for test in session.tests] == [50, 100]
+    assert [len(log) for log in session.logs] == [50, 100]
+    assert all(test.over_budget == test.errors == 0 for test in session.tests)
+    assert all((log.status == STATUS_OK).all() for log in session.logs)
+    assert session.seconds >= sum(test.duration_s for test in session.tests) - 0.1
+
+
+def test_a_run_has_at_least_twenty_requests(make: MakeSession) -> None:
+    assert make(PLAN).run(200.0, 0.01, kind="edge", stream=STREAM_EDGE).requests == 20
+
+
+def test_the_rate_is_the_one_that_was_asked(make: MakeSession) -> None:
+    session = make(replace(PLAN, arrivals=Constant()))
+    test = session.run(250.0, 0.2, kind="edge", stream=STREAM_EDGE, abort=False)
+    assert np.diff(session.logs[0].intended_s) == pytest.approx(1 / 250.0)
+    assert test.achieved_rps == pytest.approx(250.0, rel=0.2)
+
+
+def test_a_trace_is_followed_with_its_own_sizes(make: MakeSession) -> None:
+    """The simulated session once used the largest size for all, the live one the trace's."""
+    session = make(replace(PLAN, arrivals=MIXED, request_batch_size=8))
+    test = session.run(200.0, 0.2, kind="edge", stream=STREAM_EDGE, abort=False)
+    assert session.logs[0].batch_size.tolist() == np.resize(MIXED.batch_size, 40).tolist()
+    assert test.throughput_ips == pytest.approx(test.achieved_rps * 3.2, rel=0.01)
+
+
+def test_a_trace_without_sizes_takes_the_plan_s(make: MakeSession) -> None:
+    """The live session once sent ones, the simulated one what was asked for."""
+    plain = replace(MIXED, batch_size=np.ones(5, dtype=np.int64))
+    session = make(replace(PLAN, arrivals=plain, request_batch_size=4))
+    session.run(200.0, 0.1, kind="edge", stream=STREAM_EDGE, abort=False)
+    assert set(session.logs[0].batch_size.tolist()) == {4}
+
+
+def test_runs_of_the_edge_share_their_arrivals(make: MakeSession) -> None:
+    session = make(PLAN)
+    for _ in range(2):
+        session.run(200.0, 0.1, kind="edge", stream=STREAM_EDGE, abort=False)
+    session.run(400.0, 0.05, kind="edge", stream=STREAM_EDGE, abort=False)
+    first, again, faster = intended(session)
+    assert np.array_equal(first, again)
+    assert faster == pytest.approx(first / 2), "the same users, twice as fast"
+
+
+def test_runs_of_a_certificate_have_fresh_ones(make: MakeSession) -> None:
+    session = make(PLAN)
+    for _ in range(2):
+        session.run(200.0, 0.1, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    first, second = intended(session)
+    assert not np.allclose(first, second)
+
+
+def test_a_restart_repeats_the_plan_s_arrivals_and_another_seed_does_not(
+    make: MakeSession,
+) -> None:
+    plans = (PLAN, PLAN, replace(PLAN, seed=PLAN.seed + 1))
+    sessions = [make(plan) for plan in plans]
+    for session in sessions:
+        session.run(200.0, 0.1, kind="verify", stream=STREAM_VERIFY, abort=False)
+    first, restarted, other = (intended(session)[0] for session in sessions)
+    assert np.array_equal(first, restarted)
+    assert not np.allclose(first, other)
+
+
+def test_live_and_simulated_runs_get_the_same_arrivals() -> None:
+    one, other = live(PLAN), virtual(PLAN)
+    for session in (one, other):
+        for stream in (STREAM_EDGE, STREAM_CERTIFY):
+            session.run(300.0, 0.1, kind="edge", stream=stream, abort=False)
+    for a, b in zip(intended(one), intended(other), strict=True):
+        assert a == pytest.approx(b, abs=1e-8), "the generator counts whole nanoseconds"
+
+
+@pytest.mark.parametrize("abort", [True, False])
+def test_a_hopeless_run_ends_early_where_it_may(make: MakeSession, abort: bool) -> None:
+    plan = replace(PLAN, sla=Sla(latency_budget_ms=5.0))
+    session = make(plan, service_ms=20.0)
+    test = session.run(500.0, 1.0, kind="edge", stream=STREAM_EDGE, abort=abort)
+    assert test.aborted is abort
+    assert (test.requests < 400) is abort
+    assert test.over_budget is not None and test.over_budget > 10
+    assert len(session.logs[0]) == test.requests
+
+
+def test_a_warm_up_tells_a_throughput_and_is_not_kept(make: MakeSession) -> None:
+    session = make(PLAN)
+    assert session.warm_up(concurrency=4, seconds=0.1) > 100
+    assert session.seconds >= 0.09
+    assert session.tests == session.logs == []
+
+
+def test_the_peak_is_that_of_all_runs(make: MakeSession) -> None:
+    session = make(PLAN)
+    assert session.peak().memory_bytes_peak is None
+    for _ in range(2):
+        session.run(200.0, 0.3, kind="edge", stream=STREAM_EDGE)
+    peaks = [test.resources.memory_bytes_peak or 0 for test in session.tests]
+    assert session.peak().memory_bytes_peak == max(peaks) > 1 << 20
+
+
+def test_the_notes_are_sentences(make: MakeSession) -> None:
+    assert all(isinstance(note, str) for note in make(PLAN).notes)
