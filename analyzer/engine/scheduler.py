@@ -115,7 +115,6 @@ class Scheduler:
             self._levels[0] = _Level(policy, 0)
         self._queued = 0  # requests in Q
         self._payloads: deque[_Payload] = deque()  # F
-        self._payload_requests = 0  # requests in F
         self._forming = _Payload()  # P
         self._idle = list(range(policy.instance_count))  # a heap
         self._timer_ns: int | None = None
@@ -130,11 +129,6 @@ class Scheduler:
         # What the last decision looked at without sending it; see _select.
         self._selected = 0
         self._selected_size = 0
-
-    @property
-    def pending(self) -> int:
-        """Requests that wait: in the queue or in a payload that no instance has taken yet."""
-        return self._queued + self._payload_requests
 
     def next_timer_ns(self) -> int | None:
         """When :meth:`advance` must be called though nothing else happens; None: not at all."""
@@ -175,7 +169,6 @@ class Scheduler:
             payload.size = batch_size
             payload.closed = True
             self._payloads.append(payload)
-            self._payload_requests += 1
             return
         level = self._level(priority)
         queue_policy = level.policy
@@ -307,7 +300,6 @@ class Scheduler:
                 payload.tickets += head.tickets
                 payload.size += head.size
                 self._payloads.popleft()
-        self._payload_requests -= len(payload.tickets)
         return Execution(heapq.heappop(self._idle), tuple(payload.tickets), payload.size)
 
     def _wait_for_slot(self, now_ns: int) -> None:
@@ -442,5 +434,4 @@ class Scheduler:
         payload.size += self._selected_size
         self._queued_size -= self._selected_size
         self._queued -= self._selected
-        self._payload_requests += self._selected
         self._selected = 0

@@ -10,9 +10,14 @@ from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.requests import InputTensor
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.server.http_codec import reserved_parameter
 from analyzer.server.json_tensors import array_to_json, json_to_array
-from analyzer.server.outputs import WireCall, finished_outputs
+from analyzer.server.json_values import as_string, as_unsigned
+from analyzer.server.outputs import finished_outputs
+from analyzer.server.wire_call import (
+    WireCall,
+    reserved_parameter,
+    wrong_parameter,
+)
 
 
 def generate_call(model: LoadedModel, document: Any) -> WireCall:
@@ -29,32 +34,17 @@ def generate_call(model: LoadedModel, document: Any) -> WireCall:
         if port is not None:
             call.inputs.append(_input(model, key, value))
         elif key == "id":
-            if not isinstance(value, str):
-                raise Fault(
-                    "internal", "Unable to parse 'id': attempt to access JSON non-string as string"
-                )
-            call.request_id = value
-        elif key in ("priority", "timeout"):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise Fault(
-                    "internal",
-                    f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as "
-                    "unsigned-integer",
-                )
-            if key == "priority":
-                call.priority = value
-            else:
-                call.timeout_us = value
+            call.request_id = as_string(value, key)
+        elif key == "priority":
+            call.priority = as_unsigned(value, key)
+        elif key == "timeout":
+            call.timeout_us = as_unsigned(value, key)
         elif key.startswith("triton_"):
             raise reserved_parameter()
         elif not isinstance(value, int | str | float | dict) or (
             isinstance(value, dict) and key != "parameters"
         ):
-            raise Fault(
-                "invalid",
-                f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or "
-                "'string'.",
-            )
+            raise wrong_parameter(key)
     return call
 
 

@@ -12,9 +12,14 @@ from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.requests import InputTensor
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.tensors import DTYPES, to_bytes
-from analyzer.server.http_codec import reserved_parameter
-from analyzer.server.outputs import RequestedOutput, WireCall, finished_outputs
+from analyzer.server.outputs import finished_outputs
 from analyzer.server.shared_memory import Region, SharedMemory
+from analyzer.server.wire_call import (
+    RequestedOutput,
+    WireCall,
+    region_without_size,
+    reserved_parameter,
+)
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -120,11 +125,7 @@ def _region(parameters: Any, name: str) -> Region | None:
     if "shared_memory_region" not in parameters:
         return None
     if "shared_memory_byte_size" not in parameters:
-        raise Fault(
-            "invalid",
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' "
-            f"parameter for tensor '{name}'",
-        )
+        raise region_without_size(name)
     offset = 0
     if "shared_memory_offset" in parameters:
         offset = _count(parameters["shared_memory_offset"], "shared_memory_offset")

@@ -21,8 +21,10 @@ from analyzer.server.grpc_codec import (
     wants_final_flag,
 )
 from analyzer.server.inference_service import Admission, InferenceService
-from analyzer.server.outputs import WireCall
 from analyzer.server.shared_memory import refuse_cuda
+from analyzer.server.wire_call import (
+    WireCall,
+)
 
 _CODES: dict[FaultKind, grpc.StatusCode] = {
     "unknown": grpc.StatusCode.UNKNOWN,

@@ -13,14 +13,14 @@ from analyzer.engine.loaded_model import LoadedModel
 from analyzer.modelconfig.text import config_to_json
 from analyzer.server import describe
 from analyzer.server.generate import generate_call, generate_json
-from analyzer.server.http_body import Receive, Refusal, read_body
-from analyzer.server.http_codec import (
+from analyzer.server.http_body import (
+    Receive,
+    Refusal,
     accepted_encoding,
-    build_infer,
     compress,
-    parse_infer,
-    parse_json,
+    read_body,
 )
+from analyzer.server.http_codec import build_infer, parse_infer
 from analyzer.server.http_control import (
     JSON,
     Answer,
@@ -31,6 +31,7 @@ from analyzer.server.http_control import (
     shared_memory,
 )
 from analyzer.server.inference_service import Admission, InferenceService
+from analyzer.server.json_values import parse_json
 
 Scope = dict[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

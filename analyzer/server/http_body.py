@@ -1,12 +1,13 @@
-"""The body of an HTTP request: read within the limits of size and time, without its encoding."""
+"""Bodies over HTTP: read within the limits of size and time, and their content encodings."""
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from analyzer.server.http_codec import decompress
+from analyzer.engine.fault import Fault
 from analyzer.server.limits import Limits
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -72,3 +73,47 @@ async def _rest(first: bytes, receive: Receive, limits: Limits) -> bytes:
 
 def _too_large(limit: int) -> Refusal:
     return Refusal(413, f"the request body is larger than {limit} bytes", close=True)
+
+
+def decompress(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
+    """``body`` without its content encoding.
+
+    Raises:
+        Fault: The encoding is unknown or broken, or the result would be too large.
+    """
+    name = encoding.strip().lower()
+    if name in (b"", b"identity"):
+        return body
+    if name not in (b"gzip", b"deflate"):
+        raise Fault("unsupported", "Unsupported compression type")
+    inflater = zlib.decompressobj(wbits=47)  # recognises gzip and zlib headers
+    try:
+        text = inflater.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise Fault("invalid", f"failed to decompress the request: {error}") from error
+    if len(text) > bytes_max:
+        raise Fault("invalid", f"the decompressed request is larger than {bytes_max} bytes")
+    if not inflater.eof:
+        raise Fault("invalid", "failed to decompress the request: it ends too early")
+    return text
+
+
+def accepted_encoding(accept: bytes) -> bytes:
+    """The encoding of the answer: the best of gzip and deflate, or nothing."""
+    best, weight_best = b"", 0.0
+    for part in accept.lower().split(b","):
+        name, _, parameters = part.strip().partition(b";")
+        key, _, value = parameters.strip().partition(b"=")
+        try:
+            weight = float(value) if key.strip() == b"q" else 1.0
+        except ValueError:
+            weight = 0.0
+        if name.strip() in (b"gzip", b"deflate") and weight > weight_best:
+            best, weight_best = name.strip(), weight
+    return best
+
+
+def compress(body: bytes, encoding: bytes) -> bytes:
+    """``body`` in that encoding."""
+    deflater = zlib.compressobj(1, wbits=31 if encoding == b"gzip" else 15)
+    return deflater.compress(body) + deflater.flush()

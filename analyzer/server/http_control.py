@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from analyzer.engine.fault import Fault
-from analyzer.server.http_codec import parse_json
 from analyzer.server.inference_service import InferenceService
+from analyzer.server.json_values import as_boolean, as_object, as_string, parse_json
 from analyzer.server.shared_memory import SharedMemory, refuse_cuda
 
 # Status, body and headers of a response.
@@ -52,30 +52,18 @@ async def control(service: InferenceService, found: re.Match[str], body: bytes) 
     """
     values = parse_object(body)
     if found[2]:
-        return ok(service.index(found[1], ready_only=_flag(values, "ready")))
-    name = unquote(found[3])
-    parameters = values.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise Fault(
-            "internal", "Unable to parse 'parameters': attempt to get members for non-object"
+        return ok(
+            service.index(found[1], ready_only=as_boolean(values.get("ready", False), "ready"))
         )
+    name = unquote(found[3])
+    parameters = as_object(values.get("parameters", {}), "Unable to parse 'parameters'")
     if found[4] == "load":
         config, files = _load_parameters(parameters)
         await service.load(found[1], name, config_json=config, files=files)
     else:
-        dependents = _flag(parameters, "unload_dependents")
+        dependents = as_boolean(parameters.get("unload_dependents", False), "unload_dependents")
         await service.unload(found[1], name, unload_dependents=dependents)
     return 200, b"", [JSON]
-
-
-def _flag(values: dict[str, Any], key: str) -> bool:
-    """A boolean member; False where it is absent."""
-    flag = values.get(key, False)
-    if not isinstance(flag, bool):
-        raise Fault(
-            "internal", f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean"
-        )
-    return flag
 
 
 def shared_memory(
@@ -129,12 +117,8 @@ def shared_memory(
 def _load_parameters(parameters: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
     config: str | None = None
     files: dict[str, bytes] = {}
-    for key, value in parameters.items():
-        if not isinstance(value, str):
-            raise Fault(
-                "internal",
-                f"Unable to parse '{key}': attempt to access JSON non-string as string",
-            )
+    for key, text in parameters.items():
+        value = as_string(text, key)
         if key == "config":
             config = value
         elif key.startswith("file:"):

@@ -23,98 +23,72 @@ def _us(name: str) -> _Value:
     return lambda model, details: getattr(details.server, name) // 1000
 
 
-# Name, type, help text and value of what each version of a model has, as in Triton's metrics.cc.
-_METRICS: tuple[tuple[str, str, str, _Value], ...] = (
-    (
-        "nv_inference_request_success",
-        "counter",
+# Help text and value of what each version of a model has, as in Triton's metrics.cc.
+_COUNTERS: dict[str, tuple[str, _Value]] = {
+    "nv_inference_request_success": (
         "Number of successful inference requests, all batch sizes",
         lambda model, details: details.server.success_count + model.cache_hits.count,
     ),
-    (
-        "nv_inference_count",
-        "counter",
+    "nv_inference_count": (
         "Number of inferences performed (does not include cached requests)",
         lambda model, details: details.server.inference_count,
     ),
-    (
-        "nv_inference_exec_count",
-        "counter",
+    "nv_inference_exec_count": (
         "Number of model executions performed (does not include cached requests)",
         lambda model, details: details.server.execution_count,
     ),
-    (
-        "nv_inference_request_duration_us",
-        "counter",
+    "nv_inference_request_duration_us": (
         "Cumulative inference request duration in microseconds (includes cached requests)",
         lambda model, details: (details.server.success_ns + model.cache_hits.total_ns) // 1000,
     ),
-    (
-        "nv_inference_queue_duration_us",
-        "counter",
+    "nv_inference_queue_duration_us": (
         "Cumulative inference queuing duration in microseconds (includes cached requests)",
         _us("queue_ns"),
     ),
-    (
-        "nv_inference_compute_input_duration_us",
-        "counter",
+    "nv_inference_compute_input_duration_us": (
         "Cumulative compute input duration in microseconds (does not include cached requests)",
         _us("compute_input_ns"),
     ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "counter",
+    "nv_inference_compute_infer_duration_us": (
         "Cumulative compute inference duration in microseconds (does not include cached requests)",
         _us("compute_infer_ns"),
     ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "counter",
+    "nv_inference_compute_output_duration_us": (
         (
             "Cumulative inference compute output duration in microseconds (does not include "
             "cached requests)"
         ),
         _us("compute_output_ns"),
     ),
-    (
-        "nv_inference_pending_request_count",
-        "gauge",
+}
+_GAUGES: dict[str, tuple[str, _Value]] = {
+    "nv_inference_pending_request_count": (
         "Instantaneous number of pending requests awaiting execution per-model.",
         lambda model, details: details.waiting_count,
     ),
-    (
-        "nv_model_load_duration_secs",
-        "gauge",
+    "nv_model_load_duration_secs": (
         "Model load time in seconds",
         lambda model, details: model.load_seconds,
     ),
-)
-_CACHE_METRICS: tuple[tuple[str, str, str, _Value], ...] = (
-    (
-        "nv_cache_num_hits_per_model",
-        "counter",
+}
+_CACHE_COUNTERS: dict[str, tuple[str, _Value]] = {
+    "nv_cache_num_hits_per_model": (
         "Number of cache hits per model",
         lambda model, details: model.cache_hits.count,
     ),
-    (
-        "nv_cache_num_misses_per_model",
-        "counter",
+    "nv_cache_num_misses_per_model": (
         "Number of cache misses per model",
         lambda model, details: model.cache_misses.count,
     ),
-    (
-        "nv_cache_hit_duration_per_model",
-        "counter",
+    "nv_cache_hit_duration_per_model": (
         "Total cache hit duration per model, in microseconds",
         lambda model, details: model.cache_hits.total_ns // 1000,
     ),
-    (
-        "nv_cache_miss_duration_per_model",
-        "counter",
+    "nv_cache_miss_duration_per_model": (
         "Total cache miss (insert+lookup) duration per model, in microseconds",
         lambda model, details: model.cache_misses.total_ns // 1000,
     ),
-)
+}
 # The library ends the names of counters in "_total" where it writes their help and type; Triton's
 # have no such end. Samples keep the names that we give.
 _COUNTER_HEAD = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+)_total ", re.MULTILINE)
@@ -129,7 +103,7 @@ class TritonMetrics(Collector):
 
     def __init__(self, repository: Repository, *, caching: bool) -> None:
         self._repository = repository
-        self._metrics = _METRICS + (_CACHE_METRICS if caching else ())
+        self._counters = _COUNTERS | (_CACHE_COUNTERS if caching else {})
 
     def collect(self) -> Iterator[Metric]:
         """Every family with its samples."""
@@ -137,38 +111,36 @@ class TritonMetrics(Collector):
             (model, model.details(), {"model": model.name, "version": model.version_text})
             for model in self._repository.models()
         ]
-        for name, kind, text, value in self._metrics:
-            family = Metric(name, text, kind)
-            for model, details, labels in models:
-                family.add_sample(name, labels, value(model, details))
-            yield family
+        for kind, table in (("counter", self._counters), ("gauge", _GAUGES)):
+            for name, (text, value) in table.items():
+                family = Metric(name, text, kind)
+                for model, details, labels in models:
+                    family.add_sample(name, labels, value(model, details))
+                yield family
         name = "nv_inference_request_failure"
         family = Metric(name, "Number of failed inference requests, all batch sizes", "counter")
         for model, details, labels in models:
             for reason, count in _failures(model, details).items():
                 family.add_sample(name, labels | {"reason": reason}, count)
         yield family
-        memory = psutil.virtual_memory()
-        for name, text, value_now in (
-            (
-                "nv_cpu_utilization",
-                "CPU utilization rate [0.0 - 1.0]",
-                psutil.cpu_percent() / 100,
-            ),
-            ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory.total),
-            (
-                "nv_cpu_memory_used_bytes",
-                "CPU used memory (RAM), in bytes",
-                memory.total - memory.available,
-            ),
-        ):
+        for name, (text, now) in _machine().items():
             family = Metric(name, text, "gauge")
-            family.add_sample(name, {}, value_now)
+            family.add_sample(name, {}, now)
             yield family
 
     def text(self) -> bytes:
         """All metrics in the text exposition format."""
         return _COUNTER_HEAD.sub(rb"\1 ", generate_latest(self))
+
+
+def _machine() -> dict[str, tuple[str, float]]:
+    memory = psutil.virtual_memory()
+    used = memory.total - memory.available
+    return {
+        "nv_cpu_utilization": ("CPU utilization rate [0.0 - 1.0]", psutil.cpu_percent() / 100),
+        "nv_cpu_memory_total_bytes": ("CPU total memory (RAM), in bytes", memory.total),
+        "nv_cpu_memory_used_bytes": ("CPU used memory (RAM), in bytes", used),
+    }
 
 
 def _failures(model: LoadedModel, details: ModelStatistics) -> dict[str, int]:

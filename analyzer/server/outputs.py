@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,44 +10,8 @@ from numpy.typing import NDArray
 
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.requests import InferCall
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.server.shared_memory import Region
-
-
-@dataclass(slots=True)
-class RequestedOutput:
-    """An output that the client listed.
-
-    Args:
-        binary: Whether it comes as bytes behind the JSON (HTTP; gRPC has nothing else).
-        classification: How many of the highest elements to name instead; 0 for the tensor itself.
-        region: Where to put it; None for the response.
-    """
-
-    name: str
-    binary: bool = False
-    classification: int = 0
-    region: Region | None = None
-
-
-@dataclass(slots=True)
-class WireCall(InferCall):
-    """A call, and how its client wants the outputs.
-
-    Args:
-        requested: The outputs listed; empty for all. Set together with ``outputs``.
-        binary_default: Whether outputs that are not listed come as binary (HTTP).
-    """
-
-    requested: list[RequestedOutput] = field(default_factory=list)
-    binary_default: bool = False
-
-    def request(self, outputs: list[RequestedOutput]) -> None:
-        """Lists outputs."""
-        self.requested = outputs
-        self.outputs = tuple(output.name for output in outputs)
-
+from analyzer.server.wire_call import RequestedOutput, WireCall
 
 Finished = tuple[str, str, NDArray[Any], RequestedOutput | None]
 

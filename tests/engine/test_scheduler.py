@@ -93,7 +93,7 @@ def play(
             heapq.heappush(ends, (end, len(ran), execution))
             ran.append(Ran(now, execution.tickets, execution.batch_size, execution.instance))
         rejected |= dict.fromkeys(decisions.rejected, now)
-    assert scheduler.pending == 0
+    assert sum(len(one.tickets) for one in ran) + len(rejected) == len(todo)
     return ran, rejected
 
 
@@ -373,7 +373,6 @@ def test_cancel_takes_from_the_queue_only() -> None:
     for ticket in range(2):
         scheduler.enqueue(ticket, ticket)
         scheduler.advance(ticket)
-    assert scheduler.pending == 2
     assert scheduler.cancel(0)
     assert not scheduler.cancel(0)
     timer_ns = scheduler.next_timer_ns()
