@@ -28,6 +28,14 @@ def with_children(pids: Iterable[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that is dead but not yet waited for does not."""
+    with suppress(OSError, IndexError):
+        # The command's name, in parentheses, may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory now; 0 for a process that is gone."""
     with suppress(OSError, IndexError, ValueError):

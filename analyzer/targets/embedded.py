@@ -8,12 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import (
@@ -36,13 +34,13 @@ from analyzer.targets.embedded_wire import (
     encode_message,
     send_message,
 )
+from analyzer.targets.server_log import ServerLog
 from analyzer.targets.target import Completion
 
-_ANSWER_S = 10.0
+_ANSWER_S = 10.0  # for counters and connections, while a model may keep every core busy
 _END_S = 2.0
-_KILLED_S = 30.0
-_LOG_BYTES = 16_384
-_FD_SETSIZE = 1024
+_KILLED_S = 30.0  # the kernel frees a large process's memory first
+_FD_SETSIZE = 1024  # of the C library: select() knows no file beyond
 
 
 class EmbeddedTarget:
@@ -56,7 +54,7 @@ class EmbeddedTarget:
         start_timeout_s: For loading and warming up.
 
     Raises:
-        TargetStartError: On entering, the server did not come up; its last words are told.
+        TargetStartError: On entering, the server did not come up; its last log lines are told.
         TargetMemoryError: It ran out of memory.
         TargetTimeoutError: It was not ready in time.
     """
@@ -70,7 +68,7 @@ class EmbeddedTarget:
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._log = _Log()
+        self._log = ServerLog()
         self._oom_kills = 0
 
     def __enter__(self) -> EmbeddedTarget:
@@ -147,7 +145,7 @@ class EmbeddedTarget:
         if control is not None:
             control.close()
             self._control = None
-        self._log.close()
+        self._log.finish()
 
     def failure(self) -> TargetError:
         """What to raise now that the server has closed a connection; waits a moment for its end."""
@@ -155,25 +153,25 @@ class EmbeddedTarget:
         assert process is not None
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-        told = self._last_words()
+        told = self._told_failure()
         if told is not None:
             return self._failure_from(told)
         self._log.finish()
-        name, words = self.spec.name, self._log.tail()
+        name, lines = self.spec.name, self._log_tail()
         code = process.returncode
         if code is None:
-            return TargetCrashError(f"the server of {name} closed its connection{words}")
+            return TargetCrashError(f"the server of {name} closed its connection{lines}")
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
         starved = code == -signal.SIGKILL and oom_kills() > self._oom_kills
-        if starved or is_out_of_memory(words):
+        if starved or is_out_of_memory(lines):
             return TargetMemoryError(
-                f"the server of {name} ran out of memory ({how}){words}",
+                f"the server of {name} ran out of memory ({how}){lines}",
                 hint="Fewer instances or a smaller maximum batch size need less memory.",
             )
-        return TargetCrashError(f"the server of {name} {how}{words}")
+        return TargetCrashError(f"the server of {name} {how}{lines}")
 
     def _start(self) -> None:
         assert self._process is None, "an embedded target is started once"
@@ -198,32 +196,37 @@ class EmbeddedTarget:
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._control.send(self.spec.to_json().encode())
-            hello = self._receive(deadline - time.monotonic())
+            ready = self._receive(deadline - time.monotonic())
         except OSError:
-            hello = {}
-        if hello is None:
+            ready = {}
+        if ready is None:
             raise TargetTimeoutError(
                 f"the server of {self.spec.name} was not ready"
-                f" within {self._start_timeout_s:g} s{self._log.tail()}"
+                f" within {self._start_timeout_s:g} s{self._log_tail()}"
             )
-        if "hello" not in hello:
-            error = self._failure_from(hello) if hello else self.failure()
+        if "ready" not in ready:
+            error = self._failure_from(ready) if ready else self.failure()
             if isinstance(error, TargetMemoryError):
                 raise error
             raise TargetStartError(f"{error.message}; it was starting", hint=error.hint)
-        self.load_s, self.warmup_s = hello["load_s"], hello["warmup_s"]
+        self.load_s, self.warmup_s = ready["load_s"], ready["warmup_s"]
 
     def _failure_from(self, told: dict[str, Any]) -> TargetError:
         kind = TargetMemoryError if told["fatal"] == "memory" else TargetCrashError
         return kind(f"the server of {self.spec.name} failed: {told['message']}", hint=told["hint"])
 
-    def _last_words(self) -> dict[str, Any] | None:
+    def _told_failure(self) -> dict[str, Any] | None:
         """Why the server gave up, where it could still say so."""
         with suppress(OSError, ValueError):
             while message := self._receive(0.0):
                 if "fatal" in message:
                     return message
         return None
+
+    def _log_tail(self) -> str:
+        """The last log lines, as the end of a sentence; empty if there are none."""
+        lines = self._log.lines()[-12:]
+        return ": " + "\n".join(lines) if lines else ""
 
     def _ask(self, passed: socket.socket | None = None, **fields: Any) -> None:
         assert self._control is not None, "the target is not running"
@@ -318,48 +321,6 @@ class EmbeddedConnection:
         poller.register(self._fd, select.POLLIN | (select.POLLOUT if writers else 0))
         # Rounded down: the generator comes back for the rest of the time.
         return any(events & ~select.POLLOUT for _, events in poller.poll(int(timeout_s * 1e3)))
-
-
-class _Log:
-    """The last that the server wrote, read by a thread of its own so that it never blocks."""
-
-    def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._pipe: IO[bytes] | None = None
-        self._thread: threading.Thread | None = None
-
-    def follow(self, pipe: IO[bytes]) -> None:
-        """Starts to read ``pipe`` to its end."""
-        self._pipe = pipe
-        self._thread = threading.Thread(target=self._read, name="server-log", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Waits a moment for the last words of a server that has ended."""
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def close(self) -> None:
-        """Ends the thread; the server is gone."""
-        if self._thread is not None and self._pipe is not None:
-            self._thread.join(1.0)
-            if not self._thread.is_alive():
-                self._pipe.close()
-
-    def tail(self) -> str:
-        """The last lines, as the end of a sentence; empty if there are none."""
-        text = b"".join(tuple(self._chunks)).decode(errors="replace").strip()
-        lines = [line for line in text.splitlines() if line.strip()][-12:]
-        return ": " + "\n".join(lines) if lines else ""
-
-    def _read(self) -> None:
-        assert self._pipe is not None
-        while chunk := os.read(self._pipe.fileno(), 4096):
-            self._chunks.append(chunk)
-            self._size += len(chunk)
-            while self._size > _LOG_BYTES:
-                self._size -= len(self._chunks.popleft())
 
 
 def _visible_device(index: int) -> str:

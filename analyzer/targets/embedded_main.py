@@ -1,8 +1,9 @@
 """The process of one embedded server (started by :mod:`analyzer.targets.embedded`).
 
 Arguments: the number of the inherited control socket and the parent's process id. It loads the
-model, warms every instance up, says hello and answers until it is told to close, its parent goes
-away, or it runs out of memory. It imports as little as it can, since a search starts hundreds.
+model, warms every instance up, says that it is ready and answers until it is told to close, its
+parent goes away, or it runs out of memory. It imports as little as it can, since a search starts
+hundreds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +30,7 @@ from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.served_model import ServedModel
 from analyzer.errors import AnalyzerError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
+from analyzer.hardware.processes import resident_bytes
 from analyzer.hardware.timing import set_timer_slack_ns
 from analyzer.targets.embedded_runtimes import open_runtimes
 from analyzer.targets.embedded_spec import EmbeddedSpec
@@ -40,10 +43,12 @@ from analyzer.targets.embedded_wire import (
     send_message,
 )
 
+# A fifth of Python's own: a thread that has run a batch soon lets the one that reads requests run.
 _SWITCH_INTERVAL_S = 0.001
 _MEMORY_CHECK_S = 0.05
-_WARMUP_SECONDS_MAX = 2.0
+# Per instance and size: the first runs choose kernels and claim memory, the third is as any other.
 _WARMUP_RUNS = 3
+_WARMUP_SECONDS_MAX = 2.0
 
 
 class InputPool:
@@ -182,7 +187,7 @@ class EmbeddedServer:
         self._clients: dict[int, _Client] = {}
 
     def serve(self) -> None:
-        """Loads, warms up, says hello and serves until told to close."""
+        """Loads, warms up, says that it is ready and serves until told to close."""
         start = time.monotonic()
         arrays: dict[str, Any] = {}
         if self._spec.inputs_path is not None:
@@ -207,18 +212,16 @@ class EmbeddedServer:
             after_batch=self._flush,
             on_failure=self._note_failure,
         )
-        send_message(
-            self._control, hello=os.getpid(), load_s=loaded - start, warmup_s=warm - loaded
-        )
+        send_message(self._control, ready=True, load_s=loaded - start, warmup_s=warm - loaded)
         self._poller.register(self._control, select.EPOLLIN)
         while True:
             for number, events in self._poller.poll():
                 if number == self._control.fileno():
-                    self._obey(model, pool)
+                    self._answer_control(model, pool)
                 elif number in self._clients:
-                    self._attend(model, self._clients[number], events)
+                    self._serve_client(model, self._clients[number], events)
 
-    def _attend(self, model: ServedModel, client: _Client, events: int) -> None:
+    def _serve_client(self, model: ServedModel, client: _Client, events: int) -> None:
         if events & select.EPOLLOUT:
             client.flush()
         if not events & ~select.EPOLLOUT:
@@ -230,9 +233,13 @@ class EmbeddedServer:
         elif requests is None:
             del self._clients[client.connection.fileno()]
             client.close()
-            model.cancel_where(lambda request: getattr(request.on_done, "client", None) is client)
+            model.cancel_where(
+                lambda request: (
+                    isinstance(request.on_done, _ReplyTo) and request.on_done.client is client
+                )
+            )
 
-    def _obey(self, model: ServedModel, pool: InputPool) -> None:
+    def _answer_control(self, model: ServedModel, pool: InputPool) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, CONTROL_BYTES, 1)
         operation = decode_message(data).get("operation")
         if operation == "connect":
@@ -266,34 +273,26 @@ def _warm_up(runtime: Runtime, pool: InputPool, sizes: tuple[int, ...]) -> None:
 
 def _give_up(control: socket.socket, kind: str, failure: BaseException) -> NoReturn:
     """Tells the parent why, and ends the process whatever its other threads are doing."""
-    message = failure.message if isinstance(failure, AnalyzerError) else str(failure)
-    hint = failure.hint if isinstance(failure, AnalyzerError) else ""
     if not isinstance(failure, AnalyzerError):
-        message = f"{type(failure).__name__}: {message}"
+        failure = AnalyzerError(f"{type(failure).__name__}: {failure}")
     control.setblocking(True)
-    send_message(control, fatal=kind, message=message[:8000], hint=hint)
+    # A message must fit into CONTROL_BYTES.
+    send_message(control, fatal=kind, message=failure.message[:8000], hint=failure.hint)
     sys.stderr.flush()
     os._exit(1)
 
 
 def _watch_memory(control: socket.socket, limit_bytes: int) -> None:
-    page = os.sysconf("SC_PAGE_SIZE")
-    with Path("/proc/self/statm").open("rb", buffering=0) as statm:
-        while True:
-            statm.seek(0)
-            resident = int(statm.read().split()[1]) * page
-            if resident > limit_bytes:
-                sentence = f"the server holds {resident} bytes, its limit is {limit_bytes}"
-                _give_up(control, "memory", TargetMemoryError(sentence))
-            time.sleep(_MEMORY_CHECK_S)
+    while (resident := resident_bytes(os.getpid())) <= limit_bytes:
+        time.sleep(_MEMORY_CHECK_S)
+    sentence = f"the server holds {resident} bytes, its limit is {limit_bytes}"
+    _give_up(control, "memory", TargetMemoryError(sentence))
 
 
-def _die_first() -> None:
+def _offer_to_oom_killer() -> None:
     """Makes the kernel choose this process, not the analyzer, when the machine is out of memory."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("800")
-    except OSError:
-        return  # not allowed here: the kernel's own choice stands
+    with suppress(OSError):  # not allowed here: the kernel's own choice stands
+        Path("/proc/self/oom_score_adj").write_text("800")  # of at most 1000
 
 
 def main(arguments: list[str]) -> None:
@@ -304,7 +303,7 @@ def main(arguments: list[str]) -> None:
     if not data:
         return
     spec = EmbeddedSpec.from_json(data.decode())
-    _die_first()
+    _offer_to_oom_killer()
     set_timer_slack_ns(1)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if spec.memory_limit_bytes is not None:

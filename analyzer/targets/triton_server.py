@@ -5,40 +5,36 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from analyzer.errors import TargetCrashError, TargetStartError, TargetTimeoutError
+from analyzer.hardware.processes import is_running
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.targets.http_endpoint import HttpEndpoint
+from analyzer.targets.ports import LOOPBACK, free_ports, shared_with_others
+from analyzer.targets.server_log import ServerLog
 from analyzer.targets.triton_install import TritonInstall, python_environment
 
-# More than the usage text of the program, which would push out the reason it is printed for.
-_LOG_LINES = 600
-_LINE_CHARACTERS = 2000
 _POLL_S = 0.05
 _END_S = 5.0
 _KILLED_S = 30.0
 _START_ATTEMPTS = 3
-_LOOPBACK = "127.0.0.1"
 _FOLDER_PREFIX = "tritune-triton-"
 _SHARED_MEMORY = Path("/dev/shm")
-# As the embedded server (EmbeddedSpec.niceness).
+# The server stands back behind a generator that may not run with real-time priority
+# (hardware.timing); any value above 0 does.
 _NICENESS = 5
-# Runs in the child before it becomes the server, which stands back behind the generator. The
-# server's end is tied to ours by the kernel; its python stubs notice that their parent is gone and
-# end by themselves within seconds, also in the middle of an execution.
+# Runs in the child before it becomes the server. The server's end is tied to ours by the kernel;
+# its python stubs notice that their parent is gone and end by themselves within seconds, also in
+# the middle of an execution.
 _LAUNCHER = (
     "import os, sys\n"
     "from analyzer.hardware.lifetime import die_with_parent\n"
@@ -61,7 +57,7 @@ class TritonServer:
         arguments: Further arguments of ``tritonserver``.
 
     Raises:
-        TargetStartError: On entering, it did not come up; its last words are told.
+        TargetStartError: On entering, it did not come up; its last log lines are told.
         TargetTimeoutError: It was not ready in time.
     """
 
@@ -76,10 +72,9 @@ class TritonServer:
         self.http_port = self.grpc_port = self.metrics_port = 0
         self._start_timeout_s = start_timeout_s
         self._arguments = arguments
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
-        self._log: deque[str] = deque(maxlen=_LOG_LINES)
-        self._reader: threading.Thread | None = None
+        self._log = ServerLog()
 
     def __enter__(self) -> TritonServer:
         try:
@@ -106,17 +101,17 @@ class TritonServer:
     @property
     def http_address(self) -> str:
         """``HOST:PORT`` of the HTTP protocol."""
-        return f"{_LOOPBACK}:{self.http_port}"
+        return f"{LOOPBACK}:{self.http_port}"
 
     @property
     def grpc_address(self) -> str:
         """``HOST:PORT`` of the gRPC protocol."""
-        return f"{_LOOPBACK}:{self.grpc_port}"
+        return f"{LOOPBACK}:{self.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
         """Where Prometheus' metrics are."""
-        return f"http://{_LOOPBACK}:{self.metrics_port}/metrics"
+        return f"http://{LOOPBACK}:{self.metrics_port}/metrics"
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -132,17 +127,9 @@ class TritonServer:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
-    def log_tail(self, lines: int = 20) -> str:
-        """The server's last words."""
-        return "\n".join(list(self._log)[-lines:])
-
-    def metrics(self) -> str:
-        """Prometheus' text.
-
-        Raises:
-            TargetCrashError: The server does not answer.
-        """
-        return _get(self.metrics_url)
+    def log_tail(self, lines: int = 12) -> str:
+        """The server's last log lines."""
+        return "\n".join(self._log.lines()[-lines:])
 
     def put_model(self, files: ModelFiles, version: int = 1) -> Path:
         """Writes a model to the repository; it is not loaded yet. Returns its folder."""
@@ -174,14 +161,11 @@ class TritonServer:
         process, self._process = self._process, None
         if process is not None:
             self._end(process)
-        if self._reader is not None:
-            self._reader.join(_END_S)
-            self._reader = None
         if self._folder is not None:
             _remove_traces(self._folder)
             self._folder = None
 
-    def _end(self, process: subprocess.Popen[str]) -> None:
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         family = [process.pid]
         with suppress(psutil.Error):
             family += [c.pid for c in psutil.Process(process.pid).children(recursive=True)]
@@ -198,15 +182,13 @@ class TritonServer:
                 hint="It may hang in a driver; end it by hand.",
             ) from error
         deadline = time.monotonic() + _KILLED_S
-        while any(_is_running(pid) for pid in family) and time.monotonic() < deadline:
+        while any(is_running(pid) for pid in family) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        if process.stdout is not None and self._reader is None:
-            process.stdout.close()
+        self._log.finish(_END_S)
 
     def _start(self, *, last: bool) -> bool:
         """Starts the server; False if its ports turned out to be taken and it was ended again."""
-        self._log.clear()
-        self.http_port, self.grpc_port, self.metrics_port = _free_ports(3)
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         command = [
             sys.executable,
             "-c",
@@ -219,11 +201,11 @@ class TritonServer:
             "--model-control-mode=explicit",
             "--exit-timeout-secs=2",
             "--allow-gpu-metrics=false",
-            f"--http-address={_LOOPBACK}",
+            f"--http-address={LOOPBACK}",
             f"--http-port={self.http_port}",
-            f"--grpc-address={_LOOPBACK}",
+            f"--grpc-address={LOOPBACK}",
             f"--grpc-port={self.grpc_port}",
-            f"--metrics-address={_LOOPBACK}",
+            f"--metrics-address={LOOPBACK}",
             f"--metrics-port={self.metrics_port}",
             *self._arguments,
         ]
@@ -234,25 +216,19 @@ class TritonServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
                 start_new_session=True,
             )
         except OSError as error:
             raise TargetStartError(
                 f"The Triton server {self.install.executable} cannot be started: {error.strerror}."
             ) from error
-        self._reader = threading.Thread(
-            target=self._read_log, args=(self._process,), name="triton-log", daemon=True
-        )
-        self._reader.start()
+        assert self._process.stdout is not None
+        self._log.follow(self._process.stdout)
         taken = self._wait_until_ready(self._process)
         if taken is None:
             return True
         process, self._process = self._process, None
         self._end(process)
-        self._reader.join(_END_S)
-        self._reader = None
         if last:
             raise TargetStartError(
                 f"The Triton server could not have its ports for itself: {taken}",
@@ -260,43 +236,41 @@ class TritonServer:
             )
         return False
 
-    def _wait_until_ready(self, process: subprocess.Popen[str]) -> str | None:
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for the server; returns why its ports are not its own, None if all is well."""
         deadline = time.monotonic() + self._start_timeout_s
+        endpoint = HttpEndpoint(LOOPBACK, self.http_port)
         while True:
             if process.poll() is not None:
-                if self._reader is not None:
-                    self._reader.join(1.0)
-                words = _last_words(self._log)
-                if "in use" in words or "failed to start" in words.lower():
-                    return words
+                self._log.finish()
+                reason = self._reason()
+                if "in use" in reason or "failed to start" in reason.lower():
+                    return reason
                 raise TargetStartError(
                     f"The Triton server {self.install.executable} ended with status "
-                    f"{process.returncode} while it started. Its last words:\n{words}",
+                    f"{process.returncode} while it started. Its last log lines:\n{reason}",
                     hint="`analyze doctor` says what this machine has.",
                 )
             with suppress(TargetCrashError):
-                _get(f"http://{self.http_address}/v2/health/ready")
-                break
+                if endpoint.ready():
+                    break
             if time.monotonic() > deadline:
                 raise TargetTimeoutError(
                     f"The Triton server was not ready after {self._start_timeout_s:.0f} s. "
-                    f"Its last words:\n{self.log_tail(12)}"
+                    f"Its last log lines:\n{self.log_tail()}"
                 )
             time.sleep(_POLL_S)
-        # Two servers can share a port without an error (SO_REUSEPORT), and requests go to either.
-        own = _listening_inodes(process.pid)
+        endpoint.close()
         for port in (self.http_port, self.grpc_port, self.metrics_port):
-            strangers = _port_inodes(port) - own
-            if strangers:
+            if shared_with_others(port, process.pid):
                 return f"port {port} is also listened to by another process"
         return None
 
-    def _read_log(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout, suppress(ValueError, OSError):
-            while line := process.stdout.readline(_LINE_CHARACTERS):
-                self._log.append(line.rstrip())
+    def _reason(self) -> str:
+        """The last log lines; of a usage text (a wrong option) what came before it."""
+        lines = self._log.lines()
+        usage = next((i for i, line in enumerate(lines) if "Usage: tritonserver" in line), None)
+        return "\n".join(lines[:usage][-12:])
 
     def _backend_dir(self) -> Path:
         """The backends' folder; for a plain wheel a copy in which the stub lies where it must."""
@@ -308,13 +282,6 @@ class TritonServer:
             shutil.copytree(self.install.backend_dir, copy)
             shutil.copy2(self.install.stub, copy / "python" / self.install.stub.name)
         return copy
-
-
-def _last_words(lines: deque[str]) -> str:
-    """What the server said at its end; of a usage text (a wrong option) the beginning."""
-    said = [line for line in lines if line.strip()]
-    usage = next((i for i, line in enumerate(said) if "Usage: tritonserver" in line), None)
-    return "\n".join(said[:usage][-12:] if usage else said[-12:])
 
 
 def _sweep() -> None:
@@ -333,55 +300,3 @@ def _remove_traces(folder: Path) -> None:
         with suppress(OSError):
             region.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens to at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((_LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def _get(url: str) -> str:
-    try:
-        with urllib.request.urlopen(url, timeout=5.0) as reply:
-            return str(reply.read().decode())
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise TargetCrashError(f"The Triton server does not answer {url}: {error}.") from error
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def _listening_inodes(pid: int) -> set[str]:
-    """Inodes of the sockets that a process has open."""
-    inodes = set()
-    with suppress(OSError):
-        for handle in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                link = str(handle.readlink())
-                if link.startswith("socket:["):
-                    inodes.add(link[8:-1])
-    return inodes
-
-
-def _port_inodes(port: int) -> set[str]:
-    """Inodes of the sockets in this network namespace that listen to ``port``."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                listening = fields[3] == "0A"
-                if listening and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                    inodes.add(fields[9])
-    return inodes

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from analyzer.errors import (
     TargetStartError,
     TargetTimeoutError,
 )
+from analyzer.hardware.processes import is_running
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, NullModel, OnnxModel, ScriptedModel
@@ -39,17 +39,9 @@ def spec(model=None, configuration=BATCHED, **fields) -> EmbeddedSpec:
     )
 
 
-def gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + 10
-    while not gone(pid):
+    while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.01)
 
@@ -76,7 +68,7 @@ def test_requests_are_answered_once_and_the_counters_agree() -> None:
         counters = target.statistics()
         (pid,) = target.pids
         assert target.alive()
-    assert gone(pid)
+    assert not is_running(pid)
     assert not target.alive()
     target.close()
     assert run.strays == 0
@@ -205,7 +197,7 @@ def test_a_hang_times_requests_out_and_can_be_ended() -> None:
             arrivals = np.arange(50) * 0.002
             run = run_open_loop(connection, arrivals, timeout_s=0.3, drain_s=1.0)
         assert target.alive()
-    assert gone(pid)
+    assert not is_running(pid)
     late = run.log.status == STATUS_TIMEOUT
     assert late.sum() >= 40
     assert np.isinf(run.log.latency_s[late]).all()
@@ -253,7 +245,7 @@ def test_a_killed_parent_leaves_no_orphan() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         pid = int(parent.stdout.readline())
-        assert not gone(pid)
+        assert is_running(pid)
         parent.kill()
     wait_until_gone(pid)
 
@@ -299,7 +291,7 @@ def test_a_process_with_very_many_files_can_still_wait() -> None:
     assert (run.log.status == STATUS_OK).all()
 
 
-def test_a_talkative_server_is_not_blocked_and_its_last_words_are_kept(tmp_path) -> None:
+def test_a_talkative_server_is_not_blocked_and_its_last_lines_are_kept(tmp_path) -> None:
     loud = tmp_path / "sitecustomize.py"
     loud.write_text("import sys\nsys.stderr.write('noise\\n' * 100_000 + 'the last word\\n')\n")
     target = EmbeddedTarget(spec(OnnxModel(path="none"), inputs_path=str(tmp_path / "no.npz")))

@@ -23,10 +23,10 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import MissingPartError, TargetError, TargetStartError
 from analyzer.export.repository import export_repository
+from analyzer.hardware.processes import is_running
 from analyzer.modelconfig.files import ModelFiles, model_files
 from analyzer.modelconfig.rules import finish, prepare
 from analyzer.modelconfig.text import config_to_json, read_config
-from analyzer.targets import triton_server
 from analyzer.targets.endpoint_target import (
     attached_target,
     existing_model_target,
@@ -34,6 +34,7 @@ from analyzer.targets.endpoint_target import (
     temporary_name,
 )
 from analyzer.targets.http_endpoint import HttpEndpoint
+from analyzer.targets.ports import shared_with_others
 from analyzer.targets.triton_install import (
     HOME_VARIABLE,
     TritonInstall,
@@ -332,7 +333,7 @@ def test_a_server_without_model_control_says_so(install: TritonInstall, gather: 
 
 
 @pytest.mark.triton
-def test_a_server_that_does_not_start_tells_its_last_words(install: TritonInstall) -> None:
+def test_a_server_that_does_not_start_tells_its_last_log_lines(install: TritonInstall) -> None:
     with (
         pytest.raises(TargetStartError, match="no-such-option"),
         TritonServer(install, arguments=("--no-such-option=1",)),
@@ -374,7 +375,7 @@ def test_nothing_is_left_when_we_are_killed(
     deadline = time.monotonic() + 30
     alive = {int(pid) for pid in pids}
     while alive and time.monotonic() < deadline:
-        alive = {pid for pid in alive if triton_server._is_running(pid)}
+        alive = {pid for pid in alive if is_running(pid)}
         time.sleep(0.1)
     assert not alive
     # The folder that it could not remove goes with the next start.
@@ -392,17 +393,10 @@ def test_nothing_is_left_when_we_are_killed(
 
 
 def test_a_port_shared_with_a_stranger_is_seen() -> None:
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        first.bind(("127.0.0.1", 0))
-        port = first.getsockname()[1]
-        first.listen()
-        assert len(triton_server._port_inodes(port)) == 1
-        assert triton_server._port_inodes(port) <= triton_server._listening_inodes(os.getpid())
-        second.bind(("127.0.0.1", port))
-        second.listen()
-        assert len(triton_server._port_inodes(port)) == 2
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        port = ours.getsockname()[1]
+        assert not shared_with_others(port, os.getpid())
+        assert shared_with_others(port, os.getppid())
 
 
 def test_a_machine_without_triton_gets_a_sentence(
