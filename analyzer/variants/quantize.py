@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.engine.runtimes.onnxruntime_ import first_line
+from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
 from analyzer.errors import BuildError
 from analyzer.variants.precision import is_large, save_model
 
@@ -22,6 +23,9 @@ _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "EmbedLayerNormaliz
 _PRODUCTS = ["MatMul", "Gemm", "Conv", "ConvTranspose"]
 _CALIBRATING_SECONDS_MAX = 30.0
 _CALIBRATING_ROWS_MIN = 8
+
+# From here on a QuantizeLinear may have a scale per channel.
+_OPSET_MIN = 13
 
 Target = Literal["onnxruntime", "tensorrt"]
 
@@ -75,6 +79,11 @@ class RowReader:
     def __len__(self) -> int:
         return len(next(iter(self._inputs.values())))
 
+    def rewind(self) -> None:
+        """Starts again at the first row."""
+        self._started = None
+        self.used = 0
+
     def set_range(self, start_index: int, end_index: int) -> None:
         """Part of the calibrator's interface; it is only used with strided calibration."""
         raise BuildError("Strided calibration is not used.")
@@ -93,7 +102,8 @@ def quantize_static(
 
     Ranges are the smallest and largest value seen, weights are quantized per channel. For ONNX
     Runtime's CPU kernels activations are uint8; for TensorRT everything is symmetric int8, weights
-    keep their own pair and biases stay float, as its parser wants it. ``work`` is a folder for
+    keep their own pair and biases stay float, as its parser wants it. Where a graph cannot carry a
+    scale per channel, its weights get one scale each, and a note says so. ``work`` is a folder for
     files in between; ``external`` names the files with the source's external weights.
 
     Raises:
@@ -117,23 +127,30 @@ def quantize_static(
             "DedicatedQDQPair": True,
             "QuantizeBias": False,
         }
+    quantized = partial(
+        quantize,
+        str(prepared),
+        str(target),
+        quant_format=QuantFormat.QDQ,
+        nodes_to_exclude=[] if convolutional else _products_of_activations(prepared),
+        op_types_to_quantize=None if convolutional and runtime != "tensorrt" else _PRODUCTS,
+        reduce_range=runtime == "onnxruntime" and needs_reduced_range(),
+        activation_type=QuantType.QInt8 if runtime == "tensorrt" else QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=is_large(source, external),
+        extra_options=options,
+    )
     try:
-        quantize(
-            str(prepared),
-            str(target),
-            reader,
-            quant_format=QuantFormat.QDQ,
-            nodes_to_exclude=[] if convolutional else _products_of_activations(prepared),
-            op_types_to_quantize=None if convolutional and runtime != "tensorrt" else _PRODUCTS,
-            per_channel=True,
-            reduce_range=runtime == "onnxruntime" and needs_reduced_range(),
-            activation_type=QuantType.QInt8 if runtime == "tensorrt" else QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            use_external_data_format=is_large(source, external),
-            extra_options=options,
-        )
+        quantized(calibration_data_reader=reader, per_channel=True)
+        _require_loadable(target)
     except Exception as error:
-        raise _failed("static", error) from error
+        notes = (*notes, f"one scale per tensor, since {first_line(error)}")
+        reader.rewind()
+        try:
+            quantized(calibration_data_reader=reader, per_channel=False)
+            _require_loadable(target)
+        except Exception as again:
+            raise _failed("static", again) from again
     if not convolutional:
         _keep_other_readers_float(target)
     _require_change(before, _operators(target))
@@ -245,15 +262,56 @@ def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Pat
         notes = (f"quantized without preparation: {first_line(error)}",)
     else:
         notes = ()
-    # The quantizer tells nodes apart by their names.
     model = onnx.load(str(prepared), load_external_data=False)
+    if any(
+        entry.domain in ("", "ai.onnx") and entry.version < _OPSET_MIN
+        for entry in model.opset_import
+    ):
+        try:
+            model = onnx.version_converter.convert_version(onnx.load(str(prepared)), _OPSET_MIN)
+        except Exception as error:
+            notes = (*notes, f"kept at its old operator set: {first_line(error)}")
+    _name_nodes(model.graph)
+    _flatten_biases(model.graph)
+    onnx.save(model, str(prepared))
+    return prepared, notes
+
+
+def _name_nodes(graph: Any) -> None:
+    """Gives every node a name of its own, by which the quantizer tells them apart."""
     taken: set[str] = set()
-    for index, node in enumerate(model.graph.node):
+    for index, node in enumerate(graph.node):
         if not node.name or node.name in taken:
             node.name = f"{node.op_type}_unnamed_{index}"
         taken.add(node.name)
-    onnx.save(model, str(prepared))
-    return prepared, notes
+
+
+def _flatten_biases(graph: Any) -> None:
+    """Makes Gemm's biases of shape ``[1, n]`` ``[n]``, which means the same.
+
+    The quantizer indexes them by channel and fails on anything else.
+    """
+    biases = {node.input[2] for node in graph.node if node.op_type == "Gemm" and node.input[2:]}
+    others = {
+        name
+        for node in graph.node
+        for index, name in enumerate(node.input)
+        if node.op_type != "Gemm" or index != 2
+    }
+    for tensor in graph.initializer:
+        if tensor.name in biases - others and list(tensor.dims[:-1]) == [1] * (
+            len(tensor.dims) - 1
+        ):
+            tensor.dims[:] = tensor.dims[-1:]
+
+
+def _require_loadable(path: Path) -> None:
+    """Raises whatever ONNX Runtime raises where it cannot open the model at ``path``."""
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _operators(path: Path) -> Counter[str]:
