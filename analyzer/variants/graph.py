@@ -48,6 +48,15 @@ def all_tensors(graph: Any) -> Iterator[Any]:
                 yield from all_tensors(subgraph)
 
 
+def is_quantized(operator: str) -> bool:
+    """Whether an operator of this name computes on, makes or reads quantized values."""
+    return (
+        "quantize" in operator.lower()
+        or operator.startswith(("QLinear", "QGemm"))
+        or ("Integer" in operator)
+    )
+
+
 def external_pieces(graph: Any) -> Iterator[tuple[str, str, int, int | None]]:
     """``(file, tensor, offset, length)`` of every tensor whose data lies outside the graph.
 
@@ -101,7 +110,7 @@ class _Tracer:
         self._producers: dict[str, Any] = {}
         self._constants: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int | None, ...]] | None = None
-        for graph in _all_graphs(model.graph):
+        for graph in all_graphs(model.graph):
             self._constants.update((tensor.name, tensor) for tensor in graph.initializer)
             for node in graph.node:
                 for name in set(node.input):
@@ -239,7 +248,7 @@ class _Tracer:
                 inferred = onnx.shape_inference.infer_shapes(self._model, data_prop=True)
             except Exception:  # a graph that defeats the inference only costs us a range
                 return self._shapes
-            for graph in _all_graphs(inferred.graph):
+            for graph in all_graphs(inferred.graph):
                 for value in (*graph.value_info, *graph.input):
                     if value.type.tensor_type.HasField("shape"):
                         self._shapes[value.name] = tuple(
@@ -255,10 +264,10 @@ def _subgraphs(attribute: Any) -> Iterator[Any]:
     yield from attribute.graphs
 
 
-def _all_graphs(graph: Any) -> Iterator[Any]:
+def all_graphs(graph: Any) -> Iterator[Any]:
     """``graph`` and the graphs inside its nodes (If, Loop, Scan)."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
             for subgraph in _subgraphs(attribute):
-                yield from _all_graphs(subgraph)
+                yield from all_graphs(subgraph)

@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import BuildError
-from analyzer.variants.graph import all_tensors
+from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
 
 # Protobuf's limit is 2 GiB for a whole file; weights beyond this go into a file of their own.
 _INLINE_BYTES_MAX = 1_500_000_000
@@ -24,7 +24,7 @@ def convert_fp16(source: Path, target: Path) -> tuple[str, ...]:
         OSError: ``target`` cannot be written.
     """
     import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     graph = onnx.load(str(source), load_external_data=False)
     if graph.functions:
@@ -41,8 +41,20 @@ def convert_fp16(source: Path, target: Path) -> tuple[str, ...]:
     except Exception as error:
         notes.append(f"shapes could not be inferred before the conversion: {first_line(error)}")
     onnx.external_data_helper.load_external_data_for_model(graph, str(source.parent))
+    # Their scales and results are float32 in most operator sets.
+    quantized = {
+        node.op_type
+        for part in all_graphs(graph.graph)
+        for node in part.node
+        if is_quantized(node.op_type)
+    }
     try:
-        converted = convert_float_to_float16(graph, keep_io_types=True, disable_shape_infer=True)
+        converted = convert_float_to_float16(
+            graph,
+            keep_io_types=True,
+            disable_shape_infer=True,
+            op_block_list=[*DEFAULT_OP_BLOCK_LIST, *quantized],
+        )
     except Exception as error:
         raise BuildError(
             f"The graph cannot be converted to fp16: {first_line(error)}.",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
 from analyzer.errors import BuildError
+from analyzer.variants.graph import is_quantized
 from analyzer.variants.precision import is_large, save_model
 
 # Convolutions have no fast dynamically quantized form (ConvInteger), so they are left alone there.
@@ -272,7 +273,7 @@ def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Pat
         except Exception as error:
             notes = (*notes, f"kept at its old operator set: {first_line(error)}")
     _name_nodes(model.graph)
-    _flatten_biases(model.graph)
+    _own_biases(model.graph)
     onnx.save(model, str(prepared))
     return prepared, notes
 
@@ -286,23 +287,25 @@ def _name_nodes(graph: Any) -> None:
         taken.add(node.name)
 
 
-def _flatten_biases(graph: Any) -> None:
-    """Makes Gemm's biases of shape ``[1, n]`` ``[n]``, which means the same.
+def _own_biases(graph: Any) -> None:
+    """Gives every product a bias ``[n]`` of its own.
 
-    The quantizer indexes them by channel and fails on anything else.
+    The quantizer fails on Gemm's biases of shape ``[1, n]``, and names its copies of a shared bias
+    so that they can meet the names of other tensors.
     """
-    biases = {node.input[2] for node in graph.node if node.op_type == "Gemm" and node.input[2:]}
-    others = {
-        name
-        for node in graph.node
-        for index, name in enumerate(node.input)
-        if node.op_type != "Gemm" or index != 2
-    }
-    for tensor in graph.initializer:
-        if tensor.name in biases - others and list(tensor.dims[:-1]) == [1] * (
-            len(tensor.dims) - 1
-        ):
-            tensor.dims[:] = tensor.dims[-1:]
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    readers = Counter(name for node in graph.node for name in node.input)
+    for node in graph.node:
+        bias = weights.get(node.input[2]) if node.op_type in _PRODUCTS and node.input[2:] else None
+        if bias is None:
+            continue
+        if readers[bias.name] > 1:
+            own = graph.initializer.add()
+            own.CopyFrom(bias)
+            own.name = node.input[2] = f"{bias.name}_of_{node.name}"
+            bias = own
+        if list(bias.dims[:-1]) == [1] * (len(bias.dims) - 1):
+            bias.dims[:] = bias.dims[-1:]
 
 
 def _require_loadable(path: Path) -> None:
@@ -323,17 +326,19 @@ def _operators(path: Path) -> Counter[str]:
 
 
 def _require_change(before: Counter[str], after: Counter[str]) -> None:
-    quantized = {
-        name: count - before[name]
-        for name, count in after.items()
-        if ("Quantize" in name or name.endswith("Integer") or name.startswith("Q"))
-    }
-    if not any(count > 0 for count in quantized.values()):
+    """Raises a BuildError if ``after`` has no quantized operator more than ``before``."""
+    if any(is_quantized(name) and count > before[name] for name, count in after.items()):
+        return
+    if any(is_quantized(name) for name in before):
         raise BuildError(
-            "There is nothing to quantize: the model has no operator with weights that the int8"
-            " quantizer knows.",
-            hint="Leave int8 out with --precisions.",
+            "There is nothing left to quantize: the model's weights are quantized already.",
+            hint="Leave int8 out with --precisions; the variant called fp32 is the model as it is.",
         )
+    raise BuildError(
+        "There is nothing to quantize: the model has no operator with weights that the int8"
+        " quantizer knows.",
+        hint="Leave int8 out with --precisions.",
+    )
 
 
 def _failed(kind: str, error: Exception) -> BuildError:

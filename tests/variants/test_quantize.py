@@ -1,0 +1,129 @@
+"""Graphs as real exporters write them, quantized: old operator sets, odd biases, int8 already."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+from analyzer.errors import BuildError
+from analyzer.variants.precision import convert_fp16
+from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
+
+Array = NDArray[np.float32]
+RNG = np.random.default_rng(0)
+IMAGES = RNG.standard_normal((6, 3, 8, 8), np.float32)
+ROWS = RNG.standard_normal((6, 16), np.float32)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape, np.float32)
+
+
+def save(
+    path: Path, nodes: list[NodeProto], row: Array, weights: dict[str, Array], *, opset: int = 17
+) -> Path:
+    """A model of one input ``x`` ``[n, *row.shape]`` and one output ``y``."""
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *row.shape])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), str(path))
+    return path
+
+
+def quantized_error(source: Path, rows: Array) -> tuple[float, tuple[str, ...]]:
+    """Relative error of the statically quantized model on its own rows, and the notes."""
+    target = source.with_name("int8.onnx")
+    notes = quantize_static(
+        source,
+        target,
+        RowReader({"x": rows}, batchable=True),
+        external=(),
+        runtime="onnxruntime",
+        work=source.parent,
+    )
+    assert Counter(n.op_type for n in onnx.load(str(target)).graph.node)["DequantizeLinear"]
+    return relative_error(source, target, rows), notes
+
+
+def relative_error(source: Path, target: Path, rows: Array) -> float:
+    want, got = (
+        OrtRuntime(path).run({"x": rows})["y"].astype(np.float64) for path in (source, target)
+    )
+    return float(np.linalg.norm(want - got) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("opset", [10, 11, 12])
+def test_old_operator_sets_get_a_scale_per_channel(tmp_path: Path, opset: int) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv"),
+        helper.make_node("Relu", ["c"], ["y"], name="relu"),
+    ]
+    weights = {"w": normal(5, 3, 3, 3), "b": normal(5)}
+    error, notes = quantized_error(
+        save(tmp_path / "old.onnx", nodes, IMAGES[0], weights, opset=opset), IMAGES
+    )
+    assert error < 0.05 and notes == ("calibrated on 6 rows",)
+
+
+def test_graph_that_cannot_be_converted_gets_a_scale_per_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_adapter(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+        raise RuntimeError("No Adapter for Upsample")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", no_adapter)
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv")]
+    weights = {"w": normal(5, 3, 3, 3), "b": normal(5)}
+    error, notes = quantized_error(
+        save(tmp_path / "old.onnx", nodes, IMAGES[0], weights, opset=12), IMAGES
+    )
+    assert error < 0.1
+    assert notes[0] == "kept at its old operator set: No Adapter for Upsample"
+    assert notes[1].startswith("one scale per tensor, since")
+    assert notes[2] == "calibrated on 6 rows"
+
+
+def test_bias_of_rank_two(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="product")]
+    # The quantizer trips over the bias only where it looks at its size, which a large one needs.
+    weights = {"w": normal(16, 4) * np.float32(1e-6), "b": normal(1, 4) * np.float32(1e3)}
+    error, _ = quantized_error(save(tmp_path / "gemm.onnx", nodes, ROWS[0], weights), ROWS)
+    assert error < 0.05
+
+
+def test_shared_bias_whose_copies_would_meet_other_names(tmp_path: Path) -> None:
+    # The quantizer calls its copies of "b" "b2", "b3" and so on.
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["b2"], name="first"),
+        helper.make_node("Conv", ["b2", "w2", "b"], ["b3"], name="second"),
+        helper.make_node("Conv", ["b2", "w2", "b"], ["b4"], name="third"),
+        helper.make_node("Conv", ["b2", "w2", "b"], ["b5"], name="fourth"),
+        helper.make_node("Sum", ["b3", "b4", "b5"], ["y"], name="sum"),
+    ]
+    weights = {"w": normal(3, 3, 3, 3), "w2": normal(5, 3, 3, 3), "b": normal(5)}
+    error, _ = quantized_error(save(tmp_path / "shared.onnx", nodes, IMAGES[0], weights), IMAGES)
+    assert error < 0.05
+
+
+def test_model_that_is_quantized_already(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
+    source = save(tmp_path / "float.onnx", nodes, ROWS[0], {"w": normal(16, 4)})
+    int8 = tmp_path / "int8.onnx"
+    quantize_dynamic(source, int8, external=(), work=tmp_path)
+    with pytest.raises(BuildError, match="quantized already") as caught:
+        quantize_dynamic(int8, tmp_path / "again.onnx", external=(), work=tmp_path)
+    assert "--precisions" in caught.value.hint
+    convert_fp16(int8, tmp_path / "fp16.onnx")
+    assert relative_error(int8, tmp_path / "fp16.onnx", ROWS) < 0.01
