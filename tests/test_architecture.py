@@ -1,4 +1,4 @@
-"""The layers of design.md hold, and importing is cheap."""
+"""The layers hold, and importing is cheap."""
 
 from __future__ import annotations
 

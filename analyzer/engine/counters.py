@@ -1,4 +1,4 @@
-"""Counters of a served model, with Triton's meaning (``triton-semantics.md``, section 4)."""
+"""Counters of a served model, with Triton's meaning (``docs/triton-semantics.md``, section 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analyzer.engine.requests import InferenceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatistics:
-    """Cumulative counters with Triton's meaning (``triton-semantics.md``, section 4).
+    """Cumulative counters with Triton's meaning (``docs/triton-semantics.md``, section 4).
 
     Durations are totals in nanoseconds over requests; every request in a batch is charged the whole
     batch's compute times. ``batches`` maps a batch size to its number of executions.

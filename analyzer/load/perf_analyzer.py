@@ -1,7 +1,7 @@
 """Runs the real ``perf_analyzer`` against an endpoint, for a table beside our own numbers.
 
 What it measures differs from ours: the mean of three windows, only requests that end inside
-a window, latency from the moment of sending (``triton-semantics.md``, section 4).
+a window, latency from the moment of sending (``docs/triton-semantics.md``, section 4).
 """
 
 from __future__ import annotations

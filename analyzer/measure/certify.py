@@ -1,9 +1,9 @@
 """Certifies a rate: a safe one first, then the highest that the time left can still prove.
 
 Pure but for the runs, which the caller gives as a function. Near the edge correlated requests make
-evidence dear (``field.md``), so a part of the time goes to the highest rate that it is expected to
-prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's certificate counts
-every run that a walk makes at it, so that none is chosen by its luck.
+evidence dear (``docs/statistics.md``, section 5), so a part of the time goes to the highest rate
+that it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A
+rate's certificate counts every run that a walk makes at it, so that none is chosen by its luck.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ own keys only, and the python backend hands the map to ``model.py``. So a ``conf
 gives its configuration back.
 
 Every input and output is always written: only then Triton's ONNX Runtime backend leaves alone the
-batching that is written (``triton-semantics.md``, section 1, auto-complete).
+batching that is written (``docs/triton-semantics.md``, section 1, auto-complete).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Triton makes of a configuration before it serves it: defaults, checks, instance groups.
 
-Pure functions over ``ModelConfig`` after ``triton-semantics.md``, section 1; the messages follow
-``model_config_utils.cc``. :func:`prepare` runs them in Triton's order. Functions named
+Pure functions over ``ModelConfig`` after ``docs/triton-semantics.md``, section 1; the messages
+follow ``model_config_utils.cc``. :func:`prepare` runs them in Triton's order. Functions named
 ``normalize_`` and ``autocomplete_`` change the message that they are given; those named
 ``validate_`` do not.
 """

@@ -194,7 +194,8 @@ class TestClosestMiss:
     def test_without_any_certificate_it_names_the_least_evidence(self) -> None:
         found = closest_miss([measurement(1, 80.0)], SLA)
         assert found is not None
-        assert (found[1][0].required, found[1][0].observed) == (299, 0)  # field.md's 299
+        # docs/statistics.md, section 2
+        assert (found[1][0].required, found[1][0].observed) == (299, 0)
 
     def test_a_failed_certificate_is_a_missed_budget(self) -> None:
         found = closest_miss([measurement(1, 80.0, p99=55.0, certificate=certificate("FAIL"))], SLA)

@@ -1,4 +1,4 @@
-"""Triton's defaults, checks and instance groups (triton-semantics.md, section 1)."""
+"""Triton's defaults, checks and instance groups (docs/triton-semantics.md, section 1)."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ CASES: dict[str, tuple[str, str, Any, dict[str, str]]] = {
 # What differs on purpose, and why.
 DIFFERENT = {
     "server": "the release that is reproduced is newer than the real one here",
-    "ready of nothing": "404 since the releases that triton-semantics.md describes; 400 in 2.51",
+    "ready of nothing": "404 since the releases of docs/triton-semantics.md; 400 in 2.51",
 }
 # Where the text tells of the inside of one server, or of the order of a hash table.
 FREE_TEXT = {

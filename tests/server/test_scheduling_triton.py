@@ -40,7 +40,7 @@ def configuration(**fields: Any) -> Configuration:
     ).canonical()
 
 
-# What a real server 2.51 did (../shared/real-parts.md): nearly all executions have this size.
+# What a real server 2.51 did (docs/sources.md, section 5): nearly all executions have this size.
 # Configuration, concurrency, inferences of each request, size.
 CLOSED = {
     "preferred 4": (configuration(preferred_batch_size=(4,)), 32, 1, 4),

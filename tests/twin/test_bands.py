@@ -35,7 +35,7 @@ def batcher(**settings: object) -> BatchingPolicy:
 
 
 def test_queue_delay_makes_a_band(poisson: UnitArrivals) -> None:
-    """The case that field.md recorded: about 862 to 1,450 requests per second."""
+    """The case of docs/statistics.md, section 8: about 862 to 1,450 requests per second."""
     policy = batcher(preferred_batch_size=(16,), max_queue_delay_us=50_000)
     bands = model(policy).feasible_bands(poisson, budget_ms=35)
     assert len(bands) == 1

@@ -28,8 +28,8 @@ def approximate(one: tuple[BatchingPolicy, ServiceTime, float], budget_ms: float
     return float(heavy_traffic_edges([one], budget_ms=budget_ms, percentile=99.0)[0])
 
 
-# The simulated edges of docs/sources.md; where a run is too short to see the queue it finds
-# saturation, 0.5 % above.
+# The simulated edges of docs/sources.md, section 4; where a run is too short to see the queue it
+# finds saturation, 0.5 % above.
 @pytest.mark.parametrize(
     ("one", "budget_ms", "simulated_rps", "tolerance"),
     [

@@ -37,7 +37,7 @@ def test_one_fate_for_all_is_one() -> None:
 
 @pytest.mark.parametrize(("load", "recorded"), [(0.5, 6), (0.7, 13), (0.8, 25), (0.9, 61)])
 def test_grows_with_the_load_as_recorded(load: float, recorded: float) -> None:
-    """field.md's table of the simulated server that misses p99 by a little."""
+    """docs/statistics.md, section 3: the simulated server that misses p99 by a little."""
     found = MODEL.inflation(ARRIVALS, load * MODEL.saturation_rps(), budget_ms=1e4)
     assert recorded / 1.7 < found < recorded * 2.2
 
