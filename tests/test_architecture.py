@@ -37,11 +37,13 @@ LAYERS = {
 HEAVY = (
     "google.protobuf",
     "grpc",
+    "msgspec",
     "numba",
     "onnx",
     "onnxruntime",
     "optuna",
     "plotly",
+    "pydantic",
     "pynvml",
     "ray",
     "scipy",

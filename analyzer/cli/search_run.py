@@ -210,11 +210,11 @@ def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:
 def _space(
     options: SearchOptions, model: ModelInfo, device: DeviceKind, machine: Machine, largest: int
 ) -> Any:
-    from analyzer.spaces.loader import Surroundings, load_space
+    from analyzer.spaces.loader import SpaceContext, load_space
 
     return load_space(
         options.space or device,
-        Surroundings(
+        SpaceContext(
             device=device,
             cores=machine.cores,
             batchable=model.batchable,

@@ -50,7 +50,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class ListedConfiguration:
     """One configuration of a listed space, with the label that people know it by."""
 
     label: str
@@ -75,7 +75,7 @@ class SearchSpace:
     name: str
     device: DeviceKind
     parameters: tuple[Parameter, ...] = ()
-    listed: tuple[Fixed, ...] = ()
+    listed: tuple[ListedConfiguration, ...] = ()
     threads_max: int | None = None
     request_batch_size: int = 1
     batchable: bool = True

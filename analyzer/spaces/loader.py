@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from analyzer.domain.configuration import Backend, DeviceKind
-from analyzer.domain.space import PARAMETER_NAMES, Choice, Fixed, Parameter, SearchSpace
-from analyzer.domain.units import parse_duration_s
-from analyzer.errors import SpaceError, UsageError
+from analyzer.domain.space import Choice, ListedConfiguration, Parameter, SearchSpace
+from analyzer.errors import SpaceError
 from analyzer.resources import search_spaces_dir
+from analyzer.spaces.space_file import PER_CORE, SpaceFile
+from analyzer.spaces.yaml_file import read_table
 
-_TOP_KEYS = ("name", "description", "device", "threads_per_core", "parameters", "configurations")
-_PARAMETER_KEYS = ("choices", "when")
 _PRECISIONS = ("fp32", "fp16", "int8")
-_WORDS = {
-    "precision": _PRECISIONS,
-    "quantization": ("static", "dynamic"),
-    "backend": ("onnxruntime", "tensorrt"),
-}
-_PER_CORE = ("instance_count", "intra_op_threads")
 # The file spells the delay with its unit; the parameter carries microseconds.
-_FILE_NAMES = {"max_queue_delay": "max_queue_delay_us"}
+_PARAMETER_OF = {"max_queue_delay": "max_queue_delay_us"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class SpaceContext:
     """What a space file cannot know: the machine and the model it is resolved for.
 
     Args:
@@ -59,8 +50,8 @@ def space_names() -> list[str]:
     return sorted(path.stem for path in search_spaces_dir().glob("*.yaml"))
 
 
-def load_space(name_or_path: str, around: Surroundings) -> SearchSpace:
-    """The space of a shipped name or of a YAML file, resolved for ``around``.
+def load_space(name_or_path: str, context: SpaceContext) -> SearchSpace:
+    """The space of a shipped name or of a YAML file, resolved for ``context``.
 
     Raises:
         SpaceError: It cannot be read, a key is unknown or a value is unusable.
@@ -75,92 +66,42 @@ def load_space(name_or_path: str, around: Surroundings) -> SearchSpace:
             hint=(f"Did you mean {near[0]}? " if near else "")
             + f"Shipped: {', '.join(space_names())}.",
         )
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(
-            f"{path} cannot be read: {error}.",
-            hint="Give --space a YAML file in UTF-8 that you may read, or the name of a shipped "
-            f"space: {', '.join(space_names())}.",
-        ) from error
-    except yaml.YAMLError as error:
-        raise SpaceError(
-            f"{path} is no YAML: {error}.", hint="See search_spaces/cpu.yaml."
-        ) from error
-    return _Reader(str(path), around).space(document, default_name=path.stem)
+    hint = (
+        "Give --space a YAML file in UTF-8 like search_spaces/cpu.yaml, or the name of a shipped "
+        f"space: {', '.join(space_names())}."
+    )
+    written = read_table(path, SpaceFile, SpaceError, hint)
+    return _Resolver(str(path), context).space(written, default_name=path.stem)
 
 
-def _nearest(word: object, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, n=1)
-    return f"Did you mean {near[0]!r}? " if near else ""
+class _Resolver:
+    """Resolves a file for a machine and a model; knows the file for messages."""
 
-
-class _Reader:
-    """Reads one document; knows its file for messages."""
-
-    def __init__(self, file: str, around: Surroundings) -> None:
+    def __init__(self, file: str, context: SpaceContext) -> None:
         self._file = file
-        self._around = around
+        self._context = context
 
     def _fail(self, where: str, what: str, hint: str) -> SpaceError:
         return SpaceError(f"{self._file}, {where}: {what}", hint=hint)
 
-    def _keys(self, where: str, value: Any, known: Sequence[str]) -> Mapping[str, Any]:
-        if not isinstance(value, dict):
-            raise self._fail(
-                where,
-                f"expected a mapping, found {type(value).__name__}.",
-                f"Write 'key: value' lines; known keys: {', '.join(known) or 'none here'}.",
-            )
-        for key in value:
-            if key not in known:
-                raise self._fail(
-                    where,
-                    f"unknown key {key!r}.",
-                    _nearest(key, known) + f"Known: {', '.join(known) or 'none here'}.",
-                )
-        return value
-
-    def space(self, document: Any, *, default_name: str) -> SearchSpace:
-        top = self._keys("top level", document, _TOP_KEYS)
-        device = top.get("device", self._around.device)
-        if device not in ("cpu", "gpu", "auto"):
+    def space(self, written: SpaceFile, *, default_name: str) -> SearchSpace:
+        context = self._context
+        if written.device not in ("auto", context.device):
             raise self._fail(
                 "device",
-                f"{device!r} is none of cpu, gpu, auto.",
-                "Write device: cpu, or leave the key out: the space then serves for both.",
+                f"the space is for a {written.device}, but the search runs on a {context.device}.",
+                f"Choose another --space, or --device {written.device}.",
             )
-        if device not in ("auto", self._around.device):
-            raise self._fail(
-                "device",
-                f"the space is for a {device}, but the search runs on a {self._around.device}.",
-                f"Choose another --space, or --device {device}.",
-            )
-        per_core = top.get("threads_per_core")
-        if per_core is not None and (not isinstance(per_core, int | float) or per_core <= 0):
-            raise self._fail(
-                "threads_per_core",
-                f"{per_core!r} is no number above 0.",
-                "It bounds instances × threads by a multiple of the cores: threads_per_core: 1.",
-            )
-        if ("parameters" in top) == ("configurations" in top):
-            raise self._fail(
-                "top level",
-                "exactly one of parameters and configurations is needed.",
-                "parameters: combines the choices of each key; configurations: lists them one by "
-                "one. See search_spaces/cpu.yaml and search_spaces/ablation.yaml.",
-            )
+        per_core = written.threads_per_core if context.device == "cpu" else None
         space = SearchSpace(
-            name=str(top.get("name", default_name)),
-            device=self._around.device,
-            parameters=self._parameters(top["parameters"]) if "parameters" in top else (),
-            listed=self._listed(top["configurations"]) if "configurations" in top else (),
-            threads_max=None
-            if per_core is None or self._around.device != "cpu"
-            else max(1, int(per_core * self._around.cores)),
-            request_batch_size=self._around.request_batch_size,
-            batchable=self._around.batchable,
-            onnx_backend=self._around.onnx_backend,
+            name=str(written.name if written.name is not None else default_name),
+            device=context.device,
+            parameters=self._parameters(written),
+            listed=self._listed(written),
+            threads_max=None if per_core is None else max(1, int(per_core * context.cores)),
+            request_batch_size=context.request_batch_size,
+            batchable=context.batchable,
+            onnx_backend=context.onnx_backend,
         )
         if not space.candidates():
             raise self._fail(
@@ -170,133 +111,73 @@ class _Reader:
             )
         return space
 
-    def _parameters(self, value: Any) -> tuple[Parameter, ...]:
-        names = [n for n in (*PARAMETER_NAMES, *_FILE_NAMES) if n not in _FILE_NAMES.values()]
-        table = self._keys("parameters", value, names)
+    def _parameters(self, written: SpaceFile) -> tuple[Parameter, ...]:
         found: list[Parameter] = []
-        for key, raw in table.items():
-            where = f"parameters.{key}"
-            body = (
-                self._keys(where, raw, _PARAMETER_KEYS)
-                if isinstance(raw, dict)
-                else {"choices": raw}
+        for key, body in written.parameters.items() if written.parameters is not None else ():
+            before = [parameter.name for parameter in found]
+            conditions = body.when.model_dump(exclude_unset=True)
+            for name in conditions:
+                if name not in before:
+                    raise self._fail(
+                        f"parameters.{key}.when",
+                        f"unknown key {name!r}: the parameter does not stand before {key}.",
+                        f"Known: {', '.join(before) or 'none here'}.",
+                    )
+            choices = self._available(key, body.choices)
+            when = tuple(
+                (name, tuple(self._choice(value) for value in values))
+                for name, values in conditions.items()
             )
-            choices = self._choices(where, key, body.get("choices"))
-            when = self._when(where, body.get("when", {}), [p.name for p in found])
             if choices:
-                found.append(Parameter(name=_FILE_NAMES.get(key, key), choices=choices, when=when))
+                name = _PARAMETER_OF.get(key, key)
+                found.append(Parameter(name=name, choices=choices, when=when))
         return tuple(found)
 
-    def _when(
-        self, where: str, value: Any, before: list[str]
-    ) -> tuple[tuple[str, tuple[Choice, ...]], ...]:
-        conditions = self._keys(f"{where}.when", value, before)
-        return tuple(
-            (name, self._choices(f"{where}.when.{name}", name, wanted, resolve=False))
-            for name, wanted in conditions.items()
-        )
-
-    def _choices(
-        self, where: str, key: str, value: Any, *, resolve: bool = True
-    ) -> tuple[Choice, ...]:
-        values = value if isinstance(value, list) else [value]
-        if not values or value is None:
-            raise self._fail(where, "no choices.", "Give a list, like [1, 2, 4].")
-        found: list[Choice] = []
-        for item in values:
-            choice = self._choice(where, key, item)
-            if resolve and key == "precision" and choice not in self._around.precisions:
-                continue
-            if resolve and key == "backend" and choice == "tensorrt" and not self._around.tensorrt:
-                continue
-            if choice not in found:
-                found.append(choice)
-        if not found and key == "precision":
-            raise self._fail(
-                where,
-                "--precisions leaves none of its choices.",
-                f"It allows {', '.join(self._around.precisions)} and the file lists "
-                f"{', '.join(map(str, values))}: widen one of them.",
-            )
+    def _available(self, key: str, values: Sequence[Any]) -> tuple[Choice, ...]:
+        """The choices that this machine and ``--precisions`` leave, each once."""
+        found = dict.fromkeys(self._choice(value) for value in values)
+        if key == "precision":
+            allowed = self._context.precisions
+            found = {choice: None for choice in found if choice in allowed}
+            if not found:
+                raise self._fail(
+                    "parameters.precision",
+                    "--precisions leaves none of its choices.",
+                    f"It allows {', '.join(allowed)} and the file lists "
+                    f"{', '.join(map(str, values))}: widen one of them.",
+                )
+        if key == "backend" and not self._context.tensorrt:
+            found.pop("tensorrt", None)
         return tuple(found)
 
-    def _choice(self, where: str, key: str, item: Any) -> Choice:
-        if key in _WORDS:
-            if item == "best" and key == "quantization":
-                return self._around.int8_best
-            if item not in _WORDS[key]:
-                raise self._fail(
-                    where,
-                    f"{item!r} is none of {', '.join(_WORDS[key])}.",
-                    _nearest(item, _WORDS[key]) + f"Write a list of them, like [{_WORDS[key][0]}].",
-                )
-            return str(item)
-        if key == "dynamic_batching":
-            if not isinstance(item, bool):
-                raise self._fail(
-                    where,
-                    f"{item!r} is neither true nor false.",
-                    "Write [true, false], without quotation marks.",
-                )
-            return item
-        if key == "preferred_batch_size":
-            sizes = item if isinstance(item, list) else [item]
-            if not all(isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in sizes):
-                raise self._fail(
-                    where, f"{item!r} is no list of batch sizes.", "Write [] or [4, 8]."
-                )
-            return ",".join(str(s) for s in sorted(sizes))
-        if key == "max_queue_delay":
-            return self._delay_us(where, item)
-        if item in ("cores", "cores/2") and key in _PER_CORE:
-            return max(1, self._around.cores // (2 if item == "cores/2" else 1))
-        smallest = 0 if key == "intra_op_threads" else 1
-        if not isinstance(item, int) or isinstance(item, bool) or item < smallest:
-            cores = " 'cores' and 'cores/2' stand for what the machine has."
-            raise self._fail(
-                where,
-                f"{item!r} is no integer of at least {smallest}.",
-                "Write whole numbers without quotation marks, like [1, 2, 4]."
-                + (cores if key in _PER_CORE else ""),
-            )
-        return item
+    def _choice(self, value: Any) -> Choice:
+        """A value of the file as Optuna stores it."""
+        if isinstance(value, list):
+            return ",".join(map(str, sorted(value)))
+        if value in PER_CORE:
+            return max(1, self._context.cores // (2 if value == "cores/2" else 1))
+        choice: Choice = self._context.int8_best if value == "best" else value
+        return choice
 
-    def _delay_us(self, where: str, item: Any) -> int:
-        if item == 0 and not isinstance(item, bool):
-            return 0
-        try:
-            return round(parse_duration_s(str(item)) * 1e6)
-        except UsageError as error:
-            raise self._fail(where, error.message, error.hint) from error
-
-    def _listed(self, value: Any) -> tuple[Fixed, ...]:
-        if not isinstance(value, list) or not value:
-            raise self._fail(
-                "configurations",
-                "expected a list of configurations.",
-                "Write each as a list item, like '- {precision: fp32, instance_count: 1}'.",
-            )
-        names = [n for n in (*PARAMETER_NAMES, *_FILE_NAMES) if n not in _FILE_NAMES.values()]
+    def _listed(self, written: SpaceFile) -> tuple[ListedConfiguration, ...]:
         found = []
-        for index, raw in enumerate(value):
-            where = f"configurations[{index}]"
-            body = self._keys(where, raw, [*names, "label", "accelerated"])
-            params: dict[str, Choice] = {}
-            label = str(body.get("label", f"{index + 1}"))
-            for key, item in body.items():
-                if key in names:
-                    choice = self._choice(f"{where}.{key}", key, item)
-                    params[_FILE_NAMES.get(key, key)] = choice
-            if body.get("accelerated"):
+        for number, item in enumerate(written.configurations or (), start=1):
+            values = item.model_dump(exclude_unset=True)
+            label = str(values.pop("label", number))
+            accelerated = values.pop("accelerated", False)
+            params = {
+                _PARAMETER_OF.get(key, key): self._choice(value) for key, value in values.items()
+            }
+            if accelerated:
                 params.update(self._accelerated())
-                if not self._around.tensorrt:
-                    label += f" (int8-{self._around.int8_best} stands where TensorRT stands)"
-            if params.get("precision", "fp32") in self._around.precisions:
-                found.append(Fixed(label=label, params=tuple(params.items())))
+                if not self._context.tensorrt:
+                    label += f" (int8-{self._context.int8_best} stands where TensorRT stands)"
+            if params.get("precision", "fp32") in self._context.precisions:
+                found.append(ListedConfiguration(label=label, params=tuple(params.items())))
         return tuple(found)
 
     def _accelerated(self) -> dict[str, Choice]:
         """What stands for a compiled engine: TensorRT, or the best int8 variant without it."""
-        if self._around.tensorrt:
+        if self._context.tensorrt:
             return {"precision": "fp16", "backend": "tensorrt"}
-        return {"precision": "int8", "quantization": self._around.int8_best}
+        return {"precision": "int8", "quantization": self._context.int8_best}

@@ -4,11 +4,50 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from analyzer.domain.study import Pricing
 from analyzer.errors import UsageError
 from analyzer.resources import templates_dir
+from analyzer.spaces.yaml_file import Table, broken, nearest, read_table
+
+
+class Source(Table):
+    """Where prices were read."""
+
+    title: str
+    url: str
+    note: str = ""
+
+
+class Instance(Table):
+    """The price of one machine, in US dollars per hour, on the day ``as_of``."""
+
+    instance_type: str
+    usd_per_hour: Annotated[float, Field(gt=0)]
+    devices: Annotated[int, Field(ge=1)]
+    device: str = ""
+    as_of: str
+    source: str
+
+
+class PriceFile(Table):
+    """The document; each instance names one of the sources."""
+
+    sources: dict[str, Source]
+    instances: list[Instance]
+
+    @model_validator(mode="after")
+    def _sources_are_there(self) -> Self:
+        for entry in self.instances:
+            if entry.source not in self.sources:
+                broken(
+                    f"{entry.instance_type} names the source {entry.source!r}, which is not there.",
+                    f"{nearest(entry.source, list(self.sources))}Add it under sources.",
+                )
+        return self
 
 
 def read_prices(path: Path | None = None) -> dict[str, Pricing]:
@@ -16,23 +55,23 @@ def read_prices(path: Path | None = None) -> dict[str, Pricing]:
 
     Args:
         path: The file; the shipped one by default.
-    """
-    import yaml
 
-    document: dict[str, Any] = yaml.safe_load(
-        (path or templates_dir() / "prices.yaml").read_text(encoding="utf-8")
-    )
-    sources = document["sources"]
-    prices: dict[str, Pricing] = {}
-    for entry in document["instances"]:
-        source = sources[entry["source"]]
-        prices[entry["instance_type"]] = Pricing(
-            instance_type=entry["instance_type"],
-            price_per_hour=float(entry["usd_per_hour"]),
-            devices_per_machine=int(entry["devices"]),
-            source=f"catalogue, {entry['as_of']}: {source['title']} ({source['url']})",
+    Raises:
+        UsageError: It cannot be read or breaks a rule; the message names file, key and value.
+    """
+    shipped = templates_dir() / "prices.yaml"
+    hint = f"{shipped} shows what a catalogue looks like."
+    catalogue = read_table(path or shipped, PriceFile, UsageError, hint)
+    return {
+        entry.instance_type: Pricing(
+            instance_type=entry.instance_type,
+            price_per_hour=entry.usd_per_hour,
+            devices_per_machine=entry.devices,
+            source=f"catalogue, {entry.as_of}: {source.title} ({source.url})",
         )
-    return prices
+        for entry in catalogue.instances
+        for source in [catalogue.sources[entry.source]]
+    }
 
 
 def lookup_price(instance_type: str, *, price_per_hour: float | None = None) -> Pricing:

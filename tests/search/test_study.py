@@ -22,7 +22,7 @@ from analyzer.search.ledger import Known
 from analyzer.search.proposals import Proposals, make_sampler
 from analyzer.search.request import SearchRequest, SilentProgress
 from analyzer.search.study import Search
-from analyzer.spaces.loader import Surroundings, load_space
+from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.twin.service import ServiceTime
 
 MODEL = ModelInfo(
@@ -87,7 +87,7 @@ def _space() -> SearchSpace:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(SPACE)
         file.flush()
-        return load_space(file.name, Surroundings(device="cpu", cores=2))
+        return load_space(file.name, SpaceContext(device="cpu", cores=2))
 
 
 def run(
@@ -282,7 +282,7 @@ def test_the_twins_probes_come_from_the_cache_in_the_next_study() -> None:
 
 
 def test_the_ablation_measures_its_eight_configurations() -> None:
-    space = load_space("ablation", Surroundings(device="cpu", cores=2))
+    space = load_space("ablation", SpaceContext(device="cpu", cores=2))
     facts, executor, _ = run(
         VirtualWorld(service=service),
         space=space,

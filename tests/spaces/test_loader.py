@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import SpaceError
-from analyzer.spaces.loader import Surroundings, load_space, space_names
+from analyzer.spaces.loader import SpaceContext, load_space, space_names
 
-TWO_CORES = Surroundings(device="cpu", cores=2)
+TWO_CORES = SpaceContext(device="cpu", cores=2)
 
 
-def _load(tmp_path: Path, text: str, around: Surroundings = TWO_CORES):
+def _load(tmp_path: Path, text: str, around: SpaceContext = TWO_CORES):
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="latin-1")
     return load_space(str(path), around)
@@ -19,7 +19,7 @@ def _load(tmp_path: Path, text: str, around: Surroundings = TWO_CORES):
 def test_every_shipped_space_resolves_for_its_device() -> None:
     assert space_names() == ["ablation", "cpu", "gpu"]
     assert load_space("cpu", TWO_CORES).candidates()
-    assert load_space("gpu", Surroundings(device="gpu", cores=16, tensorrt=True)).candidates()
+    assert load_space("gpu", SpaceContext(device="gpu", cores=16, tensorrt=True)).candidates()
 
 
 def test_the_cpu_space_keeps_instances_times_threads_within_the_cores() -> None:
@@ -38,18 +38,18 @@ def test_the_ablation_has_eight_configurations_and_says_what_stands_for_tensorrt
 
 
 def test_precisions_narrow_the_space() -> None:
-    only = Surroundings(device="cpu", cores=2, precisions=("fp32",))
+    only = SpaceContext(device="cpu", cores=2, precisions=("fp32",))
     assert {c.precision for c, _ in load_space("cpu", only).candidates().values()} == {"fp32"}
     assert len(load_space("ablation", only).candidates()) == 4
 
 
 def test_a_model_that_cannot_be_batched_has_max_batch_size_zero() -> None:
-    around = Surroundings(device="cpu", cores=2, batchable=False)
+    around = SpaceContext(device="cpu", cores=2, batchable=False)
     assert {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()} == {0}
 
 
 def test_batches_are_never_smaller_than_the_request() -> None:
-    around = Surroundings(device="cpu", cores=2, request_batch_size=4)
+    around = SpaceContext(device="cpu", cores=2, request_batch_size=4)
     sizes = {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()}
     assert sizes == {4, 8, 16, 32}
 
@@ -81,7 +81,7 @@ def test_batches_are_never_smaller_than_the_request() -> None:
     ],
 )
 def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, says: str) -> None:
-    around = Surroundings(device="cpu", cores=2, precisions=("fp32", "fp16"))
+    around = SpaceContext(device="cpu", cores=2, precisions=("fp32", "fp16"))
     with pytest.raises(SpaceError) as caught:
         _load(tmp_path, text, around)
     assert caught.value.hint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from analyzer.errors import UsageError
@@ -36,3 +38,30 @@ def test_a_given_price_wins_and_keeps_the_devices() -> None:
     assert (pricing.price_per_hour, pricing.devices_per_machine) == (3.5, 4)
     assert pricing.source == "--price"
     assert lookup_price("my.own", price_per_hour=1.0).devices_per_machine == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("usd_per_hour: 1.5", "usd_per_hour: free"), ["instances[0].usd_per_hour", "'free'"]),
+        (("usd_per_hour: 1.5", "usd_per_hour: -1"), ["instances[0].usd_per_hour", "-1"]),
+        (("usd_per_hour", "usd_per_huor"), ["instances[0]", "Did you mean 'usd_per_hour'"]),
+        (("source: here", "source: hre"), ["'hre'", "Did you mean 'here'"]),
+        ((", devices: 1", ""), ["instances[0].devices", "missing"]),
+    ],
+)
+def test_a_catalogue_with_a_mistake(
+    tmp_path: Path, change: tuple[str, str], says: list[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    text = (
+        "sources: {here: {title: T, url: 'https://x'}}\n"
+        "instances: [{instance_type: a, usd_per_hour: 1.5, devices: 1, as_of: d, source: here}]\n"
+    )
+    path.write_text(text)
+    assert read_prices(path)["a"].price_per_hour == 1.5
+    path.write_text(text.replace(*change))
+    with pytest.raises(UsageError) as caught:
+        read_prices(path)
+    message = f"{caught.value.message} {caught.value.hint}"
+    assert all(part in message for part in ["mine.yaml", *says]), message
