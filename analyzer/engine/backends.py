@@ -66,7 +66,7 @@ def require_backend(config: Any) -> None:
         )
     if not backend:
         raise ModelError(
-            f"model '{config.name}' names no backend, and its files tell of none.",
+            f"model '{config.name}' names no backend, and its files imply none.",
             hint="Put a model.onnx into its version folder, or set 'backend'.",
         )
     raise ModelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from analyzer.engine.counters import Counters, ModelStatistics
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.requests import InferCall, InferenceReply, InferenceRequest, InputTensor
+from analyzer.engine.served_model import DRAIN_POLL_S
 from analyzer.engine.tensors import DATATYPE_OF
 from analyzer.errors import RepositoryError
 
@@ -56,61 +57,60 @@ def validate_ensemble(config: Any, resolve: Resolve) -> None:
         RepositoryError: They do not.
         Fault: A member is not loaded.
     """
-    name = config.name
     steps = steps_of(config)
     if not steps:
-        raise RepositoryError(f"must specify 'step' for ensemble '{name}'")
-    known = {tensor.name for tensor in config.input}
+        raise RepositoryError(f"must specify 'step' for ensemble '{config.name}'")
     for step in steps:
-        member = resolve(step.model, step.version)
-        limit = member.signature.batch_size_max
-        if limit and limit < config.max_batch_size:
+        _check_member(config, step, resolve(step.model, step.version))
+    known = _produced(config, steps)
+    for tensor in config.output:
+        if tensor.name not in known:
             raise RepositoryError(
-                f"ensemble '{name}' allows maximum batch size {config.max_batch_size}, but it "
-                f"contains model '{step.model}' which only allows maximum batch size to be {limit}"
+                f"in ensemble '{config.name}', no step produces the output '{tensor.name}'"
             )
-        for kind, pairs, ports in (
-            ("input", step.inputs, member.signature.inputs),
-            ("output", step.outputs, member.signature.outputs),
-        ):
-            for inner, _ in pairs:
-                if inner not in ports:
-                    raise RepositoryError(
-                        f"in ensemble '{name}', step '{step.model}' maps {kind} '{inner}', which "
-                        "the model does not have"
-                    )
-        missing = {port.name for port in member.signature.inputs.values() if not port.optional} - {
-            inner for inner, _ in step.inputs
-        }
-        if missing:
-            raise RepositoryError(
-                f"in ensemble '{name}', step '{step.model}' maps no tensor to input "
-                f"'{min(missing)}'"
-            )
+
+
+def _check_member(config: Any, step: Step, member: LoadedModel) -> None:
+    limit = member.signature.batch_size_max
+    if limit and limit < config.max_batch_size:
+        raise RepositoryError(
+            f"ensemble '{config.name}' allows maximum batch size {config.max_batch_size}, but it "
+            f"contains model '{step.model}' which only allows maximum batch size to be {limit}"
+        )
+    where = f"in ensemble '{config.name}', step '{step.model}' maps"
+    for kind, pairs, ports in (
+        ("input", step.inputs, member.signature.inputs),
+        ("output", step.outputs, member.signature.outputs),
+    ):
+        for inner, _ in pairs:
+            if inner not in ports:
+                raise RepositoryError(f"{where} {kind} '{inner}', which the model does not have")
+    required = {port.name for port in member.signature.inputs.values() if not port.optional}
+    missing = required - {inner for inner, _ in step.inputs}
+    if missing:
+        raise RepositoryError(f"{where} no tensor to input '{min(missing)}'")
+
+
+def _produced(config: Any, steps: Sequence[Step]) -> set[str]:
+    """Every tensor that exists once all steps have run; checks that they can, in some order."""
+    known = {tensor.name for tensor in config.input}
+    where = f"in ensemble '{config.name}',"
     pending = list(steps)
     while pending:
         ready = [step for step in pending if all(outer in known for _, outer in step.inputs)]
         if not ready:
-            lacking = sorted(
-                {outer for step in pending for _, outer in step.inputs if outer not in known}
-            )
+            lacking = {outer for step in pending for _, outer in step.inputs if outer not in known}
             raise RepositoryError(
-                f"in ensemble '{name}', nothing produces the tensor '{lacking[0]}' before it is "
-                "needed (a circle of steps, or a name that is wrong)"
+                f"{where} nothing produces the tensor '{min(lacking)}' before it is needed (a "
+                "circle of steps, or a name that is wrong)"
             )
         for step in ready:
             for _, outer in step.outputs:
                 if outer in known:
-                    raise RepositoryError(
-                        f"in ensemble '{name}', the tensor '{outer}' has two sources"
-                    )
+                    raise RepositoryError(f"{where} the tensor '{outer}' has two sources")
                 known.add(outer)
             pending.remove(step)
-    for tensor in config.output:
-        if tensor.name not in known:
-            raise RepositoryError(
-                f"in ensemble '{name}', no step produces the output '{tensor.name}'"
-            )
+    return known
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class Ensemble:
             with self._lock:
                 if not self._runs:
                     return
-            time.sleep(0.002)
+            time.sleep(DRAIN_POLL_S)
 
     def _advance(self, ticket: int, run: _Run) -> None:
         """Starts every step whose inputs exist; answers when none is left."""

@@ -46,18 +46,18 @@ class BatchingPolicy:
         max_batch_size: Triton's field; 0 (a model that cannot be batched) schedules like 1.
         dynamic_batching: Whether requests are joined; without it only ``instance_count`` counts.
         preferred_batch_size: Triton's field; empty means ``(max_batch_size,)``.
-        max_queue_delay_us: How long the oldest request may wait for company, microseconds.
+        max_queue_delay_us: How long the oldest request may wait for further requests, microseconds.
         instance_count: Instances that execute at the same time.
         priority_levels: Number of priorities, 1 the most urgent; 0: none.
         default_priority_level: Level of a request that names none or one that does not exist.
         preserve_ordering: Reorders responses, which is the server's work: the scheduler ignores it.
         default_queue_policy: Queue policy of each level that has none of its own.
         priority_queue_policy: Pairs (level, policy).
-        sleeps_through_arrivals: Whether the batcher looks at the queue as Triton's thread really
-            does: with a delay it sleeps until the queue alone could bring the forming payload to
-            the next preferred size, its time is up, or an instance takes a payload or ends one, so
-            that what waits in F seldom grows. Otherwise it looks at every arrival. Without a delay
-            the two are the same.
+        sleeps_through_arrivals: Whether the batcher reads the queue as Triton's thread really does:
+            with a delay it sleeps until the queue alone could bring the forming payload to the next
+            preferred size, until the delay has passed, or until an instance takes or ends a
+            payload, so that a payload in F seldom grows. Otherwise it reads the queue at every
+            arrival. Without a delay the two are the same.
     """
 
     max_batch_size: int = 0

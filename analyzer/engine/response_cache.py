@@ -72,5 +72,6 @@ class ResponseCache:
 
 def _size(array: NDArray[Any]) -> int:
     if array.dtype == np.dtype(object):
+        # 64: the header of a Python object of type bytes (33 bytes) and its pointer, rounded up.
         return sum(len(value) + 64 for value in array.reshape(-1).tolist())
     return array.nbytes

@@ -19,7 +19,9 @@ from analyzer.engine.requests import InferenceReply, InferenceRequest
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.scheduler import Execution, Scheduler
 
-_NEVER_NS = 1 << 62
+_NEVER_NS = 1 << 62  # no clock reaches it
+#: Between two looks at a queue that drains: short beside the seconds that are allowed for it.
+DRAIN_POLL_S = 0.002
 
 Work = list[tuple[InferenceRequest, int]]  # requests with the times of their queueing
 
@@ -175,7 +177,7 @@ class ServedModel:
             with self._lock:
                 if not self._waiting and not self._busy:
                     break
-            time.sleep(0.002)
+            time.sleep(DRAIN_POLL_S)
         with self._lock:
             self._closed = True
             left = [self._waiting.pop(ticket)[0] for ticket in tuple(self._waiting)]

@@ -17,7 +17,7 @@ from analyzer.engine.signature import Port, datatype_name, signature_of
 from analyzer.engine.tensors import DTYPES, decode_strings
 from analyzer.errors import RepositoryError
 
-_SAMPLE_BYTES_MAX = 256 << 20
+_SAMPLE_BYTES_MAX = 256 << 20  # as the largest request body (server/limits.py)
 
 
 def warm_up(config: Any, folder: Path, runtimes: Sequence[Runtime]) -> Counters:

@@ -28,13 +28,13 @@ from analyzer.server.repository import ControlMode, Repository
 from analyzer.server.settings import Settings
 from analyzer.server.shared_memory import SharedMemory
 
-# Collections of the young are cheap but frequent by default; requests leave hardly any cycles.
+# Python's defaults are (700, 10, 10); requests leave hardly any cycles to collect.
 _GC_THRESHOLDS = (20_000, 20, 50)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What ``analyze serve`` is told; ports of 0 are free ones.
+    """Options of ``analyze serve``; a port of 0 is a free one.
 
     Args:
         repository: The repository's folder.
@@ -147,7 +147,7 @@ class ServerApp:
             task = loop.create_task(server.serve(sockets=[listener]))
             self._http.append((server, task))
         while not all(server.started for server, _ in self._http):
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # uvicorn has no event for it
         addresses = Addresses(
             http=f"{host}:{http_socket.getsockname()[1]}",
             grpc=f"{host}:{grpc_port}",

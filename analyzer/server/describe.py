@@ -1,4 +1,4 @@
-"""What the server tells about itself and its models, as JSON: metadata, index, statistics."""
+"""Metadata, index and statistics of the server and its models, as JSON with Triton's keys."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _parameters(parameters: Any, call: WireCall) -> None:
 
 
 def wants_final_flag(request: Any) -> bool:
-    """Whether a stream's request wants to be told which of its responses is the last."""
+    """Whether a stream's request asks for a flag on the last of its responses."""
     return _WANT_FINAL in request.parameters and request.parameters[_WANT_FINAL].bool_param
 
 

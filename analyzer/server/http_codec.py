@@ -56,6 +56,7 @@ def parse_infer(
     json_size = len(body)
     if header_length is not None:
         found = _INTEGER.match(header_length)
+        # As C's atoi: 0 for what is no number; 20 digits are beyond any body.
         json_size = int(found[1]) if found and len(found[1]) < 20 else (1 << 62 if found else 0)
         if json_size < 0 or json_size > len(body):
             raise Fault(

@@ -97,7 +97,7 @@ class InferenceService:
 
         Args:
             admission: Of the front end over which the call came.
-            connection: Of the client, where the front end is not told otherwise that it went away.
+            connection: Of the client; None where the protocol cancels the awaiting task by itself.
 
         Raises:
             Fault: The call is wrong or failed, or too many are in the server.
@@ -127,7 +127,7 @@ class InferenceService:
         return reply.outputs
 
     def as_fault(self, error: Exception, where: str) -> Fault:
-        """``error`` as clients are told of it; one that is a fault of ours is logged."""
+        """``error`` as clients see it; one that is neither theirs nor Triton's is logged."""
         if isinstance(error, Fault):
             return error
         if isinstance(error, AnalyzerError):

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 class Limits:
     """Bounds on what a client can make the server hold.
 
+    The defaults are ours, well above what load generators and ordinary clients need, so that only a
+    faulty or hostile client meets them; Triton has no bound for most of these.
+
     Args:
         body_bytes_max: Largest request body or gRPC message, after decompression.
         json_bytes_max: Largest JSON part of an HTTP request.

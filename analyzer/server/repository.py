@@ -151,7 +151,7 @@ class Repository:
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """Every model of the folder and every model that was ever loaded, with their states."""
         known = set(self._slots)
-        # Where the folder went away, what is loaded is still told.
+        # Where the folder went away, what is loaded is still listed.
         with contextlib.suppress(RepositoryError):
             known |= set(list_models(self._root))
         entries = []
@@ -409,11 +409,11 @@ class Repository:
                 try:
                     self._load(name)
                 except AnalyzerError:
-                    continue  # logged, and told by the index
+                    continue  # logged, and in the index
 
 
 def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells whether a model's folder has changed: names, sizes and times of its files."""
+    """Names, times and sizes of a folder's files; another value means that it has changed."""
     found = []
     for path in sorted(folder.rglob("*")):
         try:

@@ -1,4 +1,4 @@
-"""Logging and trace settings: kept and told as Triton does; tracing itself is not there."""
+"""Logging and trace settings: stored and returned as Triton does; nothing is traced."""
 
 from __future__ import annotations
 

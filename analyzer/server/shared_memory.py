@@ -1,4 +1,4 @@
-"""System shared memory that clients register, if the server was told to allow it.
+"""System shared memory that clients register, if the server allows it.
 
 Whoever may register a region can make the server read and write any POSIX shared-memory object of
 its user, so this is off by default (as in Triton since 2026). Regions are files below ``/dev/shm``.
@@ -19,6 +19,7 @@ from analyzer.engine.fault import Fault
 
 _FOLDER = Path("/dev/shm")
 _KEY = re.compile(r"/?[^/\x00-\x1f]{1,255}")
+# Each is a memory mapping, of which Linux allows a process 65,530 (vm.max_map_count).
 _REGIONS_MAX = 4096
 _CUDA = "CUDA shared memory is not supported: this server keeps tensors in the host's memory"
 _OFF = "client shared memory is disabled. Start the server with --allow-client-shm=true to allow it"

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,20 +33,23 @@ Arrays = dict[str, NDArray[Any]]
 WAIT_S = 20.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One inference request."""
+
+    model: str
+    inputs: Arrays
+    version: str = ""
+    outputs: tuple[str, ...] = ()
+    timeout_us: int = 0
+
+
 class Driver(Protocol):
     """A client. Its methods raise the Fault that the service answered with."""
 
     repository: Repository
 
-    def infer(
-        self,
-        model: str,
-        inputs: Arrays,
-        *,
-        version: str = "",
-        outputs: tuple[str, ...] = (),
-        timeout_us: int = 0,
-    ) -> Arrays:
+    def infer(self, ask: Ask) -> Arrays:
         """The outputs of one request."""
 
     def metadata(self, model: str) -> dict[str, Any]:
@@ -76,18 +80,10 @@ class Direct:
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(WAIT_S)
 
-    def infer(
-        self,
-        model: str,
-        inputs: Arrays,
-        *,
-        version: str = "",
-        outputs: tuple[str, ...] = (),
-        timeout_us: int = 0,
-    ) -> Arrays:
-        tensors = [InputTensor(n, DATATYPE_OF[a.dtype], a.shape, a) for n, a in inputs.items()]
-        call = InferCall(tensors, outputs=outputs, timeout_us=timeout_us)
-        loaded = self._service.model(model, version)
+    def infer(self, ask: Ask) -> Arrays:
+        tensors = [InputTensor(n, DATATYPE_OF[a.dtype], a.shape, a) for n, a in ask.inputs.items()]
+        call = InferCall(tensors, outputs=ask.outputs, timeout_us=ask.timeout_us)
+        loaded = self._service.model(ask.model, ask.version)
         return dict(self._wait(self._service.infer(loaded, call, self._admission)))
 
     def metadata(self, model: str) -> dict[str, Any]:
@@ -139,15 +135,7 @@ class Http:
             raise Fault(_KIND_OF_STATUS[response.status], answer["error"])
         return answer
 
-    def infer(
-        self,
-        model: str,
-        inputs: Arrays,
-        *,
-        version: str = "",
-        outputs: tuple[str, ...] = (),
-        timeout_us: int = 0,
-    ) -> Arrays:
+    def infer(self, ask: Ask) -> Arrays:
         document: dict[str, Any] = {
             "inputs": [
                 {
@@ -156,14 +144,14 @@ class Http:
                     "datatype": DATATYPE_OF[array.dtype],
                     "data": array.reshape(-1).tolist(),
                 }
-                for name, array in inputs.items()
+                for name, array in ask.inputs.items()
             ]
         }
-        if outputs:
-            document["outputs"] = [{"name": name} for name in outputs]
-        if timeout_us:
-            document["parameters"] = {"timeout": timeout_us}
-        place = f"models/{model}" + (f"/versions/{version}" if version else "")
+        if ask.outputs:
+            document["outputs"] = [{"name": name} for name in ask.outputs]
+        if ask.timeout_us:
+            document["parameters"] = {"timeout": ask.timeout_us}
+        place = f"models/{ask.model}" + (f"/versions/{ask.version}" if ask.version else "")
         answer = self._ask("POST", f"{place}/infer", document)
         return {
             entry["name"]: np.array(entry["data"], np.float32).reshape(entry["shape"])
@@ -215,23 +203,15 @@ class Grpc:
         except grpc.RpcError as error:
             raise Fault(_KIND_OF_CODE[error.code()], error.details()) from error
 
-    def infer(
-        self,
-        model: str,
-        inputs: Arrays,
-        *,
-        version: str = "",
-        outputs: tuple[str, ...] = (),
-        timeout_us: int = 0,
-    ) -> Arrays:
-        request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
-        for name, array in inputs.items():
+    def infer(self, ask: Ask) -> Arrays:
+        request = service_pb2.ModelInferRequest(model_name=ask.model, model_version=ask.version)
+        for name, array in ask.inputs.items():
             request.inputs.add(name=name, datatype=DATATYPE_OF[array.dtype], shape=array.shape)
             request.raw_input_contents.append(array.tobytes())
-        for name in outputs:
+        for name in ask.outputs:
             request.outputs.add(name=name)
-        if timeout_us:
-            request.parameters["timeout"].int64_param = timeout_us
+        if ask.timeout_us:
+            request.parameters["timeout"].int64_param = ask.timeout_us
         response = self._ask("ModelInfer", request)
         return {
             entry.name: np.frombuffer(raw, np.float32).reshape(entry.shape)

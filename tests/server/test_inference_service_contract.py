@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_drivers import Driver, direct, over_grpc, over_http
+from service_drivers import Ask, Driver, direct, over_grpc, over_http
 
 from analyzer.engine.fault import Fault, FaultKind
 from analyzer.server.limits import Limits
@@ -62,7 +62,7 @@ class Background:
     def start(self, driver: Driver, model: str, **call: Any) -> None:
         def ask() -> None:
             try:
-                self._answers.append(driver.infer(model, {"X": ONE}, **call))
+                self._answers.append(driver.infer(Ask(model=model, inputs={"X": ONE}, **call)))
             except Fault as fault:
                 self._answers.append((fault.kind, fault.message))
 
@@ -98,7 +98,7 @@ def start_and_queue(driver: Driver, model: str, waiting: int, **call: Any) -> Ba
 
 def refused(driver: Driver, model: str, inputs: Any, **call: Any) -> tuple[FaultKind, str]:
     with pytest.raises(Fault) as caught:
-        driver.infer(model, inputs, **call)
+        driver.infer(Ask(model=model, inputs=inputs, **call))
     return caught.value.kind, caught.value.message
 
 
@@ -106,7 +106,7 @@ def refused(driver: Driver, model: str, inputs: Any, **call: Any) -> tuple[Fault
 @pytest.mark.parametrize("call", [{}, {"version": "1"}, {"outputs": ("Y",)}])
 def test_outputs(driver: Driver, rows: int, call: dict[str, Any]) -> None:
     x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
-    outputs = driver.infer("quick", {"X": x}, **call)
+    outputs = driver.infer(Ask(model="quick", inputs={"X": x}, **call))
     assert list(outputs) == ["Y"]
     np.testing.assert_array_equal(outputs["Y"], x)
 
@@ -183,7 +183,7 @@ def test_the_limit_of_requests_in_the_server(driver: Driver) -> None:
     expected = ("unavailable", "too many requests are in the server")
     assert refused(driver, "quick", {"X": ONE}) == expected
     assert background.wait() == (REQUESTS_MAX, [])
-    driver.infer("quick", {"X": ONE})
+    driver.infer(Ask(model="quick", inputs={"X": ONE}))
 
 
 def test_a_model_that_is_not_ready(driver: Driver) -> None:
@@ -200,7 +200,7 @@ def test_a_model_that_is_not_ready(driver: Driver) -> None:
     assert driver.index()["quick"] == "UNAVAILABLE"
     driver.load("quick")
     assert driver.index()["quick"] == "READY"
-    driver.infer("quick", {"X": ONE})
+    driver.infer(Ask(model="quick", inputs={"X": ONE}))
 
 
 def test_a_model_that_cannot_be_loaded(driver: Driver) -> None:
@@ -228,7 +228,7 @@ def test_metadata(driver: Driver) -> None:
 
 def test_statistics(driver: Driver) -> None:
     for rows in (1, 3, 3):
-        driver.infer("quick", {"X": np.zeros((rows, 2), np.float32)})
+        driver.infer(Ask(model="quick", inputs={"X": np.zeros((rows, 2), np.float32)}))
     refused(driver, "quick", {"X": np.zeros((5, 2), np.float32)})  # touches no counter
     refused(driver, "failing", {"X": ONE})
     found = driver.statistics("quick")

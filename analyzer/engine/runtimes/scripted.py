@@ -14,7 +14,7 @@ import numpy as np
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.errors import TargetError, TargetMemoryError
 
-# What an execution can be told to do: fail, run out of memory, end the process, never return.
+# An execution fails, runs out of memory, ends the process, or does not return.
 ScriptedFault = Literal["error", "memory", "crash", "hang"]
 Answer = Callable[[Tensors], Tensors]
 
