@@ -12,7 +12,7 @@ from typing import Any
 
 from analyzer.hardware.nvml import nvml_session, text
 
-_UNLIMITED_BYTES = 1 << 60
+_UNLIMITED_BYTES = 1 << 60  # more than any machine has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

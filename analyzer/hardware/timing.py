@@ -13,8 +13,9 @@ from typing import Literal
 #: How a thread was put first in line; see :func:`first_in_line`.
 Priority = Literal["realtime", "short_slice", "normal"]
 
+# Numbers of the system call and of prctl's options, from Linux's own headers.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-_SLICE_NS = 100_000
+_SLICE_NS = 100_000  # the least that Linux takes (sched_setattr(2))
 _SLICE_NS_DEFAULT = 0  # the kernel puts its own in
 _PR_SET_TIMERSLACK = 29
 _PR_GET_TIMERSLACK = 30

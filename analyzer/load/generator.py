@@ -24,6 +24,7 @@ __all__ = ["AbortRule", "LoadRun", "run_closed_loop", "run_open_loop"]
 
 _BURST = 64  # sends between two looks at the replies, when the schedule is behind
 _LEAD_NS = 1_000_000  # before the first request, so that setting up does not make it late
+# Between two counts of the requests in flight; 10,000 counts are more than Little's law needs.
 _SAMPLE_GAP_NS_MIN = 1_000_000
 _SAMPLES_MAX = 10_000
 

@@ -26,11 +26,11 @@ from analyzer.resources import search_path, tool_homes
 from analyzer.targets.address import parse_address
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool
 
-_WINDOWS = 3
+_WINDOWS = 3  # the program's own number of windows that must agree
 # The program's own rule: throughput and latency of the last three windows within 10 %.
 _STABLE_RATIO = 1.1
 _PASS = re.compile(r"Pass \[\d+\] throughput: ([\d.]+) infer/sec\. Avg latency: (\d+) usec")
-_WINDOW_S_MIN = 0.5
+_WINDOW_S_MIN = 0.5  # a window without a request ends in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def run_perf_analyzer(
     """
     assert (concurrency is None) != (rate_rps is None), "one kind of load"
     scheme, host, port = parse_address(address)
-    window_s = max(duration_s / 3, _WINDOW_S_MIN)
+    window_s = max(duration_s / _WINDOWS, _WINDOW_S_MIN)
     with tempfile.TemporaryDirectory(prefix="tritune-perf-") as folder:
         data, report = Path(folder) / "inputs.json", Path(folder) / "report.csv"
         data.write_text(json.dumps(_input_data(inputs, batchable)), encoding="utf-8")

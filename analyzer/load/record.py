@@ -21,7 +21,7 @@ from analyzer.domain.measurement import (
 from analyzer.hardware.timing import Priority, set_timer_slack_ns
 from analyzer.targets.target import Completion
 
-_SWITCH_INTERVAL_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0005  # a tenth of Python's own
 _NOT_YET = -1
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,23 +24,19 @@ from analyzer.errors import (
 )
 from analyzer.hardware.processes import oom_kills
 from analyzer.resources import child_environment
+from analyzer.targets.embedded_connection import EmbeddedConnection
 from analyzer.targets.embedded_spec import EmbeddedSpec
 from analyzer.targets.embedded_wire import (
     CONTROL_BYTES,
-    RECEIVE_BYTES,
-    REPLY,
-    REQUEST,
     decode_message,
     encode_message,
     send_message,
 )
 from analyzer.targets.server_log import ServerLog
-from analyzer.targets.target import Completion
 
 _ANSWER_S = 10.0  # for counters and connections, while a model may keep every core busy
 _END_S = 2.0
 _KILLED_S = 30.0  # the kernel frees a large process's memory first
-_FD_SETSIZE = 1024  # of the C library: select() knows no file beyond
 
 
 class EmbeddedTarget:
@@ -118,7 +114,7 @@ class EmbeddedTarget:
             with theirs:
                 self._ask(theirs, operation="connect")
             self._answer(_ANSWER_S, what="a connection")
-            yield EmbeddedConnection(ours, self)
+            yield EmbeddedConnection(ours, self._failure)
 
     def close(self) -> None:
         """Ends the process: asks it, then terminates, then kills; returns when it is gone.
@@ -147,7 +143,7 @@ class EmbeddedTarget:
             self._control = None
         self._log.finish()
 
-    def failure(self) -> TargetError:
+    def _failure(self) -> TargetError:
         """What to raise now that the server has closed a connection; waits a moment for its end."""
         process = self._process
         assert process is not None
@@ -205,7 +201,7 @@ class EmbeddedTarget:
                 f" within {self._start_timeout_s:g} s{self._log_tail()}"
             )
         if "ready" not in ready:
-            error = self._failure_from(ready) if ready else self.failure()
+            error = self._failure_from(ready) if ready else self._failure()
             if isinstance(error, TargetMemoryError):
                 raise error
             raise TargetStartError(f"{error.message}; it was starting", hint=error.hint)
@@ -237,7 +233,7 @@ class EmbeddedTarget:
                 data = encode_message(fields)
                 socket.send_fds(self._control, [data], [passed.fileno()])
         except OSError:
-            raise self.failure() from None
+            raise self._failure() from None
 
     def _answer(self, timeout_s: float, *, what: str) -> dict[str, Any]:
         try:
@@ -251,7 +247,7 @@ class EmbeddedTarget:
         if "fatal" in message:
             raise self._failure_from(message)
         if not message:
-            raise self.failure()
+            raise self._failure()
         return message
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
@@ -262,65 +258,6 @@ class EmbeddedTarget:
         if not poller.poll(max(timeout_s, 0.0) * 1e3):
             return None
         return decode_message(self._control.recv(CONTROL_BYTES))
-
-
-class EmbeddedConnection:
-    """One connection to an embedded server; used by one thread."""
-
-    def __init__(self, connection: socket.socket, target: EmbeddedTarget) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._target = target
-        self._fd = connection.fileno()
-        self._unsent = bytearray()
-        self._rest = b""
-
-    def send(self, request: int, batch_size: int) -> None:
-        """Takes a request; it leaves with the others at the next :meth:`receive`."""
-        self._unsent += REQUEST.pack(request, batch_size, request)
-
-    def receive(self, timeout_s: float) -> Sequence[Completion]:
-        """Sends what waits, then returns the replies that are there or come within the time.
-
-        Raises:
-            TargetCrashError, TargetMemoryError: The server is gone.
-        """
-        if self._unsent:
-            self._flush()
-        if not self._readable(timeout_s):
-            return ()
-        try:
-            data = self._connection.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            return ()
-        except OSError:
-            data = b""
-        if not data:
-            raise self._target.failure()
-        data = self._rest + data
-        whole = len(data) - len(data) % REPLY.size
-        self._rest = data[whole:]
-        return [*map(Completion._make, REPLY.iter_unpack(data[:whole]))]
-
-    def _flush(self) -> None:
-        try:
-            sent = self._connection.send(self._unsent)
-        except BlockingIOError:
-            return
-        except OSError:
-            raise self._target.failure() from None
-        del self._unsent[:sent]
-
-    def _readable(self, timeout_s: float) -> bool:
-        """Whether there is something to read; returns early when unsent requests can leave."""
-        writers = [self._fd] if self._unsent else []
-        if self._fd < _FD_SETSIZE:
-            # select() waits with microseconds, poll() with milliseconds.
-            return bool(select.select([self._fd], writers, [], timeout_s)[0])
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN | (select.POLLOUT if writers else 0))
-        # Rounded down: the generator comes back for the rest of the time.
-        return any(events & ~select.POLLOUT for _, events in poller.poll(int(timeout_s * 1e3)))
 
 
 def _visible_device(index: int) -> str:

@@ -22,7 +22,7 @@ from analyzer.targets.endpoint import ANSWER_S
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
 
-MESSAGE_BYTES_MAX = 2**31 - 1
+MESSAGE_BYTES_MAX = 2**31 - 1  # protobuf's own limit
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -40,9 +40,9 @@ _CONNECT_S = 1.0
 class GrpcConnection:
     """Sends prepared messages as unary calls and collects their ends; used by one thread.
 
-    gRPC's own thread notes each end and rings an eventfd, on which :meth:`receive` waits. It would
-    end whenever nothing is in flight and be started anew by the next request, which costs a closed
-    loop of few requests several percent; an idle stream keeps it.
+    gRPC's own thread notes each end and writes to an eventfd, on which :meth:`receive` waits. It
+    would end whenever nothing is in flight and be started anew by the next request, which costs a
+    closed loop of few requests several percent; an idle stream keeps it.
     """
 
     def __init__(self, where: str, model: str, pool: RequestPool) -> None:
@@ -56,10 +56,10 @@ class GrpcConnection:
         )
         self._ended: deque[Completion] = deque()
         self._in_flight: dict[int, Any] = {}
-        self._keeper: Any = None
+        self._idle_stream: Any = None
         self._released = threading.Event()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._bell_lock = threading.Lock()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_lock = threading.Lock()
         self._refused = False
         self._next_look_s = 0.0
         self._closed = False
@@ -71,12 +71,12 @@ class GrpcConnection:
 
     def send(self, request: int, batch_size: int) -> None:
         """Sends a request; never waits."""
-        if self._keeper is None:
+        if self._idle_stream is None:
             stream = self._channel.stream_stream(
                 _STREAM, request_serializer=_as_is, response_deserializer=_as_is
             )
             # A server without streams ends it at once; then all is as without it.
-            self._keeper = stream(self._nothing_until_the_end())
+            self._idle_stream = stream(self._nothing_until_the_end())
         payloads = self._payloads.get(batch_size)
         if payloads is None:
             payloads = self._pool.payloads(batch_size, self._encode)
@@ -94,10 +94,10 @@ class GrpcConnection:
         if self._refused:
             self._raise_if_gone()
         if not self._ended and timeout_s > 0:
-            select.select((self._bell,), (), (), timeout_s)
-        # A ring for what is taken below may still come; then the next wait is a short one.
+            select.select((self._wakeup,), (), (), timeout_s)
+        # A wake-up for what is taken below may still come; then the next wait is a short one.
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)
         ended = self._ended
         return [ended.popleft() for _ in range(len(ended))]
 
@@ -105,13 +105,13 @@ class GrpcConnection:
         """Takes back what is in flight and closes the channel."""
         if self._closed:
             return
-        with self._bell_lock:
+        with self._wakeup_lock:
             # After this no thread of gRPC's touches the handle, whose number may be used anew.
             self._closed = True
-            os.close(self._bell)
+            os.close(self._wakeup)
         self._released.set()
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._idle_stream is not None:
+            self._idle_stream.cancel()
         for call in list(self._in_flight.values()):
             call.cancel()
         self._channel.close()
@@ -145,9 +145,9 @@ class GrpcConnection:
         else:
             self._refused |= code is grpc.StatusCode.UNAVAILABLE
             self._ended.append(Completion(request, STATUS_ERROR))
-        with self._bell_lock:
+        with self._wakeup_lock:
             if not self._closed:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup, 1)
 
     def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
         return encode_request(self._model, tensors)

@@ -23,8 +23,8 @@ from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
 
 _CONNECT_S = 5.0
-_RECEIVE_BYTES = 1 << 18
-# A quarter of the ephemeral ports that Linux gives by default; more in flight is a lost target.
+_RECEIVE_BYTES = 1 << 18  # most replies in one call
+# With more in flight the server is lost, and Linux has 28,000 ports for all our connections to it.
 _SOCKETS_MAX = 4096
 
 

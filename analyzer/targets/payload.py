@@ -9,18 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.model import NUMPY_DTYPES
 from analyzer.errors import TargetError
 
 # A few different requests are enough to keep caches honest; more would only take memory.
 PAYLOADS_MAX = 32
-_PAYLOAD_BYTES_MAX = 64 << 20
-_DATATYPES = {
-    "bool": "BOOL",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    **{f"{u}int{bits}": f"{u.upper()}INT{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)},
-}
+_PAYLOAD_BYTES_MAX = 64 << 20  # of all prepared requests of one size together
+_DATATYPES = {name: datatype for datatype, name in NUMPY_DTYPES.items()}
 
 
 def datatype_of(array: NDArray[Any]) -> str:

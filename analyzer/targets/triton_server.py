@@ -24,9 +24,9 @@ from analyzer.targets.server_log import ServerLog
 from analyzer.targets.triton_install import TritonInstall, python_environment
 
 _POLL_S = 0.05
-_END_S = 5.0
-_KILLED_S = 30.0
-_START_ATTEMPTS = 3
+_END_S = 5.0  # for the rest of the log once the server is gone
+_KILLED_S = 30.0  # the kernel frees a large process's memory first
+_START_ATTEMPTS = 3  # another process may take a port between our choice and the server's start
 _FOLDER_PREFIX = "tritune-triton-"
 _SHARED_MEMORY = Path("/dev/shm")
 # The server stands back behind a generator that may not run with real-time priority

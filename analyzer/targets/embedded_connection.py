@@ -1,0 +1,77 @@
+"""Sends requests to an embedded server over a socket pair: the hot path."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Sequence
+
+from analyzer.errors import TargetError
+from analyzer.targets.embedded_wire import RECEIVE_BYTES, REPLY, REQUEST
+from analyzer.targets.target import Completion
+
+_FD_SETSIZE = 1024  # of the C library: select() knows no file beyond
+
+
+class EmbeddedConnection:
+    """One connection to an embedded server; used by one thread.
+
+    Args:
+        connection: Our end of a socket pair, whose other end the server has.
+        failure: What to raise when the server has closed it.
+    """
+
+    def __init__(self, connection: socket.socket, failure: Callable[[], TargetError]) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._failure = failure
+        self._fd = connection.fileno()
+        self._unsent = bytearray()
+        self._rest = b""
+
+    def send(self, request: int, batch_size: int) -> None:
+        """Takes a request; it leaves with the others at the next :meth:`receive`."""
+        self._unsent += REQUEST.pack(request, batch_size, request)
+
+    def receive(self, timeout_s: float) -> Sequence[Completion]:
+        """Sends what waits, then returns the replies that are there or come within the time.
+
+        Raises:
+            TargetCrashError, TargetMemoryError: The server is gone.
+        """
+        if self._unsent:
+            self._flush()
+        if not self._readable(timeout_s):
+            return ()
+        try:
+            data = self._connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return ()
+        except OSError:
+            data = b""
+        if not data:
+            raise self._failure()
+        data = self._rest + data
+        whole = len(data) - len(data) % REPLY.size
+        self._rest = data[whole:]
+        return [*map(Completion._make, REPLY.iter_unpack(data[:whole]))]
+
+    def _flush(self) -> None:
+        try:
+            sent = self._connection.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            raise self._failure() from None
+        del self._unsent[:sent]
+
+    def _readable(self, timeout_s: float) -> bool:
+        """Whether there is something to read; returns early when unsent requests can leave."""
+        writers = [self._fd] if self._unsent else []
+        if self._fd < _FD_SETSIZE:
+            # select() waits with microseconds, poll() with milliseconds.
+            return bool(select.select([self._fd], writers, [], timeout_s)[0])
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN | (select.POLLOUT if writers else 0))
+        # Rounded down: the generator comes back for the rest of the time.
+        return any(events & ~select.POLLOUT for _, events in poller.poll(int(timeout_s * 1e3)))
