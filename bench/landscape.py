@@ -19,7 +19,7 @@ import numpy as np
 
 from analyzer.errors import AnalyzerError
 from analyzer.search.residual import ResidualModel
-from analyzer.twin import landscape as twin
+from benchlib import closed_loop as twin
 from benchlib.command import Command
 from benchlib.recorded import Landscape, read
 

@@ -10,6 +10,7 @@ from analyzer import __version__
 from analyzer.cli.search_options import SearchOptions
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
+from analyzer.domain.workload import inferences_per_request, parse_arrivals
 from analyzer.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def begin_study(
             sla=sla,
             options={
                 "arrivals": options.arrivals,
-                "request_batch_size": options.request_batch_size,
+                "request_batch_size": inferences_per_request(
+                    parse_arrivals(options.arrivals), options.request_batch_size
+                ),
                 "server": options.server,
                 "sampler": options.sampler,
                 "space": options.space,

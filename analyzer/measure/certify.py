@@ -1,9 +1,9 @@
 """Certifies a rate: a safe one first, then the highest that the time left can still prove.
 
-Pure but for the runs, which the caller gives as a function. Near the edge correlated requests make
-evidence dear (``docs/statistics.md``, section 5), so a part of the time goes to the highest rate
-that it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A
-rate's certificate counts every run that a walk makes at it, so that none is chosen by its luck.
+Pure but for the runs, which the caller gives as a function. Near the edge correlated requests are
+weak evidence (docs/statistics.md, section 5), so a part of the time goes to the highest rate that
+it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's
+certificate counts every run that a walk makes at it, so that none is chosen by its luck.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from analyzer.stats.certificate import requests_to_pass
 
 # Shares of the edge at which a certificate is tried, from close to safe.
 _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
+# Runs that the first plan of a rate is split into, the shortest run, and the longest first one.
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 _FIRST_BLOCK_S = 8.0
@@ -135,7 +136,7 @@ class _Certifying:
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
         """The highest of ``rates`` whose expected need fits; None if none does.
 
-        Halves the list, since each look at a rate costs a simulation.
+        Bisects the list, since each rate costs a simulation.
         """
         low, high = 0, len(rates)
         while low < high:
@@ -155,7 +156,7 @@ class _Certifying:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
         runs, indices = self._result.runs, []
         needed = self._goal.requests_needed(rate) or 0.0
-        # The first one is short: it tells whether the rate is hopeless.
+        # The first one is short: it shows whether the rate is hopeless.
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while limit_s > _RUN_S_MIN:
             test = self._run(rate, min(block_s, limit_s))
@@ -188,7 +189,7 @@ class _Certifying:
                 if lower and min(map(self._seconds, lower[::3])) < stay_s:
                     return False
                 limit_s = self._left_s
-            # In parts, so that what the runs show of their correlation is heard in time.
+            # In parts, so that the correlation that the runs show counts in time.
             block_s = max(min(missing * 1.05 / rate, 0.5 * limit_s), 0.5)
         return False
 

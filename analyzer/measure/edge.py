@@ -76,7 +76,7 @@ class EdgeSearch:
         return self._goal.floor_rps
 
     def keeps(self, outcome: RateOutcome) -> bool:
-        """Whether the rate kept the SLA, as far as its run tells."""
+        """Whether the rate kept the SLA, as far as its run shows."""
         return (
             not outcome.aborted
             and outcome.requests > 0

@@ -20,16 +20,19 @@ from analyzer.measure.virtual_session import VirtualSession
 from analyzer.stats.certificate import expected_requests
 from analyzer.twin.server_model import ServerModel
 
-# Runs that say nothing before the configuration is given up, and the factor to the next rate.
+# Invalid runs before the configuration is given up, and the factor to the next rate: 12 of them
+# reach 0.3 of the first one.
 _INVALID_MAX = 12
 _INVALID_EASE = 0.9
 _EDGE_REQUESTS_MIN = 20
-# Without a twin: the inflation and the miss rate that a first plan supposes.
+# Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
+# at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
 _INFLATION_GUESS = 10.0
+_MISS_GUESS_SHARE = 0.2
 # However light the load, a machine has slow moments that no twin of the queue knows.
 _INFLATION_FLOOR = 1.5
-_MISS_GUESS_SHARE = 0.2
-# Repeats of the twin's search with other service noise, and how far it may correct an edge.
+# Repeats of the twin's search with other service noise, and how far it may correct an edge: short
+# runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
 _CONTROL_RANGE = (0.75, 1.1)
 # Simulated requests behind one inflation and one miss rate: fractions of a second.
@@ -52,7 +55,7 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
         EdgeGoal(
             budget_ms=sla.latency_budget_ms,
             miss_rate_max=sla.miss_rate_max,
-            # A little below the prediction, where a run still tells most about both sides.
+            # A little below the prediction, where a run is most informative about both sides.
             start_rps=0.97 * plan.start_rps if plan.start_rps else 0.8 * saturation_rps,
             step=_step(plan),
             precision=1.04,
@@ -76,7 +79,7 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
         )
         # The generator's lag is inside the latency already: a rate that keeps the SLA keeps it.
         if not test.validity.valid and not search.keeps(outcome):
-            # An overload of a shared machine makes the generator late as well; lower rates tell.
+            # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
             ease *= _INVALID_EASE
             if len(invalid) >= _INVALID_MAX:

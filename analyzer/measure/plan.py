@@ -1,4 +1,4 @@
-"""What a worker is asked to measure; everything in it travels between processes."""
+"""What a worker is asked to measure; all of it can be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAM_CERTIFY = 2
 STREAM_VERIFY = 3
 STREAM_MEASURE = 4
 
-# A closed loop of a warm-up: more clients than this measure the client.
+# A warm-up's closed loop: more requests in flight would keep our own client busy.
 _CONCURRENCY_MAX = 64
 
 
@@ -70,7 +70,7 @@ class EdgePlan:
     Args:
         seconds: Time under load, warm-up apart.
         start_rps: The expected edge; None if nobody knows, and then the saturation throughput
-            tells.
+            is the start.
         trusted: Whether ``start_rps`` is good to a few percent.
         run_seconds: Shortest and longest single run.
         twin: What takes the optimism of short runs out of the edge; None for nothing.

@@ -32,7 +32,7 @@ def run_probes(
         batch_ms_max: Larger batches are skipped once a batch takes longer than this.
 
     Raises:
-        TargetCrashError: The process ended before its time; its last words are in the message.
+        TargetCrashError: The process ended before its time; its last log lines are in the message.
         TargetTimeoutError: It took longer than ``timeout_s``.
     """
     spec = {

@@ -27,12 +27,15 @@ from analyzer.engine.runtimes.open import open_runtime
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.lifetime import die_with_parent
 
+# Executions of an instance in a round, the first of which does not count.
 _EXECUTIONS_MIN = 3
 # Rounds of a probe: at least so many, and one for so many seconds of it.
 _ROUNDS = 3
 _ROUND_S = 0.06
 _ROUND_THREADS_S = 0.15
+# Long enough for the kernel to move threads that start together to cores of their own.
 _SETTLE_S = 0.04
+# Samples of one probe: more would only make the records longer.
 _SAMPLES_MAX = 400
 
 
@@ -118,7 +121,7 @@ def _run_group(
 ) -> list[dict[str, Any]]:
     """Probes of one thread count, in rounds: a machine's speed drifts over tenths of a second.
 
-    Thus each probe sees the same weather as its neighbours, whose ratios are what counts. Sessions
+    Thus each probe runs under the same conditions as its neighbours, whose ratios count. Sessions
     with several threads stay at it for longer: theirs find their cores only after a while, and
     until then two of them share one.
     """
@@ -135,7 +138,7 @@ def _run_group(
             if batch > slow.get(busy, batch):
                 record["skipped"] = not record["samples_ms"]
                 continue
-            # Few executions of a slow batch tell as much as they ever will.
+            # Further executions of a slow batch would add little.
             if sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
                 continue
             runtimes = instances.take(record["threads"], busy)

@@ -1,4 +1,4 @@
-"""One target under load, live or simulated: what both kinds of session do alike."""
+"""One target under load, live or simulated: what both kinds of session share."""
 
 from __future__ import annotations
 

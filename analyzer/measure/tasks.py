@@ -1,7 +1,7 @@
 """What workers do: build a variant, probe it, measure or certify a configuration.
 
-Each task is plain data with a ``__call__``: it travels to a worker, and everything it needs there
-(variants, request inputs) is made there once and kept in the worker's cache.
+Each task is plain data with a ``__call__``: it is pickled for a worker, and everything it needs
+there (variants, request inputs) is made once and kept in the worker's cache.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from analyzer.twin.probes import Probe, ProbeResult
 if TYPE_CHECKING:
     from analyzer.variants.build import Variant
 
+# Rows that requests are made of: enough that they differ, few enough for every cache.
 _POOL_ROWS = 64
 _POOL_BYTES_MAX = 256 << 20
 

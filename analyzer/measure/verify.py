@@ -16,6 +16,7 @@ from analyzer.measure.session import combine
 from analyzer.targets.target import Target
 from analyzer.twin.server_model import ServerModel
 
+# Starts of the server: one restart shows what a fresh start changes.
 STARTS = 2
 _BLOCK_S_MIN = 1.0
 

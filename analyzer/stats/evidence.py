@@ -1,4 +1,4 @@
-"""Evidence that a share of requests lies below or above a limit, valid however often one looks.
+"""Evidence that a share of requests is below or above a limit, valid however often it is computed.
 
 For independent requests the likelihood ratio of any fixed share below the limit against the limit
 is a supermartingale under every share at or above it, and so is a mixture of such ratios. By

@@ -42,7 +42,7 @@ class StoredResult:
     """The fields of a :class:`StudyResult` that neither the study's row nor its outcomes hold."""
 
     arrivals: str
-    request_batch_size: int
+    request_batch_size: float
     server: str
     recommended_id: str | None = None
     baseline_id: str

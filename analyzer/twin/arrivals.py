@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 
-#: Requests of the longest run.
+#: Requests of the longest run: a fraction of a second of computation.
 COUNT_MAX = 2_048_000
+# Quantiles of the noise: enough for the tail beyond 99.99 %.
 _NOISE_POOL = 1 << 16
 
 

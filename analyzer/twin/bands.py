@@ -18,8 +18,9 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import Prepared
 
-#: Rates above this are not looked at: one request per nanosecond of virtual time is no load test.
+#: Rates above this are not simulated: one request per nanosecond of virtual time is no load test.
 _RATE_RPS_MAX = 1e8
+#: Blocks of a run whose means give its standard error.
 _BLOCKS = 32
 #: Requests per rate: to scan, and to pin an edge at first.
 _SCAN, _PIN = 16_000, 64_000
@@ -137,7 +138,7 @@ class RateScan:
         return math.log(max(point.over, least) / max(self.allowed, 2 * least))
 
     def scan_requests(self) -> int:
-        """Requests of a run that can tell feasible from not, by and large."""
+        """Requests of a run that mostly tells feasible from infeasible."""
         return min(max(_SCAN, round(100 / max(self.allowed, 1e-4))), len(self._arrivals.time_s))
 
     def pin(self, feasible: RatePoint, infeasible: RatePoint, accuracy: float) -> float:

@@ -1,4 +1,4 @@
-"""Which short runs tell the twin service times, and what they gave."""
+"""Which short runs the twin's service times come from, and their results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from analyzer.stats.percentiles import nearest_rank_position
 from analyzer.twin.fitted import SHARED_CORE_FACTOR, TRIMMED_PERCENT
 
+#: Probes of one variant; at 0.15 s each, 3 s.
 PROBES_MAX = 20
 
 
@@ -51,7 +52,7 @@ def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
     Args:
         samples_ms: At least one.
         crowded: With several threads the executions of which two shared a core are left out: they
-            take up to three times as long, and their share in a short probe is chance.
+            take up to three times as long, and their share in a short probe is random.
     """
     ordered = np.sort(np.asarray(samples_ms))
     if crowded:
@@ -70,11 +71,11 @@ def plan_probes(
 ) -> list[Probe]:
     """The probes of one variant, at most 20, where they inform most.
 
-    For the first (plainest) deployment the curve over the batch sizes; for the others the ends and
+    For the first (simplest) deployment the curve over the batch sizes; for the others the ends and
     the middle of the curve, alone and side by side: the ratio is the interference.
 
     Args:
-        deployments: (instances, threads) pairs of the space, the plainest first.
+        deployments: (instances, threads) pairs of the space, the simplest first.
         batch_max: Largest batch of the space; 1 for a model that cannot be batched.
     """
     smallest = min(request_batch_size, batch_max)

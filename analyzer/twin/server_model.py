@@ -25,13 +25,13 @@ from analyzer.twin.simulator import (
     simulate,
 )
 
-# Requests behind a percentile of the latency.
+# Requests behind a percentile of the latency: 200 of them beyond p99.
 _LATENCY_REQUESTS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerModel:
-    """A configuration as the twin knows it; travels between processes.
+    """A configuration as the twin knows it; can be pickled for a worker.
 
     Args:
         overhead_ms: What a request takes outside of queue and model.
@@ -84,7 +84,7 @@ class ServerModel:
     ) -> float | None:
         """The upper end of the highest feasible band, 1/s; None if no rate is feasible.
 
-        The quick way for screening: it looks from saturation downwards and stops at the first
+        The quick way for screening: it goes from saturation downwards and stops at the first
         feasible rate. The steps are 6 % where the edge is near, up to 22 % where it is far; a band
         that is narrower than its step may be missed.
         """

@@ -1,4 +1,4 @@
-"""How long an execution takes: by batch size, by busy instances, and by chance."""
+"""How long an execution takes: by batch size, by busy instances, and at random."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.server_model import ServerModel, edges
 from analyzer.twin.service import ServiceTime
 
-# Configurations between two looks at the clock while edges are computed.
+# Configurations between two readings of the clock while edges are computed.
 _CHUNK = 16
 # Arrivals of the longest run: enough for an edge to 0.8 %.
 _ARRIVALS = 400_000

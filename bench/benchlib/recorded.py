@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analyzer.errors import DataError
 from analyzer.stats.validity import LITTLE_TOLERANCE, little_ratio
-from analyzer.twin.landscape import LoadPoint
+from benchlib.closed_loop import LoadPoint
 
 _NEEDED = ("instance_count", "concurrency", "throughput_ips", "latency_ms_mean")
 _BATCH_COLUMNS = ("request_batch_size", "client_batch_size", "batch_size", "batch")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from analyzer.search.guided import Candidate, GuidedSearch
 from analyzer.search.residual import ResidualModel
-from analyzer.twin import landscape as twin
+from benchlib import closed_loop as twin
 from benchlib.recorded import Landscape
 
 # Repeated proposals of an Optuna sampler before a random unread row breaks the circle.

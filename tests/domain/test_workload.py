@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.domain.workload import Trace, draw_arrivals_s, parse_arrivals, read_trace
+from analyzer.domain.workload import (
+    Poisson,
+    Trace,
+    draw_arrivals_s,
+    inferences_per_request,
+    parse_arrivals,
+    read_trace,
+    request_batch_sizes,
+)
 from analyzer.errors import AnalyzerError, DataError
 
 
@@ -59,3 +67,22 @@ def test_a_trace_without_two_times_cannot_be_scaled() -> None:
     with pytest.raises(DataError) as caught:
         draw_arrivals_s(trace, rate_rps=1.0, count=3, rng=np.random.default_rng(0))
     assert caught.value.hint
+
+
+def trace(*sizes: int) -> Trace:
+    times = np.arange(len(sizes)) * 0.1
+    return Trace(path="t", arrival_s=times, batch_size=np.array(sizes, dtype=np.int64))
+
+
+def test_requests_have_the_sizes_of_their_trace_and_count_with_their_mean() -> None:
+    """A search once took the largest for all: its cost per inference was that of full requests."""
+    mixed = trace(1, 4, 1)
+    assert request_batch_sizes(mixed, 8).tolist() == [1, 4, 1]
+    assert request_batch_sizes(mixed, 8, 5).tolist() == [1, 4, 1, 1, 4]
+    assert inferences_per_request(mixed, 8) == 2.0
+
+
+@pytest.mark.parametrize("process", [Poisson(), trace(1, 1, 1)])
+def test_requests_without_sizes_of_their_own_have_the_one_asked_for(process: object) -> None:
+    assert request_batch_sizes(process, 8, 5).tolist() == [8]  # type: ignore[arg-type]
+    assert inferences_per_request(process, 8) == 8  # type: ignore[arg-type]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzer.twin.landscape import ClosedLoopTwin, LoadPoint, features, fit, informative
+from benchlib.closed_loop import ClosedLoopTwin, LoadPoint, features, fit, informative
 
 REAL = ClosedLoopTwin(
     service_s={"m": 0.005},
