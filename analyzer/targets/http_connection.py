@@ -116,7 +116,7 @@ class HttpConnection:
             status = STATUS_OK if one.parser.get_status_code() == 200 else STATUS_ERROR
             self._ended.append(Completion(one.request, status))
             one.request = -1
-            if one.parser.should_keep_alive():
+            if one.kept_alive:
                 self._idle.append(one)
             else:
                 self._drop(one)
@@ -162,7 +162,7 @@ class HttpConnection:
 class _Socket:
     """A kept-alive socket, its parser and the request on it."""
 
-    __slots__ = ("done", "handle", "parser", "request", "socket", "unsent")
+    __slots__ = ("done", "handle", "kept_alive", "parser", "request", "socket", "unsent")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -171,7 +171,7 @@ class _Socket:
         self.handle = connected.fileno()
         self.parser = httptools.HttpResponseParser(self)
         self.request = -1
-        self.done = False
+        self.done = self.kept_alive = False
         self.unsent: memoryview | None = None
 
     def begin(self, request: int, payload: bytes) -> None:
@@ -192,6 +192,8 @@ class _Socket:
     def on_message_complete(self) -> None:
         """Called by the parser."""
         self.done = True
+        # The parser forgets it when this returns.
+        self.kept_alive = self.parser.should_keep_alive()
 
 
 def encode_request(host: str, model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:

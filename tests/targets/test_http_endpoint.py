@@ -27,10 +27,13 @@ LAST = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
 
 @contextmanager
-def http_server(answer: Callable[[int, bytes], bytes | None]) -> Iterator[int]:
+def http_server(
+    answer: Callable[[int, bytes], bytes | None], accepted: list[socket.socket] | None = None
+) -> Iterator[int]:
     """A server that answers request number n (over all connections) with ``answer(n, request)``.
 
-    None closes the connection without an answer. Yields the port.
+    None closes the connection without an answer. Connections are added to ``accepted``. Yields the
+    port.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     lock, count, open_sockets = threading.Lock(), [0], [listener]
@@ -69,6 +72,8 @@ def http_server(answer: Callable[[int, bytes], bytes | None]) -> Iterator[int]:
             except OSError:
                 return
             open_sockets.append(connected)
+            if accepted is not None:
+                accepted.append(connected)
             threading.Thread(target=serve, args=(connected,), daemon=True).start()
 
     acceptor = threading.Thread(target=accept, daemon=True)
@@ -105,6 +110,16 @@ def test_every_request_gets_its_own_reply() -> None:
         assert connection.receive(0.0) == []
         connection.close()
         connection.close()
+
+
+def test_a_socket_is_used_again() -> None:
+    accepted: list[socket.socket] = []
+    with http_server(lambda number, request: OK, accepted) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", pool())
+        for _ in range(10):
+            assert exchange(connection, 2) == {0: 0, 1: 0}
+        connection.close()
+    assert len(accepted) == 2
 
 
 @pytest.mark.timing
