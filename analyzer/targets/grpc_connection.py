@@ -1,156 +1,188 @@
-"""Sends prepared requests over gRPC: the hot path."""
+"""Sends prepared ModelInfer calls over one socket, on the generator's own thread.
+
+No thread and no lock is between the generator and the socket: what is due goes out with one system
+call, and one call takes all replies that are there.
+"""
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import grpc
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from analyzer.domain.measurement import STATUS_ERROR
 from analyzer.errors import TargetCrashError
 from analyzer.targets.endpoint import ANSWER_S
+from analyzer.targets.http2_calls import UnaryCalls, grpc_message
+from analyzer.targets.http2_frames import Http2Error
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
 
-MESSAGE_BYTES_MAX = 2**31 - 1  # protobuf's own limit
-CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # Each connection gets a TCP connection of its own.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-# Between two looks whether a server that refuses requests still listens: a full queue refuses too,
-# and then many a second.
-_LOOK_S = 0.5
-_CONNECT_S = 1.0
+_CONNECT_S = 5.0
+_RECEIVE_BYTES = 1 << 16
+# Linux takes 1024 pieces in one call.
+_PIECES_MAX = 512
 
 
 class GrpcConnection:
     """Sends prepared messages as unary calls and collects their ends; used by one thread.
 
-    gRPC's own thread notes each end and writes to an eventfd, on which :meth:`receive` waits. It
-    would end whenever nothing is in flight and be started anew by the next request, which costs a
-    closed loop of few requests several percent; an idle stream keeps it.
+    Requests go out with the next :meth:`receive`, all that were given until then together.
+
+    Args:
+        host, port: The server's.
+        model: Where requests go.
+        pool: Their inputs.
+
+    Raises:
+        TargetCrashError: Nothing that speaks HTTP/2 answers there.
     """
 
-    def __init__(self, where: str, model: str, pool: RequestPool) -> None:
+    def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
+        self._where = (host, port)
         self._model = model
         self._pool = pool
-        self._where = where
         self._payloads: dict[int, Iterator[bytes]] = {}
-        self._channel = grpc.insecure_channel(where, options=CHANNEL_OPTIONS)
-        self._infer = self._channel.unary_unary(
-            _INFER, request_serializer=_as_is, response_deserializer=_as_is
-        )
-        self._ended: deque[Completion] = deque()
-        self._in_flight: dict[int, Any] = {}
-        self._idle_stream: Any = None
-        self._released = threading.Event()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wakeup_lock = threading.Lock()
-        self._refused = False
-        self._next_look_s = 0.0
-        self._closed = False
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout=ANSWER_S)
-        except grpc.FutureTimeoutError as error:
-            self.close()
-            raise TargetCrashError(f"The server at grpc://{where} does not answer.") from error
+        # The last takes new calls; those before it, which the server wants to close, only end.
+        self._channels: list[_Channel] = []
+        self._open()
 
     def send(self, request: int, batch_size: int) -> None:
-        """Sends a request; never waits."""
-        if self._idle_stream is None:
-            stream = self._channel.stream_stream(
-                _STREAM, request_serializer=_as_is, response_deserializer=_as_is
-            )
-            # A server without streams ends it at once; then all is as without it.
-            self._idle_stream = stream(self._nothing_until_the_end())
-        payloads = self._payloads.get(batch_size)
-        if payloads is None:
-            payloads = self._pool.payloads(batch_size, self._encode)
-            self._payloads[batch_size] = payloads
-        call = self._infer.future(next(payloads))
-        self._in_flight[request] = call
-        call.add_done_callback(lambda done: self._end(request, done))
-
-    def receive(self, timeout_s: float) -> Sequence[Completion]:
-        """Replies that are there, waiting at most ``timeout_s`` for the first.
+        """Gives a request to the connection; waits only where a new socket must be opened.
 
         Raises:
             TargetCrashError: The server is gone.
         """
-        if self._refused:
-            self._raise_if_gone()
-        if not self._ended and timeout_s > 0:
-            select.select((self._wakeup,), (), (), timeout_s)
-        # A wake-up for what is taken below may still come; then the next wait is a short one.
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wakeup)
-        ended = self._ended
-        return [ended.popleft() for _ in range(len(ended))]
+        payloads = self._payloads.get(batch_size)
+        if payloads is None:
+            payloads = self._pool.payloads(batch_size, self._encode)
+            self._payloads[batch_size] = payloads
+        if self._channels[-1].calls.closing:
+            self._open()
+        self._channels[-1].calls.start(request, next(payloads))
+
+    def receive(self, timeout_s: float) -> Sequence[Completion]:
+        """Sends what was given and returns the replies that are there.
+
+        Waits at most ``timeout_s`` for the first.
+
+        Raises:
+            TargetCrashError: The server is gone.
+        """
+        for channel in self._channels:
+            if channel.calls.out:
+                channel.flush()
+        ready: Iterable[_Channel] = self._channels
+        if timeout_s > 0:
+            unsent = [channel for channel in self._channels if channel.calls.out]
+            readable, writable, _ = select.select(self._channels, unsent, (), timeout_s)
+            ready = {*readable, *writable} if writable else readable
+        ended: list[Completion] = []
+        closing = False
+        for channel in ready:
+            ended += channel.take()
+            closing |= channel.calls.closing
+        if closing:
+            self._tidy()
+        return ended
 
     def close(self) -> None:
-        """Takes back what is in flight and closes the channel."""
-        if self._closed:
-            return
-        with self._wakeup_lock:
-            # After this no thread of gRPC's touches the handle, whose number may be used anew.
-            self._closed = True
-            os.close(self._wakeup)
-        self._released.set()
-        if self._idle_stream is not None:
-            self._idle_stream.cancel()
-        for call in list(self._in_flight.values()):
-            call.cancel()
-        self._channel.close()
+        """Closes the socket; the server drops what is in flight."""
+        for channel in self._channels:
+            channel.socket.close()
+        self._channels.clear()
 
-    def _nothing_until_the_end(self) -> Iterator[bytes]:
-        self._released.wait()
-        yield from ()
+    def _tidy(self) -> None:
+        """Closes channels on which nothing more will end; one is left, or opened anew."""
+        for channel in list(self._channels):
+            if channel.calls.closing and not channel.calls.in_flight:
+                channel.socket.close()
+                self._channels.remove(channel)
+        if not self._channels:
+            self._open()
 
-    def _raise_if_gone(self) -> None:
-        """Looks whether the server still listens, since it refused a request as unavailable."""
-        if time.monotonic() < self._next_look_s:
-            return
-        self._refused = False
-        self._next_look_s = time.monotonic() + _LOOK_S
-        host, _, port = self._where.rpartition(":")
+    def _open(self) -> None:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-        except OSError as error:
+            self._channels.append(_Channel(*self._where))
+        except (OSError, Http2Error) as error:
+            host, port = self._where
             raise TargetCrashError(
-                f"The server at grpc://{self._where} went away: {error}.",
-                hint="Its own log may say why.",
+                f"The server at grpc://{host}:{port} does not answer: {error}.",
+                hint="See whether it still runs.",
             ) from error
 
-    def _end(self, request: int, call: Any) -> None:
-        self._in_flight.pop(request, None)
-        if self._closed:
-            return
-        code = call.code()
-        if code is grpc.StatusCode.OK:
-            self._ended.append(Completion(request))
-        else:
-            self._refused |= code is grpc.StatusCode.UNAVAILABLE
-            self._ended.append(Completion(request, STATUS_ERROR))
-        with self._wakeup_lock:
-            if not self._closed:
-                os.eventfd_write(self._wakeup, 1)
-
     def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
-        return encode_request(self._model, tensors)
+        return grpc_message(encode_request(self._model, tensors))
+
+
+class _Channel:
+    """One socket and the calls on it.
+
+    Raises:
+        OSError, Http2Error: Nobody answers, or not in HTTP/2.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        name = f"[{host}]" if ":" in host else host
+        self.calls = UnaryCalls(f"{name}:{port}", _INFER)
+        self.lost = False
+        self.socket = socket.create_connection((host, port), timeout=_CONNECT_S)
+        self.fileno = self.socket.fileno
+        try:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket.settimeout(ANSWER_S)
+            self.flush()
+            while not self.calls.ready and not self.lost:
+                self.take()
+            if self.lost:
+                raise ConnectionResetError("it closed the connection")
+            self.socket.setblocking(False)
+        except OSError:
+            self.socket.close()
+            raise
+
+    def flush(self) -> None:
+        """Sends what the socket takes."""
+        out = self.calls.out
+        try:
+            while out and not self.lost:
+                sent = self.socket.sendmsg(out[:_PIECES_MAX])
+                whole = 0
+                for piece in out[:_PIECES_MAX]:
+                    if sent < len(piece):
+                        break
+                    sent -= len(piece)
+                    whole += 1
+                del out[:whole]
+                if sent:
+                    out[0] = memoryview(out[0])[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.lost = True  # what has arrived before is still to be read
+
+    def take(self) -> list[Completion]:
+        """Reads what is there and returns the calls that ended by it."""
+        ended: list[Completion] = []
+        try:
+            data = self.socket.recv(_RECEIVE_BYTES)
+            if data:
+                ended = self.calls.receive(data)
+            else:
+                self.lost = True
+        except BlockingIOError:
+            pass
+        except (OSError, Http2Error):
+            self.lost = True
+        if self.calls.out:
+            self.flush()
+        if self.lost:
+            ended += self.calls.abandon()
+        return ended
 
 
 def encode_request(model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:
@@ -160,7 +192,3 @@ def encode_request(model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:
         message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
         message.raw_input_contents.append(array.tobytes())
     return bytes(message.SerializeToString())
-
-
-def _as_is(message: bytes) -> bytes:
-    return message

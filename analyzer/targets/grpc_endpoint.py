@@ -21,20 +21,29 @@ from analyzer.targets.endpoint import (
     raise_load_failure,
     total_statistics,
 )
-from analyzer.targets.grpc_connection import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX, GrpcConnection
+from analyzer.targets.grpc_connection import GrpcConnection
 from analyzer.targets.payload import RequestPool
+
+_MESSAGE_BYTES_MAX = 2**31 - 1  # protobuf's own limit
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    # Each endpoint gets a TCP connection of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+)
 
 
 class GrpcEndpoint:
     """A KServe v2 endpoint with Triton's extensions over gRPC."""
 
     # A load request is a little larger than the files in it.
-    load_bytes_max = MESSAGE_BYTES_MAX - (1 << 20)
+    load_bytes_max = _MESSAGE_BYTES_MAX - (1 << 20)
 
     def __init__(self, host: str, port: int) -> None:
-        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.address = f"grpc://{self._where}"
-        self._channel = grpc.insecure_channel(self._where, options=CHANNEL_OPTIONS)
+        self._where = (host, port)
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = f"grpc://{name}"
+        self._channel = grpc.insecure_channel(name, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def close(self) -> None:
@@ -101,7 +110,7 @@ class GrpcEndpoint:
     @contextmanager
     def connect(self, name: str, pool: RequestPool) -> Iterator[GrpcConnection]:
         """A connection of its own whose requests go to model ``name``."""
-        connection = GrpcConnection(self._where, name, pool)
+        connection = GrpcConnection(*self._where, name, pool)
         try:
             yield connection
         finally:

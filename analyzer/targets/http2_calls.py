@@ -1,0 +1,265 @@
+"""Unary gRPC calls over one HTTP/2 connection, the client's side; without a socket.
+
+Made for a generator of load, whose own processor time is taken from the server that it measures:
+a request is bytes that were prepared before, a reply is not decoded, and all that is read of it is
+whether its ``grpc-status`` is 0. The header table for replies has size 0, so that the same block of
+bytes always means the same and is decoded once. Windows for replies are as large as they can be.
+
+Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), grpc/doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from hpack import Decoder, Encoder, HeaderTuple
+from hpack.exceptions import HPACKError
+
+from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.targets import http2_frames as h2
+from analyzer.targets.http2_frames import Frame, FrameReader, Http2Error, frame, frame_head
+from analyzer.targets.target import Completion
+
+_TABLE_BYTES_INITIAL = 4096
+_RETURN_WINDOW_AFTER = 1 << 30
+_KNOWN_BLOCKS_MAX = 1024
+_SUCCEEDED = HeaderTuple(b"grpc-status", b"0")
+
+
+def grpc_message(serialized: bytes) -> bytes:
+    """A protobuf message as gRPC transfers it: uncompressed, its length before it."""
+    return b"\0" + len(serialized).to_bytes(4, "big") + serialized
+
+
+@dataclass(slots=True)
+class _Upload:
+    """What of a request is still to be sent, and how much of it the server takes now."""
+
+    rest: memoryview
+    window: int
+
+
+class UnaryCalls:
+    """The calls of one connection: told what to send and what has arrived, says what has ended.
+
+    Args:
+        authority: ``HOST:PORT`` of the server.
+        path: The method, ``/package.Service/Method``.
+
+    Attributes:
+        out: Bytes to be sent, in order; whoever has sent them takes them out.
+        ready: The server's SETTINGS have arrived.
+        closing: No further call can be started here: the server says so (GOAWAY), or the numbers
+            of streams are used up.
+    """
+
+    def __init__(self, authority: str, path: str) -> None:
+        self.out: list[bytes | memoryview] = [
+            h2.PREFACE
+            + h2.settings(
+                {
+                    h2.HEADER_TABLE_SIZE: 0,
+                    h2.ENABLE_PUSH: 0,
+                    h2.INITIAL_WINDOW_SIZE: h2.WINDOW_MAX,
+                    h2.MAX_FRAME_SIZE: h2.FRAME_BYTES_MAX,
+                }
+            )
+            + h2.window_update(0, h2.WINDOW_MAX - h2.WINDOW_INITIAL)
+        ]
+        self.ready = False
+        self.closing = False
+        self._headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            (":authority", authority),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", "tritune"),
+        ]
+        self._encoder = Encoder()
+        # The first block fills the server's table, the others refer to it.
+        self._first_block: bytes | None = None
+        self._block = b""
+        self._encode_headers(_TABLE_BYTES_INITIAL)
+        self._decoder = Decoder()
+        self._decoder.max_allowed_table_size = self._decoder.header_table_size = 0
+        self._known_blocks: dict[bytes, int] = {}
+        self._reader = FrameReader()
+        self._received = 0
+        self._next_stream = 1
+        self._streams_max = h2.STREAM_MAX
+        self._frame_bytes_max = h2.FRAME_BYTES_INITIAL
+        self._window = self._stream_window = h2.WINDOW_INITIAL
+        self._calls: dict[int, int] = {}
+        self._uploads: dict[int, _Upload] = {}
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._ended: list[Completion] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls) + len(self._waiting)
+
+    def start(self, request: int, message: bytes) -> None:
+        """Starts call ``request`` with a :func:`grpc_message`; for one that is not ``closing``.
+
+        It waits its turn where the server allows no more streams at once, or its windows are full.
+        """
+        if self._waiting or len(self._calls) >= self._streams_max:
+            self._waiting.append((request, message))
+        else:
+            self._open(request, message)
+
+    def receive(self, data: bytes) -> list[Completion]:
+        """The calls that ended by ``data``, which has arrived.
+
+        Raises:
+            Http2Error: The server broke the protocol; then :meth:`abandon`.
+        """
+        for one in self._reader.feed(data):
+            self._take(one)
+        if self._received >= _RETURN_WINDOW_AFTER:
+            self.out.append(h2.window_update(0, self._received))
+            self._received = 0
+        if self._waiting:
+            self._open_waiting()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def abandon(self) -> list[Completion]:
+        """All that had not ended, as failed: the connection is gone."""
+        self.closing = True
+        requests = (*self._calls.values(), *(request for request, _ in self._waiting))
+        self._calls.clear()
+        self._uploads.clear()
+        self._waiting.clear()
+        ended, self._ended = self._ended, []
+        return ended + [Completion(request, STATUS_ERROR) for request in requests]
+
+    def _open(self, request: int, message: bytes) -> None:
+        stream = self._next_stream
+        self._next_stream = stream + 2
+        self.closing = self.closing or self._next_stream > h2.STREAM_MAX
+        self._calls[stream] = request
+        block = self._block
+        if self._first_block is not None:
+            block, self._first_block = self._first_block, None
+        head = frame_head(len(block), h2.HEADERS, h2.END_HEADERS, stream)
+        size = len(message)
+        most = min(self._window, self._stream_window, self._frame_bytes_max)
+        if size <= most and not self._uploads:
+            self._window -= size
+            data = frame_head(size, h2.DATA, h2.END_STREAM, stream)
+            self.out.append(b"".join((head, block, data, message)))
+        else:
+            self.out.append(head + block)
+            self._uploads[stream] = _Upload(memoryview(message), self._stream_window)
+            self._upload()
+
+    def _open_waiting(self) -> None:
+        while self._waiting and len(self._calls) < self._streams_max:
+            request, message = self._waiting.popleft()
+            if self.closing:
+                self._ended.append(Completion(request, STATUS_ERROR))
+            else:
+                self._open(request, message)
+
+    def _upload(self) -> None:
+        """Sends as much of the requests as the windows allow, the oldest first."""
+        for stream, upload in list(self._uploads.items()):
+            while upload.rest and (most := min(self._window, upload.window)) > 0:
+                size = min(len(upload.rest), most, self._frame_bytes_max)
+                part, upload.rest = upload.rest[:size], upload.rest[size:]
+                flags = 0 if upload.rest else h2.END_STREAM
+                self.out += (frame_head(size, h2.DATA, flags, stream), part)
+                self._window -= size
+                upload.window -= size
+            if not upload.rest:
+                del self._uploads[stream]
+
+    def _take(self, one: Frame) -> None:
+        kind, flags, stream, length, payload = one
+        if kind == h2.HEADERS:
+            if flags & h2.END_STREAM:
+                self._end(stream, self._status(payload))
+        elif kind == h2.DATA:
+            self._received += length
+            if flags & h2.END_STREAM:  # without the trailers that carry the status
+                self._end(stream, STATUS_ERROR)
+        elif kind == h2.WINDOW_UPDATE:
+            self._widen(stream, h2.read_number(payload))
+        elif kind == h2.PING:
+            if len(payload) != 8:
+                raise Http2Error(f"PING of {len(payload)} bytes")
+            if not flags & h2.ACK:
+                self.out.append(frame(h2.PING, h2.ACK, 0, payload))
+        elif kind == h2.SETTINGS:
+            if not flags & h2.ACK:
+                self._set(payload)
+        elif kind == h2.RST_STREAM:
+            self._uploads.pop(stream, None)
+            self._end(stream, STATUS_ERROR)
+        elif kind == h2.GOAWAY:
+            self.closing = True
+            last = h2.read_number(payload)
+            for refused in [number for number in self._calls if number > last]:
+                self._end(refused, STATUS_ERROR)
+        elif kind == h2.PUSH_PROMISE:
+            raise Http2Error("a push that was not allowed")
+
+    def _end(self, stream: int, status: int) -> None:
+        request = self._calls.pop(stream, None)
+        if request is None:
+            return  # ended before
+        if self._uploads and self._uploads.pop(stream, None) is not None:
+            # The server does not want the rest of the request.
+            self.out.append(frame(h2.RST_STREAM, 0, stream, h2.CANCEL.to_bytes(4, "big")))
+        self._ended.append(Completion(request, status))
+
+    def _status(self, block: bytes) -> int:
+        status = self._known_blocks.get(block)
+        if status is None:
+            try:
+                succeeded = _SUCCEEDED in self._decoder.decode(block, raw=True)
+            except HPACKError as error:
+                raise Http2Error(f"a header block that cannot be read: {error}") from error
+            status = STATUS_OK if succeeded else STATUS_ERROR
+            if len(self._known_blocks) < _KNOWN_BLOCKS_MAX:
+                self._known_blocks[block] = status
+        return status
+
+    def _widen(self, stream: int, increment: int) -> None:
+        if stream == 0:
+            self._window += increment
+            wrong = self._window > h2.WINDOW_MAX
+        elif (upload := self._uploads.get(stream)) is not None:
+            upload.window += increment
+            wrong = upload.window > h2.WINDOW_MAX
+        else:
+            return
+        if wrong or increment == 0:
+            raise Http2Error(f"a window that grows by {increment}")
+        self._upload()
+
+    def _set(self, payload: bytes) -> None:
+        for key, value in h2.read_settings(payload):
+            if key == h2.INITIAL_WINDOW_SIZE:
+                for upload in self._uploads.values():
+                    upload.window += value - self._stream_window
+                self._stream_window = value
+            elif key == h2.MAX_FRAME_SIZE:
+                self._frame_bytes_max = value
+            elif key == h2.MAX_CONCURRENT_STREAMS:
+                self._streams_max = value
+            elif key == h2.HEADER_TABLE_SIZE:
+                self._encode_headers(min(value, _TABLE_BYTES_INITIAL))
+        self.ready = True
+        self.out.append(frame(h2.SETTINGS, h2.ACK, 0, b""))
+        self._upload()
+
+    def _encode_headers(self, table_bytes: int) -> None:
+        self._encoder.header_table_size = table_bytes
+        self._first_block = self._encoder.encode(self._headers)
+        self._block = self._encoder.encode(self._headers)
