@@ -1,0 +1,398 @@
+"""Processor time of the client per request, ours and perf_analyzer's, on the same real Triton.
+
+    python bench/senders.py [--rate 1000] [--seconds 8] [--rounds 3] [--edges]
+
+On a machine that the client shares with the server, what the client takes is missing from what is
+measured. A small perceptron is loaded by Poisson arrivals at one rate, by both clients over gRPC
+and HTTP, in turns. The time (user and system) of the client's process is read twice during the run
+and divided by the requests that the server answered in between, so that neither client's start
+counts. Goal: ours at most 1.2 times perf_analyzer's. With ``--edges`` both also look for the
+highest rate at which p99 keeps a latency budget, by the same rule on three models; goal: within
+5 %. Writes ``bench/results/senders.json`` and tables in ``docs/generators.md``. Run it on a quiet
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.workload import Poisson, draw_arrivals_s
+from analyzer.load.generator import run_closed_loop, run_open_loop
+from analyzer.load.perf_analyzer import (
+    PerfAnalyzerInstall,
+    require_perf_analyzer,
+    run_perf_analyzer,
+)
+from analyzer.load.record import LoadRun
+from analyzer.load.summarize import summarize
+from analyzer.modelconfig.files import model_files
+from analyzer.targets.endpoint_target import EndpointTarget, local_target
+from analyzer.targets.triton_install import require_triton
+from analyzer.targets.triton_server import TritonServer
+from analyzer.variants.inspect import inspect_model
+from benchlib.command import ROOT, WORK, Command, alternate, cell, median, put_into_page, say, table
+from benchlib.models import write_convnet, write_perceptron
+
+PROTOCOLS = ("grpc", "http")
+CPU_RATIO_MAX = 1.2
+EDGE_DIFFERENCE_MAX = 0.05
+#: How close the two rates around an edge are in the end, and what may fall short of a rate.
+EDGE_PRECISION = 1.02
+CARRIED_SHARE_MIN = 0.95
+_RATES_MAX = 14
+_SAMPLE_S = 0.1
+_SETTLED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model, how it is served, and what is asked of it.
+
+    Args:
+        write: Writes its ONNX file.
+        configuration: On the real Triton.
+        budget_ms: p99 of the edge.
+    """
+
+    name: str
+    write: Callable[[Path], Path]
+    configuration: Configuration
+    budget_ms: float
+
+
+_BATCHED = Configuration(
+    max_batch_size=32, dynamic_batching=True, instance_count=1, intra_op_threads=1
+)
+#: The first is the one whose requests are counted.
+MODELS = (
+    Served(
+        name="perceptron, 64-512-512-512-10",
+        write=partial(write_perceptron, widths=(64, 512, 512, 512, 10)),
+        configuration=_BATCHED,
+        budget_ms=20.0,
+    ),
+    Served(
+        name="perceptron, 1024-2048-2048-10",
+        write=partial(write_perceptron, widths=(1024, 2048, 2048, 10)),
+        configuration=_BATCHED,
+        budget_ms=50.0,
+    ),
+    Served(
+        name="convolutional network, 3 × 64 × 64",
+        write=write_convnet,
+        configuration=_BATCHED,
+        budget_ms=250.0,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """One run of a client at one rate.
+
+    Args:
+        cpu_ms: Processor time of the client's process per request; None if it was not seen.
+        send_lag_ms_p99: How late requests went out; None for perf_analyzer, which does not tell.
+    """
+
+    achieved_rps: float
+    latency_ms_p50: float | None
+    latency_ms_p99: float | None
+    send_lag_ms_p99: float | None = None
+    cpu_ms: float | None = None
+
+
+Client = Callable[[float, float, int], Sent]
+
+
+@contextmanager
+def served(server: TritonServer, model: Served, protocol: str) -> Iterator[EndpointTarget]:
+    """The model on the server, for the ``with`` block."""
+    number = MODELS.index(model)
+    path = model.write(WORK / "senders" / f"model{number}.onnx")
+    info = inspect_model(path)
+    name = f"sent{number}_{protocol}"
+    backend = server.install.backend_for(model.configuration.backend)
+    files = model_files(info, path, model.configuration, backend=backend, name=name)
+    with local_target(server, files, rows(path), model=info, protocol=protocol) as target:
+        yield target
+
+
+def rows(path: Path) -> dict[str, NDArray[Any]]:
+    """Rows of input of a model of FP32 tensors."""
+    rng = np.random.default_rng(0)
+    return {t.name: rng.random((16, *t.shape), np.float32) for t in inspect_model(path).inputs}
+
+
+def ours(target: EndpointTarget, rate_rps: float, seconds: float, seed: int) -> Sent:
+    """A run of our generator, after half a second that warms up server and connection."""
+    arrivals_s = draw_arrivals_s(
+        Poisson(),
+        rate_rps=rate_rps,
+        count=math.ceil(rate_rps * seconds),
+        rng=np.random.default_rng(seed),
+    )
+    with target.connect() as connection:
+        run_closed_loop(connection, 4, duration_s=0.5)
+        before_s = time.process_time()
+        run: LoadRun = run_open_loop(connection, arrivals_s, timeout_s=10.0, drain_s=10.0)
+        cpu_s = time.process_time() - before_s
+    test = summarize(run, kind="comparison", offered_rps=rate_rps, warmup=0)
+    return Sent(
+        achieved_rps=test.achieved_rps,
+        latency_ms_p50=test.latency_ms.p50,
+        latency_ms_p99=test.latency_ms.p99,
+        send_lag_ms_p99=test.send_lag_ms_p99,
+        cpu_ms=cpu_s / len(run.log) * 1e3,
+    )
+
+
+def theirs(
+    install: PerfAnalyzerInstall,
+    target: EndpointTarget,
+    inputs: Mapping[str, NDArray[Any]],
+    rate_rps: float,
+    seconds: float,
+    seed: int,
+) -> Sent:
+    """A run of perf_analyzer, which draws its own arrivals."""
+    with _Watch(target) as watch:
+        found = run_perf_analyzer(
+            install,
+            target.endpoint.address,
+            target.model,
+            inputs,
+            batchable=True,
+            rate_rps=rate_rps,
+            duration_s=seconds,
+        )
+    return Sent(
+        achieved_rps=found.throughput_ips,
+        latency_ms_p50=found.latency_ms_p50,
+        latency_ms_p99=found.latency_ms_p99,
+        cpu_ms=watch.cpu_ms,
+    )
+
+
+class _Watch:
+    """Reads a child process's time and the server's count of requests while the child runs."""
+
+    def __init__(self, target: EndpointTarget) -> None:
+        self._target = target
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="client-cpu")
+        self._seen: list[tuple[float, int]] = []
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def cpu_ms(self) -> float | None:
+        """Per request, from when the load had settled to the last sample."""
+        if len(self._seen) < 2:
+            return None
+        (cpu_s, requests), (cpu_end_s, requests_end) = self._seen[0], self._seen[-1]
+        answered = requests_end - requests
+        return (cpu_end_s - cpu_s) / answered * 1e3 if answered else None
+
+    def _sample(self) -> None:
+        child: psutil.Process | None = None
+        begun = math.inf
+        while not self._over.wait(_SAMPLE_S):
+            try:
+                if child is None:
+                    here = psutil.Process().children()
+                    child = next((one for one in here if one.name() == "perf_analyzer"), None)
+                    first = self._target.statistics()
+                    continue
+                spent = child.cpu_times()
+            except psutil.Error:
+                return
+            counted = self._target.statistics()
+            assert counted is not None and first is not None, "Triton has counters"
+            if begun == math.inf and counted.success_count > first.success_count:
+                begun = time.monotonic()
+            if time.monotonic() > begun + _SETTLED_S:
+                self._seen.append((spent.user + spent.system, counted.success_count))
+
+
+def find_edge(client: Client, budget_ms: float, start_rps: float, seconds: float) -> dict[str, Any]:
+    """The highest rate that keeps the budget at p99, enclosed within ``EDGE_PRECISION``."""
+    good, bad, rate = 0.0, math.inf, start_rps
+    tried: list[dict[str, Any]] = []
+    while len(tried) < _RATES_MAX and bad > EDGE_PRECISION * good:
+        sent = client(rate, seconds, len(tried))
+        carried = sent.achieved_rps >= CARRIED_SHARE_MIN * rate
+        kept = carried and sent.latency_ms_p99 is not None and sent.latency_ms_p99 <= budget_ms
+        tried.append({"rate_rps": rate, "kept": kept, **asdict(sent)})
+        good, bad = (rate, bad) if kept else (good, rate)
+        if bad == math.inf:
+            rate = 1.25 * good
+        else:
+            rate = math.sqrt(good * bad) if good else 0.75 * bad
+    return {"edge_rps": good or None, "tried": tried}
+
+
+def cpu_rows(server: TritonServer, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Both clients over both protocols at one rate."""
+    perf = require_perf_analyzer()
+    found: list[dict[str, Any]] = []
+    for protocol in PROTOCOLS:
+        with served(server, MODELS[0], protocol) as target:
+            sides = _sides(perf, target)
+            runs = alternate(
+                {
+                    name: partial(_run, client, options.rate, options.seconds)
+                    for name, client in sides.items()
+                },
+                options.rounds,
+            )
+        cpu_ms = {name: median(run.cpu_ms for run in of) for name, of in runs.items()}
+        mine, other = cpu_ms["ours"], cpu_ms["perf_analyzer"]
+        found.append(
+            {
+                "protocol": protocol,
+                "cpu_ms": cpu_ms,
+                "ratio": mine / other if mine and other else None,
+                "runs": {name: [asdict(run) for run in of] for name, of in runs.items()},
+            }
+        )
+        say(f"{protocol}: {cpu_ms}")
+    return found
+
+
+def edge_rows(server: TritonServer, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Both clients' edges of three models over both protocols."""
+    perf = require_perf_analyzer()
+    found: list[dict[str, Any]] = []
+    for model, protocol in product(MODELS, PROTOCOLS):
+        with served(server, model, protocol) as target:
+            with target.connect() as connection:
+                peak = summarize(
+                    run_closed_loop(connection, 64, duration_s=2.0), kind="comparison", warmup=0
+                )
+            start_rps = 0.7 * peak.throughput_ips
+
+            def searched(number: int, client: Client, *, start: float, budget: float) -> Any:
+                return find_edge(client, budget, start, options.edge_seconds)
+
+            edges = alternate(
+                {
+                    name: partial(searched, client=client, start=start_rps, budget=model.budget_ms)
+                    for name, client in _sides(perf, target).items()
+                },
+                options.rounds,
+            )
+        medians = {name: median(one["edge_rps"] for one in of) for name, of in edges.items()}
+        mine, other = medians["ours"], medians["perf_analyzer"]
+        found.append(
+            {
+                "model": model.name,
+                "configuration": model.configuration.to_dict(),
+                "budget_ms": model.budget_ms,
+                "protocol": protocol,
+                "edge_rps": medians,
+                "difference": mine / other - 1 if mine and other else None,
+                "runs": edges,
+            }
+        )
+        say(f"{model.name}, {protocol}: {medians}")
+    return found
+
+
+def _sides(perf: PerfAnalyzerInstall, target: EndpointTarget) -> dict[str, Client]:
+    return {
+        "perf_analyzer": partial(theirs, perf, target, target.pool.inputs),
+        "ours": partial(ours, target),
+    }
+
+
+def _run(client: Client, rate_rps: float, seconds: float, number: int) -> Sent:
+    return client(rate_rps, seconds, number)
+
+
+def page_table(document: dict[str, Any]) -> str:
+    """Both tables as Markdown."""
+    lines = []
+    for row in document["cpu"]:
+        for name, runs in row["runs"].items():
+            cpu_ms = [run["cpu_ms"] for run in runs if run["cpu_ms"] is not None]
+            spread = f"{min(cpu_ms):.3f} to {max(cpu_ms):.3f}" if cpu_ms else "–"
+            lines.append(
+                (
+                    row["protocol"],
+                    name,
+                    cell(row["cpu_ms"][name], ".3f"),
+                    spread,
+                    cell(row["ratio"], ".2f") if name == "ours" else "",
+                    cell(median(run["achieved_rps"] for run in runs), ".0f"),
+                    cell(median(run["send_lag_ms_p99"] for run in runs), ".2f"),
+                )
+            )
+    titles = ("protocol", "client", "CPU ms per request", "lowest to highest", "ratio",
+              "achieved/s", "send lag ms p99")  # fmt: skip
+    told = table(titles, lines)
+    if document["edges"]:
+        edges = [
+            (
+                row["model"],
+                row["protocol"],
+                f"{row['budget_ms']:g}",
+                cell(row["edge_rps"]["ours"], ".0f"),
+                cell(row["edge_rps"]["perf_analyzer"], ".0f"),
+                cell(row["difference"], "+.1%"),
+            )
+            for row in document["edges"]
+        ]
+        edge_titles = ("model", "protocol", "p99 ms", "edge/s, ours", "edge/s, perf_analyzer",
+                       "difference")  # fmt: skip
+        told += "\n\n" + table(edge_titles, edges)
+    return told
+
+
+def main() -> int:
+    command = Command("senders", __doc__, timing=True)
+    command.argument("--rate", type=float, default=1000.0, help="requests per second")
+    command.argument("--seconds", type=float, default=8.0, help="of each run at that rate")
+    command.argument("--rounds", type=int, default=3)
+    command.argument("--edges", action="store_true", help="compare edges too (20 minutes)")
+    command.argument("--edge-seconds", type=float, default=6.0, help="of each run for an edge")
+    page = ROOT / "docs" / "generators.md"
+    command.argument("--page", type=Path, default=page, help="for the tables")
+    options = command.start()
+    install = require_triton()
+    with TritonServer(install) as server:
+        document = {
+            "triton": install.version,
+            "rate_rps": options.rate,
+            "seconds": options.seconds,
+            "goals": {"cpu_ratio": CPU_RATIO_MAX, "edge_difference": EDGE_DIFFERENCE_MAX},
+            "cpu": cpu_rows(server, options),
+            "edges": edge_rows(server, options) if options.edges else [],
+        }
+    put_into_page(options.page, "senders", page_table(document))
+    return command.finish(options, document, page_table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
