@@ -24,8 +24,8 @@ from analyzer.errors import RunInterruptedError, UsageError
 if TYPE_CHECKING:
     from analyzer.hardware.machine import Machine
     from analyzer.measure.jobs import Executor
-    from analyzer.search.guide import Guide
-    from analyzer.search.proposals import Proposals
+    from analyzer.search.designer import Designer
+    from analyzer.search.optuna_trials import OptunaTrials
     from analyzer.search.request import SearchRequest
     from analyzer.store.results import ResultStore
 
@@ -250,33 +250,23 @@ def _search(
     machine: Machine,
     baseline: Configuration | None,
 ) -> StudyResult:
-    from analyzer.search.ledger import Known
-    from analyzer.search.study import Search
+    from analyzer.search.context import make_context
+    from analyzer.search.study import run_search
 
-    known = [
-        Known(
-            trial_number=stored.trial_number,
-            role=stored.role,
-            params=stored.params,
-            outcome=stored.outcome,
-        )
-        for stored in (store.outcomes(request.study) if options.resume else ())
-    ]
-    search = Search(
+    context = make_context(
         request,
         executor=executor,
         store=store,
         progress=progress,
-        make_proposals=_proposals_maker(options, request, store, executor),
-        known=known,
+        stored=store.outcomes(request.study) if options.resume else (),
+        baseline=baseline,
         hardware=machine.hardware,
         hardware_key=machine.hardware_key,
         cores=machine.cores,
-        baseline=baseline,
         started=options.started,
     )
     try:
-        return search.run()
+        return run_search(context, _trials_maker(request, store, executor))
     except KeyboardInterrupt as error:
         executor.cancel_all()
         store.set_status(request.study, "interrupted")
@@ -290,19 +280,19 @@ def _search(
         raise
 
 
-def _proposals_maker(
-    options: SearchOptions, request: SearchRequest, store: ResultStore, executor: Executor
-) -> Callable[[frozenset[str], Guide], Proposals]:
-    def make(allowed: frozenset[str], guide: Guide) -> Proposals:
+def _trials_maker(
+    request: SearchRequest, store: ResultStore, executor: Executor
+) -> Callable[[frozenset[str], Designer], OptunaTrials]:
+    def make(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
         import optuna
 
-        from analyzer.search.proposals import Proposals, make_sampler
+        from analyzer.search.optuna_samplers import make_sampler
+        from analyzer.search.optuna_trials import OptunaTrials
         from analyzer.store.optuna_storage import open_optuna_storage
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = open_optuna_storage(store)
         study = optuna.create_study(
-            storage=storage,
+            storage=open_optuna_storage(store),
             study_name=request.study,
             direction="maximize",
             load_if_exists=True,
@@ -311,9 +301,9 @@ def _proposals_maker(
                 seed=request.seed % 2**32,
                 space=request.space,
                 parallel=executor.workers > 1,
-                guide=guide,
+                designer=designer,
             ),
         )
-        return Proposals(study, request.space, request.sla, allowed)
+        return OptunaTrials(study, request.space, allowed)
 
     return make

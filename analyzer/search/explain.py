@@ -1,4 +1,4 @@
-"""Why the winner wins: steps from the plainest configuration, what-if, importance, the limit."""
+"""Why the winner wins: steps from the simplest configuration, what-if, importance, the limit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import numpy as np
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import Explanation, Step, WhatIf
+from analyzer.search.screening import Screening
 
 # A configuration's predicted edge, corrected by what was measured; None if unknown.
 PredictEdge = Callable[[Configuration], float | None]
 
-_SETTINGS = (
+# In the order of the steps to the winner; that of batching sets the largest batch too.
+_STEPS = (
     "precision",
     "backend",
     "instance_count",
@@ -24,6 +26,13 @@ _SETTINGS = (
     "preferred_batch_size",
     "max_queue_delay_us",
 )
+_SETTINGS = (*_STEPS, "max_batch_size")
+# Of these the values have no order: each is told, not only the neighbours of the winner's.
+_WITHOUT_ORDER = ("precision", "backend", "dynamic_batching", "preferred_batch_size")
+# A preferred size varies with the largest batch, of which it is a part.
+_IMPORTANT = tuple(name for name in _SETTINGS if name != "preferred_batch_size")
+# Above this utilization of the cores a server is limited by them.
+_BUSY = 0.85
 
 
 def contributions(
@@ -45,7 +54,7 @@ def contributions(
         intra_op_threads=1 if winner.device == "cpu" else None,
     ).canonical()
     steps = [_step("fp32, one instance, no batching", at, measured, predict)]
-    for setting in _SETTINGS:
+    for setting in _STEPS:
         after = _towards(at, winner, setting)
         if after.config_id != at.config_id:
             steps.append(_step(_phrase(setting, after), after, measured, predict))
@@ -109,13 +118,9 @@ def what_if(
     Of the values of one setting only the neighbours of the winner's are told.
     """
     base = predict(winner)
-    own = winner.to_dict()
     found: dict[str, list[Configuration]] = defaultdict(list)
     for candidate in candidates:
-        values = candidate.to_dict()
-        differing = [name for name in values if values[name] != own[name]]
-        settings = {"quantization": "precision"}
-        names = {settings.get(name, name) for name in differing}
+        names = {name for name in _SETTINGS if _value(candidate, name) != _value(winner, name)}
         if winner.dynamic_batching and "max_batch_size" in names:
             # With no preferred list of its own the preferred size is the maximum itself.
             names -= {"preferred_batch_size"}
@@ -128,8 +133,8 @@ def what_if(
             rows.append(
                 WhatIf(
                     setting=setting,
-                    from_value=_value(winner, setting),
-                    to_value=_value(other, setting),
+                    from_value=_shown(winner, setting),
+                    to_value=_shown(other, setting),
                     predicted_edge_rps=edge,
                     change_fraction=edge / base - 1.0 if edge is not None and base else None,
                 )
@@ -140,7 +145,7 @@ def what_if(
 def _neighbours(
     winner: Configuration, others: Sequence[Configuration], setting: str
 ) -> list[Configuration]:
-    if setting in ("precision", "backend", "dynamic_batching", "preferred_batch_size"):
+    if setting in _WITHOUT_ORDER:
         return list(others)
     own = getattr(winner, setting) or 0
 
@@ -156,9 +161,15 @@ def _neighbours(
 
 
 def _value(configuration: Configuration, setting: str) -> str:
+    """A setting's value; the precision together with how int8 was made."""
     if setting == "precision":
-        return configuration.variant.label
-    return str(configuration.to_dict()[setting])
+        return f"{configuration.precision}-{configuration.quantization}"
+    value = getattr(configuration, setting)
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def _shown(configuration: Configuration, setting: str) -> str:
+    return configuration.variant.label if setting == "precision" else _value(configuration, setting)
 
 
 def importance(
@@ -174,17 +185,10 @@ def importance(
     if total <= 0:
         return ()
     shares = []
-    rows = [candidate.to_dict() for candidate in candidates]
-    for setting in (
-        "precision", "instance_count", "intra_op_threads", "dynamic_batching", "max_batch_size",
-        "max_queue_delay_us", "backend",
-    ):  # fmt: skip
+    for setting in _IMPORTANT:
         groups: dict[str, list[float]] = defaultdict(list)
-        for row, value in zip(rows, values, strict=True):
-            label = str(row[setting])
-            if setting == "precision":
-                label += str(row["quantization"])
-            groups[label].append(float(value))
+        for candidate, value in zip(candidates, values, strict=True):
+            groups[_value(candidate, setting)].append(float(value))
         if len(groups) > 1:
             mean = float(values.mean())
             between = sum(len(g) * (np.mean(g) - mean) ** 2 for g in groups.values()) / len(values)
@@ -200,7 +204,7 @@ def limited_by(winner: Measurement, cores: int) -> str:
     stages = test.breakdown_ms
     queue, infer = stages.queue or 0.0, stages.compute_infer or 0.0
     cpu = test.resources.cpu_utilization
-    if cpu is not None and cpu > 0.85:
+    if cpu is not None and cpu > _BUSY:
         return (
             f"Threads: the server keeps {cpu:.0%} of the {cores} cores busy; more instances or "
             "threads would only share them."
@@ -217,35 +221,30 @@ def limited_by(winner: Measurement, cores: int) -> str:
 
 
 def explanation(
-    *,
     winner: Measurement | None,
+    screening: Screening,
     outcomes: Sequence[Measurement | Failure],
-    candidates: Sequence[Configuration],
-    predict: PredictEdge,
+    *,
     cores: int,
     request_batch_size: int,
-    trusted: bool | None,
-    trust_reason: str,
-    error_median: float | None,
 ) -> Explanation:
     """All of it; without a winner only the importance and whether the twin was trusted."""
+    designer, predict = screening.designer, screening.expected
+    candidates = list(screening.allowed.values())
     edges = [predict(candidate) for candidate in candidates]
-    shares = importance(candidates, edges) if any(edges) else ()
+    found = Explanation(
+        trusted=designer.trusted if designer.compared else None,
+        trust_reason=designer.trust_reason,
+        error_median=designer.error_median,
+        importance=importance(candidates, edges) if any(edges) else (),
+    )
     if winner is None:
-        return Explanation(
-            trusted=trusted,
-            trust_reason=trust_reason,
-            error_median=error_median,
-            importance=shares,
-        )
-    return Explanation(
+        return found
+    return replace(
+        found,
         limited_by=limited_by(winner, cores),
-        trusted=trusted,
-        trust_reason=trust_reason,
-        error_median=error_median,
         contributions=contributions(
             winner.configuration, outcomes, predict, request_batch_size=request_batch_size
         ),
         what_if=what_if(winner.configuration, candidates, predict),
-        importance=shares,
     )

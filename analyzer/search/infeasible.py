@@ -2,83 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, Measurement
-from analyzer.domain.sla import Sla
-from analyzer.search.prepare import Prepared
-from analyzer.search.proposals import constraints
-from analyzer.search.request import SearchRequest
+from analyzer.search.build import BuiltVariants
+from analyzer.search.context import SearchContext
+from analyzer.search.screening import Screening
+from analyzer.twin.calibration import VariantCalibration
+
+# A predicted edge below this share of the target rate rules a configuration out.
+_PREDICTED_SHARE = 0.8
 
 
-def ruled_out(
-    request: SearchRequest,
-    prepared: Prepared,
-    candidates: Sequence[Configuration],
-    done: Mapping[str, Measurement | Failure],
-    *,
-    trusted: bool,
-    predicted: Callable[[Configuration], float | None],
-) -> str | None:
+def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
     """The sentence that rules every configuration out; None where one may still keep the SLA.
 
     It takes a measured FAIL of the best candidate, and for each of the rest one of: it was measured
     and breaks a limit; its variant is excluded; no execution of its variant was ever as short as
     the budget; the trusted twin sees no rate at which it keeps the SLA.
     """
-    if not candidates:
+    if not screening.allowed:
         return "every variant that may be recommended breaks the accuracy limit or cannot be built"
-    sla = request.sla
-    heavy = [o for o in done.values() if _too_heavy(o, sla)]
-    failed = heavy or any(
-        isinstance(outcome, Measurement)
-        and outcome.certificate is not None
-        and outcome.certificate.verdict == "FAIL"
-        for outcome in done.values()
-    )
-    if not failed:
+    sla, scores = context.request.sla, context.log.scores
+    measured = [m for key in context.log.latest if (m := context.log.measurement(key)) is not None]
+    heavy = [
+        m.configuration
+        for m in measured
+        if scores[m.configuration.config_id].constraints["memory"] > 0
+    ]
+    failed = any(m.certificate is not None and m.certificate.verdict == "FAIL" for m in measured)
+    if not heavy and not failed:
         return None
-    too_slow = {
+    too_slow_ms = {
         key: shortest
-        for key, calibration in prepared.calibrations.items()
-        if (shortest := _shortest_ms(calibration.results)) is not None
-        and shortest > sla.latency_budget_ms
+        for key, calibration in built.calibrations.items()
+        if (shortest := _shortest_ms(calibration)) is not None and shortest > sla.latency_budget_ms
     }
-    floor_rps = sla.target_rate_rps if sla.objective in ("latency", "memory") else 0.0
-    measured = ruled_by_time = ruled_by_twin = ruled_by_memory = 0
-    for configuration in candidates:
-        outcome = done.get(configuration.config_id)
-        if outcome is not None:
-            if all(value <= 0 for value in constraints(outcome, sla).values()):
+    floor_rps = (sla.target_rate_rps or 0.0) if sla.objective in ("latency", "memory") else 0.0
+    by_measurement = by_time = by_twin = by_memory = 0
+    for config_id in sorted(screening.allowed):
+        configuration = screening.allowed[config_id]
+        if config_id in scores:
+            if scores[config_id].feasible:
                 return None
-            measured += 1
-        elif any(_at_least(configuration, other.configuration) for other in heavy):
-            ruled_by_memory += 1
-        elif configuration.variant in too_slow:
-            ruled_by_time += 1
-        elif trusted and (predicted(configuration) or 0.0) < 0.8 * (floor_rps or 0.0) + 1e-9:
-            ruled_by_twin += 1
+            by_measurement += 1
+        elif any(_at_least(configuration, other) for other in heavy):
+            by_memory += 1
+        elif configuration.variant in too_slow_ms:
+            by_time += 1
+        elif (
+            screening.designer.trusted
+            and (screening.expected(configuration) or 0.0) <= _PREDICTED_SHARE * floor_rps
+        ):
+            by_twin += 1
         else:
             return None
-    parts = [f"{measured} configurations were measured and break a limit"]
-    if ruled_by_time:
-        shortest = min(too_slow.values())
+    parts = [f"{by_measurement} configurations were measured and break a limit"]
+    if by_time:
         parts.append(
-            f"{ruled_by_time} cannot answer in time (no execution took less than {shortest:.3g} ms,"
-            f" the budget is {sla.latency_budget_ms:g} ms)"
+            f"{by_time} cannot answer in time (no execution took less than "
+            f"{min(too_slow_ms.values()):.3g} ms, the budget is {sla.latency_budget_ms:g} ms)"
         )
-    if ruled_by_memory:
-        parts.append(
-            f"{ruled_by_memory} hold at least as much as one that exceeds the memory limit"
-        )
-    if ruled_by_twin:
-        parts.append(f"{ruled_by_twin} keep the SLA at no rate as the twin predicts")
+    if by_memory:
+        parts.append(f"{by_memory} hold at least as much as one that exceeds the memory limit")
+    if by_twin:
+        parts.append(f"{by_twin} keep the SLA at no rate as the twin predicts")
     return "; ".join(parts)
-
-
-def _too_heavy(outcome: Measurement | Failure, sla: Sla) -> bool:
-    return isinstance(outcome, Measurement) and constraints(outcome, sla).get("memory", 0.0) > 0
 
 
 def _at_least(configuration: Configuration, other: Configuration) -> bool:
@@ -90,8 +77,5 @@ def _at_least(configuration: Configuration, other: Configuration) -> bool:
     )
 
 
-def _shortest_ms(results: Sequence[object]) -> float | None:
-    from analyzer.twin.probes import ProbeResult
-
-    samples = [min(r.samples_ms) for r in results if isinstance(r, ProbeResult) and r.samples_ms]
-    return min(samples) if samples else None
+def _shortest_ms(calibration: VariantCalibration) -> float | None:
+    return min((min(r.samples_ms) for r in calibration.results if r.samples_ms), default=None)

@@ -27,7 +27,7 @@ _REMAINDER = (0.5, 1.5)
 _BIAS = (1.0, 6.0)
 _TREND = (0.0, 1.0)
 _LENGTHS = (0.7, 1.8)
-_LOCAL = (0.1, 0.4)
+LOCAL = (0.1, 0.4)
 _LOCAL_LENGTH = 0.25
 _NOISE = (0.01, 0.05)  # of the logarithm itself
 # Spread of the logarithm of the remainder's size around 1, as the prior sees it.
@@ -99,7 +99,7 @@ class ResidualModel:
         features: NDArray[np.floating],
         *,
         scale_prior: float = SCALE_PRIOR,
-        local: Sequence[float] = _LOCAL,
+        local: Sequence[float] = LOCAL,
     ) -> None:
         values = np.asarray(features, dtype=np.float64)
         assert values.ndim == 2, values.shape

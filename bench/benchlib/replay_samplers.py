@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.search.guided import Candidate, GuidedSearch
+from analyzer.search.designer import Candidate, Designer
 from analyzer.search.residual import ResidualModel
 from benchlib import closed_loop as twin
 from benchlib.recorded import Landscape
@@ -197,33 +197,19 @@ def _tell(
 
 
 def twin_rows(replay: Replay, seed: int) -> Rows:
-    """The guided search on a closed-loop twin that is fitted to the rows read so far."""
+    """The designer on a closed-loop twin that is fitted to the rows read so far."""
     table, rng = replay.table, np.random.default_rng(seed)
     features = twin.features(table.points)
-    search = GuidedSearch(
-        [
-            Candidate(config_id=str(index), features=features[index], predicted=1.0)
-            for index in range(len(replay))
-        ],
-        scale_prior=0.15,
-        refitted=True,
-        seed=seed,
-    )
     fitted = None
-    for index in twin.informative(table.points, _CALIBRATION_ROWS, rng):
-        yield index
-        _hear(replay, search, index)
+    yield from twin.informative(table.points, _CALIBRATION_ROWS, rng)
     while len(replay.read) < len(replay):
         fitted = twin.fit(
             [table.points[i] for i in replay.read],
             table.throughput_ips[replay.read],
             start=fitted,
         )
-        _predict(replay, search, fitted, features)
-        chosen = search.ask()
-        index = int(chosen) if chosen is not None else int(rng.choice(replay.unread()))
-        yield index
-        _hear(replay, search, index)
+        chosen = _designer(replay, fitted, features, seed).suggest()
+        yield int(chosen) if chosen is not None else int(rng.choice(replay.unread()))
 
 
 def twin_best_k_rows(replay: Replay, seed: int) -> Rows:
@@ -240,23 +226,16 @@ def twin_best_k_rows(replay: Replay, seed: int) -> Rows:
     yield from (int(index) for index in order)
 
 
-def _hear(replay: Replay, search: GuidedSearch, index: int) -> None:
-    value = float(replay.table.throughput_ips[index])
-    search.tell(str(index), value, feasible=replay.feasible(index))
-
-
-def _predict(
-    replay: Replay,
-    search: GuidedSearch,
-    fitted: twin.ClosedLoopTwin,
-    features: NDArray[np.float64],
-) -> None:
-    """Tells the search what the twin expects of every row, and how likely it keeps the budget."""
+def _designer(
+    replay: Replay, fitted: twin.ClosedLoopTwin, features: NDArray[np.float64], seed: int
+) -> Designer:
+    """A designer that knows what the twin expects of every row, how likely it keeps the budget,
+    and what the rows read so far turned out to be.
+    """
     from scipy.special import ndtr
 
     table, read = replay.table, replay.read
     throughput = fitted.throughput_ips(table.points)
-    search.predict_anew({str(i): float(value) for i, value in enumerate(throughput)})
     mean_ms = fitted.latency_s_mean(table.points) * 1e3
     tail = np.median(np.log(table.latency_ms_sla[read] / table.latency_ms_mean[read]))
     model = ResidualModel(features, scale_prior=0.2, local=(0.4,))
@@ -265,8 +244,26 @@ def _predict(
     model.learn(np.array(read), np.log(table.latency_ms_sla[read]) - expected[read])
     offset, scale = model.predict(everything)
     margin = (np.log(replay.budget_ms) - expected - offset) / scale
-    chance = ndtr(margin)
-    search.believe({str(i): float(max(value, 1e-6)) for i, value in enumerate(chance)})
+    chance = np.maximum(ndtr(margin), 1e-6)
+    designer = Designer(
+        [
+            Candidate(
+                config_id=str(index),
+                features=features[index],
+                predicted=float(throughput[index]),
+                feasible_prior=float(chance[index]),
+            )
+            for index in everything
+        ],
+        scale_prior=0.15,
+        refitted=True,
+        learn_limits=False,
+        seed=seed,
+    )
+    for index in read:
+        value = float(table.throughput_ips[index])
+        designer.update(str(index), value, feasible=replay.feasible(index))
+    return designer
 
 
 def _axes(replay: Replay) -> NDArray[np.int64]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,8 +12,11 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
-from analyzer.search.guide import Guide
-from analyzer.search.proposals import Proposals, guided_value, make_sampler
+from analyzer.search.designer import Candidate, Designer
+from analyzer.search.optuna_samplers import make_sampler
+from analyzer.search.optuna_trials import OptunaTrials
+from analyzer.search.score import Score, score_of
+from analyzer.search.screening import features
 from benchlib.search_tables import Table
 
 # Standard deviation of what is read, as a share: two searches for one edge differ by so much.
@@ -22,6 +24,8 @@ NOISE = 0.015
 # Of a load test, as the search chooses them with a short budget, and of a warm-up.
 RUN_SECONDS = (0.7, 1.5)
 WARM_SECONDS = 0.3
+# No limit but the edge's matters where edges are read from a table.
+_SLA = Sla(latency_budget_ms=50.0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,28 +86,32 @@ Ids = Iterator[str]
 Sampler = Callable[[Replay, int], Ids]
 
 
-def _outcome(configuration: Configuration, value: float) -> Measurement:
-    return Measurement(
-        configuration=configuration,
-        edge=Edge(rate_rps=value or None, interval_rps=(value, value)),
-    )
+def _score(configuration: Configuration, value: float) -> Score:
+    edge = Edge(rate_rps=value or None, interval_rps=(value, value))
+    return score_of(Measurement(configuration=configuration, edge=edge), _SLA)
 
 
 def twin(replay: Replay, seed: int) -> Ids:
     """The guided search."""
     table = replay.table
     candidates = table.space.candidates()
-    guide = Guide(
-        candidates,
-        {config_id: table.predicted[config_id] or None for config_id in candidates},
-        measured_value=lambda outcome: guided_value(outcome, Sla(latency_budget_ms=50.0)),
+    designer = Designer(
+        [
+            Candidate(
+                config_id=config_id,
+                features=features(configuration),
+                predicted=table.predicted[config_id],
+            )
+            for config_id, (configuration, _) in candidates.items()
+        ],
         seed=seed,
     )
-    while (config_id := guide.ask(())) is not None:
-        trusted = guide.measured >= 2 and guide.trusted
-        value = replay.measure(config_id, guide.expected(config_id), trusted=trusted)
-        guide.tell(config_id, _outcome(candidates[config_id][0], value))
-        yield "stop" if guide.finished(0.95) else ""
+    while (config_id := designer.suggest()) is not None:
+        trusted = designer.compared >= 2 and designer.trusted
+        value = replay.measure(config_id, designer.corrected(config_id), trusted=trusted)
+        score = _score(candidates[config_id][0], value)
+        designer.update(config_id, score.value, feasible=score.feasible)
+        yield "stop" if designer.finished(0.95) else ""
 
 
 def optuna_sampler(name: str, *, feasible_first: bool = False) -> Sampler:
@@ -115,7 +123,6 @@ def optuna_sampler(name: str, *, feasible_first: bool = False) -> Sampler:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         table, rng = replay.table, np.random.default_rng(seed)
         candidates = table.space.candidates()
-        none = Guide({}, {}, measured_value=lambda outcome: None, seed=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sampler = make_sampler(
@@ -123,24 +130,22 @@ def optuna_sampler(name: str, *, feasible_first: bool = False) -> Sampler:
                 seed=seed,
                 space=table.space,
                 parallel=False,
-                guide=none,
+                designer=Designer([]),
             )
             study = optuna.create_study(direction="maximize", sampler=sampler)
-            proposals = Proposals(
-                study, table.space, Sla(latency_budget_ms=50.0), frozenset(candidates)
-            )
-            done: dict[str, Any] = {}
+            trials = OptunaTrials(study, table.space, frozenset(candidates))
+            done: dict[str, Score] = {}
             while True:
                 if feasible_first and not any(value > 0 for value in replay.read.values()):
                     unread = sorted(candidates.keys() - done.keys())
                     study.enqueue_trial(candidates[str(rng.choice(unread))][1])
-                proposal = proposals.ask(done, frozenset())
+                proposal = trials.ask(done, frozenset())
                 if proposal is None:
                     return
                 config_id = proposal.configuration.config_id
                 value = replay.measure(config_id, None)
-                done[config_id] = _outcome(proposal.configuration, value)
-                proposals.tell(proposal.trial_number, done[config_id])
+                done[config_id] = _score(proposal.configuration, value)
+                trials.tell(proposal.trial_number, done[config_id])
                 yield ""
 
     return run

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.workload import draw_arrivals_s
 from analyzer.measure.plan import STREAM_EDGE
-from analyzer.search.guide import features
 from analyzer.search.residual import ResidualModel
+from analyzer.search.screening import features
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.twin import Twin
 from benchlib.subjects import FP32, INT8, SEED, ServedSubject

@@ -17,12 +17,14 @@ from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
-from analyzer.search.guide import Guide
-from analyzer.search.ledger import Known
-from analyzer.search.proposals import Proposals, make_sampler
+from analyzer.search.context import make_context
+from analyzer.search.designer import Designer
+from analyzer.search.optuna_samplers import make_sampler
+from analyzer.search.optuna_trials import OptunaTrials
 from analyzer.search.request import SearchRequest, SilentProgress
-from analyzer.search.study import Search
+from analyzer.search.study import run_search
 from analyzer.spaces.loader import SpaceContext, load_space
+from analyzer.store.records import StoredOutcome
 from analyzer.twin.service import ServiceTime
 
 MODEL = ModelInfo(
@@ -53,12 +55,19 @@ class MemoryStore:
     """The store's seam, in memory."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Known] = []
+        self.outcomes: list[StoredOutcome] = []
         self.cache: dict[tuple[str, str], dict] = {}
 
     def add_outcome(self, study, trial_number, params, outcome, *, role="trial", logs=()):
         self.outcomes.append(
-            Known(trial_number=trial_number, role=role, params=dict(params), outcome=outcome)
+            StoredOutcome(
+                number=len(self.outcomes),
+                trial_number=trial_number,
+                role=role,
+                params=dict(params),
+                outcome=outcome,
+                created_at="",
+            )
         )
 
     def put_cache(self, kind, key, value):
@@ -96,7 +105,7 @@ def run(
     sla: Sla | None = None,
     sampler: str = "twin",
     trials_max: int | None = 12,
-    known: tuple[Known, ...] = (),
+    stored: tuple[StoredOutcome, ...] = (),
     store: MemoryStore | None = None,
     seed: int = 1,
     space: SearchSpace | None = None,
@@ -118,28 +127,27 @@ def run(
         calibration_path=None,
     )
 
-    def proposals(allowed: frozenset[str], guide: Guide) -> Proposals:
+    def trials(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(
             direction="maximize",
             sampler=make_sampler(
-                request.sampler, seed=seed, space=request.space, parallel=False, guide=guide
+                request.sampler, seed=seed, space=request.space, parallel=False, designer=designer
             ),
         )
-        return Proposals(study, request.space, sla, allowed)
+        return OptunaTrials(study, request.space, allowed)
 
     executor = VirtualExecutor(world)
-    search = Search(
+    context = make_context(
         request,
         executor=executor,
         store=store,
         progress=SilentProgress(),
-        make_proposals=proposals,
-        known=known,
+        stored=stored,
         cores=2,
         clock=executor.now,
     )
-    return search.run(), executor, store
+    return run_search(context, trials), executor, store
 
 
 def winner(facts: StudyResult) -> Measurement:
@@ -241,6 +249,35 @@ def test_memory_is_a_limit_of_the_search() -> None:
     assert winner(facts).configuration.instance_count == 1
 
 
+def test_each_trial_teaches_once_also_where_it_breaks_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How far the twin is off shows whether or not the memory suffices, resumed or not."""
+    taught: list[tuple[str, bool, bool]] = []
+    update = Designer.update
+
+    def spy(self: Designer, config_id: str, value: float | None, *, feasible: bool = True) -> None:
+        taught.append((config_id, value is not None, feasible))
+        update(self, config_id, value, feasible=feasible)
+
+    monkeypatch.setattr(Designer, "update", spy)
+    sla = Sla(latency_budget_ms=40.0, max_memory_bytes=50 << 20)
+    facts, _, store = run(VirtualWorld(service=service), sla=sla, trials_max=3)
+    trials = [o.outcome.configuration.config_id for o in store.outcomes if o.trial_number >= 0]
+    assert [entry for entry in taught if entry[0] in trials] == [(t, True, False) for t in trials]
+    assert len(trials) == 3 and facts.explanation.error_median is not None
+    taught.clear()
+    again, _, _ = run(
+        VirtualWorld(service=service),
+        sla=sla,
+        trials_max=3,
+        stored=tuple(store.outcomes),
+        store=store,
+    )
+    assert [entry for entry in taught if entry[0] in trials] == [(t, True, False) for t in trials]
+    assert again.explanation.error_median == facts.explanation.error_median
+
+
 def test_the_latency_objective_is_judged_at_the_target_rate() -> None:
     sla = Sla(latency_budget_ms=40.0, target_rate_rps=100.0, objective="latency")
     facts, _, _ = run(VirtualWorld(service=service), sla=sla)
@@ -260,7 +297,7 @@ def test_optunas_own_samplers_run_through_the_same_study(sampler: str) -> None:
 def test_resuming_measures_nothing_twice() -> None:
     first, _, store = run(VirtualWorld(service=service), trials_max=4)
     again, executor, _ = run(
-        VirtualWorld(service=service), trials_max=4, known=tuple(store.outcomes), store=store
+        VirtualWorld(service=service), trials_max=4, stored=tuple(store.outcomes), store=store
     )
     assert executor.measured == []
     assert again.recommended_id == first.recommended_id

@@ -6,8 +6,8 @@ import numpy as np
 import optuna
 import pytest
 
-from analyzer.search.guided import Candidate, GuidedSearch
-from analyzer.search.twin_sampler import TwinSampler
+from analyzer.search.designer import Candidate, Designer
+from analyzer.search.optuna_samplers import TwinSampler
 
 CHOICES: dict[str, list[Any]] = {
     "instances": [1, 2, 4],
@@ -31,7 +31,11 @@ def true_value(params: dict[str, Any]) -> float:
     return float(100 * params["instances"] ** 0.5 + 50 * params["batching"])
 
 
-def make(wrong: bool = False) -> TwinSampler:
+IDS = {repr(sorted(params.items())): str(i) for i, params in enumerate(all_params())}
+
+
+def make(wrong: bool = False) -> tuple[optuna.Study, Designer]:
+    """A study whose sampler asks the designer, which the test updates, as a search does."""
     space = all_params()
     rng = np.random.default_rng(0)
     candidates = [
@@ -44,12 +48,20 @@ def make(wrong: bool = False) -> TwinSampler:
         )
         for i, p in enumerate(space)
     ]
-    return TwinSampler(
-        GuidedSearch(candidates),
-        params={str(i): p for i, p in enumerate(space)},
-        choices=CHOICES,
-        seed=0,
-    )
+    designer = Designer(candidates)
+    params = {str(i): p for i, p in enumerate(space)}
+    sampler = TwinSampler(designer, params=params, choices=CHOICES, seed=0)
+    return optuna.create_study(direction="maximize", sampler=sampler), designer
+
+
+def measure(study: optuna.Study, designer: Designer) -> dict[str, Any]:
+    """One trial from its proposal to its end."""
+    trial = study.ask()
+    params = suggest(trial)
+    trial.set_constraint("sla", -1.0)
+    study.tell(trial, true_value(params))
+    designer.update(IDS[repr(sorted(params.items()))], true_value(params))
+    return params
 
 
 def suggest(trial: optuna.Trial) -> dict[str, Any]:
@@ -67,57 +79,34 @@ def _quiet() -> None:
 
 
 def test_proposes_the_best_prediction_with_all_its_parameters() -> None:
-    study = optuna.create_study(direction="maximize", sampler=make())
+    study, _ = make()
     params = suggest(study.ask())
     assert params["instances"] == 4 and params["batching"] is True and "delay_us" in params
 
 
 def test_never_repeats_while_candidates_are_left() -> None:
-    study = optuna.create_study(direction="maximize", sampler=make())
-    seen = []
-    for _ in all_params():
-        trial = study.ask()
-        params = suggest(trial)
-        seen.append(tuple(params.items()))
-        trial.set_constraint("sla", -1.0)
-        study.tell(trial, true_value(params))
+    study, designer = make()
+    seen = [tuple(measure(study, designer).items()) for _ in all_params()]
     assert len(set(seen)) == len(all_params())
     suggest(study.ask())  # the space is used up: the fallback answers
 
 
 def test_parallel_trials_differ() -> None:
-    study = optuna.create_study(direction="maximize", sampler=make())
+    study, _ = make()
     trials = [study.ask() for _ in range(4)]
     params = [tuple(suggest(trial).items()) for trial in trials]
     assert len(set(params)) == 4
 
 
-def test_broken_constraints_are_infeasible() -> None:
-    sampler = make()
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    trial = study.ask()
-    suggest(trial)
-    trial.set_constraint("memory", 0.5)
-    study.tell(trial, 999.0)
-    suggest(study.ask())
-    assert sampler.search.best is None and len(sampler.search.measured) == 1
+def test_trials_that_another_sampler_proposed_are_pending() -> None:
+    study, _ = make()
+    first = suggest(study.ask())
+    study.sampler = make()[0].sampler
+    assert suggest(study.ask()) != first
 
 
-def test_a_resumed_study_is_heard() -> None:
-    study = optuna.create_study(direction="maximize", sampler=make())
-    for _ in range(3):
-        trial = study.ask()
-        params = suggest(trial)
-        study.tell(trial, true_value(params))
-    fresh = make()
-    study.sampler = fresh
-    suggest(study.ask())
-    assert len(fresh.search.measured) == 3
-
-
-def test_abandoned_trials_teach_nothing() -> None:
-    sampler = make()
-    study = optuna.create_study(direction="maximize", sampler=sampler)
+def test_abandoned_trials_are_proposed_again() -> None:
+    study, _ = make()
     trial = study.ask()
     first = suggest(trial)
     study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -125,22 +114,10 @@ def test_abandoned_trials_teach_nothing() -> None:
 
 
 def test_falls_back_to_tpe_where_the_twin_is_wrong() -> None:
-    sampler = make(wrong=True)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study, designer = make(wrong=True)
     for _ in range(12):
-        trial = study.ask()
-        params = suggest(trial)
-        trial.set_constraint("sla", -1.0)
-        study.tell(trial, true_value(params))
-    assert sampler.fell_back and not sampler.search.trusted
-
-
-def test_a_negative_objective_is_read_as_its_reciprocal() -> None:
-    sampler = make()
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    trial = study.ask()
-    suggest(trial)
-    study.tell(trial, -5.0)
-    suggest(study.ask())
-    best = sampler.search.best
-    assert best is not None and best[1] == pytest.approx(0.2)
+        measure(study, designer)
+    assert not designer.trusted
+    suggested = designer.suggest()
+    proposed = [IDS[repr(sorted(suggest(study.ask()).items()))] for _ in range(4)]
+    assert set(proposed) != {suggested}

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analyzer.search.guided import Candidate, GuidedSearch
+from analyzer.search.designer import Candidate, Designer
 
 Floats = NDArray[np.float64]
 
@@ -41,15 +40,15 @@ def space(seed: int, error: float, *, doubled: bool = False) -> tuple[list[Candi
 def evaluations_to(
     share: float, candidates: list[Candidate], truth: Floats, noise: float = 0.01
 ) -> int:
-    search = GuidedSearch(candidates)
+    designer = Designer(candidates)
     rng = np.random.default_rng(0)
     for count in range(1, len(candidates) + 1):
-        chosen = search.ask()
+        chosen = designer.suggest()
         assert chosen is not None
         index = int(chosen[1:])
         if truth[index] >= share * truth.max():
             return count
-        search.tell(chosen, float(truth[index] * np.exp(noise * rng.normal())))
+        designer.update(chosen, float(truth[index] * np.exp(noise * rng.normal())))
     raise AssertionError("the best was never proposed")
 
 
@@ -62,17 +61,16 @@ def test_few_evaluations_find_the_best(error: float, median_max: int) -> None:
 
 def test_a_common_bias_is_learned_away_and_stays_trusted() -> None:
     candidates, truth = space(3, 0.05, doubled=True)
-    search = GuidedSearch(candidates)
+    designer = Designer(candidates)
     for _ in range(5):
-        chosen = search.ask()
+        chosen = designer.suggest()
         assert chosen is not None
-        search.tell(chosen, float(truth[int(chosen[1:])]))
-    best = search.best
+        designer.update(chosen, float(truth[int(chosen[1:])]))
+    best = designer.best
     assert best is not None and best[1] >= 0.97 * truth.max()
-    free = next(c.config_id for c in candidates if c.config_id not in search.measured)
-    value, error = search.predicted(free)
-    assert value == pytest.approx(truth[int(free[1:])], rel=0.3)
-    assert 0 < error < 0.3
+    free = designer.suggest()
+    assert free is not None
+    assert designer.corrected(free) == pytest.approx(truth[int(free[1:])], rel=0.3)
 
 
 def test_a_twin_that_orders_wrongly_is_distrusted_and_gives_no_bound() -> None:
@@ -81,56 +79,56 @@ def test_a_twin_that_orders_wrongly_is_distrusted_and_gives_no_bound() -> None:
         Candidate(config_id=c.config_id, features=c.features, predicted=1e4 / c.predicted)
         for c in candidates
     ]
-    search = GuidedSearch(inverted)
-    assert search.trusted
+    designer = Designer(inverted)
+    assert designer.trusted
     rng = np.random.default_rng(0)
     for index in rng.choice(len(truth), 6, replace=False):
-        search.tell(f"c{index}", float(truth[index]))
-    assert not search.trusted
-    assert "orders them wrongly" in search.trust_reason
-    assert math.isinf(search.bound().fraction)
+        designer.update(f"c{index}", float(truth[index]))
+    assert not designer.trusted
+    assert "orders them wrongly" in designer.trust_reason
+    assert designer.bound() is None
 
 
 def test_bound_covers_the_truth_and_shrinks() -> None:
     covered = 0
     spaces = [space(seed, 0.08) for seed in range(24)]
     for candidates, truth in spaces:
-        search = GuidedSearch(candidates)
-        first = math.inf
+        designer = Designer(candidates)
+        first = None
         for count in range(10):
-            chosen = search.ask()
+            chosen = designer.suggest()
             assert chosen is not None
-            search.tell(chosen, float(truth[int(chosen[1:])]))
+            designer.update(chosen, float(truth[int(chosen[1:])]))
             if count == 1:
-                first = search.bound(0.95).fraction
-        bound = search.bound(0.95)
-        best = search.best
-        assert best is not None
+                first = designer.bound(0.95)
+        bound, best = designer.bound(0.95), designer.best
+        assert bound is not None and first is not None and best is not None
         covered += truth.max() / best[1] - 1 <= bound.fraction + 1e-12
-        assert bound.fraction <= first
+        assert bound.fraction <= first.fraction
         assert bound.fraction < 0.3
     assert covered >= 21
 
 
 def test_pending_candidates_are_not_proposed_again() -> None:
     candidates, _ = space(0, 0.1)
-    search = GuidedSearch(candidates)
+    designer = Designer(candidates)
     pending: list[str] = []
     for _ in range(6):
-        chosen = search.ask(pending)
+        chosen = designer.suggest(pending)
         assert chosen is not None and chosen not in pending
         pending.append(chosen)
 
 
 def test_the_whole_space_is_proposed_once_and_then_nothing() -> None:
     candidates, truth = space(0, 0.1)
-    search = GuidedSearch(candidates)
+    designer = Designer(candidates)
     seen = []
-    while (chosen := search.ask()) is not None:
+    while (chosen := designer.suggest()) is not None:
         seen.append(chosen)
-        search.tell(chosen, float(truth[int(chosen[1:])]))
+        designer.update(chosen, float(truth[int(chosen[1:])]))
     assert sorted(seen) == sorted(c.config_id for c in candidates)
-    assert search.bound().fraction == 0.0
+    bound = designer.bound()
+    assert bound is not None and bound.fraction == 0.0
 
 
 def few(
@@ -148,46 +146,65 @@ def few(
 
 
 def test_known_infeasible_is_never_proposed_and_hopeless_comes_last() -> None:
-    search = GuidedSearch(few([5.0, 0.0, 3.0, 9.0], lambda i: float(i != 3)))
+    designer = Designer(few([5.0, 0.0, 3.0, 9.0], lambda i: float(i != 3)))
     order = []
-    while (chosen := search.ask()) is not None:
+    while (chosen := designer.suggest()) is not None:
         order.append(chosen)
-        search.tell(chosen, None)
+        designer.update(chosen, None)
     assert order[:2] in (["c0", "c2"], ["c2", "c0"])
     assert order[2:] == ["c1"]
 
 
 def test_feasible_first_prefers_the_likely() -> None:
-    search = GuidedSearch(few([10.0, 9.0], lambda i: (0.2, 1.0)[i]))
-    assert search.ask() == "c1"
+    designer = Designer(few([10.0, 9.0], lambda i: (0.2, 1.0)[i]))
+    assert designer.suggest() == "c1"
 
 
 def test_a_failure_keeps_the_search_from_its_neighbours() -> None:
     predicted = [10.0, 9.9, 9.8, 9.7, 9.6, 9.5, 9.4]
-    search = GuidedSearch(few(predicted))
-    first = search.ask()
+    designer = Designer(few(predicted))
+    first = designer.suggest()
     assert first == "c0"
-    search.tell(first, None)
-    assert search.ask() not in ("c1",)
+    designer.update(first, None)
+    assert designer.suggest() not in ("c1",)
 
 
 def test_unknown_ids_and_useless_values_are_survived() -> None:
-    search = GuidedSearch(few([1.0, 2.0]))
-    search.tell("elsewhere", 3.0)
-    search.tell("c1", float("nan"))
-    assert search.best is None and search.measured == {"c1"}
-    assert math.isinf(search.bound().fraction)
+    designer = Designer(few([1.0, 2.0]))
+    designer.update("elsewhere", 3.0)
+    designer.update("c1", float("nan"))
+    assert designer.best is None and designer.compared == 0
+    assert designer.suggest() == "c0"
+    assert designer.bound() is None
 
 
-def test_predictions_can_be_replaced() -> None:
-    search = GuidedSearch(few([1.0, 2.0, 3.0]))
-    assert search.ask() == "c2"
-    search.predict_anew({"c0": 9.0})
-    assert search.ask() == "c0"
+def test_a_value_that_breaks_a_limit_teaches_the_error() -> None:
+    """Twice as slow as predicted is twice as slow, whether or not the memory suffices."""
+    designer = Designer(few([10.0, 9.0, 8.0]))
+    designer.update("c0", 5.0, feasible=False)
+    designer.update("c1", 4.5, feasible=False)
+    assert designer.best is None
+    assert designer.compared == 2 and designer.error_median == pytest.approx(1.0)
+    corrected = designer.corrected("c2")
+    assert corrected is not None and corrected < 6.0
+    assert "100%" in designer.trust_reason
+
+
+def test_limits_that_the_caller_knows_are_not_moved_by_neighbours() -> None:
+    designer = Designer(few([10.0, 9.9, 1.0]), learn_limits=False)
+    designer.update("c0", None)
+    assert designer.suggest() == "c1"
 
 
 def test_one_candidate_without_features_is_a_space() -> None:
-    search = GuidedSearch([Candidate(config_id="only", features=np.zeros(0), predicted=1.0)])
-    assert search.ask() == "only"
-    search.tell("only", 1.1)
-    assert search.ask() is None and search.bound().fraction == 0.0
+    designer = Designer([Candidate(config_id="only", features=np.zeros(0), predicted=1.0)])
+    assert designer.suggest() == "only"
+    designer.update("only", 1.1)
+    bound = designer.bound()
+    assert designer.suggest() is None and bound is not None and bound.fraction == 0.0
+
+
+def test_an_empty_space_is_finished() -> None:
+    designer = Designer([])
+    assert designer.suggest() is None and designer.finished(0.95) and designer.trusted
+    assert designer.corrected("elsewhere") is None and designer.bound() is None

@@ -1,9 +1,9 @@
-"""What a search knows so far, committed to the store before anybody is told of it."""
+"""The outcomes of a study: committed to the store first, then remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from analyzer.domain import answer
@@ -14,8 +14,9 @@ from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
 from analyzer.measure.tasks import MeasureResult
-from analyzer.search.proposals import feasible
 from analyzer.search.request import Progress, SearchRequest
+from analyzer.search.score import Score, score_of
+from analyzer.store.records import StoredOutcome
 
 
 class TrialStore(Protocol):
@@ -40,21 +41,17 @@ class TrialStore(Protocol):
         """A kept value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """An outcome that an earlier run of the same study stored."""
-
-    trial_number: int
-    role: str
-    params: Params
-    outcome: Measurement | Failure
-
-
-class Ledger:
+class OutcomeLog:
     """Outcomes by configuration, warnings, and where they are kept.
 
     Args:
-        known: Outcomes of an interrupted run of this study; none of them is stored again.
+        stored: Outcomes of an interrupted run of this study; none of them is stored again.
+
+    Attributes:
+        latest: The outcome that stands for each configuration, by id, in the order of their first
+            appearance.
+        first: The outcome of each configuration's first measurement. These were all made alike, by
+            short runs, so that the designer compares them.
     """
 
     def __init__(
@@ -63,16 +60,17 @@ class Ledger:
         store: TrialStore,
         progress: Progress,
         *,
-        known: Sequence[Known] = (),
+        stored: Sequence[StoredOutcome] = (),
     ) -> None:
         self._request = request
         self._store = store
         self._progress = progress
-        self.known = tuple(known)
-        self.done: dict[str, Measurement | Failure] = {}
+        self.stored = tuple(stored)
+        self.latest: dict[str, Measurement | Failure] = {}
+        self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
-        for earlier in known:
-            self.done[earlier.outcome.configuration.config_id] = earlier.outcome
+        for earlier in stored:
+            self._remember(earlier.outcome)
 
     def record(
         self,
@@ -88,14 +86,17 @@ class Ledger:
         Raises:
             StoreError: It cannot be written; everything before it is stored.
         """
-        config_id = outcome.configuration.config_id
-        if not any(k.outcome == outcome and k.role == role for k in self.known):
+        if not any(s.outcome == outcome and s.role == role for s in self.stored):
             self._store.add_outcome(
                 self._request.study, trial_number, params or {}, outcome, role=role, logs=logs
             )
-        measured_before = isinstance(self.done.get(config_id), Measurement)
-        if not (measured_before and isinstance(outcome, Failure)):
-            self.done[config_id] = outcome
+        self._remember(outcome)
+
+    def _remember(self, outcome: Measurement | Failure) -> None:
+        config_id = outcome.configuration.config_id
+        self.first.setdefault(config_id, outcome)
+        if isinstance(outcome, Measurement) or self.measurement(config_id) is None:
+            self.latest[config_id] = outcome
 
     def warn(self, text: str) -> None:
         """Keeps a sentence that qualifies the result, and tells it."""
@@ -106,20 +107,30 @@ class Ledger:
     @property
     def outcomes(self) -> tuple[Measurement | Failure, ...]:
         """One for each configuration, in the order of their first appearance."""
-        return tuple(self.done.values())
+        return tuple(self.latest.values())
 
-    def certified_before(self, config_id: str) -> bool:
-        """Whether an earlier run of this study has certified the configuration."""
-        found = self.done.get(config_id)
-        return isinstance(found, Measurement) and found.capacity_rps is not None
+    @property
+    def scores(self) -> dict[str, Score]:
+        """The scores of the latest outcomes, by configuration."""
+        return {key: score_of(o, self._request.sla) for key, o in self.latest.items()}
 
-    def ranked(self, allowed: frozenset[str]) -> list[Measurement]:
+    def measurement(self, config_id: str) -> Measurement | None:
+        """What is known of a configuration; None if it was not measured, or failed."""
+        outcome = self.latest.get(config_id)
+        return outcome if isinstance(outcome, Measurement) else None
+
+    def ranked(self, allowed: Mapping[str, Configuration]) -> list[Measurement]:
         """The measured configurations of ``allowed`` that keep every limit, the best first."""
         sla = self._request.sla
         ranked = answer.rank(
             self.outcomes, sla, devices_per_machine=self._request.pricing.devices_per_machine
         )
-        return [m for m in ranked if m.configuration.config_id in allowed and feasible(m, sla)]
+        return [
+            measurement
+            for measurement in ranked
+            if measurement.configuration.config_id in allowed
+            and score_of(measurement, sla).feasible
+        ]
 
 
 def outcome_of(
@@ -161,25 +172,3 @@ def merged(earlier: Measurement, later: Measurement) -> Measurement:
         resources=combine([earlier.resources, later.resources]),
         predicted=earlier.predicted if earlier.predicted.edge_rps else later.predicted,
     )
-
-
-def plainness(configuration: Configuration) -> tuple[int, int, int]:
-    """Sorts configurations from the plainest on: instances, batch, threads."""
-    return (
-        configuration.instance_count,
-        configuration.max_batch_size,
-        configuration.intra_op_threads or 1 << 30,
-    )
-
-
-def describe(configuration: Configuration) -> str:
-    """One line about a configuration, for progress and warnings."""
-    batching = "no batching"
-    if configuration.dynamic_batching:
-        delay_ms = (configuration.max_queue_delay_us or 0) / 1e3
-        batching = f"batches up to {configuration.max_batch_size} (delay {delay_ms:g} ms)"
-    count = configuration.instance_count
-    instances = f"{count} instance{'s' * (count > 1)}"
-    if configuration.intra_op_threads:
-        instances += f" × {configuration.intra_op_threads} threads"
-    return f"{configuration.variant.label}, {instances}, {batching}"

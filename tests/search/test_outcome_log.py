@@ -10,7 +10,7 @@ from analyzer.domain.measurement import (
     Measurement,
     Prediction,
 )
-from analyzer.search.ledger import merged
+from analyzer.search.outcome_log import merged
 
 
 def measurement(

@@ -1,0 +1,122 @@
+"""Builds the variants of a search, and sets apart those that break the accuracy limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Accuracy, Failure
+from analyzer.errors import AnalyzerError
+from analyzer.measure.failures import as_failure
+from analyzer.measure.jobs import Job
+from analyzer.measure.tasks import BuildTask
+from analyzer.search.context import SearchContext
+from analyzer.search.request import SearchRequest
+from analyzer.search.wording import complexity
+from analyzer.twin.calibration import VariantCalibration
+
+if TYPE_CHECKING:
+    from analyzer.variants.build import Variant
+
+# An engine of a large model takes many minutes; beyond half an hour it hangs.
+_BUILD_TIMEOUT_S = 1800.0
+# Of one variant, for the progress bar.
+_EXPECTED_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltVariants:
+    """The variants of a study.
+
+    Args:
+        variants: Those that were built, with their accuracy.
+        excluded: Why a variant may not be recommended, as a failure of its simplest configuration.
+        calibrations: Probed service times; filled by :func:`~analyzer.search.probing.probe`.
+    """
+
+    variants: dict[VariantKey, Variant] = field(default_factory=dict)
+    excluded: dict[VariantKey, Failure] = field(default_factory=dict)
+    calibrations: dict[VariantKey, VariantCalibration] = field(default_factory=dict)
+
+    def accuracy(self, configuration: Configuration) -> Accuracy | None:
+        """The accuracy of a configuration's variant; None without one."""
+        variant = self.variants.get(configuration.variant)
+        return variant.accuracy if variant is not None else None
+
+
+def build(context: SearchContext) -> BuiltVariants:
+    """Builds every variant that a candidate or the baseline needs, on the workers.
+
+    Raises:
+        AnalyzerError: The baseline's variant cannot be served, or the workers failed.
+    """
+    built = BuiltVariants()
+    simplest: dict[VariantKey, Configuration] = {}
+    for configuration in (*context.candidates.values(), context.baseline):
+        known = simplest.get(configuration.variant)
+        if known is None or complexity(configuration) < complexity(known):
+            simplest[configuration.variant] = configuration
+    context.progress.phase("building variants", _EXPECTED_S * len(simplest))
+    context.progress.detail(", ".join(key.label for key in simplest))
+    task = BuildTask(assets=context.assets, keys=tuple(simplest))
+    for result in context.run([Job("build", task, _BUILD_TIMEOUT_S, "build variants")]):
+        if result.error is not None:
+            raise result.error
+        assert isinstance(result.value, dict)
+        for key, variant in result.value.items():
+            if isinstance(variant, AnalyzerError):
+                built.excluded[key] = as_failure(simplest[key], variant, stage="build")
+                continue
+            built.variants[key] = variant
+            if reason := exclusion(variant.accuracy, key, context.request):
+                built.excluded[key] = Failure(
+                    configuration=simplest[key], stage="build", reason="accuracy", message=reason
+                )
+    _tell(context, built)
+    return built
+
+
+def _tell(context: SearchContext, built: BuiltVariants) -> None:
+    """Records what was excluded, and warns of what qualifies the result."""
+    baseline = context.baseline.variant
+    if baseline not in built.variants:
+        failure = built.excluded[baseline]
+        raise AnalyzerError(
+            f"The model itself cannot be served: {failure.message}", hint=failure.hint
+        )
+    for failure in built.excluded.values():
+        context.log.record(failure, role="variant")
+        context.progress.warn(failure.message)
+    for variant in built.variants.values():
+        context.log.warnings += [f"{variant.key.label}: {note}" for note in variant.notes]
+    if context.assets.calibration_path is None:
+        context.log.warn(
+            "No real data was given (--calibration-data): accuracy was not measured, and "
+            "requests carry made-up inputs."
+        )
+
+
+def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest) -> str:
+    """Why a variant may not be recommended; empty if it may."""
+    if key.precision == "fp32" or accuracy is None:
+        return ""
+    limit = request.sla.max_accuracy_drop
+    if accuracy.synthetic:
+        if key.precision == "int8":
+            if request.precisions_named:
+                return ""
+            return (
+                f"{key.label} is not considered: without real data nobody knows its accuracy. "
+                "Give --calibration-data, or name it with --precisions."
+            )
+        if accuracy.drop is not None and accuracy.drop > limit:
+            return f"{key.label} is numerically off: {accuracy.metric} {accuracy.value}."
+        return ""
+    worst = accuracy.interval[1] if accuracy.interval is not None else accuracy.drop
+    if worst is not None and worst > limit:
+        return (
+            f"{key.label} may lose {worst:.4f} of {accuracy.metric} (drop {accuracy.drop:.4f}, "
+            f"limit {limit:g})."
+        )
+    return ""

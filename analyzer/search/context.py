@@ -1,0 +1,167 @@
+"""What every step of a search needs, made once at its start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.domain.measurement import Accuracy, Prediction
+from analyzer.measure.jobs import Executor, Job, JobResult
+from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.tasks import Assets, MeasureTask
+from analyzer.search.outcome_log import OutcomeLog, TrialStore
+from analyzer.search.request import Progress, SearchRequest
+from analyzer.store.records import StoredOutcome
+from analyzer.twin.probe_cache import ProbeCache
+
+# Seconds that starting a server (or loading a model) and warming it up take, by and large.
+_EMBEDDED_START_S = 1.2
+_OTHER_START_S = 2.2
+# The share of the budget that the trials leave to the certificates.
+_CERTIFY_SHARE = 0.55
+# How long one wait for a result lasts; an interruption by the user is noticed in between.
+WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchContext:
+    """One search's request, and what it works with.
+
+    Args:
+        candidates: The space's configurations by id, and ``labels`` the names of listed ones.
+        baseline: What the winner is compared with.
+        assets: The model and its data, and ``load`` how targets are loaded.
+        hardware: A short name of the machine, for people.
+        cores: That this process may use.
+        clock: Seconds; virtual where the executor is.
+        started: When the budget began to run, on that clock.
+    """
+
+    request: SearchRequest
+    executor: Executor
+    progress: Progress
+    log: OutcomeLog
+    probe_cache: ProbeCache
+    candidates: Mapping[str, Configuration]
+    labels: Mapping[str, str]
+    baseline: Configuration
+    assets: Assets
+    load: LoadPlan
+    hardware: str
+    cores: int
+    clock: Callable[[], float]
+    started: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left of the budget; negative beyond it."""
+        return self.started + self.request.budget_s - self.clock()
+
+    @property
+    def reserve_s(self) -> float:
+        """Seconds of the budget that the trials leave to the certificates."""
+        return _CERTIFY_SHARE * self.request.budget_s
+
+    @property
+    def server_start_s(self) -> float:
+        """Seconds that a server takes until it can be measured, by and large."""
+        return _EMBEDDED_START_S if self.request.server == "embedded" else _OTHER_START_S
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
+        """Runs ``jobs``; yields each result as it comes."""
+        for job in jobs:
+            self.executor.submit(job)
+        waiting = len(jobs)
+        while waiting:
+            result = self.executor.next_result(WAIT_S)
+            if result is not None:
+                waiting -= 1
+                yield result
+
+    def measure_task(
+        self,
+        configuration: Configuration,
+        *,
+        accuracy: Accuracy | None,
+        predicted_rps: float | None,
+        edge_plan: EdgePlan | None,
+        certify: CertifyPlan | None = None,
+        target_seconds: float | None = None,
+    ) -> MeasureTask:
+        """The task that measures ``configuration``; see :class:`MeasureTask`."""
+        return MeasureTask(
+            assets=self.assets,
+            configuration=configuration,
+            load=self.load,
+            server=self.request.server,
+            edge_plan=edge_plan,
+            certify=certify,
+            target_seconds=target_seconds,
+            predicted=Prediction(edge_rps=predicted_rps),
+            accuracy=accuracy,
+            hardware=self.hardware,
+            label=self.labels.get(configuration.config_id, ""),
+        )
+
+
+def make_context(
+    request: SearchRequest,
+    *,
+    executor: Executor,
+    store: TrialStore,
+    progress: Progress,
+    stored: Sequence[StoredOutcome] = (),
+    baseline: Configuration | None = None,
+    hardware: str = "",
+    hardware_key: str = "",
+    cores: int = 1,
+    clock: Callable[[], float] = time.monotonic,
+    started: float | None = None,
+) -> SearchContext:
+    """The context of one search.
+
+    Args:
+        stored: Outcomes of an interrupted run of this study; none of them is measured again.
+        baseline: The configuration to compare with; None for Triton's automatic one.
+        hardware_key: Equal for machines whose probes can be shared.
+        started: When the budget began to run; now if None.
+    """
+    baseline = (
+        baseline or baseline_configuration(batchable=request.model.batchable, device=request.device)
+    ).canonical()
+    if baseline.backend == "onnxruntime":
+        baseline = replace(baseline, backend=request.space.onnx_backend)
+    candidates = {
+        config_id: configuration
+        for config_id, (configuration, _) in request.space.candidates().items()
+    }
+    sizes = {c.max_batch_size for c in (*candidates.values(), baseline)}
+    sizes.add(int(request.batch_sizes.max()))
+    return SearchContext(
+        request=request,
+        executor=executor,
+        progress=progress,
+        log=OutcomeLog(request, store, progress, stored=stored),
+        probe_cache=ProbeCache(store.get_cache, store.put_cache, hardware_key),
+        candidates=candidates,
+        labels=request.space.labels(),
+        baseline=baseline,
+        assets=Assets(
+            model=request.model,
+            calibration_path=str(request.calibration_path) if request.calibration_path else None,
+            confidence=request.sla.confidence,
+            batch_sizes=tuple(sorted(size for size in sizes if size > 0)),
+        ),
+        load=LoadPlan(
+            sla=request.sla,
+            arrivals=request.arrivals,
+            request_batch_size=request.request_batch_size,
+            seed=request.seed,
+        ),
+        hardware=hardware,
+        cores=cores,
+        clock=clock,
+        started=clock() if started is None else started,
+    )

@@ -1,0 +1,338 @@
+"""The designer: proposes configurations, and learns how far the twin's predictions are off.
+
+Pure: it knows candidates, their predicted objective and what they turned out to be. Everything is
+on one positive scale where larger is better (:class:`~analyzer.search.score.Score`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import exp, inf, isfinite, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.search.residual import LOCAL, SCALE_PRIOR, ResidualModel
+
+# The twin is distrusted when it is off by more than this (median), and orders wrongly besides.
+_ERROR_MAX = 0.25
+_RANK_CORRELATION_MIN = 0.3
+_MEASUREMENTS_TO_DISTRUST = 3
+# As many promising candidates must have been measured before nearly all of them, this share,
+# having no value speaks against the twin.
+_PROMISING_MIN = 6
+_WITHOUT_VALUE_MAX = 0.8
+# Improvements below this share are not worth a measurement; they are within its noise.
+_GAIN_MIN = 0.01
+# The search is over when nothing is plausibly better by more than this.
+_MARGIN = 0.02
+_MEASUREMENTS_TO_FINISH = 3
+# Candidates whose draws are taken together for the bound; the others cannot plausibly win.
+_RIVALS_MAX = 120
+_DRAWS = 2000
+# Sizes of the residual's local part where predictions were fitted to what was measured.
+_LOCAL_REFITTED = (0.4,)
+# Until something feasible is known, a chance of keeping the limits weighs as its cube.
+_FEASIBLE_FIRST = 3.0
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A configuration that may be measured.
+
+    Args:
+        config_id: Its fingerprint.
+        features: Shape (d,), the same d for all; what residuals are expected to depend on
+            (logarithms of counts and sizes, 0 or 1 for choices).
+        predicted: The twin's objective, positive, larger is better; 0 or less (or NaN) if the twin
+            expects it never to keep the SLA.
+        feasible_prior: Probability (or plain truth) that it keeps the limits on memory and
+            accuracy; 0 is never proposed.
+    """
+
+    config_id: str
+    features: NDArray[np.floating]
+    predicted: float
+    feasible_prior: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """No unmeasured configuration is better by more than ``fraction``, with ``confidence``."""
+
+    fraction: float
+    confidence: float
+
+    def __str__(self) -> str:
+        return (
+            f"no configuration in the space is better by more than {self.fraction:.1%}"
+            f" (confidence {self.confidence:.0%})"
+        )
+
+
+class Designer:
+    """Suggests candidates, is updated with their outcomes, and says when to stop. Not thread-safe.
+
+    It suggests what the twin, corrected by what was measured, expects most of. Named as in Vizier,
+    whose designers have the same two methods.
+
+    Args:
+        candidates: The space, each configuration once.
+        scale_prior: How far the twin is expected to be off before anything was measured.
+        refitted: The predictions were fitted to the same measurements, so that their residuals
+            flatter them.
+        learn_limits: Whether neighbours' outcomes move the probabilities of being feasible; False
+            where the caller has a model of the limits.
+        seed: Of the draws behind the bound.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        scale_prior: float = SCALE_PRIOR,
+        refitted: bool = False,
+        learn_limits: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._ids = [candidate.config_id for candidate in candidates]
+        self._index = {config_id: i for i, config_id in enumerate(self._ids)}
+        assert len(self._index) == len(candidates), "a configuration occurs twice"
+        self._features = np.array([c.features for c in candidates], dtype=np.float64)
+        self._features = self._features.reshape(len(candidates), -1 if candidates else 0)
+        self._scale_prior = scale_prior
+        self._local = _LOCAL_REFITTED if refitted else LOCAL
+        self._learn_limits = learn_limits
+        self._seed = seed
+        self._prior = np.array([float(c.feasible_prior) for c in candidates])
+        predicted = np.array([float(c.predicted) for c in candidates])
+        self._promising = np.isfinite(predicted) & (predicted > 0)
+        # A candidate without promise gets a value far below the others: it comes last.
+        floor = predicted[self._promising].min() * 1e-3 if self._promising.any() else 1.0
+        self._log_predicted = np.log(np.where(self._promising, predicted, floor))
+        # By index: the measured objective, and whether every limit was kept.
+        self._values: dict[int, float] = {}
+        self._feasible: dict[int, bool] = {}
+        self._model: ResidualModel | None = None
+
+    def update(self, config_id: str, value: float | None, *, feasible: bool = True) -> None:
+        """Takes in an outcome; a second one of the same candidate replaces the first.
+
+        Args:
+            config_id: Of a candidate; any other (the baseline, say) is ignored.
+            value: The measured objective, positive; None if there is none.
+            feasible: Whether it kept every limit; a value that broke one still teaches how far off
+                the twin is.
+        """
+        index = self._index.get(config_id)
+        if index is None:
+            return
+        self._values.pop(index, None)
+        if value is not None and isfinite(value) and value > 0:
+            self._values[index] = value
+        self._feasible[index] = feasible and index in self._values
+        self._model = None
+
+    def suggest(self, pending: Collection[str] = ()) -> str | None:
+        """Returns the candidate to measure next; None if none is left.
+
+        Until something feasible is known, what is most likely feasible counts as much as its
+        value; then the expected improvement over the best, as far as it exceeds 1 %. Pending
+        candidates are believed to turn out as expected, so that parallel suggestions spread.
+        """
+        taken = {self._index[p] for p in pending if p in self._index}
+        free = self._unmeasured(self._prior > 0, without=taken)
+        if len(free) == 0:
+            return None
+        waiting = np.array(sorted(taken - self._feasible.keys()), dtype=np.int64)
+        model = self._learned(believing=waiting)
+        offset, scale = model.predict(free)
+        log_value = self._log_predicted[free] + offset
+        chance = self._feasible_chance(free)
+        best = self.best
+        if best is None:
+            score = _FEASIBLE_FIRST * np.log(chance) + log_value
+        else:
+            target = log(best[1])
+            if len(waiting):
+                expected = self._log_predicted[waiting] + model.predict(waiting)[0]
+                target = max(target, float(np.max(expected)))
+            score = np.log(chance) + _log_expected_improvement(
+                log_value - target - log(1.0 + _GAIN_MIN), scale
+            )
+        # Whatever has no promise comes after all that has.
+        score = np.where(self._promising[free], score, -1e6 + log_value)
+        return self._ids[int(free[np.argmax(score)])]
+
+    def finished(self, confidence: float) -> bool:
+        """Whether nothing is plausibly better than the best by more than 2 %, or nothing left."""
+        if self.suggest() is None:
+            return True
+        if self.compared < _MEASUREMENTS_TO_FINISH:
+            return False
+        bound = self.bound(confidence)
+        return bound is not None and bound.fraction <= _MARGIN
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The best feasible measured candidate and its value; None without one."""
+        kept = [(value, index) for index, value in self._values.items() if self._feasible[index]]
+        if not kept:
+            return None
+        value, index = max(kept)
+        return self._ids[index], value
+
+    def corrected(self, config_id: str) -> float | None:
+        """The prediction with what was learned; None where the twin gave none."""
+        index = self._index.get(config_id)
+        if index is None or not self._promising[index]:
+            return None
+        mean, _ = self._learned().predict(np.array([index], dtype=np.int64))
+        return exp(float(self._log_predicted[index] + mean[0]))
+
+    def bound(self, confidence: float = 0.95) -> Bound | None:
+        """By how much the best unmeasured candidate may plausibly beat the best measured one.
+
+        The quantile of that fraction over joint draws of all residuals: the best of many
+        uncertain candidates counts, not each by itself. None where nothing can be said: nothing
+        feasible was measured, or the twin is not trusted.
+        """
+        best = self.best
+        if best is None or not self.trusted:
+            return None
+        rest = self._unmeasured((self._prior > 0) & self._promising)
+        if len(rest) == 0:
+            return Bound(fraction=0.0, confidence=confidence)
+        model = self._learned()
+        mean, scale = model.predict(rest)
+        reach = self._log_predicted[rest] + mean + 4.0 * scale
+        rest = rest[np.argsort(-reach, kind="stable")[:_RIVALS_MAX]]
+        rng = np.random.default_rng(self._seed)
+        drawn = self._log_predicted[rest] + model.draw(rest, _DRAWS, rng)
+        usable = rng.random(drawn.shape) < self._feasible_chance(rest)
+        top = np.max(np.where(usable, drawn, -inf), axis=1)
+        gain = float(np.quantile(top - log(best[1]), confidence, method="higher"))
+        fraction = exp(min(gain, 50.0)) - 1.0 if gain > 0 else 0.0
+        return Bound(fraction=fraction, confidence=confidence)
+
+    @property
+    def compared(self) -> int:
+        """Candidates whose predicted and measured value are both known."""
+        return len(self._ratios())
+
+    @property
+    def error_median(self) -> float | None:
+        """Median of |predicted / measured - 1| where both are known; None without any."""
+        errors = [abs(exp(-ratio) - 1.0) for _, ratio in self._ratios()]
+        return float(np.median(errors)) if errors else None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the twin may lead: a common bias is learned away, a wrong order is not."""
+        return not self._reason_to_distrust()
+
+    @property
+    def trust_reason(self) -> str:
+        """A sentence for people."""
+        error = self.error_median
+        if reason := self._reason_to_distrust():
+            return reason
+        if error is None:
+            return "Nothing was measured yet that could contradict the twin."
+        return f"The twin is off by {error:.0%} in the median of what was measured."
+
+    def _reason_to_distrust(self) -> str:
+        if len(self._feasible) < _MEASUREMENTS_TO_DISTRUST:
+            return ""
+        expected = [index for index in self._feasible if self._promising[index]]
+        without = sum(index not in self._values for index in expected)
+        if len(expected) >= _PROMISING_MIN and without > _WITHOUT_VALUE_MAX * len(expected):
+            return "The twin expected most of what failed to keep the SLA."
+        ratios = self._ratios()
+        if len(ratios) < _MEASUREMENTS_TO_DISTRUST:
+            return ""
+        error = self.error_median or 0.0
+        if error <= _ERROR_MAX:
+            return ""
+        indices = [index for index, _ in ratios]
+        measured = np.log([self._values[index] for index in indices])
+        order = _rank_correlation(self._log_predicted[indices], measured)
+        if order >= _RANK_CORRELATION_MIN:
+            return ""
+        return (
+            f"The twin is off by {error:.0%} in the median of {len(ratios)} measurements,"
+            f" and orders them wrongly (rank correlation {order:.2f})."
+        )
+
+    def _unmeasured(
+        self, wanted: NDArray[np.bool_], *, without: Collection[int] = ()
+    ) -> NDArray[np.int64]:
+        """Indices of the ``wanted`` candidates that have no outcome, ascending."""
+        free = wanted.copy()
+        free[[*self._feasible, *without]] = False
+        return np.flatnonzero(free)
+
+    def _ratios(self) -> list[tuple[int, float]]:
+        """Index and log(measured / predicted) where both are known."""
+        return [
+            (index, log(value) - float(self._log_predicted[index]))
+            for index, value in sorted(self._values.items())
+            if self._promising[index]
+        ]
+
+    def _learned(self, believing: NDArray[np.int64] | None = None) -> ResidualModel:
+        """The model of the residuals; as if those ``believing`` had turned out as expected."""
+        if self._model is None:
+            self._model = self._taught(self._ratios())
+        if believing is None or len(believing) == 0:
+            return self._model
+        means = self._model.predict(believing)[0]
+        believed = zip(believing.tolist(), means.tolist(), strict=True)
+        return self._taught([*self._ratios(), *believed])
+
+    def _taught(self, ratios: Sequence[tuple[int, float]]) -> ResidualModel:
+        model = ResidualModel(self._features, scale_prior=self._scale_prior, local=self._local)
+        if ratios:
+            indices, logs = zip(*ratios, strict=True)
+            model.learn(np.array(indices, dtype=np.int64), np.array(logs))
+        return model
+
+    def _feasible_chance(self, indices: NDArray[np.int64]) -> Floats:
+        """The prior, moved towards what neighbours turned out to be; above 0."""
+        prior: Floats = np.clip(self._prior[indices], 1e-6, 1.0)
+        known = np.array(sorted(self._feasible), dtype=np.int64)
+        if len(known) == 0 or not self._learn_limits:
+            return prior
+        spread = self._features.std(axis=0)
+        scaled = self._features / np.where(spread > 1e-12, spread, 1.0)
+        distance2 = np.mean((scaled[indices, None, :] - scaled[None, known, :]) ** 2, axis=2)
+        weight = np.exp(-2.0 * distance2)
+        kept = np.array([float(self._feasible[int(index)]) for index in known])
+        # The prior weighs like one measurement at the very place.
+        chance = (prior + weight @ kept) / (1.0 + weight.sum(axis=1))
+        clipped: Floats = np.clip(np.minimum(chance, prior**0.5), 1e-9, 1.0)
+        return clipped
+
+
+def _log_expected_improvement(gain: Floats, scale: Floats) -> Floats:
+    """Log of the expected improvement of a normal value with mean ``gain`` above the best."""
+    from scipy.special import log_ndtr, ndtr
+
+    z = gain / scale
+    density = np.exp(-0.5 * z * z) / (2.0 * np.pi) ** 0.5
+    improvement = scale * (density + z * ndtr(z))
+    # Far below the best the difference cancels; the asymptote is density / z².
+    far = (z < -5.0) | (improvement <= 0)
+    tail = log_ndtr(z) + np.log(scale) - np.log(np.maximum(-z, 1.0))
+    found: Floats = np.where(far, tail, np.log(np.where(far, 1.0, improvement)))
+    return found
+
+
+def _rank_correlation(left: Floats, right: Floats) -> float:
+    """Kendall's tau-a; 0 for fewer than two."""
+    above = np.triu_indices(len(left), 1)
+    signs = np.sign(left[:, None] - left)[above] * np.sign(right[:, None] - right)[above]
+    return float(signs.mean()) if len(signs) else 0.0

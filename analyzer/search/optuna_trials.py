@@ -1,0 +1,116 @@
+"""The Optuna study of a search: every trial with its parameters, value and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.space import Params, SearchSpace
+from analyzer.search.optuna_samplers import LISTED, choices
+from analyzer.search.score import UNUSABLE, Score
+
+# Proposals of configurations that are measured already, in a row, before a sampler is held to be
+# going in circles.
+_REPEATS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A configuration to measure, and the trial that proposed it."""
+
+    trial_number: int
+    configuration: Configuration
+    params: Params
+
+
+class OptunaTrials:
+    """The trials of one study, in the same database as our own tables.
+
+    Args:
+        study: The Optuna study; its direction is to maximise :attr:`Score.value`.
+        space: What may be proposed.
+        allowed: Ids of the configurations that may be measured (its variant exists and keeps the
+            accuracy limit).
+    """
+
+    def __init__(self, study: optuna.Study, space: SearchSpace, allowed: frozenset[str]) -> None:
+        self._study = study
+        self._space = space
+        self._allowed = allowed
+        self._choices = choices(space)
+        self._open: dict[int, optuna.Trial] = {}
+
+    def ask(self, done: Mapping[str, Score], pending: frozenset[str]) -> Proposal | None:
+        """A configuration that is neither measured nor being measured.
+
+        One that is measured already is told again from ``done``, and never measured twice.
+
+        Returns:
+            None when the sampler finds nothing new: the space is used up or it goes in circles.
+        """
+        if self._allowed <= done.keys() | pending:
+            return None
+        for _ in range(_REPEATS_MAX):
+            trial = self._study.ask()
+            params = self._suggest(trial)
+            configuration = self._space.configuration(params)
+            config_id = configuration.config_id if configuration is not None else ""
+            if config_id in self._allowed and config_id in done:
+                self._finish(trial, done[config_id])
+            elif configuration is None or config_id not in self._allowed - pending:
+                self._finish(trial, UNUSABLE)
+            else:
+                self._open[trial.number] = trial
+                return Proposal(
+                    trial_number=trial.number, configuration=configuration, params=params
+                )
+        return None
+
+    def tell(self, trial_number: int, score: Score) -> None:
+        """Tells what a proposed configuration turned out to be; nothing if it is not open."""
+        trial = self._open.pop(trial_number, None)
+        if trial is not None:
+            self._finish(trial, score)
+
+    def reconcile(self, scores: Mapping[int, Score]) -> None:
+        """Brings the study up to date with what was stored before an interruption.
+
+        Of the trials that still run there, those with a score are told it; nobody will ever finish
+        the others: they are abandoned, so that their configurations can be proposed.
+
+        Args:
+            scores: By trial number.
+        """
+        for frozen in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._open[frozen.number] = optuna.Trial(self._study, frozen._trial_id)
+            if frozen.number in scores:
+                self.tell(frozen.number, scores[frozen.number])
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Ends what is still open (the search stops); such trials teach nothing."""
+        for trial in self._open.values():
+            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        self._open.clear()
+
+    def _suggest(self, trial: optuna.Trial) -> Params:
+        if self._space.listed:
+            label = trial.suggest_categorical(LISTED, self._choices[LISTED])
+            return dict(self._space.listed[self._choices[LISTED].index(label)].params)
+        params: Params = {}
+        for parameter in self._space.parameters:
+            if parameter.active(params):
+                value: Any = trial.suggest_categorical(parameter.name, parameter.choices)
+                params[parameter.name] = value
+        return params
+
+    def _finish(self, trial: optuna.Trial, score: Score) -> None:
+        """Ends a trial; without a value it has the worst, so that it teaches a sampler too."""
+        for name, violation in score.constraints.items():
+            trial.set_constraint(name, violation)
+        self._study.tell(trial, score.value or 0.0, skip_if_finished=True)

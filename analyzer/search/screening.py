@@ -1,0 +1,212 @@
+"""What the twin expects of the whole space before the first trial, and what trials add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Measurement
+from analyzer.measure.plan import EdgePlan
+from analyzer.search.build import BuiltVariants
+from analyzer.search.context import SearchContext
+from analyzer.search.designer import Candidate, Designer
+from analyzer.search.outcome_log import OutcomeLog
+from analyzer.search.score import reciprocal, score_of
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.twin import Twin
+
+# Configurations whose saturation throughput, which no edge exceeds, is below this share of the best
+# edge are not computed: a twin that may be trusted is not off by so much.
+_HOPELESS_SHARE = 0.5
+# Seconds that the twin may compute: so many, and this share of the budget; and what one
+# configuration takes by and large.
+_SECONDS = 2.0
+_BUDGET_SHARE = 0.1
+_SECONDS_EACH = 0.03
+# Memory of a server: what any has, and its share for each copy of the weights.
+_SERVER_BYTES = 150e6
+_WEIGHTS_FACTOR = 1.5
+# Measured edges from which a corrected one is good to a few percent.
+_PRECISE_FROM = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screening:
+    """The configurations that may be measured, with what twin and designer say of them.
+
+    Args:
+        twin: Simulates any configuration.
+        designer: Learns the objective of the allowed ones.
+        log: The outcomes so far.
+        allowed: Those whose variant is there and keeps the accuracy limit, by id.
+        predicted: The twin's edges of ``allowed`` and the baseline by id, requests per second;
+            None where it sees no rate that keeps the SLA, or did not compute one.
+        by_edge: Whether the objective is the edge itself.
+    """
+
+    twin: Twin
+    designer: Designer
+    log: OutcomeLog
+    allowed: Mapping[str, Configuration]
+    predicted: Mapping[str, float | None]
+    by_edge: bool
+
+    @property
+    def compared(self) -> int:
+        """Configurations whose predicted and measured edge are both known."""
+        return len(self._log_ratios())
+
+    def corrected(self, configuration: Configuration, predicted: float | None) -> float | None:
+        """The measured edge; else ``predicted`` with what was learned; None without either.
+
+        Outside the space, and where the objective is not the edge, that is the common correction.
+        """
+        if not predicted:
+            return None
+        config_id = configuration.config_id
+        outcome = self.log.first.get(config_id)
+        if isinstance(outcome, Measurement) and outcome.edge.rate_rps:
+            return outcome.edge.rate_rps
+        learned = self.designer.corrected(config_id) if self.by_edge else None
+        if learned is not None:
+            return learned
+        ratios = self._log_ratios()
+        return predicted * float(np.exp(np.median(ratios))) if ratios else predicted
+
+    def expected(self, configuration: Configuration) -> float | None:
+        """The corrected edge; simulated now where the twin has not computed it yet."""
+        return self.corrected(configuration, self.twin.edges([configuration])[0])
+
+    def edge_plan(
+        self,
+        configuration: Configuration,
+        predicted: float | None,
+        *,
+        seconds: float,
+        run_seconds: tuple[float, float],
+    ) -> EdgePlan:
+        """How the edge of ``configuration`` is searched, from what is expected of it."""
+        return EdgePlan(
+            seconds=seconds,
+            start_rps=self.corrected(configuration, predicted),
+            trusted=self.compared >= _PRECISE_FROM and self.designer.trusted,
+            run_seconds=run_seconds,
+            twin=self.server_model(configuration),
+            twin_edge_rps=predicted,
+        )
+
+    def server_model(
+        self, configuration: Configuration, *, rate_scale: float = 1.0
+    ) -> ServerModel | None:
+        """The simulated server; None without probes, or where the twin has shown to be wrong."""
+        if not self.designer.trusted:
+            return None
+        return self.twin.server_model(configuration, rate_scale=rate_scale)
+
+    def _log_ratios(self) -> list[float]:
+        """log(measured / predicted) of every edge that was measured."""
+        return [
+            log(outcome.edge.rate_rps / predicted)
+            for config_id, outcome in self.log.first.items()
+            if isinstance(outcome, Measurement)
+            and outcome.edge.rate_rps
+            and (predicted := self.predicted.get(config_id))
+        ]
+
+
+def screen(context: SearchContext, built: BuiltVariants) -> Screening:
+    """Predicts every allowed configuration, and makes the designer, which learns what is known."""
+    request = context.request
+    allowed = {
+        config_id: configuration
+        for config_id, configuration in context.candidates.items()
+        if configuration.variant in built.variants
+        and configuration.variant not in built.excluded
+        and configuration.precision in request.precisions
+    }
+    twin = Twin(
+        built.calibrations,
+        request.sla,
+        request.arrivals,
+        request_batch_size=request.request_batch_size,
+        seed=request.seed % 2**32,
+        cores=context.cores,
+        clock=context.clock,
+    )
+    context.progress.phase("asking the twin", _SECONDS_EACH * len(allowed))
+    twin.edges([context.baseline])
+    configurations = [*allowed.values(), context.baseline]
+    edges = twin.edges(
+        configurations,
+        seconds_max=_SECONDS + _BUDGET_SHARE * request.budget_s,
+        hopeless_share=_HOPELESS_SHARE,
+    )
+    predicted = {c.config_id: edge for c, edge in zip(configurations, edges, strict=True)}
+    designer = Designer(
+        [
+            Candidate(
+                config_id=config_id,
+                features=features(configuration),
+                predicted=_value(context, built, twin, configuration, predicted[config_id]),
+            )
+            for config_id, configuration in allowed.items()
+        ],
+        seed=request.seed % 2**32,
+    )
+    for config_id, outcome in context.log.first.items():
+        score = score_of(outcome, request.sla)
+        designer.update(config_id, score.value, feasible=score.feasible)
+    return Screening(
+        twin=twin,
+        designer=designer,
+        log=context.log,
+        allowed=allowed,
+        predicted=predicted,
+        by_edge=request.sla.objective in ("capacity", "cost"),
+    )
+
+
+def _value(
+    context: SearchContext,
+    built: BuiltVariants,
+    twin: Twin,
+    configuration: Configuration,
+    edge_rps: float | None,
+) -> float:
+    """The predicted objective as :class:`~analyzer.search.score.Score` has it; 0 for none."""
+    sla = context.request.sla
+    if sla.objective in ("capacity", "cost"):
+        return edge_rps or 0.0
+    assert sla.target_rate_rps is not None
+    if (edge_rps or 0.0) < sla.target_rate_rps:
+        return 0.0
+    if sla.objective == "latency":
+        amount = twin.latency_ms(configuration, sla.target_rate_rps)
+    else:
+        # Each instance holds the weights; what else a server needs hardly varies.
+        weights = built.variants[configuration.variant].size_bytes
+        amount = _SERVER_BYTES + _WEIGHTS_FACTOR * weights * configuration.instance_count
+    return reciprocal(amount, sla) if amount else 0.0
+
+
+def features(configuration: Configuration) -> NDArray[np.float64]:
+    """What residuals are expected to depend on, float64 [9]."""
+    variant = configuration.variant
+    return np.array(
+        [
+            np.log2(configuration.instance_count),
+            np.log2(max(configuration.intra_op_threads or 1, 1)),
+            float(configuration.dynamic_batching),
+            np.log2(max(configuration.max_batch_size, 1)) / 3.0,
+            np.log1p((configuration.max_queue_delay_us or 0) / 1000.0) / 2.0,
+            float(variant.precision == "fp16"),
+            float(variant.quantization == "static"),
+            float(variant.quantization == "dynamic"),
+            float(variant.backend == "tensorrt"),
+        ]
+    )

@@ -1,0 +1,27 @@
+"""Configurations in words and in an order that people expect."""
+
+from __future__ import annotations
+
+from analyzer.domain.configuration import Configuration
+
+
+def complexity(configuration: Configuration) -> tuple[int, int, int]:
+    """Sorts the simplest configuration first: by instances, batch, threads (0 is one per core)."""
+    return (
+        configuration.instance_count,
+        configuration.max_batch_size,
+        configuration.intra_op_threads or 1 << 30,
+    )
+
+
+def describe(configuration: Configuration) -> str:
+    """One line about a configuration, for progress and warnings."""
+    batching = "no batching"
+    if configuration.dynamic_batching:
+        delay_ms = (configuration.max_queue_delay_us or 0) / 1e3
+        batching = f"batches up to {configuration.max_batch_size} (delay {delay_ms:g} ms)"
+    count = configuration.instance_count
+    instances = f"{count} instance{'s' * (count > 1)}"
+    if configuration.intra_op_threads:
+        instances += f" × {configuration.intra_op_threads} threads"
+    return f"{configuration.variant.label}, {instances}, {batching}"
