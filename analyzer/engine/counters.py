@@ -112,7 +112,7 @@ class Counters:
         self.fail_ns += sum(end_ns - at_ns for _, at_ns in work)
 
     def server(self) -> ServerStatistics:
-        """The counters that every target tells."""
+        """The counters that every target reports."""
         return ServerStatistics(
             inference_count=self.inference_count,
             execution_count=self.execution_count,

@@ -115,13 +115,16 @@ def _produced(config: Any, steps: Sequence[Step]) -> set[str]:
 
 @dataclass(slots=True)
 class _Run:
-    """One request on its way through the steps; guarded by its lock."""
+    """One request on its way through the steps; guarded by its lock.
+
+    ``in_flight`` has the member and its ticket by the number of the step; None while it starts.
+    """
 
     request: InferenceRequest
     started_ns: int
     tensors: dict[str, NDArray[Any]]
     pending: list[Step]
-    in_flight: dict[int, tuple[LoadedModel, int]] = field(default_factory=dict)
+    in_flight: dict[int, tuple[LoadedModel, int] | None] = field(default_factory=dict)
     compute_ns: list[int] = field(default_factory=lambda: [0, 0, 0])
     ended: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -158,16 +161,18 @@ class Ensemble:
     def cancel(self, ticket: int) -> bool:
         """Ends a request: steps that wait are taken back, steps that run are not followed up."""
         with self._lock:
-            run = self._runs.pop(ticket, None)
-            if run is None:
-                return False
-            self._counters.cancelled_count += 1
+            run = self._runs.get(ticket)
+        if run is None:
+            return False
         with run.lock:
             if run.ended:
                 return False
             run.ended = True
-            members = list(run.in_flight.values())
-        for model, member_ticket in members:
+            started = [entry for entry in run.in_flight.values() if entry is not None]
+        with self._lock:
+            del self._runs[ticket]
+            self._counters.cancelled_count += 1
+        for model, member_ticket in started:
             model.cancel(member_ticket)
         return True
 
@@ -201,7 +206,7 @@ class Ensemble:
                 run.pending.remove(step)
             starts = [(self._steps.index(step), step) for step in ready]
             for number, _ in starts:
-                run.in_flight[number] = (None, -1)  # type: ignore[assignment]
+                run.in_flight[number] = None
             done = not run.in_flight
         if done:
             self._finish(ticket, run, None)
@@ -229,6 +234,9 @@ class Ensemble:
         with run.lock:
             if number in run.in_flight:
                 run.in_flight[number] = (member, member_ticket)
+            cancelled = run.ended
+        if cancelled:
+            member.cancel(member_ticket)
 
     def _on_step(
         self, ticket: int, run: _Run, number: int, step: Step, reply: InferenceReply

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzer.engine.backends import complete, open_instances, require_backend
+from analyzer.engine.backends import TEST_BACKENDS, complete, open_instances, require_backend
 from analyzer.engine.ensemble import Ensemble, validate_ensemble
-from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.loaded_model import Engine, LoadedModel
 from analyzer.engine.model_policy import policy_from_config
 from analyzer.engine.response_cache import ResponseCache
 from analyzer.engine.served_model import ServedModel
@@ -93,7 +93,7 @@ def load_versions(
             folder / str(versions[-1]),
             max_batch_size_default=settings.max_batch_size_default,
         )
-    if config.backend in ("identity", "scripted"):
+    if config.backend in TEST_BACKENDS:
         config.platform = ""
     finish(config, directory_name=name)
     with ExitStack() as undo:
@@ -113,7 +113,7 @@ def _load(
     signature = signature_of(config)
     if config.platform == "ensemble":
         validate_ensemble(config, resolve)
-        engine: Any = Ensemble(config, resolve)
+        engine: Engine = Ensemble(config, resolve)
     else:
         engine = _open_engine(folder, version, config, settings)
     cached = settings.cache is not None and config.response_cache.enable
