@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analyzer.domain.configuration import Configuration
+from analyzer.report.wording import configuration_label
 from benchlib import real_triton
 from benchlib.command import WORK, Command, cell, say, table
 from benchlib.models import write_convnet, write_encoder, write_perceptron
@@ -119,6 +121,9 @@ def shown(document: dict[str, Any]) -> str:
             found = entry["sides"][side]
             choice, verdict = found["choice"], found["verdict"]
             capacity_rps = choice and choice["capacity_rps"]
+            label = verdict
+            if choice:
+                label = configuration_label(Configuration.from_dict(choice["config"]))
             edge_rps = found.get("on_triton", {}).get("open_edge_rps")
             shared = ["", "", "", ""]
             if side == "embedded":
@@ -126,21 +131,11 @@ def shown(document: dict[str, Any]) -> str:
                 verified = entry.get("verify", {}).get("verdict", "none")
                 shared = [name, budget, cell(entry["loss"], ".1%"), verified]
             rows.append(
-                [*shared[:2], side, describe(choice["config"]) if choice else verdict,
+                [*shared[:2], side, label,
                  f"{capacity_rps:.1f}/s" if capacity_rps else verdict,
                  f"{edge_rps:.1f}/s" if edge_rps else "none", *shared[2:]]
             )  # fmt: skip
     return table(titles, rows)
-
-
-def describe(config: dict[str, Any]) -> str:
-    """A configuration in a few words."""
-    name = config["precision"] + (f" {config['quantization']}" if config["quantization"] else "")
-    batching = "no batching"
-    if config["dynamic_batching"]:
-        batching = f"batch ≤ {config['max_batch_size']}, {config['max_queue_delay_us'] / 1e3:g} ms"
-    threads = config["intra_op_threads"]
-    return f"{name}, {batching}, {config['instance_count']} × {threads} threads"
 
 
 def main() -> int:

@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.command import Command, cell, write_json
+from analyzer.report.wording import configuration_label
+from benchlib.command import Command, cell, say, write_json
 from benchlib.subjects import FP32, INT8, SUBJECTS, ServedSubject, configurations
-from benchlib.twin_errors import compare, summary, title
+from benchlib.twin_errors import compare, summary
 
 
 def run_measure(options: argparse.Namespace) -> None:
@@ -55,7 +56,8 @@ def run_measure(options: argparse.Namespace) -> None:
             break
         record = subject.measure(configuration, start, twin.server_model(configuration))
         document["measured"].append(record)
-        print(f"{title(configuration)}: twin {start}, measured {record['edge_rps']}", flush=True)
+        label = configuration_label(configuration)
+        say(f"{label}: twin {start}, measured {record['edge_rps']}")
     write_json(path, document)
 
 

@@ -64,30 +64,20 @@ def search(
     home = WORK / name
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    store = f"sqlite:///{home / 'results.db'}"
     command = ["search", str(model), "--latency-budget", f"{latency_budget_ms:g}ms"]
-    command += ["--budget", f"{budget_s:g}s", "--store", store, "--study", name, "--json"]
-    command += options
-    environment = {**os.environ, "TRITUNE_CACHE": str(home / "cache")}
+    command += ["--budget", f"{budget_s:g}s", "--study", name, "--json", *options]
     start = time.monotonic()
-    done = _analyze(command, environment)
+    done = _analyze(home, command)
     wall_s = time.monotonic() - start
     (home / "search.err").write_text(done.stderr)
-    if done.returncode not in (0, 3, 4):
-        raise SystemExit(
-            f"analyze {' '.join(command)} ended with {done.returncode}:\n{done.stderr}"
-        )
     document = json.loads(done.stdout)
-    (home / "search.json").write_text(json.dumps(document, indent=1))
+    write_json(home / "search.json", document)
     entry = chosen(document)
     repository: Path | None = None
     if entry is not None:
         repository = home / "repository"
         export = ["export", name, "--repository", str(repository), "--backend", "python"]
-        export += ["--config", entry["config_id"], "--store", store]
-        exported = _analyze(export, environment)
-        if exported.returncode:
-            raise SystemExit(exported.stderr)
+        _analyze(home, [*export, "--config", entry["config_id"]])
     return Searched(
         command=[part.replace(str(ROOT) + os.sep, "") for part in command],
         wall_seconds=wall_s,
@@ -110,25 +100,26 @@ def chosen(document: dict[str, Any]) -> dict[str, Any] | None:
 
 def verify(name: str, *, server: str, budget_s: float) -> dict[str, Any]:
     """``analyze verify`` of a study that :func:`search` made; its document."""
-    home = WORK / name
-    environment = {**os.environ, "TRITUNE_CACHE": str(home / "cache")}
     command = ["verify", name, "--server", server, "--budget", f"{budget_s:g}s", "--json"]
-    command += ["--store", f"sqlite:///{home / 'results.db'}"]
-    done = _analyze(command, environment)
+    return dict(json.loads(_analyze(WORK / name, command).stdout))
+
+
+def _analyze(home: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs ``analyze`` with the store and the cache of ``home``.
+
+    Raises:
+        SystemExit: It ended with a fault or wrong usage; its words are shown.
+    """
+    whole = [*command, "--store", f"sqlite:///{home / 'results.db'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "analyzer.cli.main", *whole],
+        cwd=ROOT, env=os.environ | {"TRITUNE_CACHE": str(home / "cache")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    # 3 and 4 are verdicts: infeasible or refuted, undecided.
     if done.returncode not in (0, 3, 4):
-        raise SystemExit(
-            f"analyze {' '.join(command)} ended with {done.returncode}:\n{done.stderr}"
-        )
-    return dict(json.loads(done.stdout))
-
-
-def _analyze(
-    arguments: list[str], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "analyzer.cli.main", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+        raise SystemExit(f"analyze {' '.join(whole)} ended with {done.returncode}:\n{done.stderr}")
+    return done
 
 
 def request_rows(model: Path, rows: int = 16) -> dict[str, NDArray[Any]]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from analyzer.search.designer import Candidate, Designer
 from analyzer.search.residual import ResidualModel
 from benchlib import closed_loop as twin
+from benchlib.climb import hill_climb
 from benchlib.recorded import Landscape
 
 # Repeated proposals of an Optuna sampler before a random unread row breaks the circle.
@@ -96,24 +97,8 @@ def sobol_rows(replay: Replay, seed: int) -> Rows:
 
 
 def hill_climb_rows(replay: Replay, seed: int) -> Rows:
-    """Model Analyzer's quick search: from the smallest setting, step by step, while it gains."""
-    rng = np.random.default_rng(seed)
-    axes = _axes(replay)
-    at = int(np.argmin(axes.sum(axis=1)))
-    while True:
-        yield at
-        distance = np.abs(axes - axes[at])
-        near = np.flatnonzero(distance.sum(axis=1) == 1)
-        for neighbour in rng.permutation(near):
-            yield int(neighbour)
-        best = max([at, *(int(i) for i in near)], key=partial(_rank, replay))
-        if _rank(replay, best) > _rank(replay, at):
-            at = best
-            continue
-        unread = replay.unread()
-        if len(unread) == 0:
-            return
-        at = int(rng.choice(unread))
+    """Model Analyzer's quick search."""
+    yield from hill_climb(_axes(replay), partial(_rank, replay), np.random.default_rng(seed))
 
 
 def _rank(replay: Replay, index: int) -> tuple[bool, float]:

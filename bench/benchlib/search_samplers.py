@@ -17,6 +17,7 @@ from analyzer.search.optuna_samplers import make_sampler
 from analyzer.search.optuna_trials import OptunaTrials
 from analyzer.search.score import Score, score_of
 from analyzer.search.screening import features
+from benchlib.climb import hill_climb
 from benchlib.search_tables import Table
 
 # Standard deviation of what is read, as a share: two searches for one edge differ by so much.
@@ -159,36 +160,17 @@ def twin_best_k(replay: Replay, seed: int) -> Ids:
         yield ""
 
 
-def hill_climb(replay: Replay, seed: int) -> Ids:
-    """Model Analyzer's quick search: from the smallest setting step by step while it gains."""
-    table, rng = replay.table, np.random.default_rng(seed)
-    parameters = table.space.parameters
-    places = {
-        config_id: tuple(
-            p.choices.index(params[p.name]) if p.name in params else 0 for p in parameters
-        )
-        for config_id, (_, params) in table.space.candidates().items()
-    }
-    ids = list(places)
-    axes = np.array([places[config_id] for config_id in ids])
-    at = int(np.argmin(axes.sum(axis=1)))
-    replay.measure(ids[at], None)
-    yield ""
-    while True:
-        near = np.flatnonzero(np.abs(axes - axes[at]).sum(axis=1) == 1)
-        for index in rng.permutation(near):
-            if ids[int(index)] not in replay.read:
-                replay.measure(ids[int(index)], None)
-                yield ""
-        best = max([at, *(int(i) for i in near)], key=lambda i: replay.read[ids[i]])
-        if best != at and replay.read[ids[best]] > replay.read[ids[at]]:
-            at = best
-            continue
-        unread = [i for i, config_id in enumerate(ids) if config_id not in replay.read]
-        if not unread:
-            return
-        at = int(rng.choice(unread))
-        replay.measure(ids[at], None)
+def quick_search(replay: Replay, seed: int) -> Ids:
+    """Model Analyzer's quick search."""
+    settings, candidates = replay.table.space.parameters, replay.table.space.candidates()
+    ids = list(candidates)
+    axes = [
+        [s.choices.index(params[s.name]) if s.name in params else 0 for s in settings]
+        for _, params in candidates.values()
+    ]
+    rng = np.random.default_rng(seed)
+    for index in hill_climb(np.array(axes), lambda row: replay.read[ids[row]], rng):
+        replay.measure(ids[index], None)
         yield ""
 
 
@@ -200,5 +182,5 @@ SAMPLERS: dict[str, Sampler] = {
     "feasible_first_tpe": optuna_sampler("tpe", feasible_first=True),
     "nsga2": optuna_sampler("nsga2"),
     "gp": optuna_sampler("gp"),
-    "hillclimb": hill_climb,
+    "hillclimb": quick_search,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,16 +161,19 @@ class ServedSubject:
             calibrations, self.load.sla, self.load.arrivals, seed=SEED, cores=usable_cores()
         )
 
-    def open(self, configuration: Configuration) -> Any:
-        """A server of its own for ``configuration``."""
+    @contextmanager
+    def session(self, configuration: Configuration) -> Iterator[tuple[LiveSession, float]]:
+        """A warmed-up session on a server of its own, and its saturation throughput, 1/s."""
         variant = self.assets.variant(configuration.variant, self.context)
-        return open_target(
+        with open_target(
             self.server,
             model=self.model,
             model_path=Path(variant.path),
             inputs_path=self.assets.request_inputs(self.context.cache_dir),
             configuration=configuration,
-        )
+        ) as target:
+            session = LiveSession(target, self.load)
+            yield session, session.warm_up(concurrency=32)
 
     def measure(
         self, configuration: Configuration, start_rps: float | None, twin: ServerModel | None
@@ -177,23 +182,19 @@ class ServedSubject:
 
         The edge is the search's: without the optimism of short runs, as far as ``twin`` knows it.
         """
-        with self.open(configuration) as target:
-            session = LiveSession(target, self.load)
-            saturation = session.warm_up(concurrency=32)
-            plan = EdgePlan(
-                seconds=8.0,
-                start_rps=start_rps,
-                trusted=start_rps is not None,
-                run_seconds=(2.0, 3.0),
-                twin=twin,
-                twin_edge_rps=start_rps,
-            )
+        plan = EdgePlan(
+            seconds=8.0,
+            start_rps=start_rps,
+            trusted=start_rps is not None,
+            run_seconds=(2.0, 3.0),
+            twin=twin,
+            twin_edge_rps=start_rps,
+        )
+        with self.session(configuration) as (session, saturation):
             found = measure_edge(session, plan, self.load, saturation)
             edge = long_run_edge(found, plan, self.load)
             first = self._at_shares(session, edge.rate_rps)
-        with self.open(configuration) as target:
-            session = LiveSession(target, self.load)
-            session.warm_up(concurrency=32)
+        with self.session(configuration) as (session, _):
             again = self._at_shares(session, edge.rate_rps)
         return {
             "configuration": configuration.to_dict(),
@@ -205,15 +206,9 @@ class ServedSubject:
 
     def edge(self, configuration: Configuration, start_rps: float | None) -> tuple[Edge, float]:
         """The edge alone, and the seconds under load that it took."""
-        with self.open(configuration) as target:
-            session = LiveSession(target, self.load)
-            saturation = session.warm_up(concurrency=32)
-            plan = EdgePlan(
-                seconds=5.0,
-                start_rps=start_rps,
-                trusted=start_rps is not None,
-                run_seconds=(1.0, 2.0),
-            )
+        trusted = start_rps is not None
+        plan = EdgePlan(seconds=5.0, start_rps=start_rps, trusted=trusted, run_seconds=(1.0, 2.0))
+        with self.session(configuration) as (session, saturation):
             return measure_edge(session, plan, self.load, saturation), session.seconds
 
     def _at_shares(self, session: LiveSession, edge_rps: float | None) -> list[dict[str, Any]]:

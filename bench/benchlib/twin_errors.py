@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.workload import draw_arrivals_s
 from analyzer.measure.plan import STREAM_EDGE
+from analyzer.report.wording import configuration_label
 from analyzer.search.residual import ResidualModel
 from analyzer.search.screening import features
 from analyzer.twin.calibration import VariantCalibration
@@ -22,25 +22,12 @@ from benchlib.subjects import FP32, INT8, SEED, ServedSubject
 LIVE_TRIALS = 3
 
 
-def title(configuration: Configuration) -> str:
-    batching = "no batching"
-    if configuration.dynamic_batching:
-        delay_ms = (configuration.max_queue_delay_us or 0) / 1000
-        batching = f"batch ≤ {configuration.max_batch_size}, {delay_ms:g} ms"
-    return (
-        f"{configuration.variant.label}, {configuration.instance_count} × "
-        f"{configuration.intra_op_threads} threads, {batching}"
-    )
-
-
 def compare(subject: ServedSubject, document: dict[str, Any]) -> list[dict[str, Any]]:
     """Predicted against measured, configuration by configuration."""
     # The real Triton here has the python backend alone.
     backend: Backend = "python" if subject.server == "triton" else "onnxruntime"
     calibrations = {
-        replace(key, backend=backend): VariantCalibration.from_dict(
-            key, json.loads(json.dumps(values))
-        )
+        replace(key, backend=backend): VariantCalibration.from_dict(key, values)
         for key in (FP32, INT8)
         if (values := document["calibrations"].get(key.label))
     }
@@ -70,7 +57,7 @@ def compare(subject: ServedSubject, document: dict[str, Any]) -> list[dict[str, 
             )
         rows.append(
             {
-                "configuration": title(configuration),
+                "configuration": configuration_label(configuration),
                 "edge_rps": edge,
                 "predicted_rps": predicted,
                 "edge_pinned": pinned,
