@@ -11,7 +11,7 @@ from analyzer.errors import AnalyzerError, RepositoryError
 from analyzer.modelconfig.rules import finish, prepare, select_versions
 from analyzer.modelconfig.text import ModelConfig, config_to_json, parse_config
 from analyzer.targets.http_endpoint import HttpEndpoint
-from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_server import TritonServer
 
 MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
@@ -76,11 +76,8 @@ CONFIGURATIONS = [
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[HttpEndpoint]:
-    install = find_triton()
-    if install is None or "python" not in install.backends:
-        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
-    with TritonServer(install) as server:
+def endpoint(triton_install: TritonInstall) -> Iterator[HttpEndpoint]:
+    with TritonServer(triton_install) as server:
         yield HttpEndpoint("127.0.0.1", server.http_port)
 
 

@@ -22,7 +22,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from analyzer.server.app import ServeOptions, serving
-from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -101,13 +101,10 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    install = find_triton()
-    if install is None or "python" not in install.backends:
-        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
+def pair(triton_install: TritonInstall, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("ours")
     with ExitStack() as stack:
-        real = stack.enter_context(TritonServer(install))
+        real = stack.enter_context(TritonServer(triton_install))
         for name, config in MODELS.items():
             for folder, backend in ((root, "identity"), (real.repository, "python")):
                 version = folder / name / "1"

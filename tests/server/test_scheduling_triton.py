@@ -21,7 +21,7 @@ from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import statistics_between, summarize
 from analyzer.targets.embedded import EmbeddedTarget
 from analyzer.targets.embedded_spec import EmbeddedSpec, ScriptedModel
-from analyzer.targets.triton_install import find_triton
+from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_server import TritonServer
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import ClosedWorkload, OpenWorkload, simulate
@@ -79,11 +79,8 @@ SLEEPING_ARRIVALS_S = np.concatenate([0.6 * k + np.array([0.0, 0.04, 0.1]) for k
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[TritonServer]:
-    install = find_triton()
-    if install is None or "python" not in install.backends:
-        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
-    with TritonServer(install) as started:
+def server(triton_install: TritonInstall) -> Iterator[TritonServer]:
+    with TritonServer(triton_install) as started:
         yield started
 
 

@@ -11,20 +11,12 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.load.generator import run_closed_loop
 from analyzer.targets.open import open_target
-from analyzer.targets.triton_install import TritonInstall, find_triton
+from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_server import TritonServer
 from analyzer.variants.inspect import inspect_model
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.onnx"
 BATCHED = Configuration(max_batch_size=4, dynamic_batching=True, intra_op_threads=1)
-
-
-@pytest.fixture(scope="module")
-def install() -> TritonInstall:
-    found = find_triton()
-    if found is None or "python" not in found.backends:
-        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +52,9 @@ def replies(server: str, model: ModelInfo, inputs_path: Path) -> tuple[set[int],
 
 
 @pytest.mark.triton
-def test_a_server_of_our_own(install: TritonInstall, model: ModelInfo, inputs_path: Path) -> None:
+def test_a_server_of_our_own(
+    triton_install: TritonInstall, model: ModelInfo, inputs_path: Path
+) -> None:
     statuses, pids = replies("triton", model, inputs_path)
     assert statuses == {0}
     assert pids
@@ -69,9 +63,9 @@ def test_a_server_of_our_own(install: TritonInstall, model: ModelInfo, inputs_pa
 @pytest.mark.triton
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 def test_a_running_server(
-    install: TritonInstall, model: ModelInfo, inputs_path: Path, scheme: str
+    triton_install: TritonInstall, model: ModelInfo, inputs_path: Path, scheme: str
 ) -> None:
-    with TritonServer(install) as server:
+    with TritonServer(triton_install) as server:
         address = server.grpc_address if scheme == "grpc" else server.http_address
         statuses, pids = replies(f"{scheme}://{address}", model, inputs_path)
     assert (statuses, pids) == ({0}, ())

@@ -27,7 +27,6 @@ from analyzer.targets.endpoint_target import existing_model_target
 from analyzer.targets.null import NullTarget
 from analyzer.targets.scripted import ScriptedTarget
 from analyzer.targets.target import Connection, Target
-from analyzer.targets.triton_install import find_triton
 from analyzer.targets.triton_server import TritonServer
 from benchlib.scripted_triton import Script, inputs, triton_target
 
@@ -49,18 +48,18 @@ parameters {{ key: "service_time_ms" value {{ string_value: "1={BATCH_MS}" }} }}
 
 
 @contextmanager
-def null(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
+def null(request: pytest.FixtureRequest) -> Iterator[tuple[Target, int | None]]:
     yield NullTarget(), None
 
 
 @contextmanager
-def scripted(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
+def scripted(request: pytest.FixtureRequest) -> Iterator[tuple[Target, int | None]]:
     status = lambda request: STATUS_ERROR if request == REFUSED else STATUS_OK  # noqa: E731
     yield ScriptedTarget(lambda request, size: BATCH_MS / 1e3, status=status), None
 
 
 @contextmanager
-def embedded(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
+def embedded(request: pytest.FixtureRequest) -> Iterator[tuple[Target, int | None]]:
     spec = EmbeddedSpec(
         name="m",
         model=ScriptedModel(points=((1, BATCH_MS),)),
@@ -72,12 +71,15 @@ def embedded(tmp_path: Path) -> Iterator[tuple[Target, int | None]]:
 
 
 @contextmanager
-def endpoint(tmp_path: Path, *, protocol: str) -> Iterator[tuple[Target, int | None]]:
+def endpoint(
+    request: pytest.FixtureRequest, *, protocol: str
+) -> Iterator[tuple[Target, int | None]]:
     """Our own server as a process, reached by its address."""
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "config.pbtxt").write_text(SERVED)
+    repository = request.getfixturevalue("tmp_path_factory").mktemp("repository")
+    (repository / "m" / "1").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").write_text(SERVED)
     free = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(tmp_path), *free]
+    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(repository), *free]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         addresses = {}
@@ -96,20 +98,19 @@ def endpoint(tmp_path: Path, *, protocol: str) -> Iterator[tuple[Target, int | N
 
 
 @contextmanager
-def real_triton(tmp_path: Path, *, protocol: str) -> Iterator[tuple[Target, int | None]]:
-    install = find_triton()
-    if install is None or "python" not in install.backends:
-        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
+def real_triton(
+    request: pytest.FixtureRequest, *, protocol: str
+) -> Iterator[tuple[Target, int | None]]:
     script = Script(fixed_ms=BATCH_MS, item_ms=0.0)
     with (
-        TritonServer(install) as server,
+        TritonServer(request.getfixturevalue("triton_install")) as server,
         triton_target(server, "m", CONFIGURATION, script, protocol=protocol) as target,
     ):
         yield target, server.pids[0]
 
 
 # Each yields the target and the process that can be killed, if there is one.
-Opener = Callable[[Path], AbstractContextManager[tuple[Target, int | None]]]
+Opener = Callable[[pytest.FixtureRequest], AbstractContextManager[tuple[Target, int | None]]]
 TARGETS: dict[str, Opener] = {
     "null": null,
     "scripted": scripted,
@@ -130,10 +131,8 @@ def kinds(*left_out: str) -> list[object]:
 
 
 @pytest.fixture(scope="module", params=kinds())
-def target(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Target]:
-    with TARGETS[request.param](tmp_path_factory.mktemp("target")) as (target, _):
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    with TARGETS[request.param](request) as (target, _):
         yield target
 
 
@@ -224,8 +223,10 @@ def test_it_is_alive_and_tells_of_itself(target: Target) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds("null"))
-def test_a_failed_request_is_a_failed_completion_and_no_more(kind: str, tmp_path: Path) -> None:
-    with TARGETS[kind](tmp_path) as (target, _), target.connect() as connection:
+def test_a_failed_request_is_a_failed_completion_and_no_more(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    with TARGETS[kind](request) as (target, _), target.connect() as connection:
         connection.send(REFUSED, TOO_LARGE)
         connection.send(0, 1)
         assert receive_all(connection, 2) == {REFUSED: STATUS_ERROR, 0: STATUS_OK}
@@ -233,8 +234,8 @@ def test_a_failed_request_is_a_failed_completion_and_no_more(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", kinds("null", "scripted"))
-def test_a_server_that_is_killed_is_a_crash(kind: str, tmp_path: Path) -> None:
-    with TARGETS[kind](tmp_path) as (target, pid):
+def test_a_server_that_is_killed_is_a_crash(kind: str, request: pytest.FixtureRequest) -> None:
+    with TARGETS[kind](request) as (target, pid):
         with target.connect() as connection:
             connection.send(0, 1)
             assert receive_all(connection, 1) == {0: STATUS_OK}
@@ -252,7 +253,7 @@ def test_a_server_that_is_killed_is_a_crash(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds("null", "scripted"))
-def test_what_has_ended_is_not_alive(kind: str, tmp_path: Path) -> None:
-    with TARGETS[kind](tmp_path) as (target, _):
+def test_what_has_ended_is_not_alive(kind: str, request: pytest.FixtureRequest) -> None:
+    with TARGETS[kind](request) as (target, _):
         pass
     assert not target.alive()

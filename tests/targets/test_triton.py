@@ -38,7 +38,6 @@ from analyzer.targets.ports import shared_with_others
 from analyzer.targets.triton_install import (
     HOME_VARIABLE,
     TritonInstall,
-    find_triton,
     require_triton,
 )
 from analyzer.targets.triton_server import TritonServer
@@ -54,16 +53,8 @@ ROWS = 32
 
 
 @pytest.fixture(scope="module")
-def install() -> TritonInstall:
-    found = find_triton()
-    if found is None or "python" not in found.backends:
-        pytest.skip("there is no Triton with a python backend here (make tools fetches one)")
-    return found
-
-
-@pytest.fixture(scope="module")
-def server(install: TritonInstall) -> Iterator[TritonServer]:
-    with TritonServer(install) as started:
+def server(triton_install: TritonInstall) -> Iterator[TritonServer]:
+    with TritonServer(triton_install) as started:
         yield started
 
 
@@ -319,8 +310,10 @@ def test_a_model_that_cannot_be_loaded_tells_why(server: TritonServer, gather: P
 
 
 @pytest.mark.triton
-def test_a_server_without_model_control_says_so(install: TritonInstall, gather: Path) -> None:
-    with TritonServer(install, arguments=("--model-control-mode=none",)) as fixed:
+def test_a_server_without_model_control_says_so(
+    triton_install: TritonInstall, gather: Path
+) -> None:
+    with TritonServer(triton_install, arguments=("--model-control-mode=none",)) as fixed:
         for address in (f"http://{fixed.http_address}", f"grpc://{fixed.grpc_address}"):
             with (
                 pytest.raises(TargetError) as caught,
@@ -333,10 +326,12 @@ def test_a_server_without_model_control_says_so(install: TritonInstall, gather: 
 
 
 @pytest.mark.triton
-def test_a_server_that_does_not_start_tells_its_last_log_lines(install: TritonInstall) -> None:
+def test_a_server_that_does_not_start_tells_its_last_log_lines(
+    triton_install: TritonInstall,
+) -> None:
     with (
         pytest.raises(TargetStartError, match="no-such-option"),
-        TritonServer(install, arguments=("--no-such-option=1",)),
+        TritonServer(triton_install, arguments=("--no-such-option=1",)),
     ):
         pass
 
@@ -344,7 +339,7 @@ def test_a_server_that_does_not_start_tells_its_last_log_lines(install: TritonIn
 @pytest.mark.triton
 @pytest.mark.timing
 def test_nothing_is_left_when_we_are_killed(
-    install: TritonInstall, gather: Path, tmp_path: Path
+    triton_install: TritonInstall, gather: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "killed.py"
     script.write_text(
@@ -380,7 +375,7 @@ def test_nothing_is_left_when_we_are_killed(
     assert not alive
     # The folder that it could not remove goes with the next start.
     assert Path(folder).exists()
-    with TritonServer(install) as server:
+    with TritonServer(triton_install) as server:
         assert not Path(folder).exists()
         own = server.repository.parent
         with local_target(server, python_files(gather, "m"), rows(), model=gather_info(gather)):
