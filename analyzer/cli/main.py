@@ -22,7 +22,7 @@ from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
 
 # Name of the command -> (module, one line for the overview).
 _COMMANDS = {
-    "search": ("search", "Find the configuration that keeps a latency promise (the default)."),
+    "search": ("search", "Find the configuration that keeps a latency SLA (the default)."),
     "report": ("report", "Write a study's report: HTML, Markdown, CSV or JSON."),
     "export": ("export", "Write a configuration as a Triton model repository."),
     "verify": ("verify", "Measure a claim again, with fresh arrivals and a restart."),
@@ -87,12 +87,12 @@ def _with_command(args: list[str]) -> list[str]:
 )
 @click.version_option(__version__, prog_name="analyze")
 def cli() -> None:
-    """Find, prove and export the NVIDIA Triton configuration that keeps a latency promise.
+    """Find, prove and export the NVIDIA Triton configuration that keeps a latency SLA.
 
     \b
     analyze MODEL --latency-budget 50ms        searches, and prints the recommendation
     analyze report -o report.html              writes the page about the newest study
-    analyze export --repository models/        writes the winner for Triton
+    analyze export --repository models/        writes the recommended configuration for Triton
     """
 
 

@@ -115,7 +115,7 @@ def store(function: _F) -> _F:
 
 
 def sla(function: _F) -> _F:
-    """Adds the options of the promise: budget, percentile, confidence."""
+    """Adds the options of the SLA: budget, percentile, confidence."""
     for option in (
         click.option(
             "--confidence",

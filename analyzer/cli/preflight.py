@@ -74,7 +74,7 @@ def check_export_of(name: str, repository: Path, *, force: bool) -> None:
         )
     if folder.is_dir() and not force:
         raise UsageError(
-            f"--export: {folder} is there already, and the winner's configuration may differ.",
+            f"--export: {folder} is there already, and the recommended configuration may differ.",
             hint="Add --force to replace it (the older versions stay beside the new one), or "
             "choose another folder for --export.",
         )

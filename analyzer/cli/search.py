@@ -1,4 +1,4 @@
-"""``analyze search``: from a model and a promise to a proven configuration."""
+"""``analyze search``: from a model and an SLA to a certified configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _precisions(
     "--latency-budget",
     type=options.DURATION_MS,
     required=True,
-    help="The promise: how long a request may take (50ms).",
+    help="How long a request may take (50ms).",
 )
 @options.sla
 @click.option("--target-rate", type=options.RATE_RPS, help="Rate that must be carried (500/s).")
@@ -143,7 +143,7 @@ def _precisions(
 @click.option("--resume", is_flag=True, help="Go on with --study NAME; nothing is measured twice.")
 @click.option(
     "--export", "export_dir", type=click.Path(path_type=Path), metavar="DIR",
-    help="Write the winner as a Triton repository.",
+    help="Write the recommended configuration as a Triton repository.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="With --export: replace a configuration that differs.")
 @click.option(
@@ -165,7 +165,7 @@ def _precisions(
 )
 @options.common
 def search(**values: Any) -> int:
-    """Find the configuration of MODEL that keeps a latency promise, and prove it.
+    """Find the configuration of MODEL that keeps a latency SLA, and certify it.
 
     MODEL is an ONNX file or a Triton model directory; without it, the one model in
     ./model_repository or the one .onnx file here.

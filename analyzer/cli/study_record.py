@@ -25,7 +25,7 @@ def begin_study(
     """The study's record: a new one, or the one that ``--resume`` goes on with.
 
     Raises:
-        UsageError: What is resumed is about another model or another promise, or has no name.
+        UsageError: What is resumed is about another model or another SLA, or has no name.
         StoreError: The name is taken, or there is no such study to go on with.
     """
     from analyzer.store.records import StudyRecord

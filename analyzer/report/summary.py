@@ -103,7 +103,7 @@ def _title(report: StudyReport) -> tuple[str, str]:
     )
 
 
-# How far the ratio of the certified rates may lie from that of the edges without a word about it.
+# From this difference between the two ratios on (certified rates, edges) both are told: ours.
 _UNEQUAL = 0.1
 
 _GAINS = {
@@ -299,7 +299,7 @@ def _miss_sentence(miss: Miss, sla: Sla) -> str:
     if observed is None:
         lost = f"more than {percent(round(1 - sla.percentile / 100, 9))} of the requests failed"
         return f"It misses {name} of {show(required)}: {lost} or nothing valid was measured."
-    return f"It misses {name}: {show(observed)} where {show(required)} is asked."
+    return f"It misses {name}: {show(observed)} where {show(required)} is required."
 
 
 def _advice(report: StudyReport) -> tuple[str, ...]:

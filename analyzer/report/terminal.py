@@ -25,7 +25,7 @@ def render_terminal(report: StudyReport) -> str:
         config_id = best.configuration.config_id
         lines += _block("configuration", f"{config_id}: {summary.subtitle}")
     wanted = {
-        "certificate": "proof",
+        "certificate": "certificate",
         "requests": "requests",
         "over budget": "over budget",
         "estimated edge": "edge",
