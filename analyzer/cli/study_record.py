@@ -11,7 +11,7 @@ from analyzer.cli.search_options import SearchOptions
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import inferences_per_request, parse_arrivals
-from analyzer.errors import StoreError, UsageError
+from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
     from analyzer.hardware.machine import Machine
@@ -25,17 +25,13 @@ def begin_study(
     """The study's record: a new one, or the one that ``--resume`` goes on with.
 
     Raises:
-        UsageError: What is resumed is about another model or another SLA, or has no name.
+        UsageError: What is resumed is about another model or another SLA.
         StoreError: The name is taken, or there is no such study to go on with.
     """
     from analyzer.store.records import StudyRecord
 
     if options.resume:
-        if options.study is None:
-            raise UsageError(
-                "--resume needs the study's name.",
-                hint="Add --study NAME; analyze studies lists them.",
-            )
+        assert options.study is not None, "preflight.check_store has asked for it"
         record = store.study(options.study)
         if record.model.sha256 != model.sha256:
             raise UsageError(
@@ -50,11 +46,6 @@ def begin_study(
             )
         store.set_status(record.name, "running")
         return record
-    if options.study is not None and store.has_study(options.study):
-        raise StoreError(
-            f"A study named {options.study!r} exists already in {store.place}.",
-            hint=f"Go on with it (--study {options.study} --resume), or choose another name.",
-        )
     return store.create_study(
         StudyRecord(
             name=options.study or "",

@@ -90,6 +90,19 @@ def test_outcomes_come_back_equal_in_order(store: ResultStore, make: ModuleType)
     assert store.outcomes(other) == []
 
 
+def test_a_study_goes_on_after_it_was_closed(store_url: str, make: ModuleType) -> None:
+    with open_store(store_url) as store:
+        name = store.create_study(make.make_record()).name
+        store.add_outcome(name, 0, {"x": 1}, make.make_measurement(), role="baseline")
+    with open_store(store_url, create=False) as store:
+        store.add_outcome(name, 1, {"x": 2}, make.make_failure())
+        found = store.outcomes(name)
+    assert [(item.trial_number, item.role, item.params) for item in found] == [
+        (0, "baseline", {"x": 1}), (1, "trial", {"x": 2}),
+    ]  # fmt: skip
+    assert found[0].number < found[1].number
+
+
 def test_load_tests_are_read_for_those_asked_for(store: ResultStore, make: ModuleType) -> None:
     name = store.create_study(make.make_record()).name
     one, other = make.make_measurement(), make.make_measurement()
