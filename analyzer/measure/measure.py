@@ -11,10 +11,10 @@ import numpy as np
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement
 from analyzer.errors import TargetError
-from analyzer.measure.certify import CLIMBING, CertifyGoal, certify_capacity
+from analyzer.measure.certify import CertifyGoal, certify_capacity
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
 from analyzer.measure.judge import judge_runs, merge_tests
-from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.stats.certificate import expected_requests
@@ -135,26 +135,17 @@ def _step(plan: EdgePlan) -> float:
 
 
 def certify_target(
-    session: Session,
-    load: LoadPlan,
-    *,
-    edge_rps: float,
-    seconds: float,
-    twin: ServerModel | None,
-    fixed_rps: float | None = None,
-    shares: tuple[float, ...] = CLIMBING,
-    stream: int = STREAM_CERTIFY,
-    kind: str = "certify",
+    session: Session, load: LoadPlan, plan: CertifyPlan, *, edge_rps: float
 ) -> tuple[float | None, Certificate | None, LoadTest | None]:
-    """Certifies the highest rate that ``seconds`` allow (or ``fixed_rps``).
+    """Certifies the plan's rate, or the highest share of ``edge_rps`` that its time allows.
 
     Returns:
         The rate that was certified (None if none was), the last certificate, and the headline: all
         valid runs at that rate as one load test.
     """
     sla = load.sla
-    inflation = cache(inflation_at(twin, load))
-    miss_rate = cache(miss_rate_at(twin, load))
+    inflation = cache(inflation_at(plan.twin, load))
+    miss_rate = cache(miss_rate_at(plan.twin, load))
 
     def requests_needed(rate: float) -> float | None:
         found = inflation(rate)
@@ -179,13 +170,15 @@ def certify_target(
     result = certify_capacity(
         CertifyGoal(
             edge_rps=edge_rps,
-            seconds=seconds,
+            seconds=plan.seconds,
             requests_needed=requests_needed,
             percentile=sla.percentile,
-            fixed_rps=fixed_rps,
-            shares=shares,
+            fixed_rps=plan.rate_rps,
+            shares=plan.shares,
         ),
-        lambda rate, length: session.run(rate, length, kind=kind, stream=stream, abort=False),
+        lambda rate, length: session.run(
+            rate, length, kind=plan.kind, stream=plan.stream, abort=False
+        ),
         judge,
     )
     headline = None
@@ -255,15 +248,7 @@ def measure_configuration(
     capacity, certificate = None, None
     if certify is not None and (certify.rate_rps or edge.rate_rps):
         capacity, certificate, proven = certify_target(
-            session,
-            load,
-            edge_rps=edge.rate_rps or certify.rate_rps or 0.0,
-            seconds=certify.seconds,
-            twin=certify.twin,
-            fixed_rps=certify.rate_rps,
-            shares=certify.shares,
-            stream=certify.stream,
-            kind=certify.kind,
+            session, load, certify, edge_rps=edge.rate_rps or certify.rate_rps or 0.0
         )
         headline = proven or headline
     return Measurement(

@@ -14,7 +14,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.certify import CertifyGoal, certify_capacity
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.measure import certify_target
-from analyzer.measure.plan import STREAM_CERTIFY, LoadPlan
+from analyzer.measure.plan import STREAM_CERTIFY, CertifyPlan, LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
@@ -122,7 +122,7 @@ def test_on_a_simulated_server_no_more_than_the_true_edge_is_certified(
     plan = LoadPlan(sla=load.sla, arrivals=load.arrivals, seed=seed)
     session = VirtualSession(model, plan)
     capacity, certificate, headline = certify_target(
-        session, plan, edge_rps=1.1 * truth, seconds=60.0, twin=model
+        session, plan, CertifyPlan(seconds=60.0, twin=model), edge_rps=1.1 * truth
     )
     assert certificate is not None
     if capacity is None:
@@ -138,7 +138,7 @@ def test_an_overload_is_never_certified(
 ) -> None:
     rate = 1.2 * service.saturation_rps(policy, 1)
     capacity, certificate, _ = certify_target(
-        session, load, edge_rps=rate, seconds=20.0, twin=None, fixed_rps=rate
+        session, load, CertifyPlan(seconds=20.0, rate_rps=rate), edge_rps=rate
     )
     assert capacity is None
     assert certificate is not None and certificate.verdict == "FAIL"
