@@ -124,13 +124,7 @@ class ServerApp:
         metrics_socket = self._listen(options.metrics_port)
         self._grpc = grpc_server(service)
         host = f"[{options.host}]" if ":" in options.host else options.host
-        try:
-            grpc_port = self._grpc.add_insecure_port(f"{host}:{options.grpc_port}")
-        except RuntimeError as error:
-            raise UsageError(
-                f"Cannot listen on {host}:{options.grpc_port}.",
-                hint="Choose another --grpc-port (0 is a free one) or end what uses it.",
-            ) from error
+        grpc_port = self._bind_grpc(host)
         failures = await loop.run_in_executor(None, self.repository.start, options.load_models)
         if failures and options.exit_on_error:
             raise RepositoryError(
@@ -162,6 +156,16 @@ class ServerApp:
         listener = listen(self._options.host, port)
         self._sockets.append(listener)
         return listener
+
+    def _bind_grpc(self, host: str) -> int:
+        port = self._options.grpc_port
+        try:
+            return int(self._grpc.add_insecure_port(f"{host}:{port}"))
+        except RuntimeError as error:
+            raise UsageError(
+                f"Cannot listen on {host}:{port}.",
+                hint="Choose another --grpc-port (0 is a free one) or end what uses it.",
+            ) from error
 
     async def stop(self) -> None:
         """Takes no more connections, answers what is under way, unloads the models."""

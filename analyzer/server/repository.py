@@ -291,10 +291,7 @@ class Repository:
             override: tempfile.TemporaryDirectory[str] | None = None
             try:
                 if not folder.is_dir() and not files:
-                    raise Fault(
-                        "internal",
-                        _POLL_FAILED.format(name),
-                    )
+                    raise Fault("internal", _POLL_FAILED.format(name))
                 fingerprint = (_fingerprint(folder), config_json) if not files else object()
                 if slot is not None and slot.versions and slot.fingerprint == fingerprint:
                     return
@@ -311,20 +308,23 @@ class Repository:
                 if isinstance(error, AnalyzerError):
                     raise
                 raise RepositoryError(f"failed to load '{name}': {message}") from error
-            self._log(f"successfully loaded '{name}'")
-            old = slot
-            self._slots[name] = _Slot(
+            new = _Slot(
                 versions=versions,
                 states=dict.fromkeys(versions, ("READY", "")),
                 members=member_names(config),
                 fingerprint=fingerprint,
                 override=override,
             )
-            self._publish()
-            if self._settings.cache is not None:
-                self._settings.cache.forget()
-            if old is not None:
-                self._close_later(name, old)
+            self._replace(name, slot, new)
+
+    def _replace(self, name: str, old: _Slot | None, new: _Slot) -> None:
+        self._log(f"successfully loaded '{name}'")
+        self._slots[name] = new
+        self._publish()
+        if self._settings.cache is not None:
+            self._settings.cache.forget()
+        if old is not None:
+            self._close_later(name, old)
 
     def _read(
         self, name: str, folder: Path, config_json: str | None, files: Mapping[str, bytes]
