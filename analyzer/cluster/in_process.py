@@ -14,10 +14,11 @@ from typing import Self
 
 import psutil
 
-from analyzer.cluster import outcome, processes
-from analyzer.cluster.desk import JobDesk
+from analyzer.cluster import job_results, processes
+from analyzer.cluster.job_queue import JobQueue
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import TargetTimeoutError
+from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
 _KILL_TIMEOUT_S = 10.0
@@ -86,13 +87,13 @@ class InProcessExecutor:
             worker_id="in-process",
             device=device,
             gpu_index=0 if gpu_index is None and device == "gpu" else gpu_index,
-            cores=cores or len(os.sched_getaffinity(0)),
+            cores=cores or usable_cores(),
             cache_dir=cache_dir,
             node=socket.gethostname(),
         )
         self._kill_timeout_s = kill_timeout_s
         self._mark = uuid.uuid4().hex
-        self._desk = JobDesk()
+        self._queue = JobQueue()
         self._stuck: _Run | None = None
         self._thread: threading.Thread | None = None
 
@@ -107,7 +108,7 @@ class InProcessExecutor:
     ) -> None:
         self.cancel_all()
         if self._thread is not None:
-            self._desk.close(1)
+            self._queue.close(1)
             self._thread.join(self._kill_timeout_s)
             self._thread = None
         if os.environ.get(processes.MARK) == self._mark:
@@ -124,27 +125,28 @@ class InProcessExecutor:
                 target=self._work, name="in-process worker", daemon=True
             )
             self._thread.start()
-        self._desk.put(job)
+        self._queue.put(job)
 
     def next_result(self, timeout_s: float) -> JobResult | None:
-        return self._desk.next_result(timeout_s)
+        return self._queue.next_result(timeout_s)
 
     def cancel_all(self) -> None:
         # The worker sees the cancellation and ends the running job within its own limits.
-        self._desk.cancel(lambda: None, timeout_s=3 * self._kill_timeout_s)
+        self._queue.cancel(lambda: None, timeout_s=3 * self._kill_timeout_s)
 
     def _work(self) -> None:
-        while (job := self._desk.take()) is not None:
-            self._desk.finish(self._run(job))
+        while (job := self._queue.take()) is not None:
+            self._queue.finish(self._run(job))
 
     def _run(self, job: Job) -> JobResult:
         worker_id = self._context.worker_id
         if self._stuck is not None and not self._wait(self._stuck, job.timeout_s):
-            return outcome.failed(
+            return job_results.failed(
                 job,
                 TargetTimeoutError(
-                    f"{outcome.name_of(job)} was not started: {outcome.name_of(self._stuck.job)} "
-                    "hangs and cannot be ended inside this process.",
+                    f"{job_results.name_of(job)} was not started: "
+                    f"{job_results.name_of(self._stuck.job)} hangs and cannot be ended inside "
+                    "this process.",
                     hint="Use the Ray executor, whose workers are processes that can be killed.",
                 ),
                 seconds=0.0,
@@ -157,24 +159,17 @@ class InProcessExecutor:
         seconds = time.monotonic() - run.started
         if not ended:
             gone = self._end(run)
-            return outcome.timed_out(job, seconds=seconds, worker_id=worker_id, gone=gone)
+            return job_results.timed_out(job, seconds=seconds, worker_id=worker_id, gone=gone)
         if run.error is not None:
-            return outcome.failed(job, run.error, seconds=seconds, worker_id=worker_id)
-        return JobResult(
-            job_id=job.job_id,
-            value=run.value,
-            error=None,
-            lost=False,
-            seconds=seconds,
-            worker_id=worker_id,
-        )
+            return job_results.failed(job, run.error, seconds=seconds, worker_id=worker_id)
+        return job_results.succeeded(job, run.value, seconds=seconds, worker_id=worker_id)
 
     def _wait(self, run: _Run, timeout_s: float) -> bool:
         """Whether the thread ended by itself before the limit and before a cancellation."""
         deadline = time.monotonic() + timeout_s
         while run.thread.is_alive():
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._desk.cancelled.is_set():
+            if left_s <= 0 or self._queue.cancelled.is_set():
                 return False
             run.thread.join(min(left_s, _POLL_S))
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Self
 
-from analyzer.cluster import outcome
-from analyzer.cluster.desk import JobDesk
+from analyzer.cluster import job_results
+from analyzer.cluster.job_queue import JobQueue
 from analyzer.cluster.ray_lease import Lease, choose_devices, find_devices
 from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import AnalyzerError, UsageError
+from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult
 
 _START_TIMEOUT_S = 60.0
@@ -62,9 +62,9 @@ class RayExecutor:
         self._cache_dir = cache_dir.absolute()
         self._asked = workers
         self._address = ray_address
-        self._cores = cores or len(os.sched_getaffinity(0))
+        self._cores = cores or usable_cores()
         self._start_timeout_s = start_timeout_s
-        self._desk = JobDesk()
+        self._queue = JobQueue()
         self._leases: list[Lease] = []
         self._threads: list[threading.Thread] = []
         self._running: set[Lease] = set()
@@ -113,18 +113,18 @@ class RayExecutor:
     def submit(self, job: Job) -> None:
         assert self._session is not None, "submit() outside the context"
         self._check()
-        self._desk.put(job)
+        self._queue.put(job)
 
     def next_result(self, timeout_s: float) -> JobResult | None:
         deadline = time.monotonic() + timeout_s
         if not self._ready.wait(max(timeout_s, 0.0)):
             return None
         self._check()
-        return self._desk.next_result(deadline - time.monotonic())
+        return self._queue.next_result(deadline - time.monotonic())
 
     def cancel_all(self) -> None:
         if self._startup_error is None:
-            self._desk.cancel(self._interrupt, timeout_s=_CANCEL_TIMEOUT_S)
+            self._queue.cancel(self._interrupt, timeout_s=_CANCEL_TIMEOUT_S)
 
     def _interrupt(self) -> None:
         with self._lock:
@@ -162,23 +162,23 @@ class RayExecutor:
             thread.start()
 
     def _close_leases(self) -> None:
-        self._desk.close(len(self._threads))
+        self._queue.close(len(self._threads))
         deadline = time.monotonic() + _END_TIMEOUT_S / 2
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _serve(self, lease: Lease) -> None:
-        """One thread for each lease: takes jobs until it is sent home."""
+        """One thread for each lease: runs jobs until the queue ends it."""
         self._try(lease.ready)  # starts the worker before the first job is there
-        while (job := self._desk.take()) is not None:
+        while (job := self._queue.take()) is not None:
             started = time.monotonic()
             error = self._try(lease.ready)
             if error is not None and self._retire(lease):
-                self._desk.put_back(job)
+                self._queue.put_back(job)
                 return
             if error is not None:
-                self._desk.finish(
-                    outcome.failed(
+                self._queue.finish(
+                    job_results.failed(
                         job,
                         error,
                         seconds=time.monotonic() - started,
@@ -188,13 +188,13 @@ class RayExecutor:
                 )
                 continue
             with self._lock:
-                cancelled = self._desk.cancelled.is_set()
+                cancelled = self._queue.cancelled.is_set()
                 self._running.add(lease)
             try:
                 if cancelled:
-                    self._desk.finish(_CANCELLED)
+                    self._queue.finish(_CANCELLED)
                 else:
-                    self._desk.finish(lease.run(job))
+                    self._queue.finish(lease.run(job))
             finally:
                 with self._lock:
                     self._running.discard(lease)
@@ -217,5 +217,5 @@ class RayExecutor:
         return None
 
 
-# Stands for the result of a job that was cancelled: the desk throws it away.
+# Stands for the result of a job that was cancelled: the queue throws it away.
 _CANCELLED = JobResult(job_id="", value=None, error=None, lost=True, seconds=0.0, worker_id="")

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import analyzer
-from analyzer.cluster import outcome
-from analyzer.cluster.worker import Answer, ProcessFacts, TreeEnd, Worker, end_tree
+from analyzer.cluster import job_results
+from analyzer.cluster.worker import PackedResult, TreeEnd, Worker, WorkerProcess, end_tree
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import (
     AnalyzerError,
@@ -101,7 +101,7 @@ class _Process:
 
     actor: Any
     mark: str
-    facts: ProcessFacts | None = None
+    identity: WorkerProcess | None = None
 
 
 class Lease:
@@ -131,7 +131,7 @@ class Lease:
         """
         if self._process is not None:
             try:
-                self._process.facts = self._facts(self._process.actor, _PING_TIMEOUT_S)
+                self._process.identity = self._identify(self._process.actor, _PING_TIMEOUT_S)
                 return
             except self._ray.exceptions.RayError:
                 self.release()
@@ -148,33 +148,26 @@ class Lease:
 
         try:
             packed = self._ray.cloudpickle.dumps(job.run)
-            answer_ref = self._process.actor.run.remote(packed, outcome.name_of(job))
-            done, _ = self._ray.wait([answer_ref], timeout=job.timeout_s)
+            result_ref = self._process.actor.run.remote(packed, job_results.name_of(job))
+            done, _ = self._ray.wait([result_ref], timeout=job.timeout_s)
             if not done:
                 took = seconds()
                 gone = self.release().gone
-                return outcome.timed_out(job, seconds=took, worker_id=worker_id, gone=gone)
-            answer: Answer = self._ray.get(answer_ref)
-            if answer.error is not None:
-                answer.error.__cause__ = RemoteError(answer.trace)
-                return outcome.failed(job, answer.error, seconds=seconds(), worker_id=worker_id)
-            value = pickle.loads(answer.value)
+                return job_results.timed_out(job, seconds=took, worker_id=worker_id, gone=gone)
+            ended: PackedResult = self._ray.get(result_ref)
+            if ended.error is not None:
+                ended.error.__cause__ = RemoteError(ended.trace)
+                return job_results.failed(job, ended.error, seconds=seconds(), worker_id=worker_id)
+            value = pickle.loads(ended.value)
         except self._ray.exceptions.RayTaskError as error:
-            return outcome.failed(job, error, seconds=seconds(), worker_id=worker_id)
+            return job_results.failed(job, error, seconds=seconds(), worker_id=worker_id)
         except self._ray.exceptions.RayError as error:
             took = seconds()
             death = self._explain_death(job, error)
-            return outcome.failed(job, death, seconds=took, worker_id=worker_id, lost=True)
+            return job_results.failed(job, death, seconds=took, worker_id=worker_id, lost=True)
         except Exception as error:  # the job or its value cannot be pickled
-            return outcome.failed(job, error, seconds=seconds(), worker_id=worker_id)
-        return JobResult(
-            job_id=job.job_id,
-            value=value,
-            error=None,
-            lost=False,
-            seconds=seconds(),
-            worker_id=worker_id,
-        )
+            return job_results.failed(job, error, seconds=seconds(), worker_id=worker_id)
+        return job_results.succeeded(job, value, seconds=seconds(), worker_id=worker_id)
 
     def interrupt(self) -> None:
         """Kills the worker's process; its thread, which sees it die, does the rest."""
@@ -188,9 +181,14 @@ class Lease:
         if process is None:
             return TreeEnd(True, 0)
         self._ray.kill(process.actor, no_restart=True)
-        if process.facts is None:
+        if process.identity is None:
             return TreeEnd(True, 0)
-        arguments = (process.mark, process.facts.pid, process.facts.created_at, _KILL_TIMEOUT_S)
+        arguments = (
+            process.mark,
+            process.identity.pid,
+            process.identity.created_at,
+            _KILL_TIMEOUT_S,
+        )
         if self._is_local():
             return end_tree(*arguments)
         # A machine that is gone has nothing left that could run.
@@ -222,12 +220,12 @@ class Lease:
         process = _Process(actor.remote(mark, self._context, environment), mark)
         self._process = process
         try:
-            process.facts = self._facts(process.actor, self._start_timeout_s)
+            process.identity = self._identify(process.actor, self._start_timeout_s)
         except self._ray.exceptions.RayError as error:
             self.release()
             raise self._explain_start(error) from error
-        if process.facts.version != analyzer.__version__:
-            version, node = process.facts.version, process.facts.node
+        if process.identity.version != analyzer.__version__:
+            version, node = process.identity.version, process.identity.node
             self.release()
             raise MissingPartError(
                 f"The worker {device.worker_id} on {node} has tritune {version}, this machine has "
@@ -235,9 +233,9 @@ class Lease:
                 hint="Install the same version on every machine of the cluster.",
             )
 
-    def _facts(self, actor: Any, timeout_s: float) -> ProcessFacts:
-        facts: ProcessFacts = self._ray.get(actor.facts.remote(), timeout=timeout_s)
-        return facts
+    def _identify(self, actor: Any, timeout_s: float) -> WorkerProcess:
+        identity: WorkerProcess = self._ray.get(actor.identify.remote(), timeout=timeout_s)
+        return identity
 
     def _explain_start(self, error: Exception) -> AnalyzerError:
         device = self.device
@@ -258,9 +256,9 @@ class Lease:
 
     def _explain_death(self, job: Job, error: Exception) -> AnalyzerError:
         assert self._process is not None
-        before = self._process.facts.oom_kills if self._process.facts else 0
+        before = self._process.identity.oom_kills if self._process.identity else 0
         end = self.release()
-        name = outcome.name_of(job)
+        name = job_results.name_of(job)
         if isinstance(error, self._ray.exceptions.OutOfMemoryError) or end.oom_kills > before:
             death: AnalyzerError = TargetMemoryError(
                 f"{name} ran out of memory: its process was killed by the system.",

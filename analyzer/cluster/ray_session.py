@@ -24,7 +24,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
 # TMPDIR cannot be used.
 _PARENT_LENGTH_MAX = 24
 _SHORT_PARENT = "/tmp"
-_KNOCK_TIMEOUT_S = 5.0
+_REACH_TIMEOUT_S = 5.0
 _WITHOUT_RAY = "--executor in-process runs the one worker without Ray."
 
 # What a local Ray does besides running actors is switched off: it would only disturb what is
@@ -66,7 +66,7 @@ def ray_session(*, address: str | None, cores: int) -> Iterator[ModuleType]:
 
 @contextmanager
 def _silenced(ray: ModuleType) -> Iterator[None]:
-    """Keeps Ray's messages off both streams: standard output holds the answer alone.
+    """Keeps Ray's messages off both streams: standard output holds the search's answer alone.
 
     Ray prints the death of a worker to standard output, whatever ``log_to_driver`` says, unless
     this flag of its own module is off. What matters of it is in our errors.
@@ -98,7 +98,7 @@ def _import_ray() -> ModuleType:
 
 def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises whatever its layers raise
         raise UsageError(
@@ -112,11 +112,11 @@ def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raises OSError if nothing listens at ``HOST:PORT``, for which Ray would take a minute."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_TIMEOUT_S).close()
 
 
 def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:

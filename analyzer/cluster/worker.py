@@ -1,7 +1,7 @@
 """What runs on a worker's machine: the body of the Ray actor, and the end of its process tree.
 
-Knows nothing of Ray apart from the GPU that it is told; a remote machine needs this package
-installed, since Ray sends the class by its name.
+Of Ray it uses the number of the leased GPU alone; a remote machine needs this package installed,
+since Ray sends the class by its name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Literal, NamedTuple
 import psutil
 
 import analyzer
-from analyzer.cluster import outcome, processes
+from analyzer.cluster import job_results, processes
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.processes import oom_kills
 from analyzer.measure.jobs import WorkerContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
+class WorkerProcess:
     """The process of a worker; together these survive the reuse of its number."""
 
     pid: int
@@ -34,7 +34,7 @@ class ProcessFacts:
     oom_kills: int
 
 
-class Answer(NamedTuple):
+class PackedResult(NamedTuple):
     """How a job ended inside the worker: a pickled value, or an error with its traceback."""
 
     kind: Literal["value", "error"]
@@ -70,10 +70,10 @@ class Worker:
             node=socket.gethostname(),
         )
 
-    def facts(self) -> ProcessFacts:
+    def identify(self) -> WorkerProcess:
         """Shows that the worker lives, and which process it is."""
         own = psutil.Process()
-        return ProcessFacts(
+        return WorkerProcess(
             pid=own.pid,
             created_at=own.create_time(),
             node=self._context.node,
@@ -81,17 +81,17 @@ class Worker:
             oom_kills=oom_kills(),
         )
 
-    def run(self, packed: bytes, job_name: str) -> Answer:
-        """Runs a pickled job; whatever it raises is an answer."""
+    def run(self, packed: bytes, job_name: str) -> PackedResult:
+        """Runs a pickled job; whatever it raises is part of the result."""
         from ray import cloudpickle
 
         try:
             self._context.cache_dir.mkdir(parents=True, exist_ok=True)
             value = pickle.loads(packed)(self._context)
-            return Answer("value", cloudpickle.dumps(value), None, "")
+            return PackedResult("value", cloudpickle.dumps(value), None, "")
         except BaseException as error:  # the one boundary: it becomes the job's result
-            ours = outcome.as_analyzer_error(error, job_name)
-            return Answer("error", b"", ours, traceback.format_exc())
+            ours = job_results.as_analyzer_error(error, job_name)
+            return PackedResult("error", b"", ours, traceback.format_exc())
 
 
 def _leased_gpu() -> int | None:

@@ -177,6 +177,26 @@ def test_cancel_kills_what_runs_and_forgets_what_waits(executor: Executor, tmp_p
     assert result_of(executor, job(lambda context: 3, name="later")).value == 3
 
 
+def test_cancel_forgets_results_that_nobody_took(executor: Executor, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    executor.submit(job(lambda context: done.write_text("\n"), name="early"))
+    executor.submit(job(hang(tmp_path / "pid"), name="running"))
+    read_pid(tmp_path / "pid")  # one worker: the job before has ended
+    assert done.exists()
+    executor.cancel_all()
+    assert executor.next_result(0.2) is None
+    executor.cancel_all()  # with nothing to cancel
+    assert result_of(executor, job(lambda context: 1)).value == 1
+
+
+def test_a_time_limit_is_each_jobs_own(executor: Executor, tmp_path: Path) -> None:
+    executor.submit(job(hang(tmp_path / "pid"), timeout_s=0.5, name="short"))
+    executor.submit(job(lambda context: time.sleep(0.7), name="long"))
+    short, long = executor.next_result(RUN_S), executor.next_result(RUN_S)
+    assert short is not None and type(short.error) is TargetTimeoutError
+    assert long is not None and long.error is None and long.seconds >= 0.7
+
+
 def test_a_killed_child_is_the_jobs_own_affair(executor: Executor) -> None:
     def run(context: WorkerContext) -> object:
         with subprocess.Popen(["sleep", "1000"]) as process:
@@ -198,6 +218,16 @@ def test_in_process_a_stuck_thread_keeps_the_lease(tmp_path: Path) -> None:
         assert "named stuck hangs" in str(refused.error)
         assert not release.is_set()
         assert result_of(executor, job(lambda context: 1)).value == 1  # after it has ended
+
+
+def test_in_process_ends_what_runs_when_it_is_closed_and_can_be_closed_twice(
+    tmp_path: Path,
+) -> None:
+    with InProcessExecutor(device="cpu", cache_dir=tmp_path) as executor:
+        executor.submit(job(hang(tmp_path / "pid")))
+        pid = read_pid(tmp_path / "pid")
+    assert gone(pid)
+    executor.__exit__(None, None, None)
 
 
 def test_in_process_leaves_no_thread_and_no_mark(tmp_path: Path) -> None:

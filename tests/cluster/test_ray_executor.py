@@ -320,6 +320,7 @@ with RayExecutor(device="cpu", cache_dir=Path(sys.argv[1])) as executor:
         assert executor.next_result(0.05) is None
     print("running", flush=True)
     sys.stdin.readline()
+executor.__exit__(None, None, None)  # closing twice is nothing
 """
     tag = f"{tmp_path.name}-{how}-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="t") as folder:  # short, for Ray's sockets

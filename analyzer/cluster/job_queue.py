@@ -1,4 +1,4 @@
-"""Jobs that wait, results that come back, and who is still busy: the bookkeeping of executors."""
+"""The queues of an executor: jobs that wait, results that come back, and a count of both."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from collections.abc import Callable
 from analyzer.measure.jobs import Job, JobResult
 
 
-class JobDesk:
+class JobQueue:
     """A queue of jobs and one of results between one consumer and any number of worker threads.
 
-    A worker takes a job, and answers each one that it took with :meth:`finish` or
-    :meth:`put_back`.
+    A worker ends each job that it took with :meth:`finish` or :meth:`put_back`. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -25,13 +24,13 @@ class JobDesk:
         self.cancelled = threading.Event()
 
     def put(self, job: Job) -> None:
-        """Queues a job of the consumer's."""
+        """Queues a job."""
         with self._idle:
             self._unfinished += 1
         self._jobs.put(job)
 
     def take(self) -> Job | None:
-        """The next job, waiting for it; None when the desk was closed for this worker."""
+        """The next job, waiting for it; None when this worker shall end."""
         while (job := self._jobs.get()) is not None:
             if not self.cancelled.is_set():
                 return job
@@ -76,7 +75,7 @@ class JobDesk:
             self.cancelled.clear()
 
     def close(self, workers: int) -> None:
-        """Sends that many workers home once the queue before them is empty."""
+        """Ends that many workers, once every job queued before is taken."""
         for _ in range(workers):
             self._jobs.put(None)
 

@@ -1,4 +1,4 @@
-"""What a job's end means: one place where its exceptions and deaths become results."""
+"""The results of jobs: the one place where values, exceptions and deaths become them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def as_analyzer_error(error: BaseException, job_name: str) -> AnalyzerError:
 def name_of(job: Job) -> str:
     """How messages call a job."""
     return f"The job {job.label or job.job_id}"
+
+
+def succeeded(job: Job, value: object, *, seconds: float, worker_id: str) -> JobResult:
+    """The result of a job that returned ``value``."""
+    return JobResult(
+        job_id=job.job_id, value=value, error=None, lost=False, seconds=seconds, worker_id=worker_id
+    )
 
 
 def timed_out(job: Job, *, seconds: float, worker_id: str, gone: bool = True) -> JobResult:
