@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from collections.abc import Callable, Sequence
 
 from analyzer.errors import TargetError
 from analyzer.targets.embedded_wire import RECEIVE_BYTES, REPLY, REQUEST
 from analyzer.targets.target import Completion
-
-_FD_SETSIZE = 1024  # of the C library: select() knows no file beyond
+from analyzer.targets.waiting import wait_for
 
 
 class EmbeddedConnection:
@@ -41,7 +39,8 @@ class EmbeddedConnection:
         """
         if self._unsent:
             self._flush()
-        if not self._readable(timeout_s):
+        # Also returns when unsent requests can leave.
+        if not wait_for((self._fd,), timeout_s, writers=(self._fd,) if self._unsent else ()):
             return ()
         try:
             data = self._connection.recv(RECEIVE_BYTES)
@@ -64,14 +63,3 @@ class EmbeddedConnection:
         except OSError:
             raise self._failure() from None
         del self._unsent[:sent]
-
-    def _readable(self, timeout_s: float) -> bool:
-        """Whether there is something to read; returns early when unsent requests can leave."""
-        writers = [self._fd] if self._unsent else []
-        if self._fd < _FD_SETSIZE:
-            # select() waits with microseconds, poll() with milliseconds.
-            return bool(select.select([self._fd], writers, [], timeout_s)[0])
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN | (select.POLLOUT if writers else 0))
-        # Rounded down: the generator comes back for the rest of the time.
-        return any(events & ~select.POLLOUT for _, events in poller.poll(int(timeout_s * 1e3)))

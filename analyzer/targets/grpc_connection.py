@@ -6,9 +6,8 @@ call, and one call takes all replies that are there.
 
 from __future__ import annotations
 
-import select
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from analyzer.targets.http2_calls import UnaryCalls, grpc_message
 from analyzer.targets.http2_frames import Http2Error
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
+from analyzer.targets.waiting import wait_for
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _CONNECT_S = 5.0
@@ -76,16 +76,17 @@ class GrpcConnection:
         for channel in self._channels:
             if channel.calls.out:
                 channel.flush()
-        ready: Iterable[_Channel] = self._channels
+        handles = [channel.handle for channel in self._channels]
+        ready: Collection[int] = handles
         if timeout_s > 0:
-            unsent = [channel for channel in self._channels if channel.calls.out]
-            readable, writable, _ = select.select(self._channels, unsent, (), timeout_s)
-            ready = {*readable, *writable} if writable else readable
+            unsent = [channel.handle for channel in self._channels if channel.calls.out]
+            ready = wait_for(handles, timeout_s, writers=unsent)
         ended: list[Completion] = []
         closing = False
-        for channel in ready:
-            ended += channel.take()
-            closing |= channel.calls.closing
+        for channel in self._channels:
+            if channel.handle in ready:
+                ended += channel.take()
+                closing |= channel.calls.closing
         if closing:
             self._tidy()
         return ended
@@ -131,7 +132,7 @@ class _Channel:
         self.calls = UnaryCalls(f"{name}:{port}", _INFER)
         self.lost = False
         self.socket = socket.create_connection((host, port), timeout=_CONNECT_S)
-        self.fileno = self.socket.fileno
+        self.handle = self.socket.fileno()
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket.settimeout(ANSWER_S)

@@ -21,6 +21,7 @@ from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
 from analyzer.errors import TargetCrashError
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
+from analyzer.targets.waiting import wait_for
 
 _CONNECT_S = 5.0
 _RECEIVE_BYTES = 1 << 18  # most replies in one call
@@ -37,6 +38,7 @@ class HttpConnection:
         self._pool = pool
         self._payloads: dict[int, Iterator[bytes]] = {}
         self._poll = select.epoll()
+        self._handle = self._poll.fileno()
         self._idle: list[_Socket] = []
         self._by_handle: dict[int, _Socket] = {}
         self._ended: list[Completion] = []
@@ -80,8 +82,8 @@ class HttpConnection:
             TargetCrashError: The server is gone.
         """
         # An epoll handle can itself be waited for, with the resolution that epoll's own lacks.
-        if timeout_s > 0 and not self._ended:
-            select.select((self._poll,), (), (), timeout_s)
+        if timeout_s > 0 and not self._ended and not wait_for((self._handle,), timeout_s):
+            return ()
         for handle, event in self._poll.poll(0):
             one = self._by_handle[handle]
             try:
