@@ -5,8 +5,8 @@ many requests before the queue shows itself. There the tail of the waiting time 
 its rate follows from the arrivals' and the services' moment generating functions alone.
 
 Source: effective bandwidths (Kelly 1996, "Notes on effective bandwidths"; Asmussen 2003, "Applied
-Probability and Queues", chapter XIII), written for batches; ``docs/twin.md`` holds it against
-simulations.
+Probability and Queues", chapter XIII), written for batches; ``docs/sources.md``, section 4,
+compares it with simulations.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ def run():
         return run_open_loop(connection, arrivals, 2, timeout_s=1, drain_s=1)
 
 
+@pytest.mark.timing
 def test_the_facts_of_an_open_loop(run) -> None:
     test = summarize(run, kind="edge", offered_rps=500.0, budget_ms=1000.0, warmup=100, seed=3)
     assert (test.kind, test.requests, test.errors, test.over_budget) == ("edge", 400, 4, 4)
@@ -51,6 +52,7 @@ def test_a_late_generator_is_invalid(run) -> None:
     assert test.send_lag_ms_p99 >= 200
 
 
+@pytest.mark.timing
 def test_a_closed_loop_offers_what_it_achieves() -> None:
     with ScriptedTarget(constant_delay(0.005)).connect() as connection:
         run = run_closed_loop(connection, 4, requests=200)
@@ -75,6 +77,7 @@ def test_the_log_keeps_its_warmup(run) -> None:
     assert len(set_warmup_apart(run.log, 7)) == 500
 
 
+@pytest.mark.timing
 def test_a_bursty_schedule_is_not_the_generators_fault() -> None:
     # 300 requests that took twice as long to come as their nominal rate says.
     arrivals = np.cumsum(np.random.default_rng(5).gamma(0.05, 1 / (500 * 0.05), 300)) * 2

@@ -167,17 +167,20 @@ def test_an_execution_that_fails(driver: Driver) -> None:
     )
 
 
+@pytest.mark.timing
 def test_a_full_queue(driver: Driver) -> None:
     background = start_and_queue(driver, "limited", 1)
     assert refused(driver, "limited", {"X": ONE}) == ("unavailable", "Exceeds maximum queue size")
     assert background.wait() == (2, [])
 
 
+@pytest.mark.timing
 def test_a_timeout_in_the_queue(driver: Driver) -> None:
     background = start_and_queue(driver, "timed", 1, timeout_us=50_000)
     assert background.wait() == (1, [("unavailable", "Request timeout expired")])
 
 
+@pytest.mark.timing
 def test_the_limit_of_requests_in_the_server(driver: Driver) -> None:
     background = start_and_queue(driver, "slow", REQUESTS_MAX - 1)
     expected = ("unavailable", "too many requests are in the server")
@@ -209,6 +212,7 @@ def test_a_model_that_cannot_be_loaded(driver: Driver) -> None:
     assert caught.value.kind == "internal"
 
 
+@pytest.mark.timing
 def test_requests_are_answered_though_their_model_is_unloaded(driver: Driver) -> None:
     background = start_and_queue(driver, "slow", 1)
     driver.unload("slow")
