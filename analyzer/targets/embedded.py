@@ -59,8 +59,6 @@ class EmbeddedTarget:
 
     def __init__(self, spec: EmbeddedSpec, *, start_timeout_s: float = 120.0) -> None:
         self.spec = spec
-        self.load_s = 0.0
-        self.warmup_s = 0.0
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -205,7 +203,6 @@ class EmbeddedTarget:
             if isinstance(error, TargetMemoryError):
                 raise error
             raise TargetStartError(f"{error.message}; it was starting", hint=error.hint)
-        self.load_s, self.warmup_s = ready["load_s"], ready["warmup_s"]
 
     def _failure_from(self, told: dict[str, Any]) -> TargetError:
         kind = TargetMemoryError if told["fatal"] == "memory" else TargetCrashError

@@ -188,7 +188,6 @@ class EmbeddedServer:
 
     def serve(self) -> None:
         """Loads, warms up, says that it is ready and serves until told to close."""
-        start = time.monotonic()
         arrays: dict[str, Any] = {}
         if self._spec.inputs_path is not None:
             with np.load(self._spec.inputs_path, allow_pickle=False) as file:
@@ -198,10 +197,8 @@ class EmbeddedServer:
             arrays = {"rows": np.zeros((256, 1), np.uint8)}
         pool = InputPool(arrays, batchable=self._spec.batchable)
         runtimes = open_runtimes(self._spec)
-        loaded = time.monotonic()
         for runtime in runtimes:
             _warm_up(runtime, pool, self._spec.warmup_sizes())
-        warm = time.monotonic()
         gc.collect()
         gc.freeze()
         model = ServedModel(
@@ -212,7 +209,7 @@ class EmbeddedServer:
             after_batch=self._flush,
             on_failure=self._note_failure,
         )
-        send_message(self._control, ready=True, load_s=loaded - start, warmup_s=warm - loaded)
+        send_message(self._control, ready=True)
         self._poller.register(self._control, select.EPOLLIN)
         while True:
             for number, events in self._poller.poll():

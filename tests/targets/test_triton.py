@@ -387,7 +387,7 @@ def test_nothing_is_left_when_we_are_killed(
     assert not any(psutil.pid_exists(pid) for pid in pids_of_next)
 
 
-def test_a_port_shared_with_a_stranger_is_seen() -> None:
+def test_a_port_shared_with_another_process_is_seen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as ours:
         port = ours.getsockname()[1]
         assert not shared_with_others(port, os.getpid())
