@@ -33,15 +33,18 @@ class Connection(Protocol):
     def send(self, request: int, batch_size: int) -> None:
         """Sends request ``request`` with ``batch_size`` inferences; never waits for a reply.
 
-        The payload is one of the target's prepared inputs. A request that cannot be sent comes back
-        as a failed :class:`Completion`.
+        The payload is one of the target's prepared inputs. The request may leave only with the next
+        :meth:`receive`, together with others that were given until then. One that cannot be sent
+        comes back as a failed :class:`Completion`.
 
         Raises:
             TargetCrashError: The target is gone.
         """
 
     def receive(self, timeout_s: float) -> Sequence[Completion]:
-        """Replies that are there, waiting at most ``timeout_s`` (0: not at all) for the first.
+        """Sends what waits and returns the replies that are there.
+
+        Waits at most ``timeout_s`` (0: not at all) for the first.
 
         Raises:
             TargetCrashError: The target is gone.
