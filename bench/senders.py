@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
@@ -45,6 +43,7 @@ from analyzer.targets.endpoint_target import EndpointTarget, local_target
 from analyzer.targets.triton_install import require_triton
 from analyzer.targets.triton_server import TritonServer
 from analyzer.variants.inspect import inspect_model
+from benchlib.client_time import ClientTime
 from benchlib.command import ROOT, WORK, Command, alternate, cell, median, put_into_page, say, table
 from benchlib.models import write_convnet, write_perceptron
 
@@ -55,8 +54,6 @@ EDGE_DIFFERENCE_MAX = 0.05
 EDGE_PRECISION = 1.02
 CARRIED_SHARE_MIN = 0.9
 _RATES_MAX = 14
-_SAMPLE_S = 0.1
-_SETTLED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +168,7 @@ def theirs(
     seed: int,
 ) -> Sent:
     """A run of perf_analyzer, which draws its own arrivals."""
-    with _Watch(target) as watch:
+    with ClientTime(target) as watch:
         found = run_perf_analyzer(
             install,
             target.endpoint.address,
@@ -187,53 +184,6 @@ def theirs(
         latency_ms_p99=found.latency_ms_p99,
         cpu_ms=watch.cpu_ms,
     )
-
-
-class _Watch:
-    """Reads a child process's time and the server's count of requests while the child runs."""
-
-    def __init__(self, target: EndpointTarget) -> None:
-        self._target = target
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="client-cpu")
-        self._seen: list[tuple[float, int]] = []
-
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def cpu_ms(self) -> float | None:
-        """Per request, from when the load had settled to the last sample."""
-        if len(self._seen) < 2:
-            return None
-        (cpu_s, requests), (cpu_end_s, requests_end) = self._seen[0], self._seen[-1]
-        answered = requests_end - requests
-        return (cpu_end_s - cpu_s) / answered * 1e3 if answered else None
-
-    def _sample(self) -> None:
-        child: psutil.Process | None = None
-        begun = math.inf
-        while not self._over.wait(_SAMPLE_S):
-            try:
-                if child is None:
-                    here = psutil.Process().children()
-                    child = next((one for one in here if one.name() == "perf_analyzer"), None)
-                    first = self._target.statistics()
-                    continue
-                spent = child.cpu_times()
-            except psutil.Error:
-                return
-            counted = self._target.statistics()
-            assert counted is not None and first is not None, "Triton has counters"
-            if begun == math.inf and counted.success_count > first.success_count:
-                begun = time.monotonic()
-            if time.monotonic() > begun + _SETTLED_S:
-                self._seen.append((spent.user + spent.system, counted.success_count))
 
 
 def find_edge(client: Client, budget_ms: float, start_rps: float, seconds: float) -> dict[str, Any]:
