@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,72 @@ def test_no_file_names_a_package_index() -> None:
             text = path.read_bytes()
             found += [f"{name}: {host}" for host in hosts if host.encode() in text]
     assert not found, found
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = _modules()
+    uses = {}
+    for name, path in modules.items():
+        wanted = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                both = {f"{node.module}.{alias.name}" for alias in node.names}
+                wanted |= {one if one in modules else str(node.module) for one in both}
+            elif isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+        uses[name] = (wanted & modules.keys()) - {name, "analyzer"}
+    done: set[str] = set()
+    open_: list[str] = []
+
+    def visit(name: str) -> None:
+        assert name not in open_, f"a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
+        if name not in done:
+            open_.append(name)
+            for used in sorted(uses[name]):
+                visit(used)
+            done.add(open_.pop())
+
+    for name in sorted(uses):
+        visit(name)
+
+
+def test_every_name_on_the_page_of_the_architecture_exists() -> None:
+    root = PACKAGE.parent
+    text = (root / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_*]+\.[a-z0-9.]+)(?::([A-Za-z_.]+))?`", text))
+    assert len(named) > 60
+    missing = []
+    for file, name in sorted(named):
+        candidates = [p for base in (PACKAGE, root) for p in base.glob(file)]
+        if not candidates:
+            missing.append(file)
+        elif name:
+            defined = _defined(candidates[0])
+            missing += [f"{file}:{name}"] if name not in defined else []
+    folders = re.findall(r"`([a-z_]+(?:/[a-z_]+)*/)`", text)
+    missing += [f for f in folders if not any((b / f).is_dir() for b in (PACKAGE, root))]
+    assert not missing, missing
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(re.findall(r"[a-z]+", text)), rooms
+
+
+def _defined(path: Path) -> set[str]:
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{part.name}"
+                for part in node.body
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return names
