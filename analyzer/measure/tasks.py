@@ -55,11 +55,13 @@ class Assets:
     Args:
         batch_sizes: Batch sizes that an engine must be built for.
         confidence: Of the interval of the accuracy.
+        accuracy_drop_max: The limit that decides how many rows are scored.
     """
 
     model: ModelInfo
     calibration_path: str | None = None
     confidence: float = 0.95
+    accuracy_drop_max: float = 0.01
     seed: int = 0
     batch_sizes: tuple[int, ...] = (1,)
 

@@ -152,6 +152,7 @@ def make_context(
             model=request.model,
             calibration_path=str(request.calibration_path) if request.calibration_path else None,
             confidence=request.sla.confidence,
+            accuracy_drop_max=request.sla.max_accuracy_drop,
             batch_sizes=tuple(sorted(size for size in sizes if size > 0)),
         ),
         load=LoadPlan(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +16,7 @@ from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.errors import DataError
-from analyzer.variants.reference import ReplayRuntime, chunks
+from analyzer.variants.reference import chunks
 
 _ROWS_MIN = 32
 _RESAMPLES = 1000
@@ -53,45 +52,58 @@ def compare_rows(
     inputs: Tensors,
     *,
     classifier: bool | None = None,
+    enough: Callable[[RowScores], bool] = lambda _: False,
     seconds_max: float = 60.0,
 ) -> RowScores:
     """Runs both on ``inputs`` (``[rows, *shape]``) and compares their answers.
 
-    Stops after ``seconds_max``, but not before 32 rows, and scores the rows done.
+    Stops after ``seconds_max``, but not before 32 rows, and scores the rows done. The variant
+    answers first, so that it works while a neighbour computes what the reference answers.
 
     Args:
+        enough: Whether the rows so far suffice; asked after 32 rows, 64, 128 and so on.
         classifier: Whether the model is one; None to judge by its outputs: the first float output
             of rank 2 with at least two columns whose name does not speak of vectors, else an
             integer output of rank 1.
     """
     output = None if classifier is False else class_output(model, labelled=bool(classifier))
-    cosines, errors, mine, theirs = [], [], [], []
-    classes = rows = 0
-    # Stored answers of a slow reference may end before the inputs do.
-    limit = reference.chunks if isinstance(reference, ReplayRuntime) else None
+    scored: list[RowScores] = []
+    rows, next_look = 0, _ROWS_MIN
     started = time.monotonic()
-    for feeds in islice(chunks(model, inputs), limit):
+    for feeds in chunks(model, inputs):
+        answered = None if variant is reference else variant.run(feeds)
+        expected = reference.run(feeds)
+        count = len(next(iter(feeds.values()))) if model.batchable else 1
+        scored.append(_score(expected, expected if answered is None else answered, count, output))
+        rows += count
         if rows >= _ROWS_MIN and time.monotonic() - started > seconds_max:
             break
-        count = len(next(iter(feeds.values()))) if model.batchable else 1
-        rows += count
-        expected = reference.run(feeds)
-        answered = expected if variant is reference else variant.run(feeds)
-        cosine, error = _compare(expected, answered, count)
-        cosines.append(cosine)
-        errors.append(error)
-        if output is not None:
-            theirs.append(_decide(expected[output]))
-            mine.append(_decide(answered[output]))
-            if expected[output].ndim == 2:
-                classes = expected[output].shape[1]
+        if rows >= next_look:
+            next_look *= 2
+            if enough(_join(scored)):
+                break
+    return _join(scored)
+
+
+def _score(expected: Tensors, answered: Tensors, rows: int, output: str | None) -> RowScores:
+    cosine, error = _compare(expected, answered, rows)
     empty = np.empty(0, np.int64)
     return RowScores(
-        cosine=np.concatenate(cosines),
-        relative_error=np.concatenate(errors),
-        reference_class=np.concatenate(theirs) if theirs else empty,
-        variant_class=np.concatenate(mine) if mine else empty,
-        classes=classes,
+        cosine=cosine,
+        relative_error=error,
+        reference_class=empty if output is None else _decide(expected[output]),
+        variant_class=empty if output is None else _decide(answered[output]),
+        classes=expected[output].shape[1] if output and expected[output].ndim == 2 else 0,
+    )
+
+
+def _join(parts: list[RowScores]) -> RowScores:
+    return RowScores(
+        cosine=np.concatenate([part.cosine for part in parts]),
+        relative_error=np.concatenate([part.relative_error for part in parts]),
+        reference_class=np.concatenate([part.reference_class for part in parts]),
+        variant_class=np.concatenate([part.variant_class for part in parts]),
+        classes=parts[-1].classes,
     )
 
 

@@ -31,7 +31,9 @@ from analyzer.variants.tensorrt_build import EngineOptions, engine_facts
 from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
 
 # Raised when a change of our code changes what is built from the same facts.
-_BUILDER = 1
+_BUILDER = 2
+# Scoring stops once the accuracy's interval is narrower than this share of the limit on its drop.
+_INTERVAL_SHARE = 0.2
 _SYNTHETIC_ROWS = 32
 _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy")
 
@@ -71,6 +73,7 @@ def build_variant(
     cache_dir: Path,
     device: Literal["cpu", "gpu"] = "cpu",
     confidence: float = 0.95,
+    accuracy_drop_max: float = 0.01,
     seed: int = 0,
     engine: EngineOptions | None = None,
     timeout_s: float = 1800.0,
@@ -90,6 +93,8 @@ def build_variant(
         cache_dir: Made if it is missing.
         device: Where the variant is scored and, for TensorRT, built.
         confidence: Of the accuracy's interval.
+        accuracy_drop_max: The limit that the accuracy's drop is held against; rows are scored until
+            the interval is narrower than a fifth of it.
         seed: Of made-up rows and of the split into calibrating and scoring rows.
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
         timeout_s: The build is killed after this.
@@ -107,8 +112,9 @@ def build_variant(
     engine = (engine or EngineOptions()) if tensorrt else None
     if tensorrt and importlib.util.find_spec("tensorrt") is None:
         import_tensorrt()  # says what is missing, without starting a process for it
+    interval_max = _INTERVAL_SHARE * accuracy_drop_max
     rows = _row_facts(model, calibration, device, seed)
-    name = cache_key(rows | _variant_facts(key, confidence, engine))
+    name = cache_key(rows | _variant_facts(key, confidence, interval_max, engine))
     found = load_entry(cache_dir, name)
     if found is not None:
         return replace(_from_record(model, key, *found), cached=True)
@@ -122,6 +128,7 @@ def build_variant(
                 key=key,
                 device=device,
                 confidence=confidence,
+                interval_max=interval_max,
                 seed=seed,
                 reference_key=cache_key(rows),
                 # Several variants are built side by side.
@@ -210,13 +217,14 @@ def _row_facts(
 
 
 def _variant_facts(
-    key: VariantKey, confidence: float, engine: EngineOptions | None
+    key: VariantKey, confidence: float, interval_max: float, engine: EngineOptions | None
 ) -> dict[str, Any]:
     """Everything else that decides what is built and how it is judged."""
     backend = "onnxruntime" if key.backend == "python" else key.backend
     return {
         "key": asdict(replace(key, backend=backend)),
         "confidence": confidence,
+        "interval_max": interval_max,
         "reduced_range": needs_reduced_range(),
         "engine": None if engine is None else {**asdict(engine), **engine_facts()},
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.variants.cache import building, load_entry, publish
 
 ROWS_PER_RUN = 8
+# What one variant waits for at most while a neighbour computes it.
+_ROWS_PER_BLOCK = 32
 _STORED_BYTES_MAX = 256 << 20
-_ROWS_MIN = 32
 _FILE = "answers.npz"
 
 
@@ -32,65 +34,76 @@ def chunks(model: ModelInfo, inputs: Tensors) -> Iterator[dict[str, NDArray[np.g
         }
 
 
-class ReplayRuntime:
-    """Gives stored answers, in the order in which :func:`chunks` asks for them."""
+class StoredReference:
+    """Gives the model's answers in the order of :func:`chunks`, as far as they are asked for.
 
-    def __init__(self, answers: list[dict[str, NDArray[np.generic]]]) -> None:
-        self._answers = iter(answers)
-        self.chunks = len(answers)
+    They are computed and stored in the cache block by block: the first process that needs a block
+    computes it, and others that need it at the same time wait for that block alone. Where they
+    would take much of the disk they are computed by everyone.
+
+    Args:
+        key: Of the cache entries; it determines model, rows and device.
+        inputs: Of all rows, ``[rows, *shape]``.
+        open_runtime: Opens the model; called when a block has to be computed.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        key: str,
+        model: ModelInfo,
+        inputs: Tensors,
+        open_runtime: Callable[[], Runtime],
+    ) -> None:
+        self._cache_dir, self._key = cache_dir, key
+        self._per_block = _ROWS_PER_BLOCK // (ROWS_PER_RUN if model.batchable else 1)
+        self._feeds = chunks(model, inputs)
+        self._open_runtime = open_runtime
+        self._runtime: Runtime | None = None
+        self._block = self._bytes = 0
+        self._ready: deque[Tensors] = deque()
 
     def run(self, inputs: Tensors) -> Tensors:
         """The next answer, whatever the inputs."""
-        return next(self._answers)
+        if not self._ready:
+            self._ready.extend(self._next_block())
+        return self._ready.popleft()
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Frees the model, if it was opened."""
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+
+    def _next_block(self) -> list[Tensors]:
+        feeds = list(islice(self._feeds, self._per_block))
+        name = f"{self._key}-{self._block}"
+        self._block += 1
+        if self._bytes > _STORED_BYTES_MAX:
+            return self._compute(feeds)
+        with _lock(self._cache_dir / f".lock-{self._key}"):
+            entry = load_entry(self._cache_dir, name)
+            if entry is not None:
+                answers = _read(entry[0] / _FILE)
+            else:
+                answers = self._compute(feeds)
+                with building(self._cache_dir) as folder:
+                    (folder / "out").mkdir()
+                    _write(folder / "out" / _FILE, answers)
+                    publish(self._cache_dir, name, folder / "out", {})
+        self._bytes += sum(array.nbytes for answer in answers for array in answer.values())
+        return answers
+
+    def _compute(self, feeds: list[dict[str, NDArray[np.generic]]]) -> list[Tensors]:
+        if self._runtime is None:
+            self._runtime = self._open_runtime()
+        runtime = self._runtime
+        return [
+            {name: np.asarray(value) for name, value in runtime.run(part).items()} for part in feeds
+        ]
 
 
-def reference_runtime(
-    cache_dir: Path,
-    key: str,
-    model: ModelInfo,
-    inputs: Tensors,
-    open_runtime: Callable[[], Runtime],
-    *,
-    seconds_max: float = 60.0,
-) -> Runtime:
-    """The reference for ``inputs``: stored answers, or the model itself if they are too large.
-
-    The first process that asks computes and stores the answers in the cache; others wait for it.
-    Answers end after ``seconds_max`` (but not before 32 rows), so that all variants of a slow model
-    are scored on the same rows.
-
-    Args:
-        key: Of the cache entry; it determines model, rows and device.
-        open_runtime: Opens the model.
-    """
-    with _lock(cache_dir / f".lock-{key}"):
-        entry = load_entry(cache_dir, key)
-        if entry is not None:
-            return ReplayRuntime(_read(entry[0] / _FILE))
-        runtime = open_runtime()
-        answers: list[dict[str, NDArray[np.generic]]] = []
-        size = 0
-        started = time.monotonic()
-        for feeds in chunks(model, inputs):
-            done = len(answers) * (ROWS_PER_RUN if model.batchable else 1)
-            if done >= _ROWS_MIN and time.monotonic() - started > seconds_max:
-                break
-            answers.append({name: np.asarray(value) for name, value in runtime.run(feeds).items()})
-            size += sum(array.nbytes for array in answers[-1].values())
-            if size > _STORED_BYTES_MAX:
-                return runtime
-        runtime.close()
-        with building(cache_dir) as folder:
-            (folder / "out").mkdir()
-            _write(folder / "out" / _FILE, answers)
-            publish(cache_dir, key, folder / "out", {})
-        return ReplayRuntime(answers)
-
-
-def _write(path: Path, answers: list[dict[str, NDArray[np.generic]]]) -> None:
+def _write(path: Path, answers: list[Tensors]) -> None:
     # Positions instead of names: an output's name may hold characters that a zip entry cannot.
     names = list(answers[0])
     arrays = {
@@ -102,7 +115,7 @@ def _write(path: Path, answers: list[dict[str, NDArray[np.generic]]]) -> None:
         np.savez(stream, allow_pickle=False, names=np.array(names), **arrays)
 
 
-def _read(path: Path) -> list[dict[str, NDArray[np.generic]]]:
+def _read(path: Path) -> list[Tensors]:
     with np.load(path, allow_pickle=False) as archive:
         names = [str(name) for name in archive["names"]]
         count = (len(archive.files) - 1) // len(names)

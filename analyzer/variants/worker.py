@@ -12,6 +12,7 @@ import sys
 import traceback
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,7 @@ from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
-from analyzer.variants.reference import reference_runtime
+from analyzer.variants.reference import StoredReference
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 REQUEST_FILE = "request.pickle"
@@ -49,6 +50,7 @@ class BuildRequest:
         labels: Their classes, if known.
         synthetic: Whether the rows are made up.
         engine: How to build a TensorRT engine; None for other backends.
+        interval_max: Width of the accuracy's interval that is narrow enough to stop scoring at.
         reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
         threads: Of a session on the CPU.
         timing_cache: Where TensorRT's timings are kept between builds.
@@ -63,6 +65,7 @@ class BuildRequest:
     synthetic: bool
     confidence: float
     seed: int
+    interval_max: float
     reference_key: str
     threads: int
     engine: EngineOptions | None = None
@@ -99,8 +102,15 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         file = out / "model.plan"
         assert request.engine is not None
         notes += build_engine(graph, model, file, request.engine, timing_cache=request.timing_cache)
+    judged = partial(
+        judge,
+        labels=request.labels,
+        synthetic=request.synthetic,
+        confidence=request.confidence,
+        seed=request.seed,
+    )
     try:
-        reference = reference_runtime(
+        reference = StoredReference(
             folder.parent,
             request.reference_key,
             model,
@@ -114,6 +124,10 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             variant,
             request.scoring,
             classifier=True if request.labels is not None else None,
+            enough=lambda scores: (
+                (variant is reference and request.labels is None)
+                or _narrow(judged(scores), request.interval_max)
+            ),
         )
     except TargetMemoryError:
         raise
@@ -122,18 +136,20 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             f"The variant {key.label} was built and does not run: {error.message}",
             hint="Leave this precision out with --precisions.",
         ) from error
-    accuracy = judge(
-        scores,
-        labels=request.labels,
-        synthetic=request.synthetic,
-        confidence=request.confidence,
-        seed=request.seed,
-    )
+    accuracy = judged(scores)
     if variant is reference:
         accuracy = replace(accuracy, drop=0.0, interval=(0.0, 0.0))
-    if accuracy.samples < len(next(iter(request.scoring.values()))) and model.batchable:
-        notes += (f"scored on {accuracy.samples} rows, where the time ran out",)
+    rows = len(next(iter(request.scoring.values())))
+    if len(scores.cosine) < rows:
+        notes += (f"scored on {accuracy.samples} of {rows} rows",)
     return BuildResult(file=None if file == source else file.name, accuracy=accuracy, notes=notes)
+
+
+def _narrow(accuracy: Accuracy, width_max: float) -> bool:
+    """Whether the interval of the drop is so narrow that more rows would change nothing."""
+    assert accuracy.interval is not None
+    low, high = accuracy.interval
+    return high - low < width_max
 
 
 def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) -> tuple[str, ...]:

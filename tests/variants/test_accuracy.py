@@ -13,6 +13,7 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.errors import DataError
 from analyzer.variants.accuracy import (
+    RowScores,
     class_output,
     compare_rows,
     judge,
@@ -130,3 +131,18 @@ def test_intervals_contain_the_estimate(n: int, data: st.DataObject) -> None:
     won = data.draw(st.integers(0, n - lost))
     low, high = paired_interval(lost, won, n, confidence=0.9)
     assert -1 <= low <= high <= 1
+
+
+def test_scoring_stops_where_the_rows_suffice() -> None:
+    asked = []
+
+    def enough(scores: RowScores) -> bool:
+        asked.append(len(scores.cosine))
+        return len(asked) == 3
+
+    same = FunctionRuntime(lambda x: x)
+    scores = compare_rows(
+        make_model(), same, FunctionRuntime(lambda x: 1.01 * x), rows(1000), enough=enough
+    )
+    assert asked == [32, 64, 128] and len(scores.cosine) == 128
+    assert (scores.reference_class == scores.variant_class).all()

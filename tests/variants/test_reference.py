@@ -1,0 +1,87 @@
+"""The reference's answers are computed once, block by block, as far as they are asked for."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.engine.runtimes.base import Tensors
+from analyzer.variants import reference as reference_module
+from analyzer.variants.reference import StoredReference, chunks
+
+INPUTS = {"x": np.arange(200, dtype=np.float32).reshape(100, 2)}
+
+
+class Doubling:
+    """Doubles its input and counts its runs."""
+
+    def __init__(self) -> None:
+        self.opened = self.runs = 0
+        self._lock = threading.Lock()
+
+    def open(self) -> Doubling:
+        self.opened += 1
+        return self
+
+    def run(self, inputs: Tensors) -> Tensors:
+        with self._lock:
+            self.runs += 1
+        return {"odd name/0": 2 * inputs["x"]}
+
+    def close(self) -> None: ...
+
+
+def model(*, batchable: bool = True) -> ModelInfo:
+    spec = TensorSpec(name="x", datatype="FP32", shape=(2,))
+    return ModelInfo(
+        name="m", path="m", sha256="0" * 64, batchable=batchable, inputs=(spec,), outputs=(spec,)
+    )
+
+
+def answers(cache: Path, runtime: Doubling, count: int, info: ModelInfo) -> list[np.ndarray]:
+    """The first ``count`` answers."""
+    reference = StoredReference(cache, "key", info, INPUTS, runtime.open)
+    parts = [feeds for feeds, _ in zip(chunks(info, INPUTS), range(count), strict=False)]
+    found = [np.asarray(reference.run(part)["odd name/0"]) for part in parts]
+    for part, answer in zip(parts, found, strict=True):
+        assert (answer == 2 * part["x"]).all()
+    reference.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batchable", "chunk_count", "per_block"), [(True, 13, 4), (False, 100, 32)]
+)
+def test_only_what_is_asked_for_is_computed_and_only_once(
+    tmp_path: Path, batchable: bool, chunk_count: int, per_block: int
+) -> None:
+    info, first, second = model(batchable=batchable), Doubling(), Doubling()
+    answers(tmp_path, first, 3, info)
+    assert (first.opened, first.runs) == (1, per_block)
+    answers(tmp_path, second, chunk_count, info)
+    assert second.runs == chunk_count - per_block
+    answers(tmp_path, Doubling(), chunk_count, info)
+
+
+def test_neighbours_share_the_work(tmp_path: Path) -> None:
+    runtime = Doubling()
+    threads = [
+        threading.Thread(target=answers, args=(tmp_path, runtime, 13, model())) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert runtime.runs == 13
+
+
+def test_large_answers_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_module, "_STORED_BYTES_MAX", 100)
+    first, second = Doubling(), Doubling()
+    answers(tmp_path, first, 13, model())
+    answers(tmp_path, second, 13, model())
+    assert (first.runs, second.runs) == (13, 9)  # the first block was stored
