@@ -63,6 +63,7 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
         cache_dir=cache_dir,
         device=configuration.device,
         confidence=result.sla.confidence,
+        accuracy_drop_max=result.sla.max_accuracy_drop,
     )
 
 
