@@ -99,12 +99,12 @@ class GrpcConnection:
 
     def _tidy(self) -> None:
         """Closes channels on which nothing more will end; one is left, or opened anew."""
-        for channel in list(self._channels):
-            if channel.calls.closing and not channel.calls.in_flight:
-                channel.socket.close()
-                self._channels.remove(channel)
-        if not self._channels:
+        done = [one for one in self._channels if one.calls.closing and not one.calls.in_flight]
+        if len(done) == len(self._channels):
             self._open()
+        for channel in done:
+            channel.socket.close()
+            self._channels.remove(channel)
 
     def _open(self) -> None:
         try:
@@ -140,7 +140,7 @@ class _Channel:
             while not self.calls.ready and not self.lost:
                 self.take()
             if self.lost:
-                raise ConnectionResetError("it closed the connection")
+                raise ConnectionError("it speaks no HTTP/2, or closed the connection")
             self.socket.setblocking(False)
         except OSError:
             self.socket.close()

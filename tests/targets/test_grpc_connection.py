@@ -183,12 +183,25 @@ def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_anew() -> None:
         over.set()
 
 
+def test_a_server_that_is_gone_stays_a_crash() -> None:
+    with scripted_server(lambda number, connected: answer(connected, 1)) as port:
+        connection = GrpcConnection("127.0.0.1", port, "m", pool())
+        connection.send(0, 1)
+        assert [one.status for one in connection.receive(5.0)] == [STATUS_OK]
+    for _ in range(2):
+        with pytest.raises(TargetCrashError, match="does not answer"):
+            connection.receive(5.0)
+    with pytest.raises(TargetCrashError, match="does not answer"):
+        connection.send(1, 1)
+    connection.close()
+
+
 def test_nonsense_is_no_server() -> None:
     def serve(number: int, connected: socket.socket) -> None:
         connected.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 10)
         connected.recv(1 << 16)
 
-    with scripted_server(serve) as port, pytest.raises(TargetCrashError, match="does not answer"):
+    with scripted_server(serve) as port, pytest.raises(TargetCrashError, match="no HTTP/2"):
         GrpcConnection("127.0.0.1", port, "m", pool())
 
 
