@@ -269,9 +269,10 @@ def finish(
 
 
 def counted(target: EmbeddedTarget) -> Executions:
-    """The embedded server's executions; it does not tell their times by batch size."""
-    batches = dict(target.statistics().batches)
-    return Executions(count=batches, busy_ms=dict.fromkeys(batches, 0.0))
+    """The embedded server's executions."""
+    counters = target.statistics()
+    busy_ms = {size: ns / 1e6 for size, ns in counters.batches_ns}
+    return Executions(count=dict(counters.batches), busy_ms=busy_ms)
 
 
 def compare(a: dict[str, float], b: dict[str, float], *, overload: bool) -> dict[str, Any]:

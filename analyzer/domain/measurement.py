@@ -135,6 +135,21 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionTimes:
+    """The server's own times of the executions of one batch size during a load test.
+
+    Args:
+        batch_size: Inferences of each execution.
+        count: Executions.
+        mean_ms: Their mean time, inputs and outputs included, milliseconds.
+    """
+
+    batch_size: int
+    count: int
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTest:
     """One load test, summarised. Rates count requests per second, ``_ips`` inferences.
 
@@ -150,6 +165,7 @@ class LoadTest:
         duration_s: Length of the counted part.
         send_lag_ms_p99: How late the generator was.
         batch_size_mean: Mean inferences per execution; None where the target does not tell.
+        executions: By batch size, warm-up included; empty where the target does not tell.
         aborted: The run ended early because its rate was hopeless.
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
@@ -169,6 +185,7 @@ class LoadTest:
     breakdown_ms: Breakdown = Breakdown()
     send_lag_ms_p99: float | None = None
     batch_size_mean: float | None = None
+    executions: tuple[ExecutionTimes, ...] = ()
     resources: ResourceUse = ResourceUse()
     validity: Validity
     aborted: bool = False

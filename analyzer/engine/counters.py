@@ -14,7 +14,9 @@ class ServerStatistics:
     """Cumulative counters with Triton's meaning (``docs/triton-semantics.md``, section 4).
 
     Durations are totals in nanoseconds over requests; every request in a batch is charged the whole
-    batch's compute times. ``batches`` maps a batch size to its number of executions.
+    batch's compute times. ``batches`` maps a batch size to its number of executions, and
+    ``batches_ns`` to their total time, from the first input to the last output; empty where the
+    server does not tell.
     """
 
     inference_count: int = 0
@@ -27,6 +29,7 @@ class ServerStatistics:
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
     batches: tuple[tuple[int, int], ...] = ()
+    batches_ns: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ class Counters:
             compute_infer_ns=self.compute_infer_ns,
             compute_output_ns=self.compute_output_ns,
             batches=tuple((size, totals[0]) for size, totals in sorted(self.batches.items())),
+            batches_ns=tuple((size, sum(t[1:])) for size, t in sorted(self.batches.items())),
         )
 
     def details(self, waiting_count: int) -> ModelStatistics:

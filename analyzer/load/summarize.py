@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from analyzer.domain.measurement import (
     STATUS_OK,
     Breakdown,
+    ExecutionTimes,
     LoadTest,
     RequestLog,
     ResourceUse,
@@ -84,6 +85,7 @@ def summarize(
             if counted is not None and counted.execution_count
             else None
         ),
+        executions=_executions(counted),
         resources=resources if resources is not None else ResourceUse(),
         validity=_validity(run, budget_ms, lag_ms),
         aborted=run.aborted,
@@ -106,11 +108,34 @@ def statistics_between(
     counts = {
         field.name: getattr(after, field.name) - getattr(before, field.name)
         for field in fields(ServerStatistics)
-        if field.name != "batches"
+        if not field.name.startswith("batches")
     }
-    earlier = dict(before.batches)
-    batches = ((size, count - earlier.get(size, 0)) for size, count in after.batches)
-    return ServerStatistics(**counts, batches=tuple(pair for pair in batches if pair[1]))
+    return ServerStatistics(
+        **counts,
+        batches=_between(before.batches, after.batches),
+        batches_ns=_between(before.batches_ns, after.batches_ns),
+    )
+
+
+def _between(
+    before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]
+) -> tuple[tuple[int, int], ...]:
+    """By batch size, without those that did not change."""
+    earlier = dict(before)
+    grown = ((size, number - earlier.get(size, 0)) for size, number in after)
+    return tuple(pair for pair in grown if pair[1])
+
+
+def _executions(counted: ServerStatistics | None) -> tuple[ExecutionTimes, ...]:
+    """Mean execution times by batch size; empty where the server does not tell."""
+    if counted is None:
+        return ()
+    counts = dict(counted.batches)
+    return tuple(
+        ExecutionTimes(batch_size=size, count=counts[size], mean_ms=ns / counts[size] / 1e6)
+        for size, ns in counted.batches_ns
+        if counts.get(size)
+    )
 
 
 def _duration_s(log: RequestLog, skip: int, run: LoadRun) -> float:

@@ -89,6 +89,7 @@ class VirtualSession(Session):
             duration_s=duration,
             latency_ms=summarize_latency(log.latency_s, sla.percentile),
             send_lag_ms_p99=0.0,
+            executions=result.execution_times(),
             resources=ResourceUse(memory_bytes_peak=self._memory_bytes),
             validity=Validity(valid=True),
             aborted=count < len(latency_s),

@@ -94,8 +94,9 @@ class EmbeddedTarget:
         """
         self._ask(operation="statistics")
         values = self._answer(_ANSWER_S, what="its counters")["statistics"]
-        batches = tuple((int(size), int(count)) for size, count in values.pop("batches"))
-        return ServerStatistics(**values, batches=batches)
+        for name in ("batches", "batches_ns"):
+            values[name] = tuple((int(size), int(number)) for size, number in values[name])
+        return ServerStatistics(**values)
 
     @contextmanager
     def connect(self) -> Iterator[EmbeddedConnection]:

@@ -137,9 +137,13 @@ def model_states(index: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def total_statistics(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
     """The counters of a model's versions together, from ``model_stats`` in JSON's form."""
     batches: Counter[int] = Counter()
+    batches_ns: Counter[int] = Counter()
     for version in versions:
         for batch in version.get("batch_stats", ()):
-            batches[int(batch["batch_size"])] += int(batch["compute_infer"]["count"])
+            size = int(batch["batch_size"])
+            batches[size] += int(batch["compute_infer"]["count"])
+            for stage in ("compute_input", "compute_infer", "compute_output"):
+                batches_ns[size] += int(batch.get(stage, {}).get("ns", 0))
 
     def total(stage: str, what: str) -> int:
         found = (version["inference_stats"].get(stage, {}) for version in versions)
@@ -156,6 +160,7 @@ def total_statistics(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
         compute_infer_ns=total("compute_infer", "ns"),
         compute_output_ns=total("compute_output", "ns"),
         batches=tuple(sorted(batches.items())),
+        batches_ns=tuple(sorted(batches_ns.items())),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.measurement import ExecutionTimes
 from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.scheduler import Scheduler
@@ -114,6 +115,20 @@ class SimulationResult:
     def percentile_ms(self, percentile: float) -> float | None:
         """Nearest rank among all requests; None among those that were not served."""
         return nearest_rank(self.latency_ms(), percentile)
+
+    def execution_times(self) -> tuple[ExecutionTimes, ...]:
+        """Mean execution times by batch size, ascending, as a server tells them."""
+        spent_ms = (self.execution_end_ns - self.execution_start_ns) / 1e6
+        counts = np.bincount(self.execution_batch_size)
+        total_ms = np.bincount(self.execution_batch_size, weights=spent_ms)
+        return tuple(
+            ExecutionTimes(
+                batch_size=int(size),
+                count=int(counts[size]),
+                mean_ms=float(total_ms[size] / counts[size]),
+            )
+            for size in np.flatnonzero(counts)
+        )
 
     def summary(self) -> dict[str, Any]:
         """The contract's figures, JSON-ready; None where a figure is not defined.

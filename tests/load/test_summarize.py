@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analyzer.domain.measurement import STATUS_ERROR
+from analyzer.domain.measurement import STATUS_ERROR, ExecutionTimes
 from analyzer.engine.counters import ServerStatistics
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize
@@ -64,10 +64,18 @@ def test_a_closed_loop_offers_what_it_achieves() -> None:
 
 
 def test_batch_sizes_come_from_the_servers_counters(run) -> None:
-    before = ServerStatistics(inference_count=10, execution_count=10, batches=((1, 10),))
-    after = ServerStatistics(inference_count=50, execution_count=20, batches=((1, 10), (4, 10)))
+    before = ServerStatistics(
+        inference_count=10, execution_count=10, batches=((1, 10),), batches_ns=((1, 10**7),)
+    )
+    after = ServerStatistics(
+        inference_count=50,
+        execution_count=20,
+        batches=((1, 10), (4, 10)),
+        batches_ns=((1, 10**7), (4, 3 * 10**7)),
+    )
     test = summarize(run, kind="edge", offered_rps=500.0, statistics=(before, after))
     assert test.batch_size_mean == 4.0
+    assert test.executions == (ExecutionTimes(batch_size=4, count=10, mean_ms=3.0),)
     assert statistics_between(before, after).batches == ((4, 10),)
     assert summarize(run, kind="edge", offered_rps=500.0).batch_size_mean is None
 

@@ -78,6 +78,9 @@ def test_requests_are_answered_once_and_the_counters_agree() -> None:
     assert counters.fail_count == 0
     assert sum(size * count for size, count in counters.batches) == 400
     assert max(size for size, _ in counters.batches) == 8, "requests of 2 fill batches of 8"
+    executed = dict(counters.batches)
+    assert all(ns >= executed[size] * 2e6 for size, ns in counters.batches_ns)
+    assert [size for size, _ in counters.batches_ns] == list(executed)
     # Each reply tells its own stages: together they are the counters.
     assert np.isclose(run.log.queue_s.sum(dtype=float), counters.queue_ns / 1e9, rtol=1e-4)
     told = run.log.compute_infer_s.sum(dtype=float)
