@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration
 
 CertificateVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
+InvalidityKind = Literal["lag", "offered_rate", "littles_law"]
 
 # Outcome of one request, as the generator saw it.
 STATUS_OK = 0
@@ -52,10 +53,16 @@ class RequestLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
-    """Whether a run says anything, with the reasons where it does not."""
+    """Whether a run says anything.
+
+    Args:
+        reasons: Sentences, where it does not.
+        kinds: The rule that each reason is about.
+    """
 
     valid: bool
     reasons: tuple[str, ...] = ()
+    kinds: tuple[InvalidityKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +177,7 @@ class LoadTest:
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
         notes: What else should be known of the run (it was not stationary).
+        conditions: What the machine was like meanwhile; None where nobody watched.
     """
 
     kind: str
@@ -192,6 +200,7 @@ class LoadTest:
     seed: int = 0
     started_at: float = 0.0
     notes: tuple[str, ...] = ()
+    conditions: Conditions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +238,7 @@ class Certificate:
         inflation: The variance inflation used, and where it comes from.
         inflation_source: ``batch_means``, ``twin``, ``lower_threshold`` or ``none``.
         requests_missing: Requests still needed for a decision; None if decided or unknown.
+        conditions: What the machine was like during the runs; None where nobody watched.
     """
 
     verdict: CertificateVerdict
@@ -240,14 +250,45 @@ class Certificate:
     inflation: float | None = None
     inflation_source: str = "none"
     requests_missing: int | None = None
+    conditions: Conditions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateEvidence:
+    """What all runs of one configuration at one rate came to, over every walk and resume.
+
+    Args:
+        rate_rps: The rate.
+        requests, over_budget: Counted in all of its runs.
+        inflation: The largest variance inflation that was found; None where none could be.
+        claim: The rate's number among the claims of its family, from 1.
+        blocks: Runs that were made; the next ones draw later arrivals.
+    """
+
+    rate_rps: float
+    requests: int
+    over_budget: int
+    inflation: float | None
+    claim: int
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """The highest rate that keeps the SLA, estimated: requests per second and an interval."""
+    """The highest rate that keeps the SLA, estimated: requests per second and an interval.
+
+    Args:
+        rate_rps: The estimate; None where the edge is not bracketed.
+        interval_rps: From a rate that was kept to one that was not; None for an open end.
+    """
 
     rate_rps: float | None = None
     interval_rps: tuple[float | None, float | None]
+
+    @property
+    def at_least_rps(self) -> float | None:
+        """The estimate, else the lower end of the interval; None where no rate was kept."""
+        return self.rate_rps or self.interval_rps[0] or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +314,7 @@ class Measurement:
         load_tests: Every load test in order, the invalid ones included.
         load_test_seconds: Time under load, warm-up included.
         memory_bytes_peak: Peak over all load tests.
+        evidence: What certificates rest on, by rate in ascending order.
     """
 
     configuration: Configuration
@@ -287,6 +329,7 @@ class Measurement:
     predicted: Prediction = Prediction()
     hardware: str = ""
     notes: tuple[str, ...] = field(default=())
+    evidence: tuple[RateEvidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Edge
+from analyzer.domain.measurement import Conditions, Edge, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 from analyzer.measure.certify import CLIMBING
@@ -96,6 +96,9 @@ class CertifyPlan:
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
+        earlier: What is known of this configuration, by rate: judged together with the new runs.
+        claims: Claims that the family (the study's candidates, or its baseline) has begun so far.
+        conditions: What the machine was like over the whole study so far; None where unknown.
     """
 
     seconds: float
@@ -105,3 +108,6 @@ class CertifyPlan:
     shares: tuple[float, ...] = CLIMBING
     stream: int = STREAM_CERTIFY
     kind: str = "certify"
+    earlier: tuple[RateEvidence, ...] = ()
+    claims: int = 0
+    conditions: Conditions | None = None

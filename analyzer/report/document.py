@@ -200,7 +200,9 @@ def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
 
 
 def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
-    return asdict(certificate) if certificate is not None else None
+    if certificate is None:
+        return None
+    return {key: value for key, value in asdict(certificate).items() if key != "conditions"}
 
 
 def _fleet(entry: Entry) -> dict[str, Any] | None:

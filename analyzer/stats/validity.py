@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from analyzer.domain.measurement import Validity
+from analyzer.domain.measurement import InvalidityKind, Validity
 
 LAG_MS_MIN = 1.0
 LAG_BUDGET_FRACTION = 0.05
@@ -53,18 +53,18 @@ def judge(
         closed_loop: There is no schedule: lag and offered rate are not judged.
         requests: Requests of the run, for the allowance that a small sample gets; None if unknown.
     """
-    reasons = []
+    reasons: dict[InvalidityKind, str] = {}
     if not closed_loop:
         limit_ms = lag_limit_ms(budget_ms)
         if send_lag_ms_p99 is not None and not send_lag_ms_p99 <= limit_ms:
-            reasons.append(
+            reasons["lag"] = (
                 f"the generator sent late: lag p99 {send_lag_ms_p99:.3g} ms,"
                 f" limit {limit_ms:.3g} ms"
             )
         # A schedule drawn at random has a count of its own: 3 standard deviations of Poisson's.
         slack = RATE_TOLERANCE + (3.0 / sqrt(requests) if requests else 0.0)
         if achieved_offered_rps < offered_rps * (1.0 - min(slack, 0.5)):
-            reasons.append(
+            reasons["offered_rate"] = (
                 f"the offered rate was not achieved: {achieved_offered_rps:.4g}/s sent"
                 f" of {offered_rps:.4g}/s scheduled"
             )
@@ -74,11 +74,11 @@ def judge(
             max(expected, in_flight_mean), requests
         )
         if not abs(in_flight_mean - expected) <= allowance:
-            reasons.append(
+            reasons["littles_law"] = (
                 f"Little's law fails: {in_flight_mean:.4g} requests in flight, but"
                 f" throughput × mean latency is {expected:.4g}"
             )
-    return Validity(valid=not reasons, reasons=tuple(reasons))
+    return Validity(valid=not reasons, reasons=tuple(reasons.values()), kinds=tuple(reasons))
 
 
 def _little_allowance(in_flight: float, requests: int | None) -> float:
