@@ -56,7 +56,7 @@ EDGE_DIFFERENCE_MAX = 0.05
 EDGE_PRECISION = 1.02
 CARRIED_SHARE_MIN = 0.9
 _RATES_MAX = 14
-_EDGE_REQUESTS_MIN = 1000
+_EDGE_REQUESTS_MIN = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
