@@ -48,7 +48,7 @@ def _write(options: SearchOptions, result: StudyResult) -> list[str]:
         kind = format_of(options.report_file, None)
         write_report(options.report_file, render_report(result, kind))
         lines.append(f"report      {options.report_file}")
-    if options.export_dir is not None and result.verdict == "found":
+    if options.export_dir is not None and result.recommended_id is not None:
         done = export_with_evidence(
             result, options.export_dir, force=options.force, quiet=options.quiet
         )

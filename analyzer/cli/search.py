@@ -13,7 +13,7 @@ from analyzer.cli import options
 from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import UsageError
 
-EXIT_CODES = {"found": 0, "infeasible": 3, "undecided": 4}
+EXIT_CODES = {"found": 0, "estimated": 0, "infeasible": 3, "undecided": 4}
 
 
 def _precisions(
@@ -103,7 +103,14 @@ def _precisions(
     type=options.DURATION_S,
     default="5m",
     show_default=True,
-    help="Time for the whole search (60s).",
+    help="Wall time of the whole command (60s).",
+)
+@click.option(
+    "--accept",
+    type=click.Choice(["certified", "estimated"]),
+    default="certified",
+    show_default=True,
+    help="estimated: recommend the best candidate even where the budget did not prove it.",
 )
 @click.option(
     "--max-trials", type=click.IntRange(1), metavar="N", help="Configurations to measure at most."

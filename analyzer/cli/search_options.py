@@ -26,6 +26,7 @@ class SearchOptions:
     arrivals: str
     request_batch_size: int
     budget: float
+    accept: Any
     max_trials: int | None
     sampler: Any
     server: str

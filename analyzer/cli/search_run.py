@@ -78,6 +78,7 @@ def run_search_command(options: SearchOptions) -> str:
                     arrivals=arrivals,
                     request_batch_size=options.request_batch_size,
                     budget_s=options.budget,
+                    accept=options.accept,
                     trials_max=options.max_trials,
                     sampler=options.sampler,
                     server=options.server,

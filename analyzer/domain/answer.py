@@ -7,7 +7,7 @@ is about the certified capacity.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from analyzer.domain.configuration import Configuration
@@ -23,6 +23,9 @@ from analyzer.domain.study import Pricing
 
 # Rates that a schedule and a command line spell the same differ by rounding at most.
 _RATE_TOLERANCE = 1e-6
+
+EVIDENCE_ENOUGH = 300
+"""Requests at kept rates from which on one candidate's evidence counts as much as another's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,18 +246,64 @@ def _distance(missed: tuple[Miss, ...], measurement: Measurement, sla: Sla) -> t
     return unknown, worst
 
 
+def evidence_requests(measurement: Measurement, sla: Sla) -> int:
+    """Requests of valid open-loop load tests at rates that kept the budget; 0 without any."""
+    return sum(
+        test.requests
+        for test in measurement.load_tests
+        if test.validity.valid
+        and test.concurrency is None
+        and not test.aborted
+        and keeps_budget(test, sla)
+    )
+
+
+def best_by_evidence(
+    outcomes: Sequence[Measurement | Failure],
+    sla: Sla,
+    *,
+    among: Collection[str] | None = None,
+    devices_per_machine: int = 1,
+) -> Measurement | None:
+    """The best configuration, where a rate that was kept counts by the requests behind it.
+
+    Those that keep every limit by their edge come before those that do not, and of these more
+    evidence counts first until it suffices (``EVIDENCE_ENOUGH`` requests); then the objective.
+
+    Args:
+        among: Ids of the configurations that may be recommended; None for all.
+    """
+    ranked = rank(outcomes, sla, devices_per_machine=devices_per_machine)
+    if among is not None:
+        ranked = tuple(m for m in ranked if m.configuration.config_id in among)
+
+    def key(measurement: Measurement) -> tuple[bool, int]:
+        certificate = measurement.certificate
+        if misses(measurement, sla) or (certificate and certificate.verdict == "FAIL"):
+            return True, 0
+        return False, -min(evidence_requests(measurement, sla), EVIDENCE_ENOUGH)
+
+    # min keeps the order of the ranking among equals.
+    return min(ranked, key=key, default=None)
+
+
 def closest_miss(
-    outcomes: Sequence[Measurement | Failure], sla: Sla
+    outcomes: Sequence[Measurement | Failure],
+    sla: Sla,
+    *,
+    among: Collection[str] | None = None,
 ) -> tuple[Measurement, tuple[Miss, ...]] | None:
     """What came closest when nothing is recommended, and what it missed; None if nothing ran.
+
+    It is the best by evidence of those that may be recommended (ids in ``among``, all if None);
+    where none of these was measured, of all.
 
     A configuration that keeps every limit by its edge but was not certified misses evidence:
     ``certified_requests``, the requests that the certificate would need against those it has.
     """
-    ranked = rank(outcomes, sla)
-    if not ranked:
+    best = best_by_evidence(outcomes, sla, among=among) or best_by_evidence(outcomes, sla)
+    if best is None:
         return None
-    best = ranked[0]
     missed = misses(best, sla)
     certificate = best.certificate
     if certificate is not None and certificate.verdict == "FAIL" and not missed:

@@ -10,7 +10,10 @@ from analyzer.domain.measurement import CertificateVerdict, Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 
-Verdict = Literal["found", "infeasible", "undecided"]
+Verdict = Literal["found", "estimated", "infeasible", "undecided"]
+
+Acceptance = Literal["certified", "estimated"]
+"""What may be recommended: a certified rate alone, or, where none was reached, an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,13 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """How the search went; the contract's ``search``."""
+    """How the search went; the contract's ``search``.
+
+    Args:
+        budget_s: Wall time that the command was given; None in studies of before.
+        budget_needed_s: The budget that would prove the best candidate, where it was not proven.
+        overrun_reason: Why more than the budget was spent; empty if it was not.
+    """
 
     sampler: str
     space: str = ""
@@ -91,6 +100,9 @@ class SearchSummary:
     load_test_seconds: float = 0.0
     wall_seconds: float = 0.0
     bound: str | None = None
+    budget_s: float | None = None
+    budget_needed_s: float | None = None
+    overrun_reason: str = ""
 
 
 ClaimVerdict = Literal["holds", "refuted", "undecided"]
@@ -139,10 +151,14 @@ class StudyResult:
     """Everything a study ended with.
 
     Args:
+        verdict: ``found``: certified; ``estimated``: recommended without a proof, which
+            ``accepted`` allowed.
         outcomes: Every measured or failed configuration, in the order of the trials; the
             baseline and the recommendation (with its certificate) are among them.
         request_batch_size: Inferences per request, the mean of a trace whose requests differ.
         recommended_id: ``config_id`` of the recommendation; None without one.
+        recommendable: ``config_id`` of those outcomes that may be recommended; None if unknown
+            (studies of before).
         baseline_id: ``config_id`` of the baseline.
         provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``.
         warnings: Sentences that qualify the result (fallbacks taken, data that was not there).
@@ -164,3 +180,5 @@ class StudyResult:
     provenance: dict[str, Any]
     verifications: tuple[Verification, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    accepted: Acceptance = "certified"
+    recommendable: tuple[str, ...] | None = None

@@ -116,7 +116,11 @@ def make_report(result: StudyResult) -> StudyReport:
     failures = tuple(outcome for outcome in result.outcomes if isinstance(outcome, Failure))
     recommendation = find(measurements, result.recommended_id)
     baseline = find(measurements, result.baseline_id)
-    closest = closest_miss(measurements, result.sla) if recommendation is None else None
+    closest = (
+        closest_miss(measurements, result.sla, among=result.recommendable)
+        if recommendation is None
+        else None
+    )
     front = pareto_front(
         measurements,
         result.sla,

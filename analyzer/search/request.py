@@ -13,7 +13,7 @@ from analyzer.domain.configuration import DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
-from analyzer.domain.study import Pricing
+from analyzer.domain.study import Acceptance, Pricing
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 
 SamplerName = Literal["twin", "tpe", "nsga2", "gp", "random", "grid"]
@@ -33,6 +33,7 @@ class SearchRequest:
         trials_max: Upper limit of measured configurations; None for no limit.
         server: ``embedded``, ``triton`` or an endpoint's URL.
         request_batch_size: Inferences of each request; a trace with sizes of its own has those.
+        accept: ``estimated`` lets the best candidate be recommended without a proof.
         seed: Root of every random number.
     """
 
@@ -51,6 +52,7 @@ class SearchRequest:
     server: str = "embedded"
     device: DeviceKind = "cpu"
     pricing: Pricing = Pricing()
+    accept: Acceptance = "certified"
     seed: int = 0
     provenance: dict[str, Any]
 

@@ -80,6 +80,7 @@ def _result(
             load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
             wall_seconds=context.clock() - context.started,
             bound=bound,
+            budget_s=request.budget_s,
         ),
         explanation=explanation(
             winner,
@@ -90,4 +91,10 @@ def _result(
         ),
         provenance=request.provenance,
         warnings=tuple(context.log.warnings),
+        accepted=request.accept,
+        recommendable=tuple(
+            config_id
+            for outcome in outcomes
+            if (config_id := outcome.configuration.config_id) in screening.allowed
+        ),
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import Explanation, Pricing, SearchSummary, Verdict
+from analyzer.domain.study import Acceptance, Explanation, Pricing, SearchSummary, Verdict
 
 StudyStatus = Literal["running", "interrupted", "failed", "finished"]
 
@@ -50,6 +50,8 @@ class StoredResult:
     search: SearchSummary
     explanation: Explanation
     warnings: tuple[str, ...] = ()
+    accepted: Acceptance = "certified"
+    recommendable: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -49,12 +50,22 @@ def schema_1(store_url: str, tmp_path: Path) -> str:
     return store_url
 
 
+def of_before(found: Any, expected: Any) -> Any:
+    """``found`` without the keys that documents did not have then."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return {k: of_before(v, expected[k]) for k, v in found.items() if k in expected}
+    if isinstance(found, list) and isinstance(expected, list):
+        return [of_before(*pair) for pair in zip(found, expected, strict=True)]
+    return found
+
+
 @pytest.mark.parametrize("name", ["digits-1", "digits-2"])
 def test_a_study_of_schema_1_has_the_same_report(schema_1: str, name: str) -> None:
     expected = json.loads((DATA / f"schema_1.{name}.json").read_text())
     for _ in range(2):  # upgraded once, then simply opened
         with open_store(schema_1, create=False) as store:
-            assert build_document(make_report(store.load_result(name))) == expected
+            found = build_document(make_report(store.load_result(name)))
+            assert of_before(found, expected) == expected
             assert store.study(name).options["budget_s"] == 60.0
 
 
