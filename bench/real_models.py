@@ -12,6 +12,7 @@ are kept in between, so that the models may be run one by one.
 from __future__ import annotations
 
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def check(model: PackagedModel) -> dict[str, Any]:
     """What inspection says, every variant or why there is none, and a few requests served."""
     source = model.fetch()
     data = model.write_inputs(ROWS)
-    info = inspect_model(source, input_shapes=model.shapes, name=model.name)
+    scratch = FOLDER / "models"
+    info = inspect_model(source, input_shapes=model.shapes, name=model.name, scratch=scratch)
     rows = load_calibration(data, info).inputs if data else synthetic_inputs(info, 2, 0)
     info = verify_model(info, {name: array[:2] for name, array in rows.items()})
     cache = FOLDER / "cache"
@@ -180,7 +182,9 @@ def collect() -> dict[str, Any]:
         model.name: {step: STEPS.load(f"{step}-{model.name}", {}) for step in ("check", "search")}
         for model in MODELS
     }
-    return {"versions": real_triton.versions(), "models": known}
+    searched_any = any(steps["search"] for steps in known.values())
+    own = {"onnxruntime": metadata.version("onnxruntime")}
+    return {"versions": real_triton.versions() if searched_any else own, "models": known}
 
 
 def page(document: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import ModelError
@@ -53,7 +54,7 @@ def inspect_path(
     """The model, and the configuration that a model directory's own ``config.pbtxt`` gives."""
     from analyzer.variants.inspect import inspect_model
 
-    model = inspect_model(path, input_shapes=input_shapes)
+    model = inspect_model(path, input_shapes=input_shapes, scratch=cache_dir() / "models")
     config = path / "config.pbtxt"
     if not (path.is_dir() and config.is_file()):
         return model, None

@@ -30,6 +30,7 @@ from analyzer.errors import (
 )
 from analyzer.variants.example_shapes import accepted_shapes
 from analyzer.variants.graph import external_pieces, table_ranges
+from analyzer.variants.scalars import with_dimensions
 from analyzer.variants.shapes import (
     Declared,
     Dims,
@@ -93,6 +94,7 @@ def inspect_model(
     *,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     name: str | None = None,
+    scratch: Path | None = None,
 ) -> ModelInfo:
     """What there is to know about the model at ``path``; opens a session to be sure that it runs.
 
@@ -105,8 +107,11 @@ def inspect_model(
         input_shapes: Shapes by input, without the batch axis, for inputs with dynamic dimensions; a
             named dimension given once holds for every input that has it.
         name: The name to serve it under; default from the file or directory.
+        scratch: Where a model with scalars is kept in the form that Triton can serve
+            (:mod:`~analyzer.variants.scalars`), which is then the model; None leaves it as it is.
 
     Raises:
+        BuildError: ``scratch`` cannot be written.
         ModelError: The file cannot be used, or ``input_shapes`` do not fit or are missing.
         MissingPartError: ONNX Runtime is not installed.
     """
@@ -124,6 +129,15 @@ def inspect_model(
         )
     reasons = unbatched_reasons(inputs, outputs)
     loops = state_loops(inputs, outputs)
+    scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
+    if scalars and scratch is not None:
+        served = scratch / hash_model(file, external)[:24] / file.name
+        if not served.is_file():
+            with_dimensions(file, scalars, served)
+        model = inspect_model(served, input_shapes=input_shapes, name=name or default_name(path))
+        shown = ", ".join(map(repr, scalars))
+        told = f"Triton serves no scalars, so one dimension of size 1 is added to {shown}."
+        return replace(model, notes=(*_notes(reasons, loops), told))
     batchable = not reasons
     shapes, symbols = resolve(
         inputs, input_shapes or {}, batchable=batchable, states=[name for name, _ in loops]

@@ -149,7 +149,7 @@ def _file_starts_and_ends(rows: int, rng: np.random.Generator) -> Inputs:
 def _silero(rows: int, rng: np.random.Generator) -> Inputs:
     state = 0.1 * rng.standard_normal((rows, 2, 1, 128), np.float32)
     sound = voices(rows, rng, 576, 16_000)[:, None]
-    return {"input": sound, "state": state, "sr": np.full(rows, 16_000)}
+    return {"input": sound, "state": state, "sr": np.full((rows, 1), 16_000)}
 
 
 def _silero_frames(rows: int, rng: np.random.Generator) -> Inputs:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.inspect import inspect_model, verify_model
@@ -86,6 +87,58 @@ def test_stateful_model_is_served_unbatched(write_model: Write, batch: object, s
     rows = synthetic_inputs(model, 2, 0)
     assert (rows["sr"] == 16000).all()
     assert not verify_model(model, rows).batchable
+
+
+def test_scalars_get_a_dimension_that_triton_can_serve(write_model: Write, tmp_path: Path) -> None:
+    path = speech_model(write_model, "batch", "batch")
+    plain = inspect_model(path, input_shapes={"input": (512,)})
+    model = inspect_model(path, input_shapes={"input": (512,)}, scratch=tmp_path / "models")
+    assert model.name == plain.name and model.sha256 != plain.sha256
+    assert {spec.name: spec.shape for spec in model.inputs}["sr"] == (1,)
+    assert {spec.name: spec.value_range for spec in model.inputs}["sr"] == (16000, 16000)
+    assert "input 'sr' is a scalar" in model.notes[0]
+    assert model.notes[-1] == (
+        "Triton serves no scalars, so one dimension of size 1 is added to 'sr'."
+    )
+    rows = synthetic_inputs(model, 1, 0)
+    want = OrtRuntime(plain.path).run(
+        {
+            name: a.reshape(a.shape[1:]) if name != "sr" else a.reshape(())
+            for name, a in rows.items()
+        }
+    )
+    got = OrtRuntime(model.path).run({name: array[0] for name, array in rows.items()})
+    assert all((want[name] == got[name]).all() for name in want)
+    again = inspect_model(path, input_shapes={"input": (512,)}, scratch=tmp_path / "models")
+    assert again == model and len(list((tmp_path / "models").rglob("*.onnx"))) == 1
+
+
+def test_scalars_are_replaced_inside_and_behind_subgraphs(
+    write_model: Write, tmp_path: Path
+) -> None:
+    def branch(name: str, *nodes: NodeProto) -> GraphProto:
+        value = helper.make_tensor_value_info(nodes[-1].output[0], FLOAT, [4])
+        return helper.make_graph(list(nodes), name, [], [value])
+
+    nodes = [
+        helper.make_node(
+            "If", ["flag"], ["y"],
+            then_branch=branch("then", helper.make_node("Mul", ["x", "k"], ["scaled"])),
+            else_branch=branch("else", helper.make_node("Sub", ["x", "k"], ["shifted"])),
+        ),
+        helper.make_node("ReduceSum", ["y"], ["total"], keepdims=0),
+    ]  # fmt: skip
+    path = write_model(
+        nodes,
+        [("x", FLOAT, [4]), ("k", FLOAT, []), ("flag", TensorProto.BOOL, [])],
+        [("y", FLOAT, [4]), ("total", FLOAT, [])],
+    )
+    model = inspect_model(path, scratch=tmp_path / "models")
+    feeds = {"x": np.arange(4, dtype=np.float32), "k": np.array([3], np.float32)}
+    for flag, want in ((True, [0, 3, 6, 9]), (False, [-3, -2, -1, 0])):
+        got = OrtRuntime(model.path).run({**feeds, "flag": np.array([flag])})
+        assert (got["y"] == want).all()
+        assert got["total"].shape == (1,) and got["total"][0] == sum(want)
 
 
 def test_first_dimension_of_an_unbatched_model_may_be_given(write_model: Write) -> None:
