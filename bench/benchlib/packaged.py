@@ -133,9 +133,9 @@ def _pp_ocr(height: int, width: int, lines: int = 1) -> MakeInputs:
 
 def _file_starts_and_ends(rows: int, rng: np.random.Generator) -> Inputs:
     """The first and last 1,024 bytes of files, as Magika takes them; 256 pads."""
-    files = sorted(
-        path for path in ROOT.rglob("*.*") if path.is_file() and ".git/" not in str(path)
-    )
+    folders = ("analyzer", "docs", "examples", "templates", "tests")
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.*"))
+    files = sorted(path for path in found if path.is_file() and path.suffix != ".pyc")
     chosen = rng.permutation(len(files))[:rows]
     array = np.full((rows, 2048), 256, np.int32)
     for row, index in zip(array, np.resize(chosen, rows), strict=True):
