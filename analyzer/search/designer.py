@@ -6,7 +6,7 @@ on one positive scale where larger is better (:class:`~analyzer.search.score.Sco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite, log
 
@@ -23,6 +23,10 @@ _MEASUREMENTS_TO_DISTRUST = 3
 # having no value speaks against the twin.
 _PROMISING_MIN = 6
 _WITHOUT_VALUE_MAX = 0.8
+# So many candidates are measured in the order of the predictions before residuals may change it.
+_AS_PREDICTED = 3
+# With predictions for a smaller share of the space the designer does not lead.
+_PREDICTED_SHARE_MIN = 0.5
 # Improvements below this share are not worth a measurement; they are within its noise.
 _GAIN_MIN = 0.01
 # The search is over when nothing is plausibly better by more than this.
@@ -31,6 +35,9 @@ _MEASUREMENTS_TO_FINISH = 3
 # Candidates whose draws are taken together for the bound; the others cannot plausibly win.
 _RIVALS_MAX = 120
 _DRAWS = 2000
+# The size of the residuals is known like a variance with so many degrees of freedom, besides one
+# for each measurement.
+_FREEDOM_PRIOR = 2
 # Sizes of the residual's local part where predictions were fitted to what was measured.
 _LOCAL_REFITTED = (0.4,)
 # Until something feasible is known, a chance of keeping the limits weighs as its cube.
@@ -47,29 +54,42 @@ class Candidate:
         config_id: Its fingerprint.
         features: Shape (d,), the same d for all; what residuals are expected to depend on
             (logarithms of counts and sizes, 0 or 1 for choices).
-        predicted: The twin's objective, positive, larger is better; 0 or less (or NaN) if the twin
-            expects it never to keep the SLA.
+        predicted: The twin's objective, positive, larger is better; 0 or less if the twin expects
+            it never to keep the SLA, None (or NaN) if it cannot say.
         feasible_prior: Probability (or plain truth) that it keeps the limits on memory and
             accuracy; 0 is never proposed.
     """
 
     config_id: str
     features: NDArray[np.floating]
-    predicted: float
+    predicted: float | None
     feasible_prior: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """No unmeasured configuration is better by more than ``fraction``, with ``confidence``."""
+    """No configuration of those covered is better than the recommended one by more than this.
+
+    Args:
+        fraction: Of the recommended one's value; at least 1 % while anything is unmeasured, since
+            an edge is known no better.
+        confidence: Of the statement.
+        covered: Configurations that were predicted or measured.
+        space: Configurations that could have been recommended.
+    """
 
     fraction: float
     confidence: float
+    covered: int
+    space: int
 
     def __str__(self) -> str:
+        said = f"is better by more than {self.fraction:.1%} (confidence {self.confidence:.0%})"
+        if self.covered == self.space:
+            return f"no configuration in the space {said}"
         return (
-            f"no configuration in the space is better by more than {self.fraction:.1%}"
-            f" (confidence {self.confidence:.0%})"
+            f"of the {self.covered} configurations with a prediction or a measurement none {said};"
+            f" {self.space - self.covered} of {self.space} have neither"
         )
 
 
@@ -81,7 +101,8 @@ class Designer:
 
     Args:
         candidates: The space, each configuration once.
-        scale_prior: How far the twin is expected to be off before anything was measured.
+        scale_prior: How far the twin is expected to be off before anything was measured; what was
+            seen since takes its place where it is more.
         refitted: The predictions were fitted to the same measurements, so that their residuals
             flatter them.
         learn_limits: Whether neighbours' outcomes move the probabilities of being feasible; False
@@ -104,44 +125,73 @@ class Designer:
         self._features = np.array([c.features for c in candidates], dtype=np.float64)
         self._features = self._features.reshape(len(candidates), -1 if candidates else 0)
         self._scale_prior = scale_prior
-        self._local = _LOCAL_REFITTED if refitted else LOCAL
+        self._refitted = refitted
         self._learn_limits = learn_limits
         self._seed = seed
         self._prior = np.array([float(c.feasible_prior) for c in candidates])
-        predicted = np.array([float(c.predicted) for c in candidates])
-        self._promising = np.isfinite(predicted) & (predicted > 0)
-        # A candidate without promise gets a value far below the others: it comes last.
-        floor = predicted[self._promising].min() * 1e-3 if self._promising.any() else 1.0
-        self._log_predicted = np.log(np.where(self._promising, predicted, floor))
         # By index: the measured objective, and whether every limit was kept.
         self._values: dict[int, float] = {}
         self._feasible: dict[int, bool] = {}
+        # By index, in the order of measuring: log(measured / predicted) as both were then, and the
+        # same with what had been learned by then.
+        self._errors: dict[int, tuple[float, float]] = {}
+        # Values of configurations outside the space (the baseline).
+        self._outside: dict[str, float] = {}
+        self._predict([c.predicted for c in candidates])
+
+    def _predict(self, predictions: Sequence[float | None]) -> None:
+        predicted = np.array([np.nan if p is None else float(p) for p in predictions])
+        self._predicted = np.isfinite(predicted)
+        self._promising = self._predicted & (predicted > 0)
+        # A candidate without promise gets a value far below the others: it comes last.
+        floor = predicted[self._promising].min() * 1e-3 if self._promising.any() else 1.0
+        predicted[~self._promising] = floor * np.where(self._predicted[~self._promising], 1e-3, 1.0)
+        self._log_predicted = np.log(predicted)
         self._model: ResidualModel | None = None
+
+    def repredict(self, predicted: Mapping[str, float | None]) -> None:
+        """Replaces the predictions by those of a twin that was fitted to the measurements.
+
+        How far off predictions are is still judged by those that were made before measuring.
+
+        Args:
+            predicted: By the id of every candidate, as :attr:`Candidate.predicted`.
+        """
+        self._refitted = True
+        self._predict([predicted[config_id] for config_id in self._ids])
 
     def update(self, config_id: str, value: float | None, *, feasible: bool = True) -> None:
         """Takes in an outcome; a second one of the same candidate replaces the first.
 
         Args:
-            config_id: Of a candidate; any other (the baseline, say) is ignored.
+            config_id: Of a candidate; any other (the baseline, say) counts in the bound only.
             value: The measured objective, positive; None if there is none.
             feasible: Whether it kept every limit; a value that broke one still teaches how far off
                 the twin is.
         """
+        usable = value is not None and isfinite(value) and value > 0
         index = self._index.get(config_id)
         if index is None:
+            if value is not None and usable and feasible:
+                self._outside[config_id] = value
             return
         self._values.pop(index, None)
-        if value is not None and isfinite(value) and value > 0:
+        if value is not None and usable:
+            if self._promising[index] and index not in self._errors:
+                error = log(value) - float(self._log_predicted[index])
+                learned = self._learned().predict(np.array([index], dtype=np.int64))[0]
+                self._errors[index] = error, error - float(learned[0])
             self._values[index] = value
-        self._feasible[index] = feasible and index in self._values
+        self._feasible[index] = feasible and usable
         self._model = None
 
     def suggest(self, pending: Collection[str] = ()) -> str | None:
         """Returns the candidate to measure next; None if none is left.
 
-        Until something feasible is known, what is most likely feasible counts as much as its
-        value; then the expected improvement over the best, as far as it exceeds 1 %. Pending
-        candidates are believed to turn out as expected, so that parallel suggestions spread.
+        The first three come in the order of the predictions. Until something feasible is known,
+        what is most likely feasible counts as much as its value; then the expected improvement over
+        the best, as far as it exceeds 1 %. Pending candidates are believed to turn out as expected,
+        so that parallel suggestions spread.
         """
         taken = {self._index[p] for p in pending if p in self._index}
         free = self._unmeasured(self._prior > 0, without=taken)
@@ -153,7 +203,9 @@ class Designer:
         log_value = self._log_predicted[free] + offset
         chance = self._feasible_chance(free)
         best = self.best
-        if best is None:
+        if len(self._values) + len(waiting) < _AS_PREDICTED:
+            score = _FEASIBLE_FIRST * np.log(chance) + self._log_predicted[free]
+        elif best is None:
             score = _FEASIBLE_FIRST * np.log(chance) + log_value
         else:
             target = log(best[1])
@@ -174,7 +226,7 @@ class Designer:
         if self.compared < _MEASUREMENTS_TO_FINISH:
             return False
         bound = self.bound(confidence)
-        return bound is not None and bound.fraction <= _MARGIN
+        return bound is not None and bound.covered == bound.space and bound.fraction <= _MARGIN
 
     @property
     def best(self) -> tuple[str, float] | None:
@@ -193,30 +245,63 @@ class Designer:
         mean, _ = self._learned().predict(np.array([index], dtype=np.int64))
         return exp(float(self._log_predicted[index] + mean[0]))
 
-    def bound(self, confidence: float = 0.95) -> Bound | None:
-        """By how much the best unmeasured candidate may plausibly beat the best measured one.
+    def bound(self, confidence: float = 0.95, *, recommended: str | None = None) -> Bound | None:
+        """By how much another configuration may plausibly beat the recommended one.
 
         The quantile of that fraction over joint draws of all residuals: the best of many
-        uncertain candidates counts, not each by itself. None where nothing can be said: nothing
-        feasible was measured, or the twin is not trusted.
+        uncertain candidates counts, not each by itself. None where nothing can be said: the
+        recommended one was not measured, or the twin is not trusted.
+
+        Args:
+            recommended: A measured candidate, whose value is the one last told; None for the best.
         """
         best = self.best
+        if recommended is not None:
+            index = self._index.get(recommended)
+            known = index is not None and index in self._values
+            best = (recommended, self._values[self._index[recommended]]) if known else None
         if best is None or not self.trusted:
             return None
-        rest = self._unmeasured((self._prior > 0) & self._promising)
-        if len(rest) == 0:
-            return Bound(fraction=0.0, confidence=confidence)
+        own, own_log = self._index[best[0]], log(best[1])
+        usable = [self._values[index] for index, kept in self._feasible.items() if kept]
+        # What was measured and is better, the baseline too, is better by what was measured.
+        least = log(max(*usable, *self._outside.values(), best[1])) - own_log
+        space = self._prior > 0
+        measured = np.zeros(len(space), dtype=bool)
+        measured[[*self._feasible]] = True
+        # Where a prediction of "at no rate" was wrong, the others of the kind say nothing either.
+        blind = any(not self._promising[index] for index in self._values)
+        covered = measured | (self._promising if blind else self._predicted)
+        rest = self._unmeasured(space & self._promising)
+        gain = least
+        if len(rest):
+            gain = max(least, self._gain(rest, own, own_log, confidence), log(1.0 + _GAIN_MIN))
+        return Bound(
+            fraction=exp(min(gain, 50.0)) - 1.0,
+            confidence=confidence,
+            covered=int(np.count_nonzero(covered & space)),
+            space=int(np.count_nonzero(space)),
+        )
+
+    def _gain(self, rest: NDArray[np.int64], own: int, own_log: float, confidence: float) -> float:
+        """Quantile of log(the best of ``rest`` / candidate ``own``), both as they truly are."""
         model = self._learned()
         mean, scale = model.predict(rest)
         reach = self._log_predicted[rest] + mean + 4.0 * scale
         rest = rest[np.argsort(-reach, kind="stable")[:_RIVALS_MAX]]
+        indices = np.append(rest, own)
         rng = np.random.default_rng(self._seed)
-        drawn = self._log_predicted[rest] + model.draw(rest, _DRAWS, rng)
-        usable = rng.random(drawn.shape) < self._feasible_chance(rest)
-        top = np.max(np.where(usable, drawn, -inf), axis=1)
-        gain = float(np.quantile(top - log(best[1]), confidence, method="higher"))
-        fraction = exp(min(gain, 50.0)) - 1.0 if gain > 0 else 0.0
-        return Bound(fraction=fraction, confidence=confidence)
+        mean = model.predict(indices)[0]
+        freedom = _FREEDOM_PRIOR + len(self._errors)
+        wider = np.sqrt(freedom / rng.chisquare(freedom, (_DRAWS, 1)))
+        drawn = (
+            self._log_predicted[indices] + mean + wider * (model.draw(indices, _DRAWS, rng) - mean)
+        )
+        usable = rng.random((_DRAWS, len(rest))) < self._feasible_chance(rest)
+        top = np.max(np.where(usable, drawn[:, :-1], -inf), axis=1)
+        # Of a candidate that the twin gave no value nothing but its measurement is known.
+        own_drawn = drawn[:, -1] if self._promising[own] else own_log
+        return float(np.quantile(top - own_drawn, confidence, method="higher"))
 
     @property
     def compared(self) -> int:
@@ -225,9 +310,33 @@ class Designer:
 
     @property
     def error_median(self) -> float | None:
-        """Median of |predicted / measured - 1| where both are known; None without any."""
-        errors = [abs(exp(-ratio) - 1.0) for _, ratio in self._ratios()]
+        """Median of |predicted / measured - 1|, as predicted before measuring; None without any."""
+        errors = [abs(exp(-ratio) - 1.0) for ratio, _ in self._errors.values()]
         return float(np.median(errors)) if errors else None
+
+    @property
+    def scale(self) -> float:
+        """How far predictions are off after learning, as a standard deviation of the logarithm.
+
+        At least what is expected of a calibrated twin, and at least what was seen: each error as
+        it was before the candidate itself had been learned. The first one, which is mostly a common
+        bias, counts while it is the only one.
+        """
+        seen = [learned for _, learned in self._errors.values()]
+        counted = seen[1:] or seen
+        rms = float(np.sqrt(np.mean(np.square(counted)))) if counted else 0.0
+        return max(self._scale_prior, rms)
+
+    @property
+    def leads(self) -> bool:
+        """Whether its suggestions are worth following: predictions for most, and trusted."""
+        return self.trusted and not self._predictions_missing
+
+    @property
+    def _predictions_missing(self) -> bool:
+        space = self._prior > 0
+        known = np.count_nonzero(self._predicted & space)
+        return bool(known < _PREDICTED_SHARE_MIN * np.count_nonzero(space))
 
     @property
     def trusted(self) -> bool:
@@ -240,6 +349,12 @@ class Designer:
         error = self.error_median
         if reason := self._reason_to_distrust():
             return reason
+        if self._predictions_missing:
+            known = np.count_nonzero(self._predicted & (self._prior > 0))
+            return (
+                f"The twin predicted {known} of {np.count_nonzero(self._prior > 0)} configurations;"
+                " the search does without it."
+            )
         if error is None:
             return "Nothing was measured yet that could contradict the twin."
         return f"The twin is off by {error:.0%} in the median of what was measured."
@@ -294,7 +409,8 @@ class Designer:
         return self._taught([*self._ratios(), *believed])
 
     def _taught(self, ratios: Sequence[tuple[int, float]]) -> ResidualModel:
-        model = ResidualModel(self._features, scale_prior=self._scale_prior, local=self._local)
+        local = _LOCAL_REFITTED if self._refitted else LOCAL
+        model = ResidualModel(self._features, scale_prior=self.scale, local=local)
         if ratios:
             indices, logs = zip(*ratios, strict=True)
             model.learn(np.array(indices, dtype=np.int64), np.array(logs))

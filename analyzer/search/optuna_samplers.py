@@ -83,7 +83,7 @@ def choices(space: SearchSpace) -> dict[str, tuple[Choice, ...]]:
 
 
 class TwinSampler(BaseSampler):
-    """Proposes what the designer suggests; what TPE does where the twin is not trusted.
+    """Proposes what the designer suggests; what TPE does where that does not lead.
 
     It reads from the study which trials run. The designer is updated by whoever tells the study.
 
@@ -127,7 +127,7 @@ class TwinSampler(BaseSampler):
             if other.number != trial.number
         }
         chosen = None
-        if self._designer.trusted:
+        if self._designer.leads:
             chosen = self._designer.suggest(self._running.values())
         if chosen is None:
             return self._tpe.infer_relative_search_space(study, trial)

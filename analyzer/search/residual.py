@@ -11,9 +11,7 @@ and Williams, Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import product
-from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,53 +31,8 @@ _NOISE = (0.01, 0.05)  # of the logarithm itself
 # Spread of the logarithm of the remainder's size around 1, as the prior sees it.
 _REMAINDER_SPREAD = 0.8
 _WEIGHT_MIN = 0.02
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Model:
-    """One Gaussian process with fixed variances."""
-
-    remainder: float
-    bias: float
-    trend: float
-    length: float
-    local: float
-    noise: float
-    weight: float = 0.0
-    cholesky: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    solved: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def between(self, left: Floats, right: Floats) -> Floats:
-        distance2 = (
-            np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1) - 2.0 * (left @ right.T)
-        )
-        halved = 0.5 * np.maximum(distance2, 0.0)
-        found: Floats = (
-            self.bias**2
-            + self.trend**2 * (left @ right.T)
-            + self.remainder**2 * np.exp(-halved / self.length**2)
-            + self.local**2 * np.exp(-halved / _LOCAL_LENGTH**2)
-        )
-        return found
-
-    def variance(self, at: Floats) -> Floats:
-        constant = self.bias**2 + self.remainder**2 + self.local**2
-        found: Floats = constant + self.trend**2 * np.sum(at**2, axis=1)
-        return found
-
-    def learn(self, points: Floats, values: Floats) -> float:
-        """Fits the values at the points; returns the log evidence."""
-        matrix = self.between(points, points) + self.noise**2 * np.eye(len(points))
-        self.cholesky = np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)
-        half = np.asarray(np.linalg.solve(self.cholesky, values), dtype=np.float64)
-        self.solved = np.asarray(np.linalg.solve(self.cholesky.T, half), dtype=np.float64)
-        return -0.5 * float(half @ half) - float(np.sum(np.log(np.diag(self.cholesky))))
-
-    def posterior(self, known: Floats, at: Floats) -> tuple[Floats, Floats]:
-        """Mean at ``at``, and the part of the known points' covariance that explains it."""
-        cross = self.between(at, known)
-        explained = np.asarray(np.linalg.solve(self.cholesky, cross.T), dtype=np.float64)
-        return cross @ self.solved, explained
+# Keeps covariances of nearly equal configurations invertible.
+_JITTER = 1e-9
 
 
 class ResidualModel:
@@ -88,7 +41,8 @@ class ResidualModel:
     Args:
         features: Of every configuration in the space, shape (m, d), any units; constant columns
             are ignored.
-        scale_prior: How far predictions are expected to be off before anything was measured.
+        scale_prior: How far predictions are expected to be off, as a standard deviation of the
+            logarithm.
         local: Sizes of the local part to choose among, in units of ``scale_prior``. Where the
             predictions were fitted to the same measurements these seem better than they are, and
             only a large one is honest.
@@ -108,7 +62,11 @@ class ResidualModel:
         spread = spread[spread > 1e-12]
         # Distances in units of the spread, so that d features are no farther apart than one.
         self._points: Floats = (kept - kept.mean(axis=0)) / spread / max(len(spread), 1) ** 0.5
-        self._scale, self._local = scale_prior, tuple(local)
+        models = np.array(list(product(_REMAINDER, _BIAS, _TREND, _LENGTHS, local, _NOISE)))
+        remainder, bias = models[:, 0], models[:, 1]
+        self._prior = -0.5 * (np.log(remainder) / _REMAINDER_SPREAD) ** 2 - 0.5 * np.log(bias)
+        # Columns: remainder, bias, trend and local part in units of the logarithm; length; noise.
+        self._models: Floats = models * np.array([scale_prior] * 3 + [1.0, scale_prior, 1.0])
         self.learn(np.zeros(0, dtype=np.int64), np.zeros(0))
 
     def learn(self, indices: NDArray[np.int64], log_ratio: Floats) -> None:
@@ -119,51 +77,67 @@ class ResidualModel:
             log_ratio: log(measured / predicted), shape (n,).
         """
         assert len(indices) == len(log_ratio), (len(indices), len(log_ratio))
+        values = np.asarray(log_ratio, dtype=np.float64)
         self._known = self._points[np.asarray(indices, dtype=np.int64)]
-        models, scores = [], []
-        for remainder, bias, trend, length, local, noise in product(
-            _REMAINDER, _BIAS, _TREND, _LENGTHS, self._local, _NOISE
-        ):
-            model = _Model(
-                remainder=remainder * self._scale,
-                bias=bias * self._scale,
-                trend=trend * self._scale,
-                length=length,
-                local=local * self._scale,
-                noise=noise,
-            )
-            prior = -0.5 * (log(remainder) / _REMAINDER_SPREAD) ** 2 - 0.5 * log(bias)
-            scores.append(prior + model.learn(self._known, np.asarray(log_ratio, dtype=float)))
-            models.append(model)
-        weights = np.exp(np.array(scores) - max(scores))
-        weights = np.where(weights >= _WEIGHT_MIN * weights.max(), weights, 0.0)
-        weights /= weights.sum()
-        self._models = []
-        for model, weight in zip(models, weights, strict=True):
-            if weight > 0:
-                model.weight = float(weight)
-                self._models.append(model)
+        noise = self._models[:, 5, None, None]
+        matrix = _between(self._models, self._known, self._known) + noise**2 * np.eye(len(values))
+        cholesky = np.linalg.cholesky(matrix)
+        half = np.linalg.solve(cholesky, np.broadcast_to(values[:, None], (*matrix.shape[:2], 1)))
+        diagonal = np.diagonal(cholesky, axis1=1, axis2=2)
+        evidence = -0.5 * np.sum(half[:, :, 0] ** 2, axis=1) - np.log(diagonal).sum(axis=1)
+        scores = self._prior + evidence
+        weights = np.exp(scores - scores.max())
+        kept = weights >= _WEIGHT_MIN * weights.max()
+        self._weights: Floats = weights[kept] / weights[kept].sum()
+        self._kept: Floats = self._models[kept]
+        self._cholesky, self._half = cholesky[kept], half[kept]
 
     def predict(self, indices: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Returns mean and standard deviation of the true log ratio, each of shape (k,)."""
         points = self._points[indices]
-        mean, square = np.zeros(len(points)), np.zeros(len(points))
-        for model in self._models:
-            expected, half = model.posterior(self._known, points)
-            variance = np.maximum(model.variance(points) - np.sum(half**2, axis=0), 1e-10)
-            mean += model.weight * expected
-            square += model.weight * (variance + expected**2)
+        expected, explained = self._posterior(points)
+        remainder, bias, trend, _, local, _ = self._kept.T[:, :, None]
+        variance = bias**2 + remainder**2 + local**2 + trend**2 * np.sum(points**2, axis=1)
+        variance = np.maximum(variance - np.sum(explained**2, axis=1), 1e-10)
+        mean = self._weights @ expected
+        square = self._weights @ (variance + expected**2)
         return mean, np.sqrt(np.maximum(square - mean**2, 1e-10))
 
     def draw(self, indices: NDArray[np.int64], count: int, rng: np.random.Generator) -> Floats:
         """Returns ``count`` draws of the true log ratios together, shape (count, k)."""
         points = self._points[indices]
-        shares = rng.multinomial(count, [model.weight for model in self._models])
+        expected, explained = self._posterior(points)
         drawn = []
-        for model, share in zip(self._models, shares, strict=True):
-            expected, half = model.posterior(self._known, points)
-            covariance = model.between(points, points) - half.T @ half
-            values, vectors = np.linalg.eigh(covariance)
-            root = vectors * np.sqrt(np.maximum(values, 0.0))
-            drawn.append(expected + rng.standard_normal((share, len(points))) @ root.T)
+        for number, share in enumerate(rng.multinomial(count, self._weights)):
+            if share == 0:
+                continue
+            covariance = _between(self._kept[number : number + 1], points, points)[0]
+            covariance -= explained[number].T @ explained[number]
+            covariance[np.diag_indices(len(points))] += _JITTER
+            root = np.linalg.cholesky(covariance)
+            drawn.append(expected[number] + rng.standard_normal((share, len(points))) @ root.T)
         return np.concatenate(drawn)
+
+    def _posterior(self, at: Floats) -> tuple[Floats, Floats]:
+        """Of each kept model the mean, shape (models, k), and the covariance's explained half."""
+        cross = _between(self._kept, self._known, at)
+        explained: Floats = np.linalg.solve(self._cholesky, cross)
+        return np.sum(explained * self._half, axis=1), explained
+
+
+def _between(models: Floats, left: Floats, right: Floats) -> Floats:
+    """Covariances of each model between points, shape (models, len(left), len(right))."""
+    remainder, bias, trend, length, local, _ = models.T[:, :, None, None]
+    product_ = left @ right.T
+    distance2 = np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1) - 2.0 * product_
+    halved = 0.5 * np.maximum(distance2, 0.0)
+    smooth = np.zeros((len(models), *halved.shape))
+    for each in np.unique(length):
+        smooth[length[:, 0, 0] == each] = np.exp(-halved / each**2)
+    found: Floats = (
+        bias**2
+        + trend**2 * product_
+        + remainder**2 * smooth
+        + local**2 * np.exp(-halved / _LOCAL_LENGTH**2)
+    )
+    return found
