@@ -13,14 +13,13 @@ from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, MeasureTask
 from analyzer.search.outcome_log import OutcomeLog, TrialStore
 from analyzer.search.request import Progress, SearchRequest
+from analyzer.search.time_plan import TimePlan
 from analyzer.store.records import StoredOutcome
 from analyzer.twin.probe_cache import ProbeCache
 
 # Seconds that starting a server (or loading a model) and warming it up take, by and large.
 _EMBEDDED_START_S = 1.2
 _OTHER_START_S = 2.2
-# The share of the budget that the trials leave to the certificates.
-_CERTIFY_SHARE = 0.55
 # How long one wait for a result lasts; an interruption by the user is noticed in between.
 WAIT_S = 1.0
 
@@ -35,8 +34,7 @@ class SearchContext:
         assets: The model and its data, and ``load`` how targets are loaded.
         hardware: A short name of the machine, for people.
         cores: That this process may use.
-        clock: Seconds; virtual where the executor is.
-        started: When the budget began to run, on that clock.
+        plan: What is left of the budget, and for what.
     """
 
     request: SearchRequest
@@ -51,18 +49,12 @@ class SearchContext:
     load: LoadPlan
     hardware: str
     cores: int
-    clock: Callable[[], float]
-    started: float
+    plan: TimePlan
 
     @property
-    def left_s(self) -> float:
-        """Seconds left of the budget; negative beyond it."""
-        return self.started + self.request.budget_s - self.clock()
-
-    @property
-    def reserve_s(self) -> float:
-        """Seconds of the budget that the trials leave to the certificates."""
-        return _CERTIFY_SHARE * self.request.budget_s
+    def clock(self) -> Callable[[], float]:
+        """Seconds; virtual where the executor is."""
+        return self.plan.clock
 
     @property
     def server_start_s(self) -> float:
@@ -163,6 +155,9 @@ def make_context(
         ),
         hardware=hardware,
         cores=cores,
-        clock=clock,
-        started=clock() if started is None else started,
+        plan=TimePlan(
+            budget_s=request.budget_s,
+            started=clock() if started is None else started,
+            clock=clock,
+        ),
     )

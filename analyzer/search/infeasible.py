@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
+from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Measurement
+from analyzer.measure.jobs import Job
+from analyzer.measure.plan import CertifyPlan
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
+from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.screening import Screening
+from analyzer.search.wording import complexity
 from analyzer.twin.calibration import VariantCalibration
 
 # A predicted edge below this share of the target rate rules a configuration out.
 _PREDICTED_SHARE = 0.8
+# A rate without queues keeps a server busy for this share of the time; at most so many requests a
+# second, of which so many refute a claim; below so many seconds it is not tried.
+_QUIET_UTILIZATION = 0.3
+_QUIET_RPS_MAX = 50.0
+_QUIET_REQUESTS = 60.0
+_TIME_MIN_S = 3.0
+# A worker is held to hang after so many seconds, and these times the seconds under load.
+_TIMEOUT_S = 120.0
+_TIMEOUT_FACTOR = 4.0
+
+
+def prove_infeasible(
+    context: SearchContext, built: BuiltVariants, screening: Screening
+) -> str | None:
+    """Certifies that nothing keeps the SLA, as far as that takes a measurement.
+
+    Returns:
+        The sentence that rules every configuration out; None where one may still keep the SLA.
+    """
+    if not context.log.ranked(screening.allowed):
+        _refute_closest(context, built, screening)
+    return ruled_out(context, built, screening)
+
+
+def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Screening) -> None:
+    """Certifies that what came closest fails where it is easiest: at a rate without queues."""
+    sla, log = context.request.sla, context.log
+    closest = answer.closest_miss(log.outcomes, sla)
+    best = closest[0] if closest is not None else None
+    if best is None or best.configuration.config_id not in screening.allowed:
+        usable = filter(None, (log.measurement(key) for key in screening.allowed))
+        best = min(usable, key=lambda m: complexity(m.configuration), default=None)
+    left_s = context.plan.left_s - context.server_start_s
+    if best is None or _failed(best) or left_s < _TIME_MIN_S:
+        return
+    medians_ms = [test.latency_ms.p50 for test in best.load_tests if test.latency_ms.p50]
+    median_s = max(min(medians_ms, default=1.0), 1.0) / 1e3
+    rate_rps = min(_QUIET_UTILIZATION / median_s, _QUIET_RPS_MAX)
+    if sla.objective in ("latency", "memory"):
+        rate_rps = sla.target_rate_rps or rate_rps
+    seconds = max(min(_QUIET_REQUESTS / rate_rps, left_s), _TIME_MIN_S)
+    task = context.measure_task(
+        best.configuration,
+        accuracy=built.accuracy(best.configuration),
+        predicted_rps=screening.predicted.get(best.configuration.config_id),
+        edge_plan=None,
+        certify=CertifyPlan(
+            seconds=seconds,
+            edge=best.edge,
+            rate_rps=rate_rps,
+            twin=screening.server_model(best.configuration),
+        ),
+    )
+    timeout_s = _TIMEOUT_S + _TIMEOUT_FACTOR * seconds
+    for result in context.run([Job("refute", task, timeout_s, "refute")]):
+        outcome, logs = outcome_of(result, best.configuration)
+        if isinstance(outcome, Measurement):
+            outcome = merged(best, outcome)
+        log.record(outcome, role="trial", logs=logs)
+
+
+def _failed(measurement: Measurement) -> bool:
+    return measurement.certificate is not None and measurement.certificate.verdict == "FAIL"
 
 
 def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
@@ -28,8 +97,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for m in measured
         if scores[m.configuration.config_id].constraints["memory"] > 0
     ]
-    failed = any(m.certificate is not None and m.certificate.verdict == "FAIL" for m in measured)
-    if not heavy and not failed:
+    if not heavy and not any(map(_failed, measured)):
         return None
     too_slow_ms = {
         key: shortest
@@ -48,10 +116,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
             by_memory += 1
         elif configuration.variant in too_slow_ms:
             by_time += 1
-        elif (
-            screening.designer.trusted
-            and (screening.expected(configuration) or 0.0) <= _PREDICTED_SHARE * floor_rps
-        ):
+        elif screening.designer.trusted and _too_slow(screening, configuration, floor_rps):
             by_twin += 1
         else:
             return None
@@ -66,6 +131,15 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     if by_twin:
         parts.append(f"{by_twin} keep the SLA at no rate as the twin predicts")
     return "; ".join(parts)
+
+
+def _too_slow(screening: Screening, configuration: Configuration, floor_rps: float) -> bool:
+    """Whether the twin rules it out; what it does not know, it does not rule out."""
+    predicted = screening.twin.edges([configuration])[0]
+    if predicted is None:
+        return False
+    expected = screening.corrected(configuration, predicted) or 0.0
+    return expected <= _PREDICTED_SHARE * floor_rps
 
 
 def _at_least(configuration: Configuration, other: Configuration) -> bool:

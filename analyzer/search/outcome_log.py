@@ -132,6 +132,16 @@ class OutcomeLog:
             and score_of(measurement, sla).feasible
         ]
 
+    def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
+        """The certified measurement of ``allowed`` to recommend: the highest proven rate.
+
+        For the objectives latency and memory, all of whose rates are the target's, the best rank.
+        """
+        proven = [m for m in self.ranked(allowed) if m.capacity_rps]
+        if self._request.sla.objective in ("latency", "memory"):
+            return proven[0] if proven else None
+        return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)
+
 
 def outcome_of(
     result: JobResult, configuration: Configuration

@@ -11,23 +11,27 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.measure.plan import EdgePlan
+from analyzer.measure.measure import inflation_at, miss_rate_at
+from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.score import reciprocal, score_of
+from analyzer.stats.certificate import expected_requests
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
 
-# Configurations whose saturation throughput, which no edge exceeds, is below this share of the best
-# edge are not computed: a twin that may be trusted is not off by so much.
-_HOPELESS_SHARE = 0.5
-# Seconds that the twin may compute: so many, and this share of the budget; and what one
-# configuration takes by and large.
-_SECONDS = 2.0
-_BUDGET_SHARE = 0.1
-_SECONDS_EACH = 0.03
+# Seconds that the twin may simulate: at most so many, and this share of the budget.
+_SECONDS = 3.0
+_BUDGET_SHARE = 0.05
+# A rate that is safe to certify first, as a share of the edge, and what a plan of its certificate
+# supposes where nothing is known of the requests' correlation.
+_SAFE_SHARE = 0.6
+_INFLATION_GUESS = 10.0
+_MISS_GUESS_SHARE = 0.2
+# Where no queue is stable it is infinite, and so is the need.
+_INFLATION_MAX = 1e6
 # Memory of a server: what any has, and its share for each copy of the weights.
 _SERVER_BYTES = 150e6
 _WEIGHTS_FACTOR = 1.5
@@ -40,16 +44,17 @@ class Screening:
     """The configurations that may be measured, with what twin and designer say of them.
 
     Args:
-        twin: Simulates any configuration.
+        twin: Simulates any configuration, and ``load`` how it is loaded.
         designer: Learns the objective of the allowed ones.
         log: The outcomes so far.
         allowed: Those whose variant is there and keeps the accuracy limit, by id.
         predicted: The twin's edges of ``allowed`` and the baseline by id, requests per second;
-            None where it sees no rate that keeps the SLA, or did not compute one.
+            0 where it sees no rate that keeps the SLA, None where nothing was probed.
         by_edge: Whether the objective is the edge itself.
     """
 
     twin: Twin
+    load: LoadPlan
     designer: Designer
     log: OutcomeLog
     allowed: Mapping[str, Configuration]
@@ -100,6 +105,34 @@ class Screening:
             twin_edge_rps=predicted,
         )
 
+    def proof_s(self, configuration: Configuration | None = None) -> float | None:
+        """Seconds under load that a first certificate is expected to take; None if unknown.
+
+        Args:
+            configuration: None for the one that is predicted best.
+        """
+        if configuration is None:
+            known = [key for key in self.allowed if self.predicted.get(key)]
+            best = max(known, key=lambda key: self.predicted[key] or 0.0, default=None)
+            if best is None:
+                return None
+            configuration = self.allowed[best]
+        edge_rps = self.expected(configuration)
+        if not edge_rps:
+            return None
+        load = self.load
+        sla, rate_rps = load.sla, _SAFE_SHARE * edge_rps
+        model = self.server_model(configuration)
+        inflation = inflation_at(model, load)(rate_rps) or _INFLATION_GUESS
+        miss_rate = miss_rate_at(model, load)(rate_rps)
+        needed = expected_requests(
+            miss_rate=_MISS_GUESS_SHARE * sla.miss_rate_max if miss_rate is None else miss_rate,
+            inflation=min(inflation, _INFLATION_MAX),
+            percentile=sla.percentile,
+            confidence=sla.confidence,
+        )
+        return needed / rate_rps if needed is not None else None
+
     def server_model(
         self, configuration: Configuration, *, rate_scale: float = 1.0
     ) -> ServerModel | None:
@@ -138,14 +171,10 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         cores=context.cores,
         clock=context.clock,
     )
-    context.progress.phase("asking the twin", _SECONDS_EACH * len(allowed))
-    twin.edges([context.baseline])
+    seconds = min(_SECONDS, _BUDGET_SHARE * request.budget_s)
+    context.progress.phase("simulating the space", seconds)
     configurations = [*allowed.values(), context.baseline]
-    edges = twin.edges(
-        configurations,
-        seconds_max=_SECONDS + _BUDGET_SHARE * request.budget_s,
-        hopeless_share=_HOPELESS_SHARE,
-    )
+    edges = twin.edges(configurations, seconds_max=seconds)
     predicted = {c.config_id: edge for c, edge in zip(configurations, edges, strict=True)}
     designer = Designer(
         [
@@ -163,6 +192,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         designer.update(config_id, score.value, feasible=score.feasible)
     return Screening(
         twin=twin,
+        load=context.load,
         designer=designer,
         log=context.log,
         allowed=allowed,

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import SearchSummary, StudyResult, Verdict
+from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
 from analyzer.search.build import build
-from analyzer.search.certification import Certification
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
 from analyzer.search.explain import explanation
+from analyzer.search.infeasible import prove_infeasible
+from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe
 from analyzer.search.screening import Screening, screen
-from analyzer.search.trials import TrialRun
 
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
+
+# How much longer than what is missing a completion may take.
+_OVERRUN_CAUTION = 1.3
 
 MakeTrials = Callable[[frozenset[str], Designer], "OptunaTrials"]
 """Opens the Optuna study, once the ids of the allowed configurations are known."""
 
 
 def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
-    """Runs a whole search: build, probe, screen, measure, certify, explain.
+    """Runs a whole search: build, probe, screen, measure and certify, explain.
 
     Raises:
         AnalyzerError: Nothing could be built, or the store or the workers failed.
@@ -33,19 +38,51 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     built = build(context)
     probe(context, built)
     screening = screen(context, built)
-    if screening.allowed:
-        trials = make_trials(frozenset(screening.allowed), screening.designer)
-        TrialRun(context, built, screening, trials).run()
-    certification = Certification(context=context, built=built, screening=screening)
-    certification.measure_baseline()
-    winner = certification.winner()
-    certification.measure_baseline_again()
+    _plan_proof(context, screening)
+    allowed = screening.allowed
+    trials = make_trials(frozenset(allowed), screening.designer) if allowed else None
+    measuring = Measuring(context, built, screening, trials)
+    measuring.run()
+    if context.log.certified(allowed) is None:
+        _overrun(context, screening, measuring)
+    winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
     bound = screening.designer.bound(context.request.sla.confidence)
     sentence = str(bound) if bound is not None else None
-    if winner is None and (proven := certification.infeasibility()):
+    if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     return _result(context, screening, winner, verdict, sentence)
+
+
+def _plan_proof(context: SearchContext, screening: Screening) -> None:
+    """Tells the plan what a first proof will take, and the user where the budget is too small."""
+    proof_s = screening.proof_s()
+    if proof_s is None:
+        return
+    needed_s = context.server_start_s + proof_s
+    context.plan.expect_proof(needed_s)
+    if context.plan.left_s < needed_s and context.log.certified(screening.allowed) is None:
+        enough_s = context.plan.budget_that_suffices_s(needed_s)
+        context.log.warn(
+            f"A proof is expected to take {proof_s:.0f} s under load, and "
+            f"{max(context.plan.left_s, 0.0):.0f} s are left: --budget "
+            f"{format_duration(math.ceil(enough_s / 5.0) * 5.0)} suffices."
+        )
+
+
+def _overrun(context: SearchContext, screening: Screening, measuring: Measuring) -> None:
+    """Completes a first proof beyond the budget, where that takes at most a quarter of it."""
+    missing_s = measuring.missing_s
+    if missing_s is None:
+        return
+    seconds = _OVERRUN_CAUTION * missing_s
+    beyond_s = context.server_start_s + seconds - max(context.plan.left_s, 0.0)
+    if beyond_s <= 0 or context.server_start_s + seconds > context.plan.overrun_s:
+        return
+    context.log.warn(
+        f"About {beyond_s:.0f} s beyond --budget are spent, since they complete a first proof."
+    )
+    measuring.complete(seconds)
 
 
 def _result(
@@ -75,10 +112,10 @@ def _result(
             space=request.space.name,
             space_size=len(context.candidates),
             evaluated_live=len(outcomes) - failed,
-            evaluated_twin=sum(1 for edge in screening.predicted.values() if edge),
+            evaluated_twin=sum(edge is not None for edge in screening.predicted.values()),
             failed=failed,
             load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
-            wall_seconds=context.clock() - context.started,
+            wall_seconds=context.plan.spent_s,
             bound=bound,
             budget_s=request.budget_s,
         ),

@@ -16,7 +16,8 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.fitted import OVERHEAD_MS_GUESS
 from analyzer.twin.probe_cache import ProbeCache
-from analyzer.twin.server_model import ServerModel, edges
+from analyzer.twin.screen import screen
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
 # Configurations between two readings of the clock while edges are computed.
@@ -58,7 +59,7 @@ class Twin:
             arrivals, request_batch_size=request_batch_size, seed=seed, count=_ARRIVALS
         )
         self._services: dict[tuple[VariantKey, str, int | None, int], ServiceTime | None] = {}
-        self._edges: dict[str, float | None] = {}
+        self._edges: dict[str, float] = {}
 
     def server_model(
         self, configuration: Configuration, *, rate_scale: float = 1.0
@@ -92,47 +93,32 @@ class Twin:
         return self._services[place]
 
     def edges(
-        self,
-        configurations: Sequence[Configuration],
-        *,
-        seconds_max: float = math.inf,
-        hopeless_share: float = 0.0,
+        self, configurations: Sequence[Configuration], *, seconds_max: float = math.inf
     ) -> list[float | None]:
-        """The edges of ``configurations``, requests per second; None where unknown or nowhere.
+        """The edges of ``configurations``, requests per second; 0 for no rate, None without probes.
 
-        Computes on all cores: no load test may run on this machine meanwhile. Those that could
-        carry most come first.
+        Computes on all cores: no load test may run on this machine meanwhile.
 
         Args:
-            seconds_max: What this does not suffice for stays unknown.
-            hopeless_share: So does what saturates below this share of the best edge.
+            seconds_max: For simulations; what they do not reach is approximated.
         """
-        started = self._clock()
-        best = 0.0
-        waiting = []
-        for configuration in configurations:
-            if configuration.config_id in self._edges:
-                continue
-            model = self.server_model(configuration)
-            if model is not None:
-                limit = model.saturation_rps(self._arrivals.batch_size)
-                waiting.append((limit, configuration, model))
-        waiting.sort(key=lambda entry: -entry[0])
-        for first in range(0, len(waiting), _CHUNK):
-            chunk = waiting[first : first + _CHUNK]
-            chunk = [entry for entry in chunk if entry[0] >= hopeless_share * best]
-            if not chunk or self._clock() - started > seconds_max:
-                break
-            found = edges(
-                [model for _, _, model in chunk],
-                self._arrivals,
-                budget_ms=self._sla.latency_budget_ms,
-                percentile=self._sla.percentile,
-                cores=self._cores,
-            )
-            for (_, configuration, _), edge in zip(chunk, found, strict=True):
-                self._edges[configuration.config_id] = edge
-                best = max(best, edge or 0.0)
+        waiting = {
+            configuration.config_id: model
+            for configuration in configurations
+            if configuration.config_id not in self._edges
+            and (model := self.server_model(configuration)) is not None
+        }
+        found = screen(
+            list(waiting.values()),
+            self._arrivals,
+            budget_ms=self._sla.latency_budget_ms,
+            percentile=self._sla.percentile,
+            cores=self._cores,
+            clock=self._clock,
+            seconds_max=seconds_max,
+        )
+        for config_id, edge in zip(waiting, found, strict=True):
+            self._edges[config_id] = edge.rate_rps
         return [self._edges.get(configuration.config_id) for configuration in configurations]
 
     def latency_ms(

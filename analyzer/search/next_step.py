@@ -1,0 +1,99 @@
+"""What a search does next: a pure decision over what is known and what is left of the budget.
+
+First an answer that holds, then a better one: the first candidate is measured and certified at a
+safe rate on the same server; from then on there is something to recommend, and the rest of the time
+goes where it gains most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Step = Literal["first", "proof", "baseline", "trial", "climb", "baseline_proof"]
+"""What may be begun:
+
+- ``first``: a new candidate, its edge and at once a certificate at a safe rate;
+- ``proof``: a certificate of the best candidate that kept a rate, while nothing is proven;
+- ``baseline``: the baseline's edge;
+- ``trial``: a new candidate's edge;
+- ``climb``: a certificate of the best candidate at a higher rate;
+- ``baseline_proof``: a certificate of the baseline.
+"""
+
+# Seconds under load below which a run says too little to be begun.
+_LOAD_S_MIN = 1.5
+# A certified rate that is this share of the edge is close enough: what is above is dear.
+_CLOSE_SHARE = 0.92
+# A baseline that is proven within this factor of the winner's share of the edge is comparable.
+_COMPARABLE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the decision rests on.
+
+    Args:
+        left_s: Seconds until the end must begin.
+        start_s: Seconds that a server takes to start and warm up.
+        edge_s: Seconds under load of one search for an edge.
+        proof_s: Seconds that a certificate at a safe rate is expected to take.
+        proven: Whether anything that may be recommended is certified.
+        best_share: Certified rate of the best candidate by its edge, as a share of that edge: 0
+            without a certificate; None while no candidate kept any rate.
+        climbing: Whether another attempt at a higher rate may bring anything.
+        baseline_share: The same for the baseline; None while its edge is unknown.
+        baseline_open: Whether measuring the baseline (again) may bring anything.
+        trials_wanted: Whether the sampler has a candidate that is worth a measurement.
+        trials_s: Seconds left of what trials may take once there is a proof.
+        pending: Steps that run already on other workers.
+    """
+
+    left_s: float
+    start_s: float
+    edge_s: float
+    proof_s: float
+    proven: bool
+    best_share: float | None
+    climbing: bool
+    baseline_share: float | None
+    baseline_open: bool
+    trials_wanted: bool
+    trials_s: float
+    pending: frozenset[Step] = frozenset()
+
+
+def next_step(standing: Standing) -> Step | None:
+    """The step to begin now; None to end the search, or to wait for what is pending."""
+    s = standing
+    trial_s = s.start_s + s.edge_s
+    proof_s = s.start_s + min(s.proof_s, _LOAD_S_MIN)
+    busy = bool(s.pending - {"trial"})
+    if s.best_share is None:
+        if not s.trials_wanted or s.left_s < s.start_s + _LOAD_S_MIN:
+            return None
+        return "trial" if busy else "first"
+    if not s.proven:
+        if not busy and s.left_s >= proof_s:
+            return "proof"
+        return "trial" if s.pending and s.trials_wanted and s.left_s >= trial_s else None
+    if (
+        s.baseline_share is None
+        and s.baseline_open
+        and not busy
+        and s.left_s >= s.start_s + _LOAD_S_MIN
+    ):
+        return "baseline"
+    if s.trials_wanted and s.trials_s >= trial_s and s.left_s >= trial_s + proof_s:
+        return "trial"
+    if busy or s.left_s < s.start_s + _LOAD_S_MIN:
+        return None
+    if s.best_share < _CLOSE_SHARE and s.climbing:
+        return "climb"
+    if (
+        s.baseline_share is not None
+        and s.baseline_open
+        and s.baseline_share < _COMPARABLE * s.best_share
+    ):
+        return "baseline_proof"
+    return "trial" if s.trials_wanted and s.left_s >= trial_s + proof_s else None

@@ -1,0 +1,103 @@
+"""The order of a search: first an answer, then a better one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.search.next_step import Standing, next_step
+
+BEGIN = Standing(
+    left_s=40.0,
+    start_s=1.2,
+    edge_s=4.0,
+    proof_s=5.0,
+    proven=False,
+    best_share=None,
+    climbing=True,
+    baseline_share=None,
+    baseline_open=True,
+    trials_wanted=True,
+    trials_s=15.0,
+)
+PROVEN = replace(BEGIN, proven=True, best_share=0.6)
+
+
+def test_first_a_candidate_with_its_proof_then_the_baseline_then_trials_then_a_climb() -> None:
+    assert next_step(BEGIN) == "first"
+    assert next_step(PROVEN) == "baseline"
+    measured = replace(PROVEN, baseline_share=0.0)
+    assert next_step(measured) == "trial"
+    assert next_step(replace(measured, trials_s=3.0)) == "climb"
+    assert next_step(replace(measured, trials_wanted=False)) == "climb"
+    close = replace(measured, trials_s=0.0, best_share=0.95)
+    assert next_step(close) == "baseline_proof"
+    assert next_step(replace(close, baseline_share=0.9)) == "trial", "time is left for a trial"
+    assert next_step(replace(close, baseline_share=0.9, trials_wanted=False)) is None
+
+
+def test_a_candidate_without_a_kept_rate_leads_to_the_next_and_one_with_a_rate_to_its_proof() -> (
+    None
+):
+    assert next_step(replace(BEGIN, best_share=None)) == "first"
+    assert next_step(replace(BEGIN, best_share=0.0)) == "proof"
+    assert next_step(replace(BEGIN, trials_wanted=False)) is None
+
+
+def test_other_workers_measure_candidates_meanwhile() -> None:
+    assert next_step(replace(BEGIN, pending=frozenset({"first"}))) == "trial"
+    assert next_step(replace(PROVEN, pending=frozenset({"climb"}))) == "trial"
+    done = replace(PROVEN, trials_wanted=False, pending=frozenset({"climb"}))
+    assert next_step(done) is None
+
+
+@pytest.mark.parametrize("left_s", [-5.0, 0.0, 1.0, 2.0])
+def test_nothing_is_begun_that_cannot_end_in_time(left_s: float) -> None:
+    for standing in (BEGIN, PROVEN, replace(BEGIN, best_share=0.0)):
+        assert next_step(replace(standing, left_s=left_s)) is None
+
+
+@given(
+    left_s=st.floats(-10, 600),
+    edge_s=st.floats(1, 20),
+    proof_s=st.floats(0.1, 1000),
+    proven=st.booleans(),
+    share=st.one_of(st.none(), st.floats(0, 1)),
+    climbing=st.booleans(),
+    baseline=st.one_of(st.none(), st.floats(0, 1)),
+    wanted=st.booleans(),
+    trials_s=st.floats(-10, 600),
+)
+def test_whatever_is_begun_fits(
+    left_s: float,
+    edge_s: float,
+    proof_s: float,
+    proven: bool,
+    share: float | None,
+    climbing: bool,
+    baseline: float | None,
+    wanted: bool,
+    trials_s: float,
+) -> None:
+    standing = replace(
+        BEGIN,
+        left_s=left_s,
+        edge_s=edge_s,
+        proof_s=proof_s,
+        proven=proven,
+        best_share=share,
+        climbing=climbing,
+        baseline_share=baseline,
+        trials_wanted=wanted,
+        trials_s=trials_s,
+    )
+    step = next_step(standing)
+    if step is not None:
+        assert left_s >= standing.start_s
+    if step in ("first", "trial"):
+        assert wanted
+    if step == "climb":
+        assert climbing and proven
