@@ -299,12 +299,18 @@ class Measuring:
         predicted = self._predicted(configuration)
         measured = edge.rate_rps if edge is not None else None
         scale = predicted / measured if predicted and measured else 1.0
+        log, config_id = self._context.log, configuration.config_id
+        known = log.measurement(config_id)
+        baseline = config_id == self._context.baseline.config_id
         return CertifyPlan(
             seconds=seconds,
             edge=edge,
             rate_rps=fixed,
             twin=self._screening.server_model(configuration, rate_scale=scale),
             shares=shares,
+            earlier=known.evidence if known is not None else (),
+            claims=log.claims([config_id] if baseline else self._screening.allowed),
+            conditions=log.conditions,
         )
 
     def _predicted(self, configuration: Configuration) -> float | None:

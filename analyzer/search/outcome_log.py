@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, Measurement, RequestLog
+from analyzer.domain.measurement import Conditions, Failure, Measurement, RequestLog
 from analyzer.domain.space import Params
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
@@ -131,6 +131,27 @@ class OutcomeLog:
             if measurement.configuration.config_id in allowed
             and score_of(measurement, sla).feasible
         ]
+
+    def claims(self, config_ids: Collection[str]) -> int:
+        """Claims that these configurations, together one family, have begun."""
+        measured = filter(None, map(self.measurement, config_ids))
+        return max((e.claim for m in measured for e in m.evidence), default=0)
+
+    @property
+    def conditions(self) -> Conditions | None:
+        """What the machine was like over every load test so far; None where nobody watched."""
+        tests = [
+            test for key in self.latest if (m := self.measurement(key)) for test in m.load_tests
+        ]
+        watched = [test.conditions for test in tests if test.conditions is not None]
+        if not watched:
+            return None
+        stalls_ms = sorted((stall for each in watched for stall in each.stalls_ms), reverse=True)
+        return Conditions(
+            seconds=sum(each.seconds for each in watched),
+            stalls_ms=tuple(stalls_ms),
+            work_us=tuple(work for each in watched for work in each.work_us),
+        )
 
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analyzer.domain.measurement import Failure, Measurement
@@ -47,11 +48,16 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
         _overrun(context, screening, measuring)
     winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
+    if winner is None and measuring.best is not None and context.request.accept == "estimated":
+        winner, verdict = measuring.best, "estimated"
     bound = screening.designer.bound(context.request.sla.confidence)
     sentence = str(bound) if bound is not None else None
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
-    return _result(context, screening, winner, verdict, sentence)
+    missing_s = measuring.missing_s if verdict in ("undecided", "estimated") else None
+    needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
+    result = _result(context, screening, winner, verdict, sentence)
+    return replace(result, search=replace(result.search, budget_needed_s=needed_s))
 
 
 def _plan_proof(context: SearchContext, screening: Screening) -> None:
