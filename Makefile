@@ -68,6 +68,7 @@ bench: $(STAMP)  ## runs the benches one after the other and writes bench/result
 	  $(BIN)/python bench/replay.py --table "$(LANDSCAPE)" --latency-budget $${budget}ms \
 	    --out bench/results/replay_$${budget}ms.json || exit 1; done; \
 	else echo "left out: landscape, replay: there is no $(LANDSCAPE) (make bench LANDSCAPE=FILE)"; fi
+	@echo "left out: demos: more than an hour of whole searches (python bench/demos.py)"
 	@echo "left out: gpu: needs an NVIDIA GPU (python bench/gpu.py)"
 	@echo "left out: scheduling, generators, senders: an hour on a real Triton (make tools)"
 	@echo "left out: real_models: hours, and a package index"
