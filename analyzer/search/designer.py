@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, isfinite, log
+from math import exp, isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.search.bound import Bound, plausible_gain
 from analyzer.search.residual import LOCAL, SCALE_PRIOR, ResidualModel
 
 # The twin is distrusted when it is off by more than this (median), and orders wrongly besides.
@@ -32,12 +33,6 @@ _GAIN_MIN = 0.01
 # The search is over when nothing is plausibly better by more than this.
 _MARGIN = 0.02
 _MEASUREMENTS_TO_FINISH = 3
-# Candidates whose draws are taken together for the bound; the others cannot plausibly win.
-_RIVALS_MAX = 120
-_DRAWS = 2000
-# The size of the residuals is known like a variance with so many degrees of freedom, besides one
-# for each measurement.
-_FREEDOM_PRIOR = 2
 # Sizes of the residual's local part where predictions were fitted to what was measured.
 _LOCAL_REFITTED = (0.4,)
 # Until something feasible is known, a chance of keeping the limits weighs as its cube.
@@ -64,33 +59,6 @@ class Candidate:
     features: NDArray[np.floating]
     predicted: float | None
     feasible_prior: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """No configuration of those covered is better than the recommended one by more than this.
-
-    Args:
-        fraction: Of the recommended one's value; at least 1 % while anything is unmeasured, since
-            an edge is known no better.
-        confidence: Of the statement.
-        covered: Configurations that were predicted or measured.
-        space: Configurations that could have been recommended.
-    """
-
-    fraction: float
-    confidence: float
-    covered: int
-    space: int
-
-    def __str__(self) -> str:
-        said = f"is better by more than {self.fraction:.1%} (confidence {self.confidence:.0%})"
-        if self.covered == self.space:
-            return f"no configuration in the space {said}"
-        return (
-            f"of the {self.covered} configurations with a prediction or a measurement none {said};"
-            f" {self.space - self.covered} of {self.space} have neither"
-        )
 
 
 class Designer:
@@ -275,33 +243,25 @@ class Designer:
         rest = self._unmeasured(space & self._promising)
         gain = least
         if len(rest):
-            gain = max(least, self._gain(rest, own, own_log, confidence), log(1.0 + _GAIN_MIN))
+            plausible = plausible_gain(
+                self._learned(),
+                self._log_predicted,
+                rest=rest,
+                chance=self._feasible_chance(rest),
+                own=own,
+                # Of a candidate that the twin gave no value nothing but its measurement is known.
+                own_log=None if self._promising[own] else own_log,
+                measurements=len(self._errors),
+                confidence=confidence,
+                rng=np.random.default_rng(self._seed),
+            )
+            gain = max(least, plausible, log(1.0 + _GAIN_MIN))
         return Bound(
             fraction=exp(min(gain, 50.0)) - 1.0,
             confidence=confidence,
             covered=int(np.count_nonzero(covered & space)),
             space=int(np.count_nonzero(space)),
         )
-
-    def _gain(self, rest: NDArray[np.int64], own: int, own_log: float, confidence: float) -> float:
-        """Quantile of log(the best of ``rest`` / candidate ``own``), both as they truly are."""
-        model = self._learned()
-        mean, scale = model.predict(rest)
-        reach = self._log_predicted[rest] + mean + 4.0 * scale
-        rest = rest[np.argsort(-reach, kind="stable")[:_RIVALS_MAX]]
-        indices = np.append(rest, own)
-        rng = np.random.default_rng(self._seed)
-        mean = model.predict(indices)[0]
-        freedom = _FREEDOM_PRIOR + len(self._errors)
-        wider = np.sqrt(freedom / rng.chisquare(freedom, (_DRAWS, 1)))
-        drawn = (
-            self._log_predicted[indices] + mean + wider * (model.draw(indices, _DRAWS, rng) - mean)
-        )
-        usable = rng.random((_DRAWS, len(rest))) < self._feasible_chance(rest)
-        top = np.max(np.where(usable, drawn[:, :-1], -inf), axis=1)
-        # Of a candidate that the twin gave no value nothing but its measurement is known.
-        own_drawn = drawn[:, -1] if self._promising[own] else own_log
-        return float(np.quantile(top - own_drawn, confidence, method="higher"))
 
     @property
     def compared(self) -> int:

@@ -1,0 +1,82 @@
+"""How much better than the recommended configuration another one may plausibly be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.search.residual import ResidualModel
+
+Floats = NDArray[np.float64]
+
+# Candidates whose draws are taken together; the others cannot plausibly win.
+_RIVALS_MAX = 120
+_DRAWS = 2000
+# The size of the residuals is known like a variance with so many degrees of freedom, besides one
+# for each measurement.
+_FREEDOM_PRIOR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """No configuration of those covered is better than the recommended one by more than this.
+
+    Args:
+        fraction: Of the recommended one's value; at least 1 % while anything is unmeasured, since
+            an edge is known no better.
+        confidence: Of the statement.
+        covered: Configurations that were predicted or measured.
+        space: Configurations that could have been recommended.
+    """
+
+    fraction: float
+    confidence: float
+    covered: int
+    space: int
+
+    def __str__(self) -> str:
+        said = f"is better by more than {self.fraction:.1%} (confidence {self.confidence:.0%})"
+        if self.covered == self.space:
+            return f"no configuration in the space {said}"
+        return (
+            f"of the {self.covered} configurations with a prediction or a measurement none {said};"
+            f" {self.space - self.covered} of {self.space} have neither"
+        )
+
+
+def plausible_gain(
+    model: ResidualModel,
+    log_predicted: Floats,
+    *,
+    rest: NDArray[np.int64],
+    chance: Floats,
+    own: int,
+    own_log: float | None,
+    measurements: int,
+    confidence: float,
+    rng: np.random.Generator,
+) -> float:
+    """Quantile of log(the best of ``rest`` / candidate ``own``), both as they truly are.
+
+    Args:
+        log_predicted: Of every candidate, shape (m,).
+        rest: Candidates that may be better, at least one, shape (k,).
+        chance: Of each of these to keep the limits, shape (k,).
+        own_log: The value of ``own`` where the model does not know it.
+        measurements: Behind ``model``.
+    """
+    mean, scale = model.predict(rest)
+    order = np.argsort(-(log_predicted[rest] + mean + 4.0 * scale), kind="stable")[:_RIVALS_MAX]
+    rest, chance = rest[order], chance[order]
+    indices = np.append(rest, own)
+    mean = model.predict(indices)[0]
+    freedom = _FREEDOM_PRIOR + measurements
+    wider = np.sqrt(freedom / rng.chisquare(freedom, (_DRAWS, 1)))
+    drawn = log_predicted[indices] + mean + wider * (model.draw(indices, _DRAWS, rng) - mean)
+    usable = rng.random((_DRAWS, len(rest))) < chance
+    top = np.max(np.where(usable, drawn[:, :-1], -inf), axis=1)
+    own_drawn = drawn[:, -1] if own_log is None else own_log
+    return float(np.quantile(top - own_drawn, confidence, method="higher"))
