@@ -207,13 +207,16 @@ def _value(
     twin: Twin,
     configuration: Configuration,
     edge_rps: float | None,
-) -> float:
-    """The predicted objective as :class:`~analyzer.search.score.Score` has it; 0 for none."""
+) -> float | None:
+    """The predicted objective as :class:`~analyzer.search.score.Score` has it.
+
+    0 where the SLA is kept at no rate, None where the twin cannot say.
+    """
     sla = context.request.sla
-    if sla.objective in ("capacity", "cost"):
-        return edge_rps or 0.0
+    if edge_rps is None or sla.objective in ("capacity", "cost"):
+        return edge_rps
     assert sla.target_rate_rps is not None
-    if (edge_rps or 0.0) < sla.target_rate_rps:
+    if edge_rps < sla.target_rate_rps:
         return 0.0
     if sla.objective == "latency":
         amount = twin.latency_ms(configuration, sla.target_rate_rps)

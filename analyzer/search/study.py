@@ -18,6 +18,7 @@ from analyzer.search.explain import explanation
 from analyzer.search.infeasible import prove_infeasible
 from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe
+from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     verdict: Verdict = "found" if winner is not None else "undecided"
     if winner is None and measuring.best is not None and context.request.accept == "estimated":
         winner, verdict = measuring.best, "estimated"
-    bound = screening.designer.bound(context.request.sla.confidence)
-    sentence = str(bound) if bound is not None else None
+    sentence = _bound(context, screening, winner)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     missing_s = measuring.missing_s if verdict in ("undecided", "estimated") else None
@@ -89,6 +89,19 @@ def _overrun(context: SearchContext, screening: Screening, measuring: Measuring)
         f"About {beyond_s:.0f} s beyond --budget are spent, since they complete a first proof."
     )
     measuring.complete(seconds)
+
+
+def _bound(context: SearchContext, screening: Screening, winner: Measurement | None) -> str | None:
+    """What may be said of the other configurations, from the edges that are reported."""
+    sla, designer = context.request.sla, screening.designer
+    for config_id, outcome in context.log.latest.items():
+        # What was measured again, and the baseline.
+        if outcome is not context.log.first[config_id] or config_id not in screening.allowed:
+            score = score_of(outcome, sla)
+            designer.update(config_id, score.value, feasible=score.feasible)
+    recommended = winner.configuration.config_id if winner is not None else None
+    bound = designer.bound(sla.confidence, recommended=recommended)
+    return str(bound) if bound is not None else None
 
 
 def _result(

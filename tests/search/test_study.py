@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from analyzer.search.study import run_search
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.store.records import StoredOutcome
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.twin import Twin
 
 MODEL = ModelInfo(
     name="virtual",
@@ -249,7 +251,27 @@ def test_memory_is_a_limit_of_the_search() -> None:
     assert winner(facts).configuration.instance_count == 1
 
 
-def test_each_trial_teaches_once_also_where_it_breaks_a_limit(
+def test_a_study_with_few_predictions_makes_no_claim_about_the_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A screen that lost most of the space must not look like an optimum."""
+    edges = Twin.edges
+
+    def collapsed(
+        self: Twin, configurations: Sequence[Configuration], *, seconds_max: float = np.inf
+    ) -> list[float | None]:
+        found = edges(self, configurations, seconds_max=seconds_max)
+        return found if len(found) == 1 else [*found[:2], *[None] * (len(found) - 2)]
+
+    monkeypatch.setattr(Twin, "edges", collapsed)
+    facts, _, _ = run(VirtualWorld(service=service), trials_max=3)
+    assert not facts.search.bound or (
+        "in the space" not in facts.search.bound and "have neither" in facts.search.bound
+    )
+    assert "The twin predicted" in facts.explanation.trust_reason
+
+
+def test_each_trial_teaches_also_where_it_breaks_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """How far the twin is off shows whether or not the memory suffices, resumed or not."""
@@ -264,7 +286,7 @@ def test_each_trial_teaches_once_also_where_it_breaks_a_limit(
     sla = Sla(latency_budget_ms=40.0, max_memory_bytes=50 << 20)
     facts, _, store = run(VirtualWorld(service=service), sla=sla, trials_max=3)
     trials = [o.outcome.configuration.config_id for o in store.outcomes if o.trial_number >= 0]
-    assert [entry for entry in taught if entry[0] in trials] == [(t, True, False) for t in trials]
+    assert {entry for entry in taught if entry[0] in trials} == {(t, True, False) for t in trials}
     assert len(trials) == 3 and facts.explanation.error_median is not None
     taught.clear()
     again, _, _ = run(
@@ -274,7 +296,7 @@ def test_each_trial_teaches_once_also_where_it_breaks_a_limit(
         stored=tuple(store.outcomes),
         store=store,
     )
-    assert [entry for entry in taught if entry[0] in trials] == [(t, True, False) for t in trials]
+    assert {entry for entry in taught if entry[0] in trials} == {(t, True, False) for t in trials}
     assert again.explanation.error_median == facts.explanation.error_median
 
 
