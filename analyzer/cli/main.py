@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     take_sigterm()
     try:
-        code = cli.main(args=args, prog_name="analyze", standalone_mode=False)
+        code = cli.main(args=args, prog_name="analyze", standalone_mode=False, obj=tuple(args))
         status = code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

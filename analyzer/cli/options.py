@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,6 +156,12 @@ def input_shapes(
             )
         shapes[name] = shape
     return shapes
+
+
+def command_line(args: Sequence[str]) -> str:
+    """The command with its arguments, to be repeated; passwords in URLs are hidden."""
+    hidden = (re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", arg) for arg in args)
+    return shlex.join(["analyze", *hidden])
 
 
 def cache_dir() -> Path:

@@ -191,5 +191,6 @@ def search(**values: Any) -> int:
         },
         seed_given=values["seed"] is not None,
         started=started,
+        command=options.command_line(click.get_current_context().obj or ()),
     )
     return EXIT_CODES[run_search_command(chosen)]

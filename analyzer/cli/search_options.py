@@ -48,3 +48,4 @@ class SearchOptions:
     verbose: bool
     quiet: bool
     started: float
+    command: str

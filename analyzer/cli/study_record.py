@@ -93,4 +93,5 @@ def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
         if options.calibration_data
         else None,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": options.command,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
+from analyzer.domain.conditions import ConditionsSummary, differences, summary_of
 from analyzer.domain.study import CLAIM_VERDICTS, Claim, Pricing, Verification
 from analyzer.errors import UsageError
 
@@ -129,9 +130,9 @@ def verify(study: str | None, **values: Any) -> int:
         with open_store(values["store_url"]) as store:
             store.add_verification(result.name, verification)
     if values["as_json"]:
-        click.echo(json.dumps(_document(verification)))
+        click.echo(json.dumps(_document(verification, subject)))
     else:
-        _print(verification)
+        _print(verification, subject)
     return _EXIT_CODES[verification.verdict]
 
 
@@ -221,7 +222,7 @@ def _twin(subject: ClaimedModel, store_url: str) -> ServerModel | None:
         )
 
 
-def _document(verification: Verification) -> dict[str, Any]:
+def _document(verification: Verification, subject: ClaimedModel) -> dict[str, Any]:
     from analyzer.report.document import claim_document, entry_document
     from analyzer.report.entries import make_entry
 
@@ -234,13 +235,14 @@ def _document(verification: Verification) -> dict[str, Any]:
     )
     return {
         "schema": 1,
-        "claim": claim_document(claim),
+        "claim": claim_document(claim)
+        | {"conditions": asdict(subject.conditions) if subject.conditions is not None else None},
         "measured": entry_document(entry),
         "verdict": verification.verdict,
     }
 
 
-def _print(verification: Verification) -> None:
+def _print(verification: Verification, subject: ClaimedModel) -> None:
     claim, measured, verdict = verification.claim, verification.measured, verification.verdict
     certificate, test = measured.certificate, measured.headline
     assert certificate is not None and test is not None
@@ -263,7 +265,19 @@ def _print(verification: Verification) -> None:
             f"  missing      about {certificate.requests_missing} requests: give it more time "
             f"(--budget {certificate.requests_missing / claim.rate_rps + 60:.0f}s)"
         )
+    _print_conditions(subject.conditions, summary_of([certificate.conditions]))
     for reason in test.validity.reasons:
         click.echo(f"  invalid      {reason}")
     for note in measured.notes:
         click.echo(f"  note         {note}")
+
+
+def _print_conditions(then: ConditionsSummary | None, now: ConditionsSummary | None) -> None:
+    """What the machine was like, now and when the claim was certified, and how that differs."""
+    from analyzer.report.conditions_text import conditions_sentence
+
+    for label, conditions in (("then", then), ("now", now)):
+        if conditions is not None:
+            click.echo(f"  machine      {label}: {conditions_sentence(conditions)}")
+    for difference in differences(then, now) if then is not None and now is not None else ():
+        click.echo(f"  differs      from when the claim was certified: {difference}")

@@ -137,7 +137,7 @@ def misses(measurement: Measurement, sla: Sla) -> tuple[Miss, ...]:
     without data) is not missed.
     """
     found: list[Miss] = []
-    edge_rps = measurement.edge.rate_rps
+    edge_rps = measurement.edge.at_least_rps
     if edge_rps is None:
         test = representative_test(measurement, sla)
         found.append(
@@ -177,23 +177,23 @@ def objective_value(
 
     ``capacity``: requests per second, more is better. ``cost``: machines at the target rate (the
     price of one is a common factor), ``latency``: milliseconds at the SLA's percentile,
-    ``memory``: bytes; less is better.
+    ``memory``: bytes; less is better. An edge that is only known to be at least a rate counts as
+    that rate.
     """
-    rate_rps = measurement.edge.rate_rps
-    return _objective(measurement, sla, rate_rps, devices_per_machine)
+    rate_rps = measurement.edge.at_least_rps
+    return objective_at(measurement, sla, rate_rps, devices_per_machine=devices_per_machine)
 
 
-def _objective(
-    measurement: Measurement, sla: Sla, rate_rps: float | None, devices_per_machine: int
+def objective_at(
+    measurement: Measurement, sla: Sla, rate_rps: float | None, *, devices_per_machine: int = 1
 ) -> float | None:
+    """:func:`objective_value`, had ``rate_rps`` been the highest rate; None without one."""
     if not rate_rps:
         return None
     if sla.objective == "capacity":
         return rate_rps
     if sla.objective == "cost":
-        assert sla.target_rate_rps is not None
-        replicas = replicas_needed(sla.target_rate_rps, rate_rps)
-        return float(machines_needed(replicas, devices_per_machine))
+        return float(machines_at(sla, rate_rps, devices_per_machine))
     if sla.objective == "latency":
         test = representative_test(measurement, sla)
         return test.latency_ms.sla if test is not None else None
@@ -201,6 +201,12 @@ def _objective(
     peak = _limited_memory(measurement, headline.resources) if headline is not None else None
     peak = peak if peak is not None else memory_bytes(measurement)
     return float(peak) if peak is not None else None
+
+
+def machines_at(sla: Sla, rate_rps: float, devices_per_machine: int = 1) -> int:
+    """Machines for the target rate, where each device carries ``rate_rps``, above 0."""
+    assert sla.target_rate_rps is not None
+    return machines_needed(replicas_needed(sla.target_rate_rps, rate_rps), devices_per_machine)
 
 
 def rank(
@@ -220,7 +226,7 @@ def rank(
             rest.append((*_distance(missed, measurement, sla), measurement))
             continue
         loss = -value if sla.objective == "capacity" else value
-        feasible.append((loss, -(measurement.edge.rate_rps or 0.0), measurement))
+        feasible.append((loss, -(measurement.edge.at_least_rps or 0.0), measurement))
     feasible.sort(key=lambda entry: entry[:2])
     rest.sort(key=lambda entry: entry[:2])
     return tuple(entry[2] for entry in feasible) + tuple(entry[2] for entry in rest)
@@ -352,13 +358,13 @@ def pareto_front(
         max_memory_bytes=sla.max_memory_bytes,
         max_accuracy_drop=sla.max_accuracy_drop,
     )
-    candidates = [m for m in measured(outcomes) if m.edge.rate_rps and not misses(m, limits)]
+    candidates = [m for m in measured(outcomes) if m.edge.at_least_rps and not misses(m, limits)]
     price = pricing.price_per_hour if pricing is not None else None
     directions: list[Direction] = ["up", "down", "down"]
     rows: list[list[float | None]] = []
     for candidate in candidates:
         test = representative_test(candidate, sla)
-        edge_rps = candidate.edge.rate_rps
+        edge_rps = candidate.edge.at_least_rps
         rows.append([edge_rps, test.latency_ms.sla if test else None, memory_bytes(candidate)])
         if price is not None and pricing is not None and edge_rps is not None:
             rows[-1].append(
@@ -370,27 +376,5 @@ def pareto_front(
         directions.append("down")
     front = [candidates[index] for index in non_dominated(rows, directions)]
     return tuple(
-        sorted(front, key=lambda m: (-(m.edge.rate_rps or 0.0), m.configuration.config_id))
+        sorted(front, key=lambda m: (-(m.edge.at_least_rps or 0.0), m.configuration.config_id))
     )
-
-
-def speedup(
-    sla: Sla,
-    recommendation: Measurement | None,
-    baseline: Measurement | None,
-    *,
-    devices_per_machine: int = 1,
-) -> float | None:
-    """The objective, recommendation against baseline: above 1 where the recommendation is better.
-
-    Certified capacity over certified capacity; for the objectives that want less, baseline over
-    recommendation: machines at the target rate (hence dollars), latency or memory at the target
-    rate. None if the baseline never keeps the SLA or either side is unknown.
-    """
-    if recommendation is None or baseline is None or misses(baseline, sla):
-        return None
-    ours = _objective(recommendation, sla, recommendation.capacity_rps, devices_per_machine)
-    theirs = _objective(baseline, sla, baseline.capacity_rps, devices_per_machine)
-    if not ours or not theirs:
-        return None
-    return ours / theirs if sla.objective == "capacity" else theirs / ours

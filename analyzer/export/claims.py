@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzer.domain.conditions import ConditionsSummary, summary_of
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
@@ -27,6 +28,7 @@ class ClaimedModel:
             unknown.
         rate_scale: The twin's edge over the measured one; 1 if unknown.
         notes: Sentences that qualify the claim.
+        conditions: What the machine was like when it was certified; None where unknown.
     """
 
     claim: Claim
@@ -36,6 +38,7 @@ class ClaimedModel:
     variant_sha256: str = ""
     rate_scale: float = 1.0
     notes: tuple[str, ...] = ()
+    conditions: ConditionsSummary | None = None
 
 
 def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Path) -> ClaimedModel:
@@ -55,6 +58,7 @@ def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Pat
             "any rate.",
             hint="Give the rate to verify with --target-rate.",
         )
+    certificate = measurement.certificate
     variant = variant_of(result, configuration, cache_dir)
     scale = (measurement.predicted.edge_rps or 0.0) / (measurement.edge.rate_rps or 1.0)
     return ClaimedModel(
@@ -72,6 +76,7 @@ def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Pat
         data_path=_data_path(result.provenance),
         variant_sha256=variant.sha256,
         rate_scale=scale or 1.0,
+        conditions=summary_of([certificate.conditions]) if certificate is not None else None,
     )
 
 
@@ -109,7 +114,17 @@ def claim_of_repository(repository: Path, model_name: str) -> ClaimedModel:
         model_path=model_path,
         data_path=_data_path(evidence.get("provenance", {})),
         notes=(note,) if changed else (),
+        conditions=_kept_conditions(evidence["entry"]),
     )
+
+
+def _kept_conditions(entry: dict[str, Any]) -> ConditionsSummary | None:
+    """Those of the certificate in the manifest's entry; None where it names none."""
+    kept = (entry.get("certificate") or {}).get("conditions")
+    known = ConditionsSummary.__dataclass_fields__
+    if not isinstance(kept, dict) or not isinstance(kept.get("seconds"), (int, float)):
+        return None
+    return ConditionsSummary(**{"stalls": 0} | {k: v for k, v in kept.items() if k in known})
 
 
 def _data_path(provenance: dict[str, Any]) -> Path | None:

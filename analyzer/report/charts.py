@@ -20,6 +20,7 @@ from analyzer.domain.cost import cost_per_million_inferences
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import Step, StudyResult
 from analyzer.report.entries import StudyReport
+from analyzer.report.gain_text import edge_text
 from analyzer.report.wording import configuration_label
 
 Role = Literal["recommended", "baseline", "front", "other"]
@@ -34,12 +35,16 @@ STAGES = ("queue", "compute_input", "compute_infer", "compute_output", "overhead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """One configuration in the trade-off chart; latency at ``measured_at_rps``."""
+    """One configuration in the trade-off chart; latency at ``measured_at_rps``.
+
+    ``edge_rps`` is the lower end where the edge was not bracketed, as ``edge`` says in words.
+    """
 
     config_id: str
     label: str
     role: Role
     edge_rps: float
+    edge: str
     edge_low_rps: float | None
     edge_high_rps: float | None
     measured_at_rps: float | None
@@ -120,7 +125,7 @@ def make_charts(report: StudyReport) -> Charts:
     def role(measurement: Measurement) -> Role:
         return roles.get(id(measurement), "other")
 
-    with_edge = [m for m in ranked if m.edge.rate_rps]
+    with_edge = [m for m in ranked if m.edge.at_least_rps]
     shown = _sample(with_edge, [m for m in with_edge if id(m) in roles])
     order: dict[Role, int] = {"other": 0, "front": 1, "baseline": 2, "recommended": 3}
     points = [_point(m, role(m), result) for m in shown]
@@ -164,7 +169,7 @@ def _even(items: Sequence[Measurement], count: int) -> list[Measurement]:
 
 def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPoint:
     test = representative_test(measurement, result.sla)
-    edge_rps = measurement.edge.rate_rps
+    edge_rps = measurement.edge.at_least_rps
     assert edge_rps
     price = result.pricing.price_per_hour
     low, high = measurement.edge.interval_rps
@@ -174,6 +179,7 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
         label=configuration_label(measurement.configuration),
         role=role,
         edge_rps=edge_rps,
+        edge=edge_text(measurement.edge),
         edge_low_rps=low,
         edge_high_rps=high,
         measured_at_rps=test.offered_rps if test else None,

@@ -110,7 +110,7 @@ def _measurement_cells(measurement: Measurement, sla: Sla) -> dict[str, Any]:
     cells: dict[str, Any] = {
         "state": "measured",
         "edge_rps": measurement.edge.rate_rps,
-        "edge_low_rps": low,
+        "edge_low_rps": low or None,
         "edge_high_rps": high,
         "capacity_rps": measurement.capacity_rps,
         "predicted_edge_rps": measurement.predicted.edge_rps,

@@ -11,10 +11,13 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from analyzer.domain.conditions import ConditionsSummary, summary_of
+from analyzer.domain.gain import Gain, common_basis, rate_of
 from analyzer.domain.measurement import (
     Accuracy,
     Breakdown,
     Certificate,
+    Edge,
     Failure,
     LatencySummary,
     LoadTest,
@@ -23,8 +26,11 @@ from analyzer.domain.measurement import (
     ResourceUse,
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
-from analyzer.domain.study import Claim, Explanation, SearchSummary, StudyResult
+from analyzer.domain.study import Claim, Explanation, StudyResult
+from analyzer.report.advice import next_budget_s, next_command
+from analyzer.report.conditions_text import watched
 from analyzer.report.entries import Closest, Entry, StudyReport, study_entry
+from analyzer.report.summary import notes_of, statement
 
 SCHEMA = 1
 CURRENCY = "USD"
@@ -48,10 +54,11 @@ def build_document(report: StudyReport) -> dict[str, Any]:
         "sla": _sla(result),
         "recommendation": entry(report.recommendation),
         "baseline": entry(report.baseline),
-        "speedup": report.speedup,
+        **_speedup(report.gain),
         "pareto": [entry(item) for item in report.front],
-        "closest": _closest(report.closest) if report.closest is not None else None,
-        "search": _search(result.search) | {"server": result.server},
+        "closest": _closest(report.closest, result) if report.closest is not None else None,
+        "search": _search(result)
+        | {"server": result.server, "conditions": _conditions(watched(report.measured))},
         "explanation": _explanation(result.explanation),
         "failures": [_failure(failure) for failure in report.failures[:FAILURES_MAX]],
         "verifications": [
@@ -64,7 +71,7 @@ def build_document(report: StudyReport) -> dict[str, Any]:
             }
             for item, measured in report.verifications
         ],
-        "warnings": list(result.warnings),
+        "warnings": list(notes_of(result)),
         "provenance": {
             key: result.provenance.get(key)
             for key in ("analyzer", "hardware", "libraries", "seeds", "started_at")
@@ -83,7 +90,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
             "config": entry.configuration.to_dict(),
             "capacity_rps": measurement.capacity_rps,
             "edge_rps": measurement.edge.rate_rps,
-            "edge_interval_rps": _interval(measurement.edge.interval_rps),
+            "edge_interval_rps": _edge_interval(measurement.edge),
             "measured_at_rps": entry.measured_at_rps,
             **_load_test_values(entry.test, entry.resources),
             "accuracy": _accuracy(entry.accuracy),
@@ -98,10 +105,14 @@ def entry_document(entry: Entry) -> dict[str, Any]:
 
 def evidence_document(result: StudyResult, measurement: Measurement) -> dict[str, Any]:
     """What an exported configuration rests on, for the repository's manifest."""
+    entry = study_entry(
+        measurement, result, fleet_basis=common_basis(result.sla, measurement, None)
+    )
     return {
         "study": result.name,
+        "statement": statement(measurement, result),
         "sla": _strict(_sla(result)),
-        "entry": entry_document(study_entry(measurement, result)),
+        "entry": entry_document(entry),
         "provenance": result.provenance,
     }
 
@@ -187,6 +198,20 @@ def _interval(interval: tuple[float | None, float | None] | None) -> list[float 
     return list(interval)
 
 
+def _edge_interval(edge: Edge) -> list[float | None] | None:
+    """The interval; open below where no rate was kept."""
+    low, high = edge.interval_rps
+    return _interval((low or None, high))
+
+
+def _speedup(gain: Gain | None) -> dict[str, Any]:
+    return {
+        "speedup": gain.ratio if gain is not None else None,
+        "speedup_basis": gain.basis if gain is not None else None,
+        "speedup_interval": _interval(gain.interval) if gain is not None else None,
+    }
+
+
 def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
     if accuracy is None:
         return None
@@ -202,7 +227,12 @@ def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
 def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
     if certificate is None:
         return None
-    return {key: value for key, value in asdict(certificate).items() if key != "conditions"}
+    conditions = _conditions(summary_of([certificate.conditions]))
+    return asdict(certificate) | {"conditions": conditions}
+
+
+def _conditions(summary: ConditionsSummary | None) -> dict[str, Any] | None:
+    return asdict(summary) if summary is not None else None
 
 
 def _fleet(entry: Entry) -> dict[str, Any] | None:
@@ -210,18 +240,30 @@ def _fleet(entry: Entry) -> dict[str, Any] | None:
         return None
     priced = entry.pricing.price_per_hour is not None
     return asdict(entry.fleet) | {
+        "basis": entry.fleet_basis,
+        "rate_rps": rate_of(entry.measurement, entry.fleet_basis),
         "currency": CURRENCY if priced else None,
         "price_source": entry.pricing.source if priced else None,
     }
 
 
-def _closest(closest: Closest) -> dict[str, Any]:
+def _closest(closest: Closest, result: StudyResult) -> dict[str, Any]:
     misses = [asdict(miss) for miss in closest.misses]
-    return {"entry": entry_document(closest.entry), "misses": misses}
+    return {
+        "entry": entry_document(closest.entry),
+        "misses": misses,
+        "command": next_command(result),
+    }
 
 
-def _search(search: SearchSummary) -> dict[str, Any]:
-    return asdict(search) | {"space": search.space or None}
+def _search(result: StudyResult) -> dict[str, Any]:
+    search = result.search
+    budget_s, known = next_budget_s(result)
+    return asdict(search) | {
+        "space": search.space or None,
+        "accepted": result.accepted,
+        "budget_needed_s": budget_s if known else None,
+    }
 
 
 def _failure(failure: Failure) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from analyzer.domain.answer import (
     measured,
     pareto_front,
     representative_test,
-    speedup,
 )
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.cost import Fleet, fleet_for
+from analyzer.domain.gain import Basis, Gain, common_basis, gain, rate_of
 from analyzer.domain.measurement import (
     Accuracy,
     Edge,
@@ -39,7 +39,10 @@ class Entry:
         test: The load test that stands for it; its rate is ``measured_at_rps``. None without a
             valid one.
         resources: Of ``test``; a peak that it does not tell is that of all load tests.
-        fleet: At the certified capacity; None where target rate and price are unknown.
+        fleet: Of devices that each carry the rate on ``fleet_basis``; None where that rate, or
+            both target rate and price, are unknown.
+        fleet_basis: The certified capacity; or the edge, where recommendation and baseline can
+            only be compared by that, or nothing was certified.
         pricing: Of one machine.
     """
 
@@ -47,6 +50,7 @@ class Entry:
     test: LoadTest | None
     resources: ResourceUse
     fleet: Fleet | None
+    fleet_basis: Basis
     pricing: Pricing
 
     @property
@@ -88,7 +92,9 @@ class StudyReport:
         failures: In the order of the trials.
         recommendation: None without one.
         baseline: Without a load test if it failed; None if it never ran.
-        speedup: The objective, recommendation against baseline; above 1 is better.
+        gain: The recommendation's over the baseline; None without a recommendation, or if the
+            baseline never keeps the SLA.
+        closest_gain: The same of what came closest.
         front: The Pareto front, the highest edge first.
         closest: None where a configuration is recommended or nothing was measured.
         verifications: Each with the entry of its measurement.
@@ -99,7 +105,8 @@ class StudyReport:
     failures: tuple[Failure, ...]
     recommendation: Entry | None
     baseline: Entry | None
-    speedup: float | None
+    gain: Gain | None
+    closest_gain: Gain | None
     front: tuple[Entry, ...]
     closest: Closest | None
     verifications: tuple[tuple[Verification, Entry], ...]
@@ -116,6 +123,7 @@ def make_report(result: StudyResult) -> StudyReport:
     failures = tuple(outcome for outcome in result.outcomes if isinstance(outcome, Failure))
     recommendation = find(measurements, result.recommended_id)
     baseline = find(measurements, result.baseline_id)
+    # What is compared, whether it is recommended or only came closest.
     closest = (
         closest_miss(measurements, result.sla, among=result.recommendable)
         if recommendation is None
@@ -128,41 +136,51 @@ def make_report(result: StudyResult) -> StudyReport:
         request_batch_size=result.request_batch_size,
     )
 
-    def entry(measurement: Measurement) -> Entry:
-        return study_entry(measurement, result)
+    best = closest[0] if closest is not None else recommendation
+    basis = common_basis(result.sla, best, baseline) if best is not None else "certified"
+    best_gain = gain(
+        result.sla, best, baseline, devices_per_machine=result.pricing.devices_per_machine
+    )
+
+    def entry(measurement: Measurement, fleet_basis: Basis = "certified") -> Entry:
+        return study_entry(measurement, result, fleet_basis=fleet_basis)
 
     return StudyReport(
         result=result,
         measured=measurements,
         failures=failures,
-        recommendation=entry(recommendation) if recommendation is not None else None,
-        baseline=entry(baseline)
+        recommendation=entry(recommendation, basis) if recommendation is not None else None,
+        baseline=entry(baseline, basis)
         if baseline is not None
         else _failed_entry(failures, result.baseline_id, result),
-        speedup=speedup(
-            result.sla,
-            recommendation,
-            baseline,
-            devices_per_machine=result.pricing.devices_per_machine,
-        ),
+        gain=best_gain if recommendation is not None else None,
+        closest_gain=best_gain if recommendation is None else None,
         front=tuple(map(entry, front)),
-        closest=Closest(entry=entry(closest[0]), misses=closest[1]) if closest else None,
+        closest=Closest(entry=entry(closest[0], basis), misses=closest[1]) if closest else None,
         verifications=tuple((item, entry(item.measured)) for item in result.verifications),
     )
 
 
-def study_entry(measurement: Measurement, result: StudyResult) -> Entry:
+def study_entry(
+    measurement: Measurement, result: StudyResult, *, fleet_basis: Basis = "certified"
+) -> Entry:
     """:func:`make_entry` under the SLA and the prices of a study."""
     return make_entry(
         measurement,
         sla=result.sla,
         pricing=result.pricing,
         request_batch_size=result.request_batch_size,
+        fleet_basis=fleet_basis,
     )
 
 
 def make_entry(
-    measurement: Measurement, *, sla: Sla, pricing: Pricing, request_batch_size: float = 1
+    measurement: Measurement,
+    *,
+    sla: Sla,
+    pricing: Pricing,
+    request_batch_size: float = 1,
+    fleet_basis: Basis = "certified",
 ) -> Entry:
     """The entry of one measured configuration.
 
@@ -177,12 +195,13 @@ def make_entry(
             test.resources if test is not None else ResourceUse(), measurement.resources
         ),
         fleet=fleet_for(
-            capacity_rps=measurement.capacity_rps,
+            capacity_rps=rate_of(measurement, fleet_basis),
             target_rate_rps=sla.target_rate_rps,
             price_per_hour=pricing.price_per_hour,
             devices_per_machine=pricing.devices_per_machine,
             request_batch_size=request_batch_size,
         ),
+        fleet_basis=fleet_basis,
         pricing=pricing,
     )
 

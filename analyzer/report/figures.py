@@ -13,7 +13,6 @@ from analyzer.report.charts import STAGES, Charts, Curve, FrontPoint, Role
 from analyzer.report.wording import (
     dollars,
     milliseconds,
-    number,
     percent,
     percentile_name,
     rate,
@@ -132,11 +131,9 @@ def _front_trace(role: Role, points: list[FrontPoint]) -> dict[str, Any]:
 
 
 def _hover(point: FrontPoint) -> str:
-    low, high = point.edge_low_rps, point.edge_high_rps
-    bounds = f" ({number(low)} to {number(high)})" if low is not None and high is not None else ""
     lines = [
         f"<b>{point.label}</b>",
-        f"edge {rate(point.edge_rps)}{bounds}",
+        f"edge {point.edge}",
         f"certified {rate(point.capacity_rps)}",
         f"{milliseconds(point.latency_ms)} at {rate(point.measured_at_rps)}",
         f"memory {size(point.memory_bytes)}",

@@ -21,6 +21,7 @@ from analyzer.report.figures import (
     stage_figure,
     steps_figure,
 )
+from analyzer.report.gain_text import edge_text
 from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
 from analyzer.report.wording import (
     configuration_label,
@@ -73,13 +74,13 @@ def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
         lstrip_blocks=True,
         finalize=_keep_units,
     )
-    result = report.result
+    result, summary = report.result, summarize(report)
     charts = make_charts(report)
     figures = draw_figures(charts, result.sla)
     return environment.get_template("report.html.j2").render(
         report=report,
         result=result,
-        summary=summarize(report),
+        summary=summary,
         charts=charts,
         figures=figures,
         figures_json=Markup(_script_json(figures)),
@@ -92,10 +93,11 @@ def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
         failures_caption=_failures_caption(report),
         failures_shown=FAILURES_SHOWN,
         sla_rows=sla_rows(result),
-        search_rows=search_rows(result.search),
+        search_rows=search_rows(result, summary.conditions),
         provenance_rows=provenance_rows(result),
         label=configuration_label,
         rate=rate,
+        edge_text=edge_text,
         signed_percent=signed_percent,
         css=Markup((folder / "report.css").read_text(encoding="utf-8")),
         js=Markup((folder / "report.js").read_text(encoding="utf-8")),
@@ -129,7 +131,7 @@ def _table_row(measurement: Measurement, result: StudyResult) -> TableRow:
         config_id=config_id,
         label=configuration_label(measurement.configuration),
         role=role,
-        edge=rate(measurement.edge.rate_rps),
+        edge=edge_text(measurement.edge, bounded=False),
         certified=rate(measurement.capacity_rps),
         latency=milliseconds(test.latency_ms.sla if test else None),
         at=rate(test.offered_rps if test else None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from analyzer.report.entries import StudyReport
+from analyzer.report.gain_text import edge_text
 from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
 from analyzer.report.wording import (
     configuration_label,
@@ -34,20 +35,21 @@ def render_markdown(report: StudyReport) -> str:
     )
     environment.filters["text"] = escape_text
     environment.filters["cell"] = escape_cell
-    result = report.result
+    result, summary = report.result, summarize(report)
     text: str = environment.get_template("report.md.j2").render(
         report=report,
         result=result,
-        summary=summarize(report),
+        summary=summary,
         configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
         sla_rows=sla_rows(result),
-        search_rows=search_rows(result.search),
+        search_rows=search_rows(result, summary.conditions),
         provenance_rows=provenance_rows(result),
         front_shown=FRONT_SHOWN,
         failures_shown=FAILURES_SHOWN,
         tail=percentile_name(result.sla.percentile),
         label=configuration_label,
         rate=rate,
+        edge_text=edge_text,
         milliseconds=milliseconds,
         size=size,
         signed_percent=signed_percent,

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from analyzer.domain.answer import Miss
-from analyzer.domain.measurement import Accuracy, Certificate, Edge
+from analyzer.domain.answer import evidence_requests, machines_at
+from analyzer.domain.conditions import summary_of
+from analyzer.domain.measurement import Accuracy, Certificate, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import SearchSummary, StudyResult
+from analyzer.report.advice import advice, miss_sentence, next_command
+from analyzer.report.conditions_text import conditions_sentence, watched
 from analyzer.report.entries import Entry, StudyReport
+from analyzer.report.gain_text import (
+    edge_text,
+    gain_note,
+    gain_sentence,
+    rate_text,
+    ratio_text,
+)
 from analyzer.report.wording import (
     NOT_MEASURED,
     configuration_sentence,
@@ -22,10 +32,12 @@ from analyzer.report.wording import (
     precision_label,
     rate,
     size,
-    times,
 )
 
 Row = tuple[str, str]
+
+# Beyond its budget by more than this factor, a search says so.
+_OVERRUN = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +60,12 @@ class Summary:
         measured: Rows on what was measured of the entry that the report speaks of.
         certificate: Rows of its certificate.
         cost: Rows on the fleet.
-        misses: What was missed, a sentence each; empty for a found study.
+        gain: What it gains over the baseline; empty where nothing was measured.
+        misses: What was missed or is not proven, a sentence each; empty for a found study.
         advice: What to do next, a sentence each.
+        command: The command line that the first advice means; None without one.
+        conditions: What the machine was like under load; empty where nobody watched.
+        notes: What qualifies the result: what the model cannot do, fallbacks taken.
     """
 
     title: str
@@ -58,8 +74,12 @@ class Summary:
     measured: tuple[Row, ...]
     certificate: tuple[Row, ...]
     cost: tuple[Row, ...]
+    gain: str
     misses: tuple[str, ...]
     advice: tuple[str, ...]
+    command: str | None
+    conditions: str
+    notes: tuple[str, ...]
 
 
 def requirement(sla: Sla) -> str:
@@ -78,11 +98,18 @@ def summarize(report: StudyReport) -> Summary:
         measured=_measured_rows(shown, sla) if shown else (),
         certificate=_certificate_rows(shown, sla) if shown else (),
         cost=_cost_rows(shown, sla) if shown else (),
-        misses=tuple(_miss_sentence(miss, sla) for miss in report.closest.misses)
-        if report.closest
-        else (),
-        advice=_advice(report),
+        gain=gain_sentence(report) if shown else "",
+        misses=_misses(report),
+        advice=advice(report),
+        command=next_command(report.result),
+        conditions=conditions_sentence(watched(report.measured)),
+        notes=notes_of(report.result),
     )
+
+
+def notes_of(result: StudyResult) -> tuple[str, ...]:
+    """What qualifies a result: notes of the model's inspection, then warnings; each once."""
+    return tuple(dict.fromkeys((*result.model.notes, *result.warnings)))
 
 
 def _title(report: StudyReport) -> tuple[str, str]:
@@ -90,7 +117,13 @@ def _title(report: StudyReport) -> tuple[str, str]:
     entry, closest = report.recommendation, report.closest
     if entry is not None:
         required = required.replace("of requests", "of them")
-        carried = f"carries {number(entry.measurement.capacity_rps)} requests/s, {required}"
+        measurement = entry.measurement
+        if measurement.capacity_rps is not None:
+            carried = f"carries {number(measurement.capacity_rps)} requests/s, {required}"
+        else:
+            about = "at least" if measurement.edge.rate_rps is None else "about"
+            at_least = number(measurement.edge.at_least_rps)
+            carried = f"is estimated to carry {about} {at_least} requests/s, {required}"
         return (
             f"As {precision_label(entry.configuration)}, {name} {carried}",
             f"Serve {name} as {configuration_sentence(entry.configuration)}.",
@@ -103,49 +136,26 @@ def _title(report: StudyReport) -> tuple[str, str]:
     )
 
 
-# From this difference between the two ratios on (certified rates, edges) both are told: ours.
-_UNEQUAL = 0.1
-
-_GAINS = {
-    "capacity": "the capacity of the baseline",
-    "cost": "cheaper than the baseline",
-    "latency": "lower latency than the baseline",
-    "memory": "less memory than the baseline",
-}
-
-
-def gain_sentence(report: StudyReport) -> str:
-    """The speed-up in words; beside it that of the edges, where the two were proven unequally."""
-    speedup, best, baseline = report.speedup, report.recommendation, report.baseline
-    if speedup is None or best is None or baseline is None:
-        if baseline is None or best is None or baseline.measurement.capacity_rps is not None:
-            return "not comparable with the baseline"
-        edge_rps = baseline.measurement.edge.rate_rps
-        if edge_rps:
-            return (
-                f"the baseline was not certified in the time (its edge: about {edge_rps:,.0f} /s)"
-            )
-        return "the baseline never keeps the SLA"
-    objective = report.result.sla.objective
-    text = f"{times(speedup)} {_GAINS[objective]}"
-    ours, theirs = best.measurement.edge.rate_rps, baseline.measurement.edge.rate_rps
-    if objective == "capacity" and ours and theirs:
-        ratio = ours / theirs
-        if abs(ratio / speedup - 1.0) > _UNEQUAL:
-            return f"{text} ({times(ratio)} by their edges)"
-    return text
+def _misses(report: StudyReport) -> tuple[str, ...]:
+    sla, best, closest = report.result.sla, report.recommendation, report.closest
+    if closest is not None:
+        return tuple(miss_sentence(miss, sla) for miss in closest.misses)
+    if best is not None and best.measurement.capacity_rps is None:
+        return (estimate_sentence(best.measurement, sla),)
+    return ()
 
 
 def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
-    sla, baseline, fleet = report.result.sla, report.baseline, entry.fleet
-    edge = entry.measurement.edge
-    bounds = interval(edge.interval_rps)
-    gain, speedup = gain_sentence(report), times(report.speedup)
+    sla, baseline, fleet, gain = report.result.sla, report.baseline, entry.fleet, report.gain
+    measurement = entry.measurement
+    certified = measurement.capacity_rps is not None
+    edge = edge_text(measurement.edge)
+    against = gain_note(gain, sla) if gain is not None else gain_sentence(report)
     figures = [
         KeyFigure(
-            label="Certified capacity",
-            value=rate(entry.measurement.capacity_rps),
-            note=f"edge {rate(edge.rate_rps)}" + (f", {bounds}" if bounds else ""),
+            label="Certified capacity" if certified else "Estimated edge, not proven",
+            value=rate(measurement.capacity_rps or measurement.edge.at_least_rps),
+            note=f"edge {edge}" if certified else edge,
         ),
         KeyFigure(
             label=f"Latency, {percentile_name(sla.percentile)}",
@@ -155,9 +165,8 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
         ),
         KeyFigure(
             label="Against Triton's default",
-            value=speedup,
-            note=gain.removeprefix(speedup).strip()
-            + (f", {rate(baseline.measurement.capacity_rps)} certified" if baseline else ""),
+            value=ratio_text(gain) if gain is not None else NOT_MEASURED,
+            note=f"{against}; baseline: {rate_text(baseline.measurement)}" if baseline else against,
         ),
     ]
     if fleet and fleet.cost_per_hour is not None:
@@ -166,7 +175,8 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
                 label="Cost",
                 value=f"{dollars(fleet.cost_per_hour)}/h",
                 note=f"{_machines(fleet.machines)} for {rate(sla.target_rate_rps)}, "
-                f"{dollars(fleet.cost_per_million_inferences)} a million inferences",
+                f"{dollars(fleet.cost_per_million_inferences)} a million inferences"
+                f"{_on_basis(entry)}",
             )
         )
     elif fleet and fleet.cost_per_million_inferences is not None:
@@ -174,7 +184,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             KeyFigure(
                 label="Cost of a million",
                 value=dollars(fleet.cost_per_million_inferences),
-                note="inferences, every device at its capacity",
+                note=f"inferences, every device at its capacity{_on_basis(entry)}",
             )
         )
     elif fleet:
@@ -182,10 +192,15 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             KeyFigure(
                 label="Fleet",
                 value=_machines(fleet.machines),
-                note=f"for {rate(sla.target_rate_rps)}; no price is known (--price)",
+                note=f"for {rate(sla.target_rate_rps)}{_on_basis(entry)}; no price is known "
+                "(--price)",
             )
         )
     return tuple(figures)
+
+
+def _on_basis(entry: Entry) -> str:
+    return ", by its estimated edge" if entry.fleet_basis == "edges" else ""
 
 
 def _machines(count: int | None) -> str:
@@ -230,15 +245,19 @@ def accuracy_text(accuracy: Accuracy | None) -> str:
 
 
 def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
-    certificate = entry.measurement.certificate
+    certificate, edge = entry.measurement.certificate, edge_text(entry.measurement.edge)
     if certificate is None:
-        return (("certificate", "none: no rate was tried for a certificate"),)
+        return (
+            ("certificate", "none: no rate was tried for a certificate"),
+            ("estimated edge", edge),
+            ("requests at kept rates", f"{evidence_requests(entry.measurement, sla):,}"),
+        )
     share = percent(certificate.over_budget / max(certificate.requests, 1))
     allowed = percent(round(1 - sla.percentile / 100, 9))
     rows: list[Row] = [
         ("certificate", f"{certificate.verdict} at {certificate.confidence:g} confidence"),
         ("certified rate", rate(entry.measurement.capacity_rps)),
-        ("estimated edge", _edge_text(entry.measurement.edge)),
+        ("estimated edge", edge),
         ("requests", f"{certificate.requests:,}"),
         ("over budget", f"{certificate.over_budget:,} ({share}; allowed {allowed})"),
         ("effective requests", _effective_text(certificate)),
@@ -246,12 +265,30 @@ def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     ]
     if certificate.requests_missing is not None:
         rows.append(("requests missing", f"{certificate.requests_missing:,}"))
+    if certificate.conditions is not None:
+        rows.append(("conditions", conditions_sentence(summary_of([certificate.conditions]))))
     return tuple(rows)
 
 
-def _edge_text(edge: Edge) -> str:
-    bounds = interval(edge.interval_rps)
-    return f"{rate(edge.rate_rps)} ({bounds})" if bounds else rate(edge.rate_rps)
+def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
+    """That a recommended rate is an estimate, and what it rests on."""
+    evidence = evidence_requests(measurement, sla)
+    text = f"Nothing was proven: the rate is an estimate from {evidence:,} requests at kept rates"
+    certificate = measurement.certificate
+    if certificate is not None and certificate.requests_missing:
+        return f"{text}; a certificate needs about {certificate.requests_missing:,} more."
+    return f"{text}."
+
+
+def statement(measurement: Measurement, result: StudyResult) -> str:
+    """What may be said of a configuration of a study, in one sentence."""
+    sla = result.sla
+    if measurement.capacity_rps is None:
+        return estimate_sentence(measurement, sla)
+    return (
+        f"Certified with a confidence of {sla.confidence:g}: at {rate(measurement.capacity_rps)} "
+        f"{requirement(sla)}."
+    )
 
 
 def _effective_text(certificate: Certificate) -> str:
@@ -270,66 +307,25 @@ def _cost_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     if fleet.machines is not None:
         rows.append(("target rate", rate(sla.target_rate_rps)))
         rows.append(("replicas", f"{fleet.replicas:,}"))
-        rows.append(("machines", f"{fleet.machines:,}"))
+        rows.append(("machines", _machines_text(entry, sla, fleet.machines)))
     if fleet.cost_per_hour is not None:
         rows.append(("cost per hour", dollars(fleet.cost_per_hour)))
     if fleet.cost_per_million_inferences is not None:
         rows.append(("a million inferences", dollars(fleet.cost_per_million_inferences)))
         price = f"{dollars(entry.pricing.price_per_hour)}/h"
         rows.append(("price of a machine", f"{price}, {entry.pricing.source or 'given'}"))
+    if entry.fleet_basis == "edges":
+        rows.append(("rests on", "the estimated edge, not on a certified rate"))
     return tuple(rows)
 
 
-_LIMITS = {
-    "latency_budget_ms": ("the latency budget", milliseconds),
-    "target_rate_rps": ("the target rate", rate),
-    "max_memory_bytes": ("the memory limit", size),
-    "max_accuracy_drop": ("the accuracy limit", percent),
-    "certified_requests": ("the evidence", lambda value: f"{number(value, 9)} requests"),
-}
-
-
-def _miss_sentence(miss: Miss, sla: Sla) -> str:
-    name, show = _LIMITS[miss.limit]
-    observed, required = miss.observed, miss.required
-    if miss.limit == "certified_requests":
-        if required is None:
-            return f"It was measured on {show(observed)}, and that did not decide."
-        return f"It was measured on {show(observed)}; a certificate needs about {show(required)}."
-    if observed is None:
-        lost = f"more than {percent(round(1 - sla.percentile / 100, 9))} of the requests failed"
-        return f"It misses {name} of {show(required)}: {lost} or nothing valid was measured."
-    return f"It misses {name}: {show(observed)} where {show(required)} is required."
-
-
-def _advice(report: StudyReport) -> tuple[str, ...]:
-    verdict, study, closest = report.result.verdict, report.result.name, report.closest
-    if verdict == "found":
-        return ()
-    advice: list[str] = []
-    if verdict == "undecided":
-        advice.append(
-            f"Give it more time; nothing is measured twice: "
-            f"analyze search … --study {study} --resume --budget 15m."
-        )
-    for miss in closest.misses if closest else ():
-        observed = miss.observed
-        if miss.limit == "latency_budget_ms" and observed is not None:
-            advice.append(
-                f"A budget of about {number(observed * 1.1, 2)} ms is within reach "
-                f"(--latency-budget), or a lower --percentile."
-            )
-        elif miss.limit == "max_memory_bytes" and observed is not None:
-            advice.append(f"It needs {size(observed)}: raise --max-memory to that.")
-        elif miss.limit == "max_accuracy_drop":
-            advice.append("Raise --max-accuracy-drop, or score more rows (--calibration-data).")
-        elif miss.limit == "target_rate_rps":
-            advice.append("Lower --target-rate: one device does not carry it.")
-    if not closest:
-        advice.append("Every configuration failed: the failures below say why.")
-    if verdict == "infeasible":
-        advice.append("A faster machine or a smaller model shortens every latency.")
-    return tuple(advice)
+def _machines_text(entry: Entry, sla: Sla, machines: int) -> str:
+    """The machines; where a certified rate asks for more than the edge, those too."""
+    capacity_rps = entry.measurement.capacity_rps
+    if entry.fleet_basis == "certified" or capacity_rps is None:
+        return f"{machines:,}"
+    proven = machines_at(sla, capacity_rps, entry.pricing.devices_per_machine)
+    return f"{machines:,} by the estimated edge, {proven:,} at the certified rate"
 
 
 def sla_rows(result: StudyResult) -> list[Row]:
@@ -352,8 +348,9 @@ def sla_rows(result: StudyResult) -> list[Row]:
     return rows
 
 
-def search_rows(search: SearchSummary) -> list[Row]:
-    """How the search went."""
+def search_rows(result: StudyResult, conditions: str) -> list[Row]:
+    """How the search went; ``conditions`` as in :class:`Summary`."""
+    search = result.search
     rows = [
         ("sampler", search.sampler),
         ("search space", search.space or "–"),
@@ -362,11 +359,21 @@ def search_rows(search: SearchSummary) -> list[Row]:
         ("simulated", number(search.evaluated_twin, 9)),
         ("failed", number(search.failed, 9)),
         ("time under load", f"{number(search.load_test_seconds)} s"),
-        ("time in all", f"{number(search.wall_seconds)} s"),
+        ("time in all", time_text(search)),
     ]
     if search.bound:
         rows.append(("bound", search.bound))
+    if conditions:
+        rows.append(("machine under load", conditions))
     return rows
+
+
+def time_text(search: SearchSummary) -> str:
+    """``56.7 s``; beside the budget where it took longer: ``68 s of 60 s``."""
+    text = f"{number(search.wall_seconds)} s"
+    if search.budget_s is not None and search.wall_seconds > _OVERRUN * search.budget_s:
+        text += f" of {number(search.budget_s)} s"
+    return text
 
 
 def provenance_rows(result: StudyResult) -> list[Row]:

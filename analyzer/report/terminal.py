@@ -5,60 +5,71 @@ from __future__ import annotations
 import textwrap
 
 from analyzer.report.entries import StudyReport
-from analyzer.report.summary import gain_sentence, summarize
-from analyzer.report.wording import configuration_label, number, rate
+from analyzer.report.gain_text import rate_text
+from analyzer.report.summary import summarize, time_text
+from analyzer.report.wording import configuration_label
 
 LINES_MAX = 25
 _WIDTH = 96
 _INDENT = 16
 
+# Rows of the summary that are shown, by their name there; what a reader can do without is not.
+_SHOWN = {
+    "certificate": "certificate",
+    "requests": "requests",
+    "requests at kept rates": "requests",
+    "over budget": "over budget",
+    "estimated edge": "edge",
+    "latency": "latency",
+    "memory, peak": "memory",
+    "accuracy": "accuracy",
+    "machines": "machines",
+    "cost per hour": "cost per hour",
+    "a million inferences": "per million",
+    "rests on": "rests on",
+}
+
 
 def render_terminal(report: StudyReport) -> str:
-    """The answer first, then what it rests on; ends without a newline."""
-    result, best, summary = report.result, report.recommendation, summarize(report)
+    """The answer first, then what it rests on; ends without a newline.
+
+    The command to go on with is the last line, whole, so that it can be copied.
+    """
+    result, shown, summary = report.result, report.shown, summarize(report)
     lines = [*textwrap.wrap(f"{result.name}: {summary.title}.", _WIDTH), ""]
-    if best is None:
-        lines += _block("closest", summary.subtitle.removeprefix("Closest: "))
-        for sentence in summary.misses:
-            lines += _block("", sentence)
-    else:
-        config_id = best.configuration.config_id
-        lines += _block("configuration", f"{config_id}: {summary.subtitle}")
-    wanted = {
-        "certificate": "certificate",
-        "requests": "requests",
-        "over budget": "over budget",
-        "estimated edge": "edge",
-        "latency": "latency",
-        "memory, peak": "memory",
-        "accuracy": "accuracy",
-        "machines": "machines",
-        "cost per hour": "cost per hour",
-        "a million inferences": "per million",
-    }
+    label = "configuration" if report.recommendation else "closest"
+    what = summary.subtitle.removeprefix("Closest: ")
+    lines += _block(label, f"{shown.configuration.config_id}: {what}" if shown else what)
+    for sentence in summary.misses:
+        lines += _block("", sentence)
     for name, value in (*summary.certificate, *summary.measured, *summary.cost):
-        if name in wanted:
-            lines += _block(wanted[name], value)[:2]
+        if name in _SHOWN:
+            lines += _block(_SHOWN[name], value)[:2]
     baseline = report.baseline
     if baseline is not None:
-        text = f"{rate(baseline.measurement.capacity_rps)} certified "
-        text += f"({configuration_label(baseline.configuration)})"
-        gain = f"; {gain_sentence(report)}" if best is not None else ""
-        lines += _block("baseline", text + gain)[:2]
+        rate = rate_text(baseline.measurement)
+        text = f"{rate} ({configuration_label(baseline.configuration)})"
+        lines += _block("baseline", f"{text}; {summary.gain}" if summary.gain else text)[:3]
     search = result.search
     done = (
         f"{search.evaluated_live:,} measured, {search.evaluated_twin:,} simulated, "
-        f"{search.failed:,} failed in {number(search.wall_seconds)} s"
+        f"{search.failed:,} failed in {time_text(search)}"
     )
-    lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:2]
-    for sentence in summary.advice:
-        lines += _block("next", sentence)[:2]
-    for warning in result.warnings:
-        lines += _block("note", warning)[:2]
-    if len(lines) > LINES_MAX:
-        left = len(lines) - LINES_MAX + 1
-        lines = [*lines[: LINES_MAX - 1], f"  … {left} more lines: analyze report"]
-    return "\n".join(lines)
+    lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:3]
+    if summary.conditions:
+        lines += _block("machine", summary.conditions)[:2]
+    command = [f"  {summary.command}"] if summary.command else []
+    for number, sentence in enumerate(summary.advice):
+        # The command that the first sentence means comes last.
+        text = sentence.removesuffix(":") + (" (below)." if command and number == 0 else "")
+        lines += _block("next", text)[:2]
+    for note in summary.notes:
+        lines += _block("note", note)[:2]
+    most = LINES_MAX - len(command)
+    if len(lines) > most:
+        left = len(lines) - most + 1
+        lines = [*lines[: most - 1], f"  … {left} more lines: analyze report"]
+    return "\n".join(lines + command)
 
 
 def _block(label: str, text: str) -> list[str]:

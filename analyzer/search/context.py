@@ -155,7 +155,7 @@ def make_context(
         ),
         hardware=hardware,
         cores=cores,
-        plan=TimePlan.begun(
+        plan=TimePlan(
             budget_s=request.budget_s,
             started=clock() if started is None else started,
             clock=clock,

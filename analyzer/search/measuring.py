@@ -76,7 +76,7 @@ class Measuring:
         self._edge_s = float(np.clip(_EDGE_SHARE * context.request.budget_s, *_EDGE_S))
         self._pending: dict[str, _Pending] = {}
         self._exhausted = trials is None
-        # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
+        # Certificates that were tried in vain: no higher rate, or none at all.
         self._stuck: set[str] = set()
         self._proofs_s: dict[str, float] = {}
         self._begun = 0
@@ -342,7 +342,11 @@ class Measuring:
         # The designer compares edges that were found alike: it learns once of what works.
         if known is None:
             self._screening.designer.update(config_id, score.value, feasible=score.feasible)
-        if not _gained(pending, outcome):
+        gained = isinstance(outcome, Measurement) and (
+            (outcome.capacity_rps or 0.0) > pending.capacity_before_rps
+        )
+        certifying = pending.step in ("proof", "climb", "baseline_proof")
+        if (certifying and not gained) or isinstance(outcome, Failure):
             self._stuck.add(config_id)
 
     def _joined(self, known: Measurement | None, outcome: Measurement) -> Measurement:
@@ -370,15 +374,6 @@ _ROLES: dict[Step, str] = {
     "baseline": "baseline",
     "baseline_proof": "baseline",
 }
-
-
-def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:
-    """Whether a step brought what it was for, so that another like it may bring more."""
-    if isinstance(outcome, Failure):
-        return False
-    if pending.step in ("proof", "climb", "baseline_proof"):
-        return (outcome.capacity_rps or 0.0) > pending.capacity_before_rps
-    return pending.step != "baseline" or _share(outcome) is not None
 
 
 def _id(measurement: Measurement) -> str:

@@ -1,18 +1,17 @@
-"""Ranking, front, speed-up and the closest miss, on small made-up measurements."""
+"""Ranking, front and the closest miss, on small made-up measurements."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from analyzer.domain.answer import (
+    best_by_evidence,
     closest_miss,
     misses,
     pareto_front,
     rank,
     representative_test,
-    speedup,
 )
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
@@ -207,28 +206,44 @@ class TestClosestMiss:
         assert closest_miss([failure], SLA) is None
 
 
-class TestSpeedup:
-    def test_capacity_is_certified_over_certified(self) -> None:
-        ours = measurement(1, 300.0, capacity=290.0)
-        theirs = measurement(2, 200.0, capacity=100.0)
-        assert speedup(SLA, ours, theirs) == pytest.approx(2.9)
+class TestBestByEvidence:
+    def of(self, instances: int, edge: float, requests: int) -> Measurement:
+        test = load_test(edge, 40.0, requests=requests)
+        return replace(measurement(instances, edge), load_tests=(test,))
 
-    def test_cost_compares_machines(self) -> None:
-        sla = Sla(latency_budget_ms=50.0, target_rate_rps=1000.0, objective="cost")
-        ours = measurement(1, 300.0, capacity=250.0)
-        theirs = measurement(2, 110.0, capacity=100.0)
-        assert speedup(sla, ours, theirs) == pytest.approx(10 / 4)
-        assert speedup(sla, ours, theirs, devices_per_machine=4) == pytest.approx(3 / 1)
+    def test_a_handful_of_requests_does_not_beat_evidence(self) -> None:
+        few, many = self.of(1, 200.0, 27), self.of(2, 150.0, 900)
+        assert best_by_evidence([few, many], SLA) is many
 
-    def test_less_latency_is_a_gain(self) -> None:
-        sla = Sla(latency_budget_ms=50.0, target_rate_rps=100.0, objective="latency")
-        ours = measurement(1, 300.0, capacity=100.0, p99=10.0)
-        theirs = measurement(2, 110.0, capacity=100.0, p99=40.0)
-        assert speedup(sla, ours, theirs) == pytest.approx(4.0)
+    def test_enough_evidence_on_both_sides_leaves_it_to_the_objective(self) -> None:
+        slow, fast = self.of(1, 150.0, 9000), self.of(2, 200.0, 400)
+        assert best_by_evidence([slow, fast], SLA) is fast
 
-    @pytest.mark.parametrize("baseline", [None, measurement(2, None), measurement(2, 90.0)])
-    def test_a_baseline_that_keeps_nothing_gives_none(self, baseline: Measurement | None) -> None:
-        assert speedup(SLA, measurement(1, 300.0, capacity=290.0), baseline) is None
+    def test_only_what_may_be_recommended_comes_closest(self) -> None:
+        baseline, candidate = self.of(2, 200.0, 900), self.of(1, 150.0, 500)
+        among = {candidate.configuration.config_id}
+        assert best_by_evidence([baseline, candidate], SLA, among=among) is candidate
+        found = closest_miss([baseline, candidate], SLA, among=among)
+        assert found is not None and found[0] is candidate
+        found = closest_miss([baseline], SLA, among=among)
+        assert found is not None and found[0] is baseline
+
+    def test_a_refuted_candidate_comes_last(self) -> None:
+        refuted = replace(self.of(1, 200.0, 900), certificate=certificate("FAIL"))
+        other = self.of(2, 150.0, 300)
+        assert best_by_evidence([refuted, other], SLA) is other
+
+
+class TestOpenEdges:
+    def test_an_edge_known_to_be_at_least_a_rate_counts_as_that_rate(self) -> None:
+        at_least = replace(measurement(1, 120.0), edge=Edge(interval_rps=(120.0, None)))
+        assert misses(at_least, SLA) == ()
+        assert ids(rank([measurement(2, 100.0), at_least], SLA)) == [1, 2]
+        assert ids(pareto_front([measurement(2, 100.0), at_least], SLA)) == [1]
+
+    def test_an_edge_below_a_rate_keeps_nothing_yet(self) -> None:
+        below = replace(measurement(1, None), edge=Edge(interval_rps=(0.0, 80.0)))
+        assert [miss.limit for miss in misses(below, SLA)] == ["latency_budget_ms"]
 
 
 class TestFront:

@@ -429,6 +429,30 @@ def undecided_facts() -> StudyResult:
         outcomes=outcomes,
         recommended_id=None,
         explanation=Explanation(trusted=False, trust_reason="the median error is 41 %"),
+        search=replace(example_facts().search, budget_s=60.0, budget_needed_s=172.0),
+        provenance={
+            **example_facts().provenance,
+            "command": "analyze digits.onnx --latency-budget 50ms --budget=60s",
+        },
         verifications=(),
         warnings=(),
+        recommendable=tuple(outcome.configuration.config_id for outcome in outcomes[1:]),
+    )
+
+
+def estimated_facts() -> StudyResult:
+    """The best candidate is recommended, though no rate of it was certified."""
+    outcomes = tuple(
+        replace(outcome, capacity_rps=None, certificate=None, headline=None)
+        if isinstance(outcome, Measurement) and outcome.configuration == WINNER
+        else outcome
+        for outcome in OUTCOMES
+    )
+    return example_facts(
+        name="digits-4",
+        verdict="estimated",
+        accepted="estimated",
+        outcomes=outcomes,
+        search=replace(example_facts().search, budget_s=60.0),
+        verifications=(),
     )

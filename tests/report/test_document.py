@@ -13,26 +13,28 @@ from facts_example import (
     BASELINE,
     OUTCOMES,
     WINNER,
+    estimated_facts,
     example_facts,
     infeasible_facts,
     load_test,
     undecided_facts,
 )
 
-from analyzer.domain.measurement import Accuracy, Failure, Measurement
+from analyzer.domain.measurement import Accuracy, Edge, Failure, Measurement
 from analyzer.domain.study import Pricing, StudyResult
 from analyzer.report.document import (
     FAILURES_MAX,
     build_document,
     build_load_test_entry,
     entry_document,
+    evidence_document,
     render_json,
 )
 from analyzer.report.entries import make_report, study_entry
 
 TOP = {
     "schema", "study", "verdict", "model", "sla", "recommendation", "baseline", "speedup",
-    "pareto", "closest", "search", "provenance",
+    "speedup_basis", "speedup_interval", "pareto", "closest", "search", "provenance",
 }  # fmt: skip
 ENTRY = {
     "config_id", "config", "capacity_rps", "edge_rps", "edge_interval_rps", "measured_at_rps",
@@ -62,7 +64,9 @@ def check_entry(entry: dict[str, Any]) -> None:
     assert set(entry["predicted"]) == {"edge_rps", "latency_ms_p99", "error"}
 
 
-@pytest.mark.parametrize("facts", [example_facts(), infeasible_facts(), undecided_facts()])
+@pytest.mark.parametrize(
+    "facts", [example_facts(), infeasible_facts(), undecided_facts(), estimated_facts()]
+)
 def test_every_key_of_the_contract_is_there(facts: StudyResult) -> None:
     document = build_document(make_report(facts))
     assert set(document) >= TOP
@@ -109,6 +113,12 @@ def test_the_answer_of_a_found_study() -> None:
     assert (best["fleet"]["currency"], best["instance_type"]) == ("USD", "ml.g4dn.xlarge")
     assert document["baseline"]["config_id"] == BASELINE.config_id
     assert document["speedup"] == pytest.approx(11 / 4)
+    assert document["speedup_basis"] == "certified"
+    low, high = document["speedup_interval"]
+    assert low <= document["speedup"] <= high
+    for entry in (best, document["baseline"]):
+        assert entry["fleet"]["basis"] == "certified"
+        assert entry["fleet"]["rate_rps"] == entry["capacity_rps"]
 
 
 def test_the_front_is_sorted_by_its_edge_and_holds_no_failure() -> None:
@@ -175,6 +185,43 @@ def test_an_undecided_study_says_what_evidence_is_missing() -> None:
         {"limit": "certified_requests", "required": 7500, "observed": 2400}
     ]
     assert document["closest"]["entry"]["certificate"]["requests_missing"] == 5100
+
+    assert document["speedup"] is document["speedup_basis"] is document["speedup_interval"] is None
+    assert document["closest"]["command"].endswith("--study digits-3 --resume --budget 175s")
+    assert document["search"]["budget_needed_s"] == 175.0
+    assert document["closest"]["entry"]["config_id"] != BASELINE.config_id
+
+
+def test_an_estimate_has_no_capacity_and_its_fleet_says_what_it_rests_on() -> None:
+    facts = estimated_facts()
+    document = build_document(make_report(facts))
+    best, baseline = document["recommendation"], document["baseline"]
+    assert (document["verdict"], document["search"]["accepted"]) == ("estimated", "estimated")
+    assert best["capacity_rps"] is best["certificate"] is None
+    assert document["speedup_basis"] == "edges"
+    assert document["speedup"] == pytest.approx(10 / 4)
+    for entry in (best, baseline):
+        assert entry["fleet"]["basis"] == "edges"
+        assert entry["fleet"]["rate_rps"] == entry["edge_rps"]
+    winner_measured = next(o for o in facts.outcomes if o.configuration == WINNER)
+    assert isinstance(winner_measured, Measurement)
+    evidence = evidence_document(facts, winner_measured)
+    assert evidence["statement"].startswith("Nothing was proven")
+    assert evidence["entry"]["fleet"]["basis"] == "edges"
+    assert evidence_document(example_facts(), winner())["statement"].startswith("Certified")
+
+
+@pytest.mark.parametrize(
+    ("interval", "told"),
+    [((120.0, None), [120.0, None]), ((0.0, 80.0), [None, 80.0]), ((None, None), None)],
+)
+def test_an_edge_that_was_not_bracketed_has_an_open_interval(
+    interval: tuple[float | None, float | None], told: list[float | None] | None
+) -> None:
+    open_edge = replace(winner(), edge=Edge(interval_rps=interval))
+    entry = entry_document(study_entry(open_edge, example_facts()))
+    assert entry["edge_rps"] is None
+    assert entry["edge_interval_rps"] == told
 
 
 def test_nothing_measured_at_all_still_makes_a_document() -> None:

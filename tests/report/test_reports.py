@@ -10,23 +10,27 @@ from dataclasses import replace
 import pytest
 from facts_example import (
     BASELINE,
+    MODEL,
     OUTCOMES,
     SLA,
     WINNER,
     configuration,
+    estimated_facts,
     example_facts,
     infeasible_facts,
     measurement,
     undecided_facts,
 )
 
-from analyzer.domain.measurement import Edge
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Conditions, Edge, Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.report.csv import COLUMNS, render_csv
 from analyzer.report.entries import make_report
+from analyzer.report.gain_text import edge_text, gain_sentence
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
-from analyzer.report.summary import gain_sentence, summarize
+from analyzer.report.summary import summarize
 from analyzer.report.terminal import LINES_MAX, render_terminal
 from analyzer.report.wording import (
     configuration_sentence,
@@ -42,11 +46,18 @@ ALL = pytest.mark.parametrize(
         example_facts(),
         infeasible_facts(),
         undecided_facts(),
+        estimated_facts(),
         replace(undecided_facts(), outcomes=()),
         example_facts(outcomes=OUTCOMES[3:], sla=infeasible_facts().sla),
     ],
-    ids=["found", "infeasible", "undecided", "nothing", "no baseline"],
+    ids=["found", "infeasible", "undecided", "estimated", "nothing", "no baseline"],
 )
+
+
+def of(configuration: Configuration) -> Measurement:
+    found = next(o for o in OUTCOMES if o.configuration == configuration)
+    assert isinstance(found, Measurement)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -85,28 +96,128 @@ def test_the_answer_says_what_holds_and_what_it_gains() -> None:
         answer.title == "As int8 static, digits carries 556 requests/s, 99 % of them within 50 ms"
     )
     assert [figure.value for figure in answer.figures] == ["556 /s", "30 ms", "2.75×", "$2.95/h"]
-    assert gain_sentence(report) == "2.75× cheaper than the baseline"
+    assert gain_sentence(report) == (
+        "2.75× cheaper than the baseline, by certified rates (2.5× to 2.75×)"
+    )
     assert not answer.misses
     assert not answer.advice
+    assert answer.command is None
 
 
-def test_a_gain_between_rates_proven_unequally_is_told_with_that_of_the_edges() -> None:
-    report = make_report(example_facts(sla=replace(SLA, objective="capacity")))
-    assert report.recommendation is not None and report.baseline is not None
-    for entry, edge_rps in ((report.recommendation, 1500.0), (report.baseline, 250.0)):
-        edge = Edge(rate_rps=edge_rps, interval_rps=(None, None))
-        measurement = replace(entry.measurement, edge=edge)
-        name = "recommendation" if entry is report.recommendation else "baseline"
-        report = replace(report, **{name: replace(entry, measurement=measurement)})
-    gain = gain_sentence(replace(report, speedup=9.0))
-    assert gain == "9× the capacity of the baseline (6× by their edges)"
-    assert gain_sentence(replace(report, speedup=6.2)) == "6.2× the capacity of the baseline"
+def test_a_baseline_without_a_certificate_is_told_by_the_edges() -> None:
+    bare = replace(of(BASELINE), capacity_rps=None, certificate=None, headline=None)
+    facts = example_facts(
+        outcomes=(bare, *OUTCOMES[1:]), sla=replace(SLA, objective="capacity", target_rate_rps=None)
+    )
+    report = make_report(facts)
+    assert gain_sentence(report) == (
+        "2.91× the capacity of the baseline, by estimated edges (2.71× to 3.12×)"
+    )
+    text = render_terminal(report)
+    assert "edge 212 /s (204 to 219), not certified (fp32" in text
+
+
+def test_a_fleet_by_the_edges_says_so_beside_the_certified_one() -> None:
+    halved = replace(of(WINNER), capacity_rps=300.0)
+    outcomes = tuple(halved if o.configuration == WINNER else o for o in OUTCOMES)
+    report = make_report(example_facts(outcomes=outcomes))
+    cost = dict(summarize(report).cost)
+    assert cost["machines"] == "4 by the estimated edge, 7 at the certified rate"
+    assert cost["rests on"] == "the estimated edge, not on a certified rate"
+
+
+@pytest.mark.parametrize(
+    ("edge", "text"),
+    [
+        (Edge(rate_rps=618.0, interval_rps=(593.0, 637.0)), "618 /s (593 to 637)"),
+        (Edge(interval_rps=(120.0, None)), "at least 120 /s"),
+        (Edge(interval_rps=(0.0, 80.0)), "below 80 /s"),
+        (Edge(interval_rps=(None, None)), "–"),
+    ],
+)
+def test_an_edge_that_was_not_bracketed_is_open(edge: Edge, text: str) -> None:
+    assert edge_text(edge) == text
+
+
+def test_an_estimate_says_that_nothing_was_proven_everywhere() -> None:
+    report = make_report(estimated_facts())
+    answer = summarize(report)
+    assert answer.title.startswith(
+        "As int8 static, digits is estimated to carry about 618 requests/s"
+    )
+    said = "Nothing was proven: the rate is an estimate from"
+    for text in (render_terminal(report), render_markdown(report), render_html(report)):
+        assert said in text
+        assert "certified" in text
+        assert "carries" not in text
+    assert answer.figures[0].label == "Estimated edge, not proven"
+
+
+def test_an_overrun_is_said_beside_the_budget() -> None:
+    facts = example_facts()
+    for wall_s, said in ((68.0, "failed in 68 s of 60 s"), (60.3, "failed in 60.3 s;")):
+        search = replace(facts.search, wall_seconds=wall_s, budget_s=60.0)
+        text = " ".join(render_terminal(make_report(replace(facts, search=search))).split())
+        assert said in text
+
+
+def test_how_quiet_the_machine_was_is_told_where_it_was_watched() -> None:
+    conditions = Conditions(seconds=62.0, stalls_ms=(180.0, 25.0), work_us=(100.0, 101.0, 180.0))
+    winner = of(WINNER)
+    assert winner.headline is not None
+    seen = replace(winner, load_tests=(replace(winner.headline, conditions=conditions),))
+    outcomes = tuple(seen if o.configuration == WINNER else o for o in OUTCOMES)
+    report = make_report(example_facts(outcomes=outcomes))
+    assert summarize(report).conditions == (
+        "2 stalls over 20 ms in 62 s (the longest 180 ms, 0.33 % of the time); the slowest second "
+        "ran at 56 % of the median speed"
+    )
+    for text in (render_markdown(report), render_html(report)):
+        assert "2 stalls over 20" in text
+    assert "machine" in render_terminal(report)
+    assert summarize(make_report(example_facts())).conditions == ""
+
+
+def test_what_the_model_cannot_do_is_a_note() -> None:
+    facts = example_facts(model=replace(MODEL, notes=("Its state has the batch on axis 1.",)))
+    report = make_report(facts)
+    for text in (render_terminal(report), render_markdown(report), render_html(report)):
+        assert "Its state has the batch on axis 1." in text
 
 
 def test_an_undecided_answer_says_what_to_do() -> None:
     answer = summarize(make_report(undecided_facts()))
-    assert "2,400 requests; a certificate needs about 7,500" in answer.misses[0]
-    assert "--study digits-3 --resume" in answer.advice[0]
+    assert answer.misses == (
+        "Its certificate counts 2,400 requests; it needs about 7,500 requests.",
+    )
+    assert answer.advice[0].startswith("A budget of 175s is expected to prove it")
+    assert answer.command == (
+        "analyze digits.onnx --latency-budget 50ms --study digits-3 --resume --budget 175s"
+    )
+    # One line of its own, to be copied as it is.
+    assert render_terminal(make_report(undecided_facts())).endswith(f"\n  {answer.command}")
+    assert f'<pre class="command">{answer.command}</pre>' in render_html(
+        make_report(undecided_facts())
+    )
+
+
+def test_without_the_command_of_before_the_next_one_is_made_from_the_sla() -> None:
+    facts = replace(undecided_facts(), provenance={})
+    assert summarize(make_report(facts)).command == (
+        "analyze search /models/digits.onnx --latency-budget 50ms --target-rate 2000/s "
+        "--objective cost --study digits-3 --resume --budget 175s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("needed_s", "budget_s", "told"),
+    [(61.0, 60.0, "65s"), (171.0, 60.0, "175s"), (301.0, 60.0, "6m"), (None, 60.0, "2m")],
+)
+def test_the_next_budget_is_a_round_one(needed_s: float | None, budget_s: float, told: str) -> None:
+    facts = undecided_facts()
+    search = replace(facts.search, budget_needed_s=needed_s, budget_s=budget_s)
+    command = summarize(make_report(replace(facts, search=search))).command
+    assert command is not None and command.endswith(f"--budget {told}")
 
 
 @ALL
@@ -114,7 +225,8 @@ def test_the_terminal_gets_a_short_plain_answer(facts: StudyResult) -> None:
     text = render_terminal(make_report(facts))
     lines = text.splitlines()
     assert len(lines) <= LINES_MAX
-    assert max(map(len, lines)) <= 96
+    command = f"  {summarize(make_report(facts)).command}"
+    assert max(len(line) for line in lines if line != command) <= 96
     assert "\x1b" not in text
     assert text.startswith(facts.name)
 

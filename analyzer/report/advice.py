@@ -1,0 +1,126 @@
+"""What to do where nothing was proven: what is missing, the budget that proves it, the command."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from analyzer.domain.answer import Miss
+from analyzer.domain.sla import Sla
+from analyzer.domain.study import StudyResult
+from analyzer.domain.units import format_duration
+from analyzer.report.entries import StudyReport
+from analyzer.report.wording import milliseconds, number, percent, rate, size
+
+# Options of the command that the next one sets anew, and those that take a value.
+_SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
+_MORE = 2.0
+
+_LIMITS = {
+    "latency_budget_ms": ("the latency budget", milliseconds),
+    "target_rate_rps": ("the target rate", rate),
+    "max_memory_bytes": ("the memory limit", size),
+    "max_accuracy_drop": ("the accuracy limit", percent),
+    "certified_requests": ("the evidence", lambda value: f"{number(value, 9)} requests"),
+}
+
+
+def miss_sentence(miss: Miss, sla: Sla) -> str:
+    """A limit that what came closest misses."""
+    name, show = _LIMITS[miss.limit]
+    observed, required = miss.observed, miss.required
+    if miss.limit == "certified_requests":
+        if required is None:
+            return f"Its certificate counts {show(observed)}, and that did not decide."
+        return f"Its certificate counts {show(observed)}; it needs about {show(required)}."
+    if observed is None:
+        lost = f"more than {percent(round(1 - sla.percentile / 100, 9))} of the requests failed"
+        return f"It misses {name} of {show(required)}: {lost} or nothing valid was measured."
+    return f"It misses {name}: {show(observed)} where {show(required)} is required."
+
+
+def advice(report: StudyReport) -> tuple[str, ...]:
+    """What to do next, a sentence each; empty where a configuration is certified."""
+    result, closest = report.result, report.closest
+    if result.verdict == "found":
+        return ()
+    sentences: list[str] = []
+    if result.verdict in ("undecided", "estimated"):
+        sentences.append(_more_time(result))
+    if result.verdict == "undecided" and closest and _only_evidence(closest.misses):
+        sentences.append(
+            f"To use it without a proof: analyze export {shlex.quote(result.name)} --config "
+            f"{closest.entry.configuration.config_id} --repository models "
+            "(or search with --accept estimated)."
+        )
+    for miss in closest.misses if closest else ():
+        observed = miss.observed
+        if miss.limit == "latency_budget_ms" and observed is not None:
+            sentences.append(
+                f"A budget of about {number(observed * 1.1, 2)} ms is within reach "
+                f"(--latency-budget), or a lower --percentile."
+            )
+        elif miss.limit == "max_memory_bytes" and observed is not None:
+            sentences.append(f"It needs {size(observed)}: raise --max-memory to that.")
+        elif miss.limit == "max_accuracy_drop":
+            sentences.append("Raise --max-accuracy-drop, or score more rows (--calibration-data).")
+        elif miss.limit == "target_rate_rps":
+            sentences.append("Lower --target-rate: one device does not carry it.")
+    if not closest and result.verdict != "estimated":
+        sentences.append("Every configuration failed: the failures below say why.")
+    if result.verdict == "infeasible":
+        sentences.append("A faster machine or a smaller model shortens every latency.")
+    return tuple(sentences)
+
+
+def _only_evidence(misses: tuple[Miss, ...]) -> bool:
+    return all(miss.limit == "certified_requests" for miss in misses)
+
+
+def _more_time(result: StudyResult) -> str:
+    budget_s, known = next_budget_s(result)
+    budget = format_duration(budget_s)
+    if known:
+        return f"A budget of {budget} is expected to prove it; nothing is measured twice:"
+    return f"Give it more time ({budget}, say); nothing is measured twice:"
+
+
+def next_budget_s(result: StudyResult) -> tuple[float, bool]:
+    """The budget to give next, in round seconds, and whether it is known to suffice."""
+    needed_s = result.search.budget_needed_s
+    if needed_s is not None and math.isfinite(needed_s):
+        return _round_up(needed_s), True
+    return _round_up(_MORE * (result.search.budget_s or 300.0)), False
+
+
+def _round_up(seconds: float) -> float:
+    """To 5 s, from five minutes on to whole minutes."""
+    step = 5.0 if seconds <= 300.0 else 60.0
+    return math.ceil(seconds / step) * step
+
+
+def next_command(result: StudyResult) -> str | None:
+    """The command line that goes on with an unproven study; None for the other verdicts."""
+    if result.verdict not in ("undecided", "estimated"):
+        return None
+    given = shlex.split(result.provenance.get("command") or "")
+    words = iter(given or ["analyze", "search", result.model.path, *_sla_options(result.sla)])
+    kept = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _SET_ANEW:
+            kept.append(word)
+        elif _SET_ANEW[name] and not value:
+            next(words, None)
+    budget = format_duration(next_budget_s(result)[0])
+    return shlex.join([*kept, "--study", result.name, "--resume", "--budget", budget])
+
+
+def _sla_options(sla: Sla) -> list[str]:
+    """The SLA as options, for studies that did not keep their command."""
+    options = ["--latency-budget", f"{sla.latency_budget_ms:g}ms"]
+    if sla.percentile != 99.0:
+        options += ["--percentile", f"{sla.percentile:g}"]
+    if sla.target_rate_rps is not None:
+        options += ["--target-rate", f"{sla.target_rate_rps:g}/s", "--objective", sla.objective]
+    return options

@@ -1,0 +1,84 @@
+"""What the recommendation gains over the baseline, and what both rest on, in words."""
+
+from __future__ import annotations
+
+from analyzer.domain.gain import Basis, Gain, never_keeps
+from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.sla import Sla
+from analyzer.report.entries import Entry, StudyReport
+from analyzer.report.wording import NOT_MEASURED, interval, number, rate, times
+
+_GAINS = {
+    "capacity": "the capacity of the baseline",
+    "cost": "cheaper than the baseline",
+    "latency": "lower latency than the baseline",
+    "memory": "less memory than the baseline",
+}
+_BASES: dict[Basis, str] = {"certified": "by certified rates", "edges": "by estimated edges"}
+
+
+def edge_text(edge: Edge, *, bounded: bool = True) -> str:
+    """``618 /s (593 to 637)``; ``at least 120 /s``, ``below 80 /s`` where it was not bracketed.
+
+    Args:
+        bounded: Whether the interval of a bracketed edge is told.
+    """
+    low, high = edge.interval_rps
+    if edge.rate_rps is not None:
+        bounds = interval((low or None, high)) if bounded else ""
+        return f"{rate(edge.rate_rps)} ({bounds})" if bounds else rate(edge.rate_rps)
+    if low and high is not None:
+        return f"{number(low)} to {rate(high)}"
+    if low:
+        return f"at least {rate(low)}"
+    return f"below {rate(high)}" if high is not None else NOT_MEASURED
+
+
+def rate_text(measurement: Measurement) -> str:
+    """The rate that a configuration carries and what says so: ``556 /s certified``."""
+    if measurement.capacity_rps is not None:
+        return f"{rate(measurement.capacity_rps)} certified"
+    edge = edge_text(measurement.edge)
+    return "no rate" if edge == NOT_MEASURED else f"edge {edge}, not certified"
+
+
+def ratio_text(gain: Gain) -> str:
+    """``2.91×``; ``≥ 2.91×`` where it may only be more, ``≤ 2.91×`` where it may only be less."""
+    low, high = gain.interval
+    sign = ""
+    if low is not None and high is None:
+        sign = "≥ "
+    elif high is not None and low is None:
+        sign = "≤ "
+    return sign + times(gain.ratio)
+
+
+def gain_sentence(report: StudyReport) -> str:
+    """The gain of the recommendation (or of what came closest) in words."""
+    gain, best, baseline = report.gain or report.closest_gain, report.shown, report.baseline
+    if best is not None and best is not report.recommendation and _same(best, baseline):
+        return "it is the baseline itself"
+    if gain is not None:
+        return f"{ratio_text(gain)} {gain_note(gain, report.result.sla)}"
+    if baseline is None or (baseline.test is None and baseline.measurement.certificate is None):
+        return "the baseline could not be measured"
+    if never_keeps(baseline.measurement, report.result.sla):
+        return "the baseline never keeps the SLA"
+    return "not comparable with the baseline"
+
+
+def gain_note(gain: Gain, sla: Sla) -> str:
+    """What a gain is of, by what it was found, and how sure it is."""
+    low, high = gain.interval
+    text = f"{_GAINS[sla.objective]}, {_BASES[gain.basis]}"
+    if sla.objective in ("latency", "memory"):
+        return f"{_GAINS[sla.objective]} at the target rate" + (
+            "" if gain.basis == "certified" else ", not certified"
+        )
+    if low is not None and high is not None:
+        return f"{text} ({times(low)} to {times(high)})"
+    return text if low is not None or high is not None else f"{text} (neither was bracketed)"
+
+
+def _same(best: Entry, baseline: Entry | None) -> bool:
+    return baseline is not None and best.configuration == baseline.configuration
