@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from analyzer.cluster import guardian
 from analyzer.errors import AnalyzerError, MissingPartError, UsageError
@@ -33,9 +34,14 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
+    # One worker is asked for; processes in reserve would only import Ray.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
     # Leaves CUDA_VISIBLE_DEVICES alone in workers without a GPU (and is silent about it).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+_HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
 @contextmanager
@@ -124,7 +130,7 @@ def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
     mark = uuid.uuid4().hex
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
-            with _environment({_SESSION: mark}):
+            with _environment({_SESSION: mark}), _without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=cores,
@@ -147,6 +153,24 @@ def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
             yield ray
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _without_helpers(ray: ModuleType) -> Iterator[None]:
+    """Keeps a local Ray from starting autoscaler, dashboard and log monitor.
+
+    Nobody here asks them, each is a Python process of nearly a second of CPU, and ``ray.init`` has
+    no option for that. Where Ray's node has no such methods any more, it starts them.
+    """
+    node: Any = ray._private.node.Node
+    kept = {name: getattr(node, name) for name in _HELPERS if hasattr(node, name)}
+    for name in kept:
+        setattr(node, name, lambda self, *args, **options: None)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(node, name, method)
 
 
 def _make_folder() -> Path:

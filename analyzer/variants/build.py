@@ -1,18 +1,15 @@
-"""Builds the variants of a model, each in a process of its own, and keeps them in a cache."""
+"""Builds the variants of a model in child processes, and keeps them in a cache."""
 
 from __future__ import annotations
 
 import importlib.util
-import pickle
 import platform
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -21,19 +18,17 @@ from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
-from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
+from analyzer.errors import AnalyzerError, BuildError
 from analyzer.hardware.machine import usable_cores
-from analyzer.resources import child_environment
+from analyzer.variants.build_process import prepare, run_builds
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.quantize import needs_reduced_range
 from analyzer.variants.tensorrt_build import EngineOptions, engine_facts
-from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
+from analyzer.variants.worker import BuildRequest, BuildResult
 
 # Raised when a change of our code changes what is built from the same facts.
-_BUILDER = 2
-# Scoring stops once the accuracy's interval is narrower than this share of the limit on its drop.
-_INTERVAL_SHARE = 0.2
+_BUILDER = 3
 _SYNTHETIC_ROWS = 32
 _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy")
 
@@ -65,9 +60,24 @@ class Variant:
     cached: bool = False
 
 
-def build_variant(
+def build_variant(model: ModelInfo, key: VariantKey, *, cache_dir: Path, **options: Any) -> Variant:
+    """The variant ``key`` of ``model``; ``options`` as :func:`build_variants`.
+
+    Raises:
+        BuildError: It cannot be built, or there is nothing to build (no weights to quantize).
+        TargetMemoryError: The memory does not suffice.
+        DataError: The labels do not fit the model.
+        MissingPartError: A library is missing.
+    """
+    built = build_variants(model, [key], cache_dir=cache_dir, **options)[key]
+    if isinstance(built, AnalyzerError):
+        raise built
+    return built
+
+
+def build_variants(
     model: ModelInfo,
-    key: VariantKey,
+    keys: Iterable[VariantKey],
     *,
     calibration: CalibrationData | None = None,
     cache_dir: Path,
@@ -79,124 +89,146 @@ def build_variant(
     timeout_s: float = 1800.0,
     cores: int | None = None,
     cancelled: threading.Event | None = None,
-) -> Variant:
-    """The variant ``key`` of ``model``, from the cache or built now.
+) -> dict[VariantKey, Variant | AnalyzerError]:
+    """The variants ``keys`` of ``model``, from the cache or built now.
 
-    Without ``calibration`` the rows are made up, and the accuracy is a numerical error only
-    (``Accuracy.synthetic``). A variant is built in a child process; several threads and processes
+    An error takes the place of a variant that failed. Without ``calibration`` the rows are made
+    up, and the accuracy is a numerical error only (``Accuracy.synthetic``). There is one child
+    process for every two cores, each with its share of the variants; several threads and processes
     may build into one cache at once.
 
     Args:
         model: As :func:`~analyzer.variants.inspect.inspect_model` gave it.
-        key: ``int8`` needs its ``quantization``; the backend ``python`` serves the same files as
+        keys: ``int8`` needs its ``quantization``; the backend ``python`` serves the same files as
             ``onnxruntime``.
         cache_dir: Made if it is missing.
-        device: Where the variant is scored and, for TensorRT, built.
+        device: Where variants are scored and, for TensorRT, built.
         confidence: Of the accuracy's interval.
         accuracy_drop_max: The limit that the accuracy's drop is held against; rows are scored until
-            the interval is narrower than a fifth of it.
+            the interval tells on which side of it the drop lies.
         seed: Of made-up rows and of the split into calibrating and scoring rows.
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
-        timeout_s: The build is killed after this.
-        cores: Of which it takes a quarter; None for all that this process may use.
-        cancelled: Ends the build (with a BuildError) when it is set.
-
-    Raises:
-        BuildError: It cannot be built, or there is nothing to build (no weights to quantize).
-        TargetMemoryError: The memory does not suffice.
-        DataError: The labels do not fit the model.
-        MissingPartError: A library is missing.
+        timeout_s: What is not built by then is ended.
+        cores: That the processes share; None for all that this process may use.
+        cancelled: Ends what is not built yet (with a BuildError) when it is set.
     """
     cache_dir = Path(cache_dir).absolute()
-    tensorrt = key.backend == "tensorrt"
-    engine = (engine or EngineOptions()) if tensorrt else None
-    if tensorrt and importlib.util.find_spec("tensorrt") is None:
-        import_tensorrt()  # says what is missing, without starting a process for it
-    interval_max = _INTERVAL_SHARE * accuracy_drop_max
+    cores = cores or usable_cores()
+    cancelled = cancelled or threading.Event()
     rows = _row_facts(model, calibration, device, seed)
-    name = cache_key(rows | _variant_facts(key, confidence, interval_max, engine))
-    found = load_entry(cache_dir, name)
-    if found is not None:
-        return replace(_from_record(model, key, *found), cached=True)
-    started = time.monotonic()
-    with building(cache_dir) as folder:
+    built: dict[VariantKey, Variant | AnalyzerError] = {}
+    orders: list[_Order] = []
+    for key in dict.fromkeys(keys):
+        tensorrt = key.backend == "tensorrt"
+        options = (engine or EngineOptions()) if tensorrt else None
         try:
-            for part in ("out", "work", "tmp"):
-                (folder / part).mkdir()
-            request = BuildRequest(
-                model=model,
-                key=key,
-                device=device,
-                confidence=confidence,
-                interval_max=interval_max,
-                seed=seed,
-                reference_key=cache_key(rows),
-                # Several variants are built side by side.
-                threads=max(1, (cores or usable_cores()) // 4),
-                engine=engine,
-                timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
-                **_choose_rows(model, key, calibration, seed),
-            )
-            (folder / REQUEST_FILE).write_bytes(pickle.dumps(request))
-        except OSError as error:
-            raise write_error(cache_dir, error) from error
-        result = _run_worker(folder, key, timeout_s, cancelled)
-        record = {
-            "file": result.file,
-            "accuracy": asdict(result.accuracy),
-            "notes": list(result.notes),
-            "build_seconds": time.monotonic() - started,
-        }
-        final = publish(cache_dir, name, folder / "out", record)
+            if tensorrt and importlib.util.find_spec("tensorrt") is None:
+                import_tensorrt()  # says what is missing, without starting a process for it
+        except AnalyzerError as error:
+            built[key] = error
+            continue
+        name = cache_key(rows | _variant_facts(key, confidence, accuracy_drop_max, options))
         found = load_entry(cache_dir, name)
-        if found is None:
-            raise BuildError(
-                f"The cache entry {final} vanished while it was written.",
-                hint="Something else removes files from the cache folder; start again.",
-            )
+        if found is not None:
+            built[key] = replace(_from_record(model, key, *found), cached=True)
+            continue
+        request = partial(
+            _request, model, key, calibration, seed,
+            device=device,
+            confidence=confidence,
+            drop_max=accuracy_drop_max,
+            seed=seed,
+            reference_key=cache_key(rows),
+            # Beside the other processes, and beside what the program does meanwhile.
+            threads=max(1, cores // 4),
+            engine=options,
+            timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
+        )  # fmt: skip
+        orders.append((key, name, request))
+    # An engine takes longest: no other variant waits for one.
+    orders.sort(key=lambda order: order[0].backend == "tensorrt")
+    shares = max(1, min(len(orders), cores // 2))
+
+    def build_share(first: int) -> dict[VariantKey, Variant | AnalyzerError]:
+        share = orders[first::shares]
+        return _build(model, share, cache_dir, timeout_s=timeout_s, cancelled=cancelled)
+
+    with ThreadPoolExecutor(max_workers=shares) as pool:
+        try:
+            for part in pool.map(build_share, range(shares if orders else 0)):
+                built |= part
+        except BaseException:
+            cancelled.set()
+            raise
+    return built
+
+
+_Order = tuple[VariantKey, str, Callable[[], BuildRequest]]
+"""A variant to build, the name of its cache entry, and what its builder is told."""
+
+
+def _build(
+    model: ModelInfo,
+    orders: Sequence[_Order],
+    cache_dir: Path,
+    *,
+    timeout_s: float,
+    cancelled: threading.Event,
+) -> dict[VariantKey, Variant | AnalyzerError]:
+    """Builds ``orders`` in one process and publishes them in the cache."""
+    built: dict[VariantKey, Variant | AnalyzerError] = {}
+    with ExitStack() as stack:
+        folders: list[tuple[VariantKey, Path]] = []
+        for key, _, request in orders:
+            try:
+                folder = stack.enter_context(building(cache_dir))
+                prepare(folder, request())
+                folders.append((key, folder))
+            except OSError as error:
+                built[key] = write_error(cache_dir, error)
+            except AnalyzerError as error:
+                built[key] = error
+        results = run_builds(folders, timeout_s=timeout_s, cancelled=cancelled)
+        names = {key: name for key, name, _ in orders}
+        for key, folder in folders:
+            result = results[key]
+            try:
+                if isinstance(result, AnalyzerError):
+                    raise result
+                built[key] = _publish(model, key, result, cache_dir, names[key], folder)
+            except AnalyzerError as error:
+                built[key] = error
+    return built
+
+
+def _publish(
+    model: ModelInfo, key: VariantKey, result: BuildResult, cache_dir: Path, name: str, folder: Path
+) -> Variant:
+    record = {
+        "file": result.file,
+        "accuracy": asdict(result.accuracy),
+        "notes": list(result.notes),
+        "build_seconds": result.seconds,
+    }
+    final = publish(cache_dir, name, folder / "out", record)
+    found = load_entry(cache_dir, name)
+    if found is None:
+        raise BuildError(
+            f"The cache entry {final} vanished while it was written.",
+            hint="Something else removes files from the cache folder; start again.",
+        )
     return _from_record(model, key, *found)
 
 
-def build_variants(
+def _request(
     model: ModelInfo,
-    keys: Iterable[VariantKey],
-    *,
-    calibration: CalibrationData | None = None,
-    cache_dir: Path,
-    cores: int | None = None,
-    **options: Any,
-) -> dict[VariantKey, Variant | AnalyzerError]:
-    """The variants ``keys``, built side by side; an error takes the place of one that failed.
-
-    Args:
-        cores: How many are built at once; None for all that this process may use.
-        options: As :func:`build_variant`.
-    """
-    wanted = list(dict.fromkeys(keys))
-    cores = cores or usable_cores()
-    cancelled = threading.Event()
-
-    def one(key: VariantKey) -> Variant | AnalyzerError:
-        try:
-            return build_variant(
-                model,
-                key,
-                calibration=calibration,
-                cache_dir=cache_dir,
-                cancelled=cancelled,
-                cores=cores,
-                **options,
-            )
-        except AnalyzerError as error:
-            return error
-
-    with ThreadPoolExecutor(max_workers=cores) as pool:
-        try:
-            return dict(zip(wanted, pool.map(one, wanted), strict=True))
-        except BaseException:
-            cancelled.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    key: VariantKey,
+    calibration: CalibrationData | None,
+    rows_seed: int,
+    **facts: Any,
+) -> BuildRequest:
+    rows = _choose_rows(model, key, calibration, rows_seed)
+    return BuildRequest(model=model, key=key, **facts, **rows)
 
 
 def _row_facts(
@@ -217,14 +249,14 @@ def _row_facts(
 
 
 def _variant_facts(
-    key: VariantKey, confidence: float, interval_max: float, engine: EngineOptions | None
+    key: VariantKey, confidence: float, drop_max: float, engine: EngineOptions | None
 ) -> dict[str, Any]:
     """Everything else that decides what is built and how it is judged."""
     backend = "onnxruntime" if key.backend == "python" else key.backend
     return {
         "key": asdict(replace(key, backend=backend)),
         "confidence": confidence,
-        "interval_max": interval_max,
+        "drop_max": drop_max,
         "reduced_range": needs_reduced_range(),
         "engine": None if engine is None else {**asdict(engine), **engine_facts()},
     }
@@ -254,55 +286,6 @@ def _choose_rows(
         "labels": None if labels is None else labels[scoring],
         "synthetic": calibration is None,
     }
-
-
-def _run_worker(
-    folder: Path, key: VariantKey, timeout_s: float, cancelled: threading.Event | None
-) -> BuildResult:
-    deadline = time.monotonic() + timeout_s
-    log = folder / "build.log"
-    with (
-        log.open("wb") as stream,
-        subprocess.Popen(
-            [sys.executable, "-m", "analyzer.variants.worker", str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            env=child_environment() | {"TMPDIR": str(folder / "tmp")},
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            while process.poll() is None:
-                if cancelled is not None and cancelled.wait(0.05):
-                    raise BuildError(f"Building {key.label} was cancelled.")
-                if time.monotonic() > deadline:
-                    raise BuildError(
-                        f"Building {key.label} took longer than {timeout_s:g} s and was ended.",
-                        hint="Leave this precision out with --precisions.",
-                    )
-                if cancelled is None:
-                    time.sleep(0.05)
-        finally:
-            if process.poll() is None:
-                process.kill()
-    result_file = folder / RESULT_FILE
-    if process.returncode == 0 and result_file.is_file():
-        result: BuildResult | AnalyzerError = pickle.loads(result_file.read_bytes())
-        if isinstance(result, AnalyzerError):
-            raise result
-        return result
-    if process.returncode == -signal.SIGKILL:
-        raise TargetMemoryError(
-            f"The process that built {key.label} was killed, most likely for want of memory.",
-            hint="Use a machine with more memory, or leave this precision out with --precisions.",
-        )
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    raise BuildError(
-        f"The process that built {key.label} ended with code {process.returncode}"
-        + (f": {lines[-1][:300]}" if lines else "."),
-        hint="Leave this precision out with --precisions.",
-    )
 
 
 def _from_record(

@@ -1,14 +1,17 @@
-"""The process that builds one variant: ``python -m analyzer.variants.worker FOLDER``.
+"""The process that builds variants: ``python -m analyzer.variants.worker FOLDER…``.
 
 Building has a process of its own because the libraries it needs keep temporary files, use much
-memory, and end the process where they fail natively. ``FOLDER`` holds the request; the variant's
+memory, and end the process where they fail natively. Each ``FOLDER`` holds a request; the variant's
 files go into its ``out``, everything else that is written into its ``work`` and ``tmp``.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+import tempfile
+import time
 import traceback
 import warnings
 from dataclasses import dataclass, field, replace
@@ -35,6 +38,8 @@ from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 REQUEST_FILE = "request.pickle"
 RESULT_FILE = "result.pickle"
+# Of the limit on the accuracy's drop.
+_MARGIN = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,7 +55,7 @@ class BuildRequest:
         labels: Their classes, if known.
         synthetic: Whether the rows are made up.
         engine: How to build a TensorRT engine; None for other backends.
-        interval_max: Width of the accuracy's interval that is narrow enough to stop scoring at.
+        drop_max: The limit on the accuracy's drop: rows are scored until its side is clear.
         reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
         threads: Of a session on the CPU.
         timing_cache: Where TensorRT's timings are kept between builds.
@@ -65,7 +70,7 @@ class BuildRequest:
     synthetic: bool
     confidence: float
     seed: int
-    interval_max: float
+    drop_max: float
     reference_key: str
     threads: int
     engine: EngineOptions | None = None
@@ -74,10 +79,15 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildResult:
-    """The file in ``out`` (None: the model's own file serves), and what is known of it."""
+    """The file in ``out`` (None: the model's own file serves), and what is known of it.
+
+    Args:
+        seconds: That building and scoring took.
+    """
 
     file: str | None
     accuracy: Accuracy
+    seconds: float
     notes: tuple[str, ...] = field(default=())
 
 
@@ -89,6 +99,7 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         DataError: The labels do not fit the model.
         MissingPartError: TensorRT is not here.
     """
+    started = time.monotonic()
     model, key = request.model, request.key
     source = Path(model.path)
     out, work = folder / "out", folder / "work"
@@ -126,7 +137,7 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             classifier=True if request.labels is not None else None,
             enough=lambda scores: (
                 (variant is reference and request.labels is None)
-                or _narrow(judged(scores), request.interval_max)
+                or _clear(judged(scores), request.drop_max)
             ),
         )
     except TargetMemoryError:
@@ -139,17 +150,22 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     accuracy = judged(scores)
     if variant is reference:
         accuracy = replace(accuracy, drop=0.0, interval=(0.0, 0.0))
-    rows = len(next(iter(request.scoring.values())))
-    if len(scores.cosine) < rows:
-        notes += (f"scored on {accuracy.samples} of {rows} rows",)
-    return BuildResult(file=None if file == source else file.name, accuracy=accuracy, notes=notes)
+    return BuildResult(
+        file=None if file == source else file.name,
+        accuracy=accuracy,
+        notes=notes,
+        seconds=time.monotonic() - started,
+    )
 
 
-def _narrow(accuracy: Accuracy, width_max: float) -> bool:
-    """Whether the interval of the drop is so narrow that more rows would change nothing."""
+def _clear(accuracy: Accuracy, drop_max: float) -> bool:
+    """Whether the interval of the drop lies on one side of the limit, so that more rows are idle.
+
+    With a margin, since it is looked at several times.
+    """
     assert accuracy.interval is not None
     low, high = accuracy.interval
-    return high - low < width_max
+    return high <= (1.0 - _MARGIN) * drop_max or low > (1.0 + _MARGIN) * drop_max
 
 
 def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) -> tuple[str, ...]:
@@ -185,6 +201,7 @@ def _open(file: Path, request: BuildRequest) -> Runtime:
 def main(folder: Path) -> None:
     """Builds what the request in ``folder`` asks for and leaves the result or the error there."""
     request: BuildRequest = pickle.loads((folder / REQUEST_FILE).read_bytes())
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
     warnings.simplefilter("ignore")
     result: BuildResult | AnalyzerError
     try:
@@ -205,7 +222,10 @@ def main(folder: Path) -> None:
             f"Building {request.key.label} failed: {type(error).__name__}: {first_line(error)}.",
             hint="Leave this precision out with --precisions.",
         )
-    (folder / RESULT_FILE).write_bytes(pickle.dumps(result))
+    # In one step: a result that can be seen is whole.
+    part = folder / f"{RESULT_FILE}.part"
+    part.write_bytes(pickle.dumps(result))
+    part.replace(folder / RESULT_FILE)
 
 
 if __name__ == "__main__":
@@ -213,4 +233,5 @@ if __name__ == "__main__":
     from analyzer.variants import worker
 
     die_with_parent()
-    worker.main(Path(sys.argv[1]))
+    for argument in sys.argv[1:]:
+        worker.main(Path(argument))

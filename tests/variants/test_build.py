@@ -7,9 +7,9 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,8 +19,9 @@ from onnx import TensorProto, helper
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
-from analyzer.errors import BuildError, MissingPartError, TargetMemoryError
+from analyzer.errors import AnalyzerError, BuildError, MissingPartError, TargetMemoryError
 from analyzer.variants import build as build_module
+from analyzer.variants import build_process
 from analyzer.variants.build import Variant, build_variant, build_variants
 from analyzer.variants.inputs import CalibrationData, load_calibration, split_rows
 from analyzer.variants.inspect import inspect_model
@@ -95,9 +96,10 @@ def test_accuracy_is_that_of_the_rows_that_did_not_calibrate(
     runtime = OrtRuntime(built[STATIC].path, intra_op_threads=1)
     logits = runtime.run({"image": data.inputs["image"][scoring]})["logits"]
     assert data.labels is not None
-    value = float(np.mean(logits.argmax(axis=1) == data.labels[scoring]))
+    samples = built[STATIC].accuracy.samples
+    assert 256 <= samples <= len(scoring) == 700
+    value = float(np.mean((logits.argmax(axis=1) == data.labels[scoring])[:samples]))
     assert built[STATIC].accuracy.value == pytest.approx(value, abs=0.005)
-    assert built[STATIC].accuracy.samples == len(scoring) == 700
     runtime.close()
 
 
@@ -203,7 +205,7 @@ def test_killed_builder_is_a_failure_and_leaves_nothing(
             super().__init__(*args, **options)  # type: ignore[call-overload]
             os.kill(self.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(build_module.subprocess, "Popen", Killed)
+    monkeypatch.setattr(build_process.subprocess, "Popen", Killed)
     with pytest.raises(TargetMemoryError, match="was killed"):
         build_variant(digits, FP16, cache_dir=tmp_path)
     assert names(tmp_path) == []
@@ -219,21 +221,42 @@ def test_time_limit_and_cancelling(digits: ModelInfo, tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_as_many_variants_at_once_as_there_are_cores(
+def test_a_process_that_dies_costs_one_variant(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    class Dying(subprocess.Popen[bytes]):
+        def __init__(self, arguments: list[str], **options: Any) -> None:
+            started.append(arguments[3:])
+            super().__init__(arguments, **options)
+            if len(started) == 1:
+                os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(build_process.subprocess, "Popen", Dying)
+    built = build_variants(digits, [FP16, FP32], calibration=data, cache_dir=tmp_path, cores=2)
+    assert isinstance(built[FP16], TargetMemoryError)
+    assert isinstance(built[FP32], Variant)
+    assert [len(folders) for folders in started] == [2, 1]
+
+
+def test_one_process_for_every_two_cores(
     digits: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """os.cpu_count() once started 64 builds in a container that may use two cores."""
-    pools: list[int] = []
+    shares: list[int] = []
 
-    class Pool(ThreadPoolExecutor):
-        def __init__(self, max_workers: int) -> None:
-            pools.append(max_workers)
-            super().__init__(max_workers)
+    def run(
+        folders: Sequence[tuple[VariantKey, Path]], **_: object
+    ) -> dict[VariantKey, AnalyzerError]:
+        shares.append(len(folders))
+        return {key: BuildError("not now") for key, _ in folders}
 
-    monkeypatch.setattr(build_module, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(build_module, "build_variant", lambda *_, cores, **__: cores)
+    monkeypatch.setattr(build_module, "run_builds", run)
     monkeypatch.setattr(build_module, "usable_cores", lambda: 3)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
-    assert build_variants(digits, [FP32], cache_dir=tmp_path) == {FP32: 3}
-    assert build_variants(digits, [FP32], cache_dir=tmp_path, cores=2) == {FP32: 2}
-    assert pools == [3, 2]
+    keys = [FP32, FP16, STATIC, DYNAMIC]
+    for cores, expected in ((None, [4]), (4, [2, 2]), (64, [1, 1, 1, 1])):
+        shares.clear()
+        assert set(build_variants(digits, keys, cache_dir=tmp_path, cores=cores)) == set(keys)
+        assert shares == expected

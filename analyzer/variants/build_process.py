@@ -1,0 +1,113 @@
+"""Runs build requests in a child process, one after the other, so that libraries load once."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from analyzer.domain.configuration import VariantKey
+from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
+from analyzer.resources import child_environment
+from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
+
+_POLL_S = 0.02
+_HINT = "Leave this precision out with --precisions."
+
+
+def prepare(folder: Path, request: BuildRequest) -> None:
+    """Puts ``request`` into ``folder`` (empty) for :func:`run_builds`.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    for part in ("out", "work", "tmp"):
+        (folder / part).mkdir()
+    (folder / REQUEST_FILE).write_bytes(pickle.dumps(request))
+
+
+def run_builds(
+    folders: Sequence[tuple[VariantKey, Path]], *, timeout_s: float, cancelled: threading.Event
+) -> dict[VariantKey, BuildResult | AnalyzerError]:
+    """Builds what the requests in ``folders`` ask for.
+
+    The libraries can end the process: then the variant that it was at has failed, and another
+    process goes on with the next.
+
+    Args:
+        folders: Each variant with its prepared folder.
+        timeout_s: What is not built by then fails; the process is killed.
+        cancelled: Ends the process when it is set; what is not built fails.
+    """
+    deadline = time.monotonic() + timeout_s
+    results: dict[VariantKey, BuildResult | AnalyzerError] = {}
+    waiting = list(folders)
+    while waiting:
+        log = waiting[0][1] / "build.log"
+        code = _run([folder for _, folder in waiting], log, deadline, cancelled)
+        for key, folder in waiting:
+            if (folder / RESULT_FILE).is_file():
+                results[key] = pickle.loads((folder / RESULT_FILE).read_bytes())
+        waiting = [(key, folder) for key, folder in waiting if key not in results]
+        if code is None:
+            for key, _ in waiting:
+                results[key] = _ended(key, timeout_s, cancelled)
+            break
+        if waiting:
+            results[waiting[0][0]] = _death(waiting[0][0], code, log)
+            waiting = waiting[1:]
+    return results
+
+
+def _run(
+    folders: Sequence[Path], log: Path, deadline: float, cancelled: threading.Event
+) -> int | None:
+    """The exit code of a process that builds in ``folders``; None if it was ended by us."""
+    # The requests' process group goes with it: builders start processes of their own.
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(
+            [sys.executable, "-m", "analyzer.variants.worker", *map(str, folders)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=child_environment() | {"TMPDIR": str(folders[0] / "tmp")},
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline or cancelled.wait(_POLL_S):
+                    return None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return process.returncode
+
+
+def _ended(key: VariantKey, timeout_s: float, cancelled: threading.Event) -> BuildError:
+    if cancelled.is_set():
+        return BuildError(f"Building {key.label} was cancelled.")
+    return BuildError(
+        f"Building {key.label} took longer than {timeout_s:.3g} s and was ended.",
+        hint=f"Give the search more time with --budget. {_HINT}",
+    )
+
+
+def _death(key: VariantKey, code: int, log: Path) -> AnalyzerError:
+    if code == -signal.SIGKILL:
+        return TargetMemoryError(
+            f"The process that built {key.label} was killed, most likely for want of memory.",
+            hint=f"Use a machine with more memory. {_HINT}",
+        )
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return BuildError(
+        f"The process that built {key.label} ended with code {code}"
+        + (f": {lines[-1][:300]}" if lines else "."),
+        hint=_HINT,
+    )
