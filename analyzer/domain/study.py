@@ -88,7 +88,6 @@ class SearchSummary:
     Args:
         budget_s: Wall time that the command was given; None in studies of before.
         budget_needed_s: The budget that would prove the best candidate, where it was not proven.
-        overrun_reason: Why more than the budget was spent; empty if it was not.
     """
 
     sampler: str
@@ -102,7 +101,6 @@ class SearchSummary:
     bound: str | None = None
     budget_s: float | None = None
     budget_needed_s: float | None = None
-    overrun_reason: str = ""
 
 
 ClaimVerdict = Literal["holds", "refuted", "undecided"]

@@ -82,6 +82,7 @@ def save_model(
         ([*BUDGET, "--max-memory", "5"], ["--max-memory", "5MiB"]),
         ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
         ([*BUDGET, "--budget", "0s"], ["--budget"]),
+        ([*BUDGET, "--accept", "foo"], ["--accept", "certified", "estimated"]),
         ([*BUDGET, "--percentile", "100"], ["--percentile", "99.9"]),
         ([*BUDGET, "--confidence", "95"], ["--confidence", "0.95"]),
         ([*BUDGET, "--max-accuracy-drop", "2"], ["--max-accuracy-drop", "0.01"]),

@@ -97,6 +97,8 @@ DOCUMENT: dict[str, Any] = {
     "recommendation": (dict, NONE),
     "baseline": ENTRY,
     "speedup": MAYBE,
+    "speedup_basis": (TEXT, NONE),
+    "speedup_interval": (list, NONE),
     "pareto": list,
     "closest": (dict, NONE),
     "search": {
@@ -108,6 +110,10 @@ DOCUMENT: dict[str, Any] = {
         "load_test_seconds": NUMBER,
         "wall_seconds": NUMBER,
         "bound": (TEXT, NONE),
+        "budget_s": NUMBER,
+        "budget_needed_s": MAYBE,
+        "accepted": TEXT,
+        "conditions": (dict, NONE),
     },
     "provenance": {
         "analyzer": TEXT,
