@@ -162,6 +162,21 @@ def misses(measurement: Measurement, sla: Sla) -> tuple[Miss, ...]:
     return tuple(found)
 
 
+def open_below(measurement: Measurement, sla: Sla) -> bool:
+    """Whether no rate was kept yet, though a lower one than was tried may be.
+
+    Most requests were in time at the best rate that was tried, and no certificate refuted it.
+    """
+    certificate = measurement.certificate
+    if measurement.edge.at_least_rps or not measurement.edge.interval_rps[1]:
+        return False
+    if certificate is not None and certificate.verdict == "FAIL":
+        return False
+    test = representative_test(measurement, sla)
+    median_ms = test.latency_ms.p50 if test is not None else None
+    return median_ms is not None and median_ms <= sla.latency_budget_ms
+
+
 def accuracy_drop_worst(measurement: Measurement) -> float | None:
     """The bad end of the interval of the accuracy's drop; None without real data."""
     accuracy = measurement.accuracy
@@ -318,6 +333,9 @@ def closest_miss(
         missed = (
             Miss(limit="latency_budget_ms", required=sla.latency_budget_ms, observed=observed),
         )
+    elif open_below(best, sla):
+        rest = tuple(miss for miss in missed if miss.limit != "latency_budget_ms")
+        missed = (*rest, _missing_evidence(best, sla))
     elif not missed:
         missed = (_missing_evidence(best, sla),)
     return best, missed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from analyzer.domain.answer import machines_at, misses, objective_at, representative_test
+from analyzer.domain.answer import machines_at, misses, objective_at, open_below
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.sla import Sla
 
@@ -87,19 +87,10 @@ def gain(
 
 
 def never_keeps(baseline: Measurement, sla: Sla) -> bool:
-    """Whether the baseline breaks the SLA at every rate, as far as can be told, or another limit.
-
-    Where no rate was kept, but most requests were in time at the lowest that was tried, its edge
-    is lower than that, and unknown.
-    """
+    """Whether the baseline breaks the SLA at every rate, as far as known, or another limit."""
     missed = {miss.limit for miss in misses(baseline, sla)}
-    certificate = baseline.certificate
-    refuted = certificate is not None and certificate.verdict == "FAIL"
-    if not refuted and baseline.edge.interval_rps[1] and sla.objective in ("capacity", "cost"):
-        test = representative_test(baseline, sla)
-        median_ms = test.latency_ms.p50 if test is not None else None
-        if median_ms is not None and median_ms <= sla.latency_budget_ms:
-            missed.discard("latency_budget_ms")
+    if sla.objective in ("capacity", "cost") and open_below(baseline, sla):
+        missed.discard("latency_budget_ms")
     return bool(missed)
 
 

@@ -60,7 +60,9 @@ def gain_sentence(report: StudyReport) -> str:
         return "it is the baseline itself"
     if gain is not None:
         return f"{ratio_text(gain)} {gain_note(gain, report.result.sla)}"
-    if baseline is None or (baseline.test is None and baseline.measurement.certificate is None):
+    if baseline is None:
+        return "the baseline was not measured"
+    if baseline.test is None and baseline.measurement.certificate is None:
         return "the baseline could not be measured"
     if never_keeps(baseline.measurement, report.result.sla):
         return "the baseline never keeps the SLA"

@@ -50,6 +50,8 @@ def render_terminal(report: StudyReport) -> str:
         rate = rate_text(baseline.measurement)
         text = f"{rate} ({configuration_label(baseline.configuration)})"
         lines += _block("baseline", f"{text}; {summary.gain}" if summary.gain else text)[:3]
+    elif shown is not None:
+        lines += _block("baseline", "not measured")
     search = result.search
     done = (
         f"{search.evaluated_live:,} measured, {search.evaluated_twin:,} simulated, "

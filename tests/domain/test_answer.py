@@ -201,6 +201,12 @@ class TestClosestMiss:
         assert found is not None
         assert (found[1][0].limit, found[1][0].observed) == ("latency_budget_ms", 55.0)
 
+    def test_where_a_lower_rate_may_be_kept_evidence_is_missing(self) -> None:
+        below = replace(measurement(1, None, p99=64.0), edge=Edge(interval_rps=(0.0, 12.0)))
+        found = closest_miss([below], SLA)
+        assert found is not None
+        assert [miss.limit for miss in found[1]] == ["certified_requests"]
+
     def test_nothing_measured_is_nothing_close(self) -> None:
         failure = Failure(configuration=Configuration(), stage="build", reason="build", message="")
         assert closest_miss([failure], SLA) is None
