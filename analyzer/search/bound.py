@@ -18,6 +18,8 @@ _DRAWS = 2000
 # The size of the residuals is known like a variance with so many degrees of freedom, besides one
 # for each measurement.
 _FREEDOM_PRIOR = 2
+# A larger fraction says nothing to people.
+_TELLING_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class Bound:
     space: int
 
     def __str__(self) -> str:
+        if self.fraction > _TELLING_MAX:
+            return "too little was measured to say how much better another configuration may be"
         said = f"is better by more than {self.fraction:.1%} (confidence {self.confidence:.0%})"
         if self.covered == self.space:
             return f"no configuration in the space {said}"

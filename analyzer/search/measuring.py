@@ -117,13 +117,17 @@ class Measuring:
     @property
     def missing_s(self) -> float | None:
         """Seconds under load that the best candidate's proof still takes; None if unknown."""
-        best = self.best
-        if best is None:
+        return self.missing_s_of(self.best)
+
+    def missing_s_of(self, candidate: Measurement | None) -> float | None:
+        """Seconds under load that the proof of ``candidate`` still takes; None if unknown."""
+        if candidate is None:
             return None
-        certificate, test = best.certificate, best.headline
-        if certificate is not None and certificate.requests_missing and test is not None:
-            return certificate.requests_missing / test.offered_rps
-        return self._screening.proof_s(best.configuration)
+        certificate, test = candidate.certificate, candidate.headline
+        rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
+        if certificate is not None and certificate.requests_missing and rate_rps:
+            return certificate.requests_missing / rate_rps
+        return self._screening.proof_s(candidate.configuration)
 
     # --- what next -------------------------------------------------------------------------------
 

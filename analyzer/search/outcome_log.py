@@ -132,6 +132,19 @@ class OutcomeLog:
             and score_of(measurement, sla).feasible
         ]
 
+    def best_by_evidence(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
+        """The measured configuration of ``allowed`` that is the best estimate; None without one.
+
+        It keeps every limit by its edge; a rate that was kept counts by the requests behind it.
+        """
+        sla, devices = self._request.sla, self._request.pricing.devices_per_machine
+        kept = [
+            measurement
+            for measurement in self.ranked(allowed)
+            if measurement.certificate is None or measurement.certificate.verdict != "FAIL"
+        ]
+        return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
+
     def claims(self, config_ids: Collection[str]) -> int:
         """Claims that these configurations, together one family, have begun."""
         measured = filter(None, map(self.measurement, config_ids))

@@ -49,12 +49,13 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
         _overrun(context, screening, measuring)
     winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
-    if winner is None and measuring.best is not None and context.request.accept == "estimated":
-        winner, verdict = measuring.best, "estimated"
+    estimate = context.log.best_by_evidence(allowed) if winner is None else None
+    if estimate is not None and context.request.accept == "estimated":
+        winner, verdict = estimate, "estimated"
     sentence = _bound(context, screening, winner)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
-    missing_s = measuring.missing_s if verdict in ("undecided", "estimated") else None
+    missing_s = measuring.missing_s_of(estimate) if verdict != "infeasible" else None
     needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
     result = _result(context, screening, winner, verdict, sentence)
     return replace(result, search=replace(result.search, budget_needed_s=needed_s))
