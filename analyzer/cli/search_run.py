@@ -38,6 +38,7 @@ def run_search_command(options: SearchOptions) -> str:
     """
     from analyzer.hardware.machine import inspect_machine
     from analyzer.store.results import open_store
+    from analyzer.twin.precompile import start_compiling
 
     sla = _sla(options)
     pricing = _pricing(options)
@@ -46,6 +47,7 @@ def run_search_command(options: SearchOptions) -> str:
     device = _device(options, machine)
     path = options.model or find_model(Path.cwd())
     check_search(options)
+    twin_ready = start_compiling()
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
         model, baseline = inspect_path(path, options.input_shapes)
@@ -55,13 +57,12 @@ def run_search_command(options: SearchOptions) -> str:
         space = _space(options, model, device, machine, largest)
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
         with _executor(options, device, machine) as executor:
-            warm_up_compiler()
             model = _verified(options, model)
             for note in model.notes:
                 progress.warn(note)
-            # Waits for the workers, without which nothing can go on: a cluster that is not there
-            # leaves no study behind.
-            _ = executor.workers
+            if options.ray_address is not None:
+                # A cluster that is not there leaves no study behind.
+                _ = executor.workers
             take_sigterm()
             with open_store(options.store_url) as store:
                 record = begin_study(options, store, model, sla, machine)
@@ -87,27 +88,11 @@ def run_search_command(options: SearchOptions) -> str:
                     seed=record.seed or 0,
                     provenance=record.provenance,
                 )
-                result = _search(options, request, store, executor, progress, machine, baseline)
+                result = _search(
+                    options, request, store, executor, progress, machine, baseline, twin_ready
+                )
                 store.save_result(result)
     return deliver(options, result)
-
-
-def warm_up_compiler() -> None:
-    """Loads (or compiles) the simulator on a thread, while workers start and variants are built."""
-    import threading
-
-    def compile_kernel() -> None:
-        from analyzer.domain.workload import Poisson
-        from analyzer.engine.policy import BatchingPolicy
-        from analyzer.twin.arrivals import UnitArrivals
-        from analyzer.twin.server_model import ServerModel
-        from analyzer.twin.service import ServiceTime
-
-        policy = BatchingPolicy(max_batch_size=2, dynamic_batching=True)
-        model = ServerModel(policy=policy, service=ServiceTime.constant(1.0))
-        model.edge(UnitArrivals.draw(Poisson(), count=2000), budget_ms=10.0)
-
-    threading.Thread(target=compile_kernel, daemon=True, name="compile the twin").start()
 
 
 def _sla(options: SearchOptions) -> Sla:
@@ -250,6 +235,7 @@ def _search(
     progress: ConsoleProgress,
     machine: Machine,
     baseline: Configuration | None,
+    twin_ready: Callable[[], None],
 ) -> StudyResult:
     from analyzer.search.context import make_context
     from analyzer.search.study import run_search
@@ -265,6 +251,7 @@ def _search(
         hardware_key=machine.hardware_key,
         cores=machine.cores,
         started=options.started,
+        settle=twin_ready,
     )
     try:
         return run_search(context, _trials_maker(request, store, executor))

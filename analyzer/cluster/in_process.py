@@ -118,6 +118,10 @@ class InProcessExecutor:
     def workers(self) -> int:
         return 1
 
+    @property
+    def local(self) -> None:
+        return None
+
     def submit(self, job: Job) -> None:
         if self._thread is None:
             os.environ[processes.MARK] = self._mark

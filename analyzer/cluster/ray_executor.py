@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import AnalyzerError, UsageError
 from analyzer.hardware.machine import usable_cores
-from analyzer.measure.jobs import Job, JobResult
+from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
 _START_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 30.0
@@ -109,6 +110,20 @@ class RayExecutor:
         self._ready.wait()
         self._check()
         return len(self._leases)
+
+    @property
+    def local(self) -> WorkerContext | None:
+        if self._address is not None:
+            return None
+        self._cache_dir.mkdir(parents=True, exist_ok=True)
+        return WorkerContext(
+            worker_id="local",
+            device=self._kind,
+            gpu_index=None,
+            cores=self._cores,
+            cache_dir=self._cache_dir,
+            node=socket.gethostname(),
+        )
 
     def submit(self, job: Job) -> None:
         assert self._session is not None, "submit() outside the context"

@@ -86,6 +86,14 @@ class Executor(Protocol):
             AnalyzerError: They could not be started.
         """
 
+    @property
+    def local(self) -> WorkerContext | None:
+        """What the one worker of this machine will see, where it shares our file system.
+
+        What measures nothing (a build) may run in this process with it, while the workers start.
+        None where that would gain nothing.
+        """
+
     def submit(self, job: Job) -> None:
         """Queues a job; returns at once.
 

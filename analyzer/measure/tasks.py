@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # Rows that requests are made of: enough that they differ, few enough for every cache.
 _POOL_ROWS = 64
 _POOL_BYTES_MAX = 256 << 20
+# An engine of a large model takes many minutes; beyond half an hour it hangs.
+BUILD_SECONDS_MAX = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +58,25 @@ class Assets:
         batch_sizes: Batch sizes that an engine must be built for.
         confidence: Of the interval of the accuracy.
         accuracy_drop_max: The limit that decides how many rows are scored.
+        faster_only: Whether variants that are slower than the model itself are of no use.
     """
 
     model: ModelInfo
     calibration_path: str | None = None
     confidence: float = 0.95
     accuracy_drop_max: float = 0.01
+    faster_only: bool = False
     seed: int = 0
     batch_sizes: tuple[int, ...] = (1,)
 
     def build(
-        self, keys: Sequence[VariantKey], context: WorkerContext
+        self,
+        keys: Sequence[VariantKey],
+        context: WorkerContext,
+        *,
+        seconds_max: float = BUILD_SECONDS_MAX,
     ) -> dict[VariantKey, Variant | AnalyzerError]:
-        """The variants ``keys``, from the worker's cache or built now, side by side."""
+        """The variants ``keys``, from the worker's cache or built now."""
         from analyzer.variants.build import build_variants
         from analyzer.variants.inputs import load_calibration
         from analyzer.variants.tensorrt_build import EngineOptions
@@ -86,7 +94,10 @@ class Assets:
             cache_dir=context.cache_dir,
             device=context.device,
             confidence=self.confidence,
+            accuracy_drop_max=self.accuracy_drop_max,
             cores=context.cores,
+            faster_only=self.faster_only,
+            timeout_s=seconds_max,
             engine=EngineOptions(batch_sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1])),
         )
 
@@ -132,13 +143,18 @@ class Assets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTask:
-    """Builds variants side by side."""
+    """Builds variants.
+
+    Args:
+        seconds_max: What is not built by then is ended, and its error takes its place.
+    """
 
     assets: Assets
     keys: tuple[VariantKey, ...]
+    seconds_max: float
 
     def __call__(self, context: WorkerContext) -> dict[VariantKey, Variant | AnalyzerError]:
-        return self.assets.build(self.keys, context)
+        return self.assets.build(self.keys, context, seconds_max=self.seconds_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

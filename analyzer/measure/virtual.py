@@ -82,6 +82,7 @@ class VirtualExecutor:
     """
 
     workers = 1
+    local = None
 
     def __init__(self, world: VirtualWorld) -> None:
         self._world = world

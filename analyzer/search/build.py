@@ -10,7 +10,7 @@ from analyzer.domain.measurement import Accuracy, Failure
 from analyzer.errors import AnalyzerError
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import Job
-from analyzer.measure.tasks import BuildTask
+from analyzer.measure.tasks import BUILD_SECONDS_MAX, BuildTask
 from analyzer.search.context import SearchContext
 from analyzer.search.request import SearchRequest
 from analyzer.search.wording import complexity
@@ -19,8 +19,12 @@ from analyzer.twin.calibration import VariantCalibration
 if TYPE_CHECKING:
     from analyzer.variants.build import Variant
 
-# An engine of a large model takes many minutes; beyond half an hour it hangs.
-_BUILD_TIMEOUT_S = 1800.0
+# Of the time until the first proof must begin: what builds may take, and no less than so many
+# seconds. What is not built by then is left out; the model itself may always take its time.
+_BUILD_SHARE = 0.5
+_BUILD_S_MIN = 5.0
+# A worker is held to hang so long after the builds should have ended.
+_GRACE_S = 60.0
 # Of one variant, for the progress bar.
 _EXPECTED_S = 3.0
 
@@ -46,7 +50,7 @@ class BuiltVariants:
 
 
 def build(context: SearchContext) -> BuiltVariants:
-    """Builds every variant that a candidate or the baseline needs, on the workers.
+    """Builds every variant that a candidate or the baseline needs.
 
     Raises:
         AnalyzerError: The baseline's variant cannot be served, or the workers failed.
@@ -59,22 +63,39 @@ def build(context: SearchContext) -> BuiltVariants:
             simplest[configuration.variant] = configuration
     context.progress.phase("building variants", _EXPECTED_S * len(simplest))
     context.progress.detail(", ".join(key.label for key in simplest))
-    task = BuildTask(assets=context.assets, keys=tuple(simplest))
-    for result in context.run([Job("build", task, _BUILD_TIMEOUT_S, "build variants")]):
+    seconds = max(_BUILD_S_MIN, _BUILD_SHARE * context.plan.preparation_left_s)
+    found = _run(context, tuple(simplest), seconds)
+    baseline = context.baseline.variant
+    if isinstance(found[baseline], AnalyzerError):
+        found |= _run(context, (baseline,), BUILD_SECONDS_MAX)
+    for key, variant in found.items():
+        if isinstance(variant, AnalyzerError):
+            built.excluded[key] = as_failure(simplest[key], variant, stage="build")
+            continue
+        built.variants[key] = variant
+        if reason := exclusion(variant.accuracy, key, context.request):
+            built.excluded[key] = Failure(
+                configuration=simplest[key], stage="build", reason="accuracy", message=reason
+            )
+    _tell(context, built)
+    return built
+
+
+def _run(
+    context: SearchContext, keys: tuple[VariantKey, ...], seconds: float
+) -> dict[VariantKey, Variant | AnalyzerError]:
+    """Builds beside the start of the workers where they are of this machine, else on one."""
+    task = BuildTask(assets=context.assets, keys=keys, seconds_max=seconds)
+    local = context.executor.local
+    if local is not None:
+        return task(local)
+    found: dict[VariantKey, Variant | AnalyzerError] = {}
+    for result in context.run([Job("build", task, seconds + _GRACE_S, "build variants")]):
         if result.error is not None:
             raise result.error
         assert isinstance(result.value, dict)
-        for key, variant in result.value.items():
-            if isinstance(variant, AnalyzerError):
-                built.excluded[key] = as_failure(simplest[key], variant, stage="build")
-                continue
-            built.variants[key] = variant
-            if reason := exclusion(variant.accuracy, key, context.request):
-                built.excluded[key] = Failure(
-                    configuration=simplest[key], stage="build", reason="accuracy", message=reason
-                )
-    _tell(context, built)
-    return built
+        found |= result.value
+    return found
 
 
 def _tell(context: SearchContext, built: BuiltVariants) -> None:

@@ -35,6 +35,7 @@ class SearchContext:
         hardware: A short name of the machine, for people.
         cores: That this process may use.
         plan: What is left of the budget, and for what.
+        settle: Waits until nothing of ours runs any more beside what will be measured.
     """
 
     request: SearchRequest
@@ -50,6 +51,7 @@ class SearchContext:
     hardware: str
     cores: int
     plan: TimePlan
+    settle: Callable[[], None]
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -111,6 +113,7 @@ def make_context(
     cores: int = 1,
     clock: Callable[[], float] = time.monotonic,
     started: float | None = None,
+    settle: Callable[[], None] = lambda: None,
 ) -> SearchContext:
     """The context of one search.
 
@@ -119,6 +122,7 @@ def make_context(
         baseline: The configuration to compare with; None for Triton's automatic one.
         hardware_key: Equal for machines whose probes can be shared.
         started: When the budget began to run; now if None.
+        settle: Waits for what the caller has begun beside the search.
     """
     baseline = (
         baseline or baseline_configuration(batchable=request.model.batchable, device=request.device)
@@ -145,6 +149,7 @@ def make_context(
             calibration_path=str(request.calibration_path) if request.calibration_path else None,
             confidence=request.sla.confidence,
             accuracy_drop_max=request.sla.max_accuracy_drop,
+            faster_only=not request.precisions_named and request.sla.objective != "memory",
             batch_sizes=tuple(sorted(size for size in sizes if size > 0)),
         ),
         load=LoadPlan(
@@ -160,4 +165,5 @@ def make_context(
             started=clock() if started is None else started,
             clock=clock,
         ),
+        settle=settle,
     )

@@ -28,8 +28,10 @@ from analyzer.variants.tensorrt_build import EngineOptions, engine_facts
 from analyzer.variants.worker import BuildRequest, BuildResult
 
 # Raised when a change of our code changes what is built from the same facts.
-_BUILDER = 3
+_BUILDER = 4
 _SYNTHETIC_ROWS = 32
+# End of the name of a cache entry that says why a variant is of no use.
+_REFUSED = "-refused"
 _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
@@ -86,6 +88,7 @@ def build_variants(
     accuracy_drop_max: float = 0.01,
     seed: int = 0,
     engine: EngineOptions | None = None,
+    faster_only: bool = False,
     timeout_s: float = 1800.0,
     cores: int | None = None,
     cancelled: threading.Event | None = None,
@@ -108,6 +111,7 @@ def build_variants(
             the interval tells on which side of it the drop lies.
         seed: Of made-up rows and of the split into calibrating and scoring rows.
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
+        faster_only: Refuses, without scoring it, what is slower on the CPU than the model itself.
         timeout_s: What is not built by then is ended.
         cores: That the processes share; None for all that this process may use.
         cancelled: Ends what is not built yet (with a BuildError) when it is set.
@@ -127,10 +131,13 @@ def build_variants(
         except AnalyzerError as error:
             built[key] = error
             continue
-        name = cache_key(rows | _variant_facts(key, confidence, accuracy_drop_max, options))
+        facts = _variant_facts(key, confidence, accuracy_drop_max, options)
+        name = cache_key(rows | facts)
         found = load_entry(cache_dir, name)
+        if found is None and faster_only:
+            found = load_entry(cache_dir, name + _REFUSED)
         if found is not None:
-            built[key] = replace(_from_record(model, key, *found), cached=True)
+            built[key] = _from_record(model, key, *found, cached=True)
             continue
         request = partial(
             _request, model, key, calibration, seed,
@@ -139,14 +146,14 @@ def build_variants(
             drop_max=accuracy_drop_max,
             seed=seed,
             reference_key=cache_key(rows),
+            faster_only=faster_only,
             # Beside the other processes, and beside what the program does meanwhile.
             threads=max(1, cores // 4),
             engine=options,
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
         orders.append((key, name, request))
-    # An engine takes longest: no other variant waits for one.
-    orders.sort(key=lambda order: order[0].backend == "tensorrt")
+    orders.sort(key=lambda order: _turn(order[0], device))
     shares = max(1, min(len(orders), cores // 2))
 
     def build_share(first: int) -> dict[VariantKey, Variant | AnalyzerError]:
@@ -161,6 +168,18 @@ def build_variants(
             cancelled.set()
             raise
     return built
+
+
+def _turn(key: VariantKey, device: str) -> tuple[bool, int]:
+    """Places the most promising first, and the model itself, whose answers are there then, last.
+
+    An engine takes longest: no other variant waits for one.
+    """
+    usual = ["fp16", "int8-static", "int8-dynamic", "fp32"]
+    if device == "cpu":
+        usual = ["int8-static", "int8-dynamic", "fp16", "fp32"]
+    name = f"int8-{key.quantization}" if key.precision == "int8" else key.precision
+    return key.backend == "tensorrt", usual.index(name)
 
 
 _Order = tuple[VariantKey, str, Callable[[], BuildRequest]]
@@ -195,7 +214,8 @@ def _build(
             try:
                 if isinstance(result, AnalyzerError):
                     raise result
-                built[key] = _publish(model, key, result, cache_dir, names[key], folder)
+                name = names[key] + (_REFUSED if result.refused else "")
+                built[key] = _publish(model, key, result, cache_dir, name, folder)
             except AnalyzerError as error:
                 built[key] = error
     return built
@@ -203,10 +223,11 @@ def _build(
 
 def _publish(
     model: ModelInfo, key: VariantKey, result: BuildResult, cache_dir: Path, name: str, folder: Path
-) -> Variant:
+) -> Variant | BuildError:
     record = {
         "file": result.file,
-        "accuracy": asdict(result.accuracy),
+        "accuracy": asdict(result.accuracy) if result.accuracy is not None else None,
+        "refused": result.refused,
         "notes": list(result.notes),
         "build_seconds": result.seconds,
     }
@@ -289,8 +310,15 @@ def _choose_rows(
 
 
 def _from_record(
-    model: ModelInfo, key: VariantKey, folder: Path, record: dict[str, Any]
-) -> Variant:
+    model: ModelInfo,
+    key: VariantKey,
+    folder: Path,
+    record: dict[str, Any],
+    *,
+    cached: bool = False,
+) -> Variant | BuildError:
+    if record["refused"]:
+        return BuildError(record["refused"], hint="Name it with --precisions to have it measured.")
     accuracy = dict(record["accuracy"])
     if accuracy["interval"] is not None:
         accuracy["interval"] = tuple(accuracy["interval"])
@@ -299,6 +327,7 @@ def _from_record(
         "accuracy": Accuracy(**accuracy),
         "build_seconds": record["build_seconds"],
         "notes": tuple(record["notes"]),
+        "cached": cached,
     }
     if record["file"] is None:
         return Variant(

@@ -7,6 +7,7 @@ files go into its ``out``, everything else that is written into its ``work`` and
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
@@ -33,13 +34,17 @@ from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
-from analyzer.variants.reference import StoredReference
+from analyzer.variants.reference import StoredReference, chunks
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 REQUEST_FILE = "request.pickle"
 RESULT_FILE = "result.pickle"
 # Of the limit on the accuracy's drop.
 _MARGIN = 0.2
+# Executions of each side by which a variant is compared with the model; the first warm it up.
+_TIMED = 4
+# A smaller gain is lost in what else a machine does.
+_SLOWDOWN_MAX = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,6 +62,7 @@ class BuildRequest:
         engine: How to build a TensorRT engine; None for other backends.
         drop_max: The limit on the accuracy's drop: rows are scored until its side is clear.
         reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
+        faster_only: Whether a variant is refused, unscored, if it is slower than the model itself.
         threads: Of a session on the CPU.
         timing_cache: Where TensorRT's timings are kept between builds.
     """
@@ -73,6 +79,7 @@ class BuildRequest:
     drop_max: float
     reference_key: str
     threads: int
+    faster_only: bool
     engine: EngineOptions | None = None
     timing_cache: Path | None = None
 
@@ -82,12 +89,15 @@ class BuildResult:
     """The file in ``out`` (None: the model's own file serves), and what is known of it.
 
     Args:
+        accuracy: None of a variant that was refused.
         seconds: That building and scoring took.
+        refused: Why the variant is of no use; empty if it may be.
     """
 
     file: str | None
-    accuracy: Accuracy
+    accuracy: Accuracy | None
     seconds: float
+    refused: str = ""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -129,6 +139,16 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             lambda: _open(source, request),
         )
         variant = reference if file == source else _open(file, request)
+        if request.faster_only and request.device == "cpu" and variant is not reference:
+            slowdown = _slowdown(request, _open(source, request), variant)
+            if slowdown > _SLOWDOWN_MAX:
+                return BuildResult(
+                    file=None,
+                    accuracy=None,
+                    seconds=time.monotonic() - started,
+                    refused=f"{key.label} is not considered, since it gains nothing here: it takes "
+                    f"{slowdown:.2f} times as long as fp32.",
+                )
         scores = compare_rows(
             model,
             reference,
@@ -156,6 +176,29 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         notes=notes,
         seconds=time.monotonic() - started,
     )
+
+
+def _slowdown(request: BuildRequest, model: Runtime, variant: Runtime) -> float:
+    """How much longer the variant takes than the model, where it fares best.
+
+    The shortest of a few executions in turns, which what else the machine does hardly touches.
+    """
+    rows = len(next(iter(request.scoring.values())))
+    whole = dict(next(chunks(request.model, request.scoring)))
+    batches = [whole]
+    if request.model.batchable and rows > 1:
+        batches.append({name: array[:1] for name, array in whole.items()})
+    ratios = []
+    for batch in batches:
+        shortest = [math.inf, math.inf]
+        for _ in range(_TIMED):
+            for index, runtime in enumerate((model, variant)):
+                began = time.perf_counter()
+                runtime.run(batch)
+                shortest[index] = min(shortest[index], time.perf_counter() - began)
+        ratios.append(shortest[1] / shortest[0])
+    model.close()
+    return min(ratios)
 
 
 def _clear(accuracy: Accuracy, drop_max: float) -> bool:

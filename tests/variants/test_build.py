@@ -260,3 +260,27 @@ def test_one_process_for_every_two_cores(
         shares.clear()
         assert set(build_variants(digits, keys, cache_dir=tmp_path, cores=cores)) == set(keys)
         assert shares == expected
+
+
+def test_a_variant_that_is_slower_than_the_model_is_refused_and_remembered(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [DYNAMIC, FP32]
+    first = build_variants(digits, keys, calibration=data, cache_dir=tmp_path, faster_only=True)
+    refusal = first[DYNAMIC]
+    assert isinstance(first[FP32], Variant)
+    if isinstance(refusal, Variant):
+        pytest.skip("this machine multiplies bytes faster than floats")
+    assert isinstance(refusal, BuildError) and "gains nothing" in refusal.message
+    monkeypatch.setattr(build_process.subprocess, "Popen", None)
+    again = build_variants(digits, keys, calibration=data, cache_dir=tmp_path, faster_only=True)
+    assert str(again[DYNAMIC]) == str(refusal)
+
+
+def test_the_most_promising_comes_first_and_an_engine_last() -> None:
+    engine = VariantKey(precision="fp16", backend="tensorrt")
+    keys = [engine, FP32, FP16, DYNAMIC, STATIC]
+    assert sorted(keys, key=lambda key: build_module._turn(key, "cpu")) == [
+        STATIC, DYNAMIC, FP16, FP32, engine
+    ]  # fmt: skip
+    assert sorted(keys, key=lambda key: build_module._turn(key, "gpu"))[0] == FP16

@@ -1,0 +1,62 @@
+"""Compiles the simulator's kernel while a command does something else.
+
+The compiled code is cached on disk (``twin/kernel.py``). Where it is not yet, a child process
+compiles: for seconds it would otherwise keep this one's other threads from running.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from analyzer.resources import child_environment
+
+_TIMEOUT_S = 120.0
+
+
+def start_compiling() -> Callable[[], None]:
+    """Makes the kernel ready on a thread; the function returned waits until it is."""
+    thread = threading.Thread(target=_prepare, daemon=True, name="compile the twin")
+    thread.start()
+    return thread.join
+
+
+def _prepare() -> None:
+    from analyzer.twin import kernel
+
+    folder = kernel.run.stats.cache_path  # type: ignore[attr-defined]
+    if folder is not None and not any(Path(folder).glob("kernel._run-*.nbi")):
+        with suppress(OSError, subprocess.TimeoutExpired):  # then it is compiled here
+            subprocess.run(
+                [sys.executable, "-m", "analyzer.twin.precompile"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                env=child_environment(),
+            )
+    compile_kernel()
+
+
+def compile_kernel() -> None:
+    """Runs the kernel once: loads it from the cache, or compiles and caches it."""
+    from analyzer.domain.workload import Poisson
+    from analyzer.engine.policy import BatchingPolicy
+    from analyzer.twin.arrivals import UnitArrivals
+    from analyzer.twin.server_model import ServerModel
+    from analyzer.twin.service import ServiceTime
+
+    policy = BatchingPolicy(max_batch_size=2, dynamic_batching=True)
+    model = ServerModel(policy=policy, service=ServiceTime.constant(1.0))
+    model.edge(UnitArrivals.draw(Poisson(), count=2000), budget_ms=10.0)
+
+
+if __name__ == "__main__":
+    from analyzer.hardware.lifetime import die_with_parent
+
+    die_with_parent()
+    compile_kernel()
