@@ -176,6 +176,12 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     configurations = [*allowed.values(), context.baseline]
     edges = twin.edges(configurations, seconds_max=seconds)
     predicted = {c.config_id: edge for c, edge in zip(configurations, edges, strict=True)}
+    unknown = sum(predicted[config_id] is None for config_id in allowed)
+    if unknown:
+        context.log.warn(
+            f"{unknown} of {len(allowed)} configurations have no prediction, since their variants "
+            "could not be probed; what is said of the space leaves them out."
+        )
     designer = Designer(
         [
             Candidate(
