@@ -39,6 +39,8 @@ _FIRST_PROOF_S_MIN = 3.0
 # later that a climb leaves to the baseline's certificate.
 _TRIALS_SHARE = 0.45
 _BASELINE_SHARE = 0.25
+# The reason of a baseline that had no turn.
+OUT_OF_TIME = "budget"
 # A worker is held to hang after so many seconds, and these times the seconds under load.
 _TIMEOUT_S = 120.0
 _TIMEOUT_FACTOR = 4.0
@@ -76,7 +78,7 @@ class Measuring:
         self._edge_s = float(np.clip(_EDGE_SHARE * context.request.budget_s, *_EDGE_S))
         self._pending: dict[str, _Pending] = {}
         self._exhausted = trials is None
-        # Certificates that were tried in vain: no higher rate, or none at all.
+        # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
         self._stuck: set[str] = set()
         self._proofs_s: dict[str, float] = {}
         self._begun = 0
@@ -156,7 +158,7 @@ class Measuring:
             climbing=best is not None and _id(best) not in self._stuck,
             baseline_share=_share(baseline),
             baseline_open=context.baseline.config_id not in self._stuck
-            and not isinstance(context.log.latest.get(context.baseline.config_id), Failure),
+            and not _failed(context.log.latest.get(context.baseline.config_id)),
             trials_wanted=self._trials_wanted(),
             trials_s=trials_s,
             pending=frozenset(pending.step for pending in self._pending.values()),
@@ -346,11 +348,7 @@ class Measuring:
         # The designer compares edges that were found alike: it learns once of what works.
         if known is None:
             self._screening.designer.update(config_id, score.value, feasible=score.feasible)
-        gained = isinstance(outcome, Measurement) and (
-            (outcome.capacity_rps or 0.0) > pending.capacity_before_rps
-        )
-        certifying = pending.step in ("proof", "climb", "baseline_proof")
-        if (certifying and not gained) or isinstance(outcome, Failure):
+        if not _gained(pending, outcome):
             self._stuck.add(config_id)
 
     def _joined(self, known: Measurement | None, outcome: Measurement) -> Measurement:
@@ -378,6 +376,19 @@ _ROLES: dict[Step, str] = {
     "baseline": "baseline",
     "baseline_proof": "baseline",
 }
+
+
+def _failed(outcome: Measurement | Failure | None) -> bool:
+    return isinstance(outcome, Failure) and outcome.reason != OUT_OF_TIME
+
+
+def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:
+    """Whether a step brought what it was for, so that another like it may bring more."""
+    if isinstance(outcome, Failure):
+        return False
+    if pending.step in ("proof", "climb", "baseline_proof"):
+        return (outcome.capacity_rps or 0.0) > pending.capacity_before_rps
+    return pending.step != "baseline" or _share(outcome) is not None
 
 
 def _id(measurement: Measurement) -> str:

@@ -16,7 +16,7 @@ from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
 from analyzer.search.explain import explanation
 from analyzer.search.infeasible import prove_infeasible
-from analyzer.search.measuring import Measuring
+from analyzer.search.measuring import OUT_OF_TIME, Measuring
 from analyzer.search.probing import probe
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
@@ -47,6 +47,7 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     measuring.run()
     if context.log.certified(allowed) is None:
         _overrun(context, screening, measuring)
+    _note_unmeasured_baseline(context)
     winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
     estimate = context.log.best_by_evidence(allowed) if winner is None else None
@@ -105,6 +106,20 @@ def _bound(context: SearchContext, screening: Screening, winner: Measurement | N
     return str(bound) if bound is not None else None
 
 
+def _note_unmeasured_baseline(context: SearchContext) -> None:
+    """Records that the budget ended before the baseline's turn; ``--resume`` measures it then."""
+    baseline = context.baseline
+    if baseline.config_id not in context.log.latest:
+        failure = Failure(
+            configuration=baseline,
+            stage="search",
+            reason=OUT_OF_TIME,
+            message="The budget ended before the baseline was measured.",
+            hint="Give it more time with --budget.",
+        )
+        context.log.record(failure, role="baseline")
+
+
 def _result(
     context: SearchContext,
     screening: Screening,
@@ -113,7 +128,8 @@ def _result(
     bound: str | None,
 ) -> StudyResult:
     request, outcomes = context.request, context.log.outcomes
-    failed = sum(isinstance(outcome, Failure) for outcome in outcomes)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    failed = sum(failure.reason != OUT_OF_TIME for failure in failures)
     context.progress.phase("explaining", 1.0)
     return StudyResult(
         name=request.study,
@@ -131,7 +147,7 @@ def _result(
             sampler=request.sampler,
             space=request.space.name,
             space_size=len(context.candidates),
-            evaluated_live=len(outcomes) - failed,
+            evaluated_live=len(outcomes) - len(failures),
             evaluated_twin=sum(edge is not None for edge in screening.predicted.values()),
             failed=failed,
             load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
