@@ -160,7 +160,7 @@ def make_context(
         ),
         hardware=hardware,
         cores=cores,
-        plan=TimePlan(
+        plan=TimePlan.begun(
             budget_s=request.budget_s,
             started=clock() if started is None else started,
             clock=clock,

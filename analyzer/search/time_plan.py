@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Seconds on the two-core machine of docs/figures.md; `slowness` corrects them where it runs.
-_END_S = 1.5
+# The end (explaining, storing, reports, the workers' exit) takes so many seconds, and this share of
+# what the start took: both load libraries and start or end Ray's processes, on this machine.
+_END_S = 1.0
+_END_SHARE = 0.2
 # Share of the budget that is kept for a first proof until its cost is known.
 _PROOF_SHARE = 0.4
 # Once it is known: how much longer than expected it may take, since the run's own correlation
 # counts where it is larger than the twin's.
 _PROOF_CAUTION = 1.5
-# A step that took twice as long as expected makes the rest expect this power of two.
-_LEARNING = 0.7
-_SLOWNESS_RANGE = (0.5, 10.0)
 # The part of the budget that may be spent beyond it, where that completes a first proof.
 OVERRUN_SHARE = 0.25
 
@@ -32,16 +31,25 @@ class TimePlan:
         budget_s: Wall time of the command, exit included, seconds.
         started: When it began to run, on ``clock``.
         clock: Seconds, monotonic.
-        end_s: What the end (explaining, storing, reports, the workers' exit) is expected to take.
-        slowness: Observed over expected seconds of the steps so far.
+        end_s: What the end is expected to take.
     """
 
     budget_s: float
     started: float
     clock: Callable[[], float]
     end_s: float = _END_S
-    slowness: float = 1.0
     _proof_s: float | None = None
+
+    @classmethod
+    def begun(cls, *, budget_s: float, started: float, clock: Callable[[], float]) -> TimePlan:
+        """The plan of a command whose start is over now."""
+        start_s = max(clock() - started, 0.0)
+        return cls(
+            budget_s=budget_s,
+            started=started,
+            clock=clock,
+            end_s=_END_S + _END_SHARE * start_s,
+        )
 
     @property
     def spent_s(self) -> float:
@@ -51,7 +59,7 @@ class TimePlan:
     @property
     def left_s(self) -> float:
         """Seconds until the end must begin; negative once it is late."""
-        return self.budget_s - self.end_s * max(self.slowness, 1.0) - self.spent_s
+        return self.budget_s - self.end_s - self.spent_s
 
     @property
     def proof_s(self) -> float:
@@ -73,14 +81,6 @@ class TimePlan:
         """Replaces the share that is kept for the first proof by what it is expected to take."""
         self._proof_s = seconds
 
-    def observe(self, *, expected_s: float, taken_s: float) -> None:
-        """Learns from a step how much slower this machine is than the one of the constants."""
-        if expected_s <= 0 or taken_s <= 0:
-            return
-        ratio = taken_s / (expected_s * self.slowness)
-        low, high = _SLOWNESS_RANGE
-        self.slowness = min(max(self.slowness * ratio**_LEARNING, low), high)
-
     def budget_that_suffices_s(self, proof_s: float) -> float:
         """The budget with which a proof of ``proof_s`` seconds fits, from what was spent so far."""
-        return self.spent_s + _PROOF_CAUTION * proof_s + self.end_s * max(self.slowness, 1.0)
+        return self.spent_s + _PROOF_CAUTION * proof_s + self.end_s

@@ -352,3 +352,44 @@ def test_the_ablation_measures_its_eight_configurations() -> None:
     measured = [o for o in facts.outcomes if isinstance(o, Measurement)]
     assert set(space.labels()) <= set(executor.measured)
     assert any("stands where TensorRT stands" in note for m in measured for note in m.notes)
+
+
+def test_an_answer_comes_first_and_is_improved_then() -> None:
+    found, _, store = run(VirtualWorld(service=service), budget_s=60.0, trials_max=None)
+    roles = [outcome.role for outcome in store.outcomes if outcome.role != "variant"]
+    first = next(o.outcome for o in store.outcomes if o.role == "trial")
+    assert isinstance(first, Measurement) and first.capacity_rps, "certified on the same server"
+    assert roles[:2] == ["trial", "baseline"]
+    assert found.verdict == "found"
+    assert found.search.wall_seconds <= 60.0 * 1.05
+    best = max(
+        o.capacity_rps or 0.0
+        for o in found.outcomes
+        if isinstance(o, Measurement) and o.configuration.config_id != found.baseline_id
+    )
+    winner = next(o for o in found.outcomes if o.configuration.config_id == found.recommended_id)
+    assert isinstance(winner, Measurement)
+    assert winner.capacity_rps == best >= (first.capacity_rps or 0.0)
+
+
+def test_every_allowed_configuration_has_a_prediction() -> None:
+    found, _, _ = run(VirtualWorld(service=service), budget_s=30.0)
+    assert found.search.evaluated_twin >= (found.search.space_size or 0)
+
+
+def test_a_budget_that_is_too_small_is_said_before_it_is_spent() -> None:
+    def slow(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+        times = tuple(400.0 * SPEED[key.label] * size for size in (1, 32))
+        return ServiceTime(batch_sizes=(1, 32), service_ms=times)
+
+    found, _, _ = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=4000.0), budget_s=30.0)
+    assert found.verdict == "undecided"
+    warned = [text for text in found.warnings if text.startswith("A proof is expected to take")]
+    assert warned and "--budget" in warned[0]
+    assert found.search.budget_needed_s is None or found.search.budget_needed_s > 30.0
+
+
+def test_nothing_is_measured_where_no_time_is_left() -> None:
+    found, executor, _ = run(VirtualWorld(service=service), budget_s=2.0)
+    assert found.verdict == "undecided"
+    assert executor.measured == []
