@@ -25,7 +25,7 @@ from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load import generator
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.targets.embedded import EmbeddedTarget
-from analyzer.targets.embedded_spec import EmbeddedSpec, OnnxModel
+from analyzer.targets.embedded_spec import EmbeddedSpec, FileModel
 from analyzer.targets.null import NullTarget
 from benchlib.command import Command, alternate
 from benchlib.models import write_perceptron
@@ -109,7 +109,7 @@ def busy_spec(folder: Path, cores: int) -> EmbeddedSpec:
     np.savez(folder / "rows.npz", x=rows)
     return EmbeddedSpec(
         name="busy",
-        model=OnnxModel(path=str(folder / "busy.onnx")),
+        model=FileModel(path=str(folder / "busy.onnx")),
         configuration=Configuration(
             max_batch_size=64, dynamic_batching=True, instance_count=cores, intra_op_threads=1
         ),

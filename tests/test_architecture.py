@@ -213,4 +213,7 @@ def _defined(path: Path) -> set[str]:
                 for part in node.body
                 if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
             }
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
     return names

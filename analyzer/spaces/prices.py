@@ -22,7 +22,7 @@ class Source(Table):
     note: str = ""
 
 
-class Instance(Table):
+class MachineType(Table):
     """The price of one machine, in US dollars per hour, on the day ``as_of``."""
 
     instance_type: str
@@ -37,7 +37,7 @@ class PriceFile(Table):
     """The document; each instance names one of the sources."""
 
     sources: dict[str, Source]
-    instances: list[Instance]
+    instances: list[MachineType]
 
     @model_validator(mode="after")
     def _sources_are_there(self) -> Self:

@@ -32,7 +32,7 @@ from analyzer.errors import AnalyzerError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.hardware.processes import resident_bytes
 from analyzer.hardware.timing import set_timer_slack_ns
-from analyzer.targets.embedded_runtimes import open_runtimes
+from analyzer.targets.embedded_runtimes import open_embedded_runtimes
 from analyzer.targets.embedded_spec import EmbeddedSpec
 from analyzer.targets.embedded_wire import (
     CONTROL_BYTES,
@@ -196,7 +196,7 @@ class EmbeddedServer:
             # A scripted model tells the size of a batch by the rows of its input.
             arrays = {"rows": np.zeros((256, 1), np.uint8)}
         pool = InputPool(arrays, batchable=self._spec.batchable)
-        runtimes = open_runtimes(self._spec)
+        runtimes = open_embedded_runtimes(self._spec)
         for runtime in runtimes:
             _warm_up(runtime, pool, self._spec.warmup_sizes())
         gc.collect()

@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from analyzer.engine.runtimes.base import Runtime
-from analyzer.engine.runtimes.open import Place
-from analyzer.engine.runtimes.open import open_runtimes as open_at_places
+from analyzer.engine.runtimes.open import Place, open_runtimes
 from analyzer.engine.runtimes.scripted import NullRuntime, Script, ScriptedRuntime
-from analyzer.targets.embedded_spec import (
-    EmbeddedSpec,
-    EngineModel,
-    NullModel,
-    OnnxModel,
-    ScriptedModel,
-)
+from analyzer.targets.embedded_spec import EmbeddedSpec, NullModel, ScriptedModel
 
 
-def open_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
+def open_embedded_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
     """A runtime for each instance, in order; none of them warmed up.
 
     Raises:
@@ -39,11 +32,10 @@ def open_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
             fault_after=model.fault_after,
         )
         return [ScriptedRuntime(script, index) for index in range(count)]
-    assert isinstance(model, OnnxModel | EngineModel)
-    return open_at_places(
+    return open_runtimes(
         Path(model.path),
         # The process sees only its own GPU, whatever its number is outside.
         [Place(spec.configuration.device)] * count,
-        backend="tensorrt" if isinstance(model, EngineModel) else "onnxruntime",
+        backend=spec.configuration.backend,
         intra_op_threads=spec.configuration.intra_op_threads or 0,
     )

@@ -10,19 +10,11 @@ from analyzer.domain.configuration import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxModel:
-    """A graph for ONNX Runtime."""
+class FileModel:
+    """A model's file; what runs it is the backend of the configuration."""
 
     path: str
-    kind: Literal["onnx"] = "onnx"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineModel:
-    """A TensorRT engine."""
-
-    path: str
-    kind: Literal["engine"] = "engine"
+    kind: Literal["file"] = "file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +48,10 @@ class NullModel:
     kind: Literal["null"] = "null"
 
 
-ServedModelSpec = OnnxModel | EngineModel | ScriptedModel | NullModel
+ServedModelSpec = FileModel | ScriptedModel | NullModel
 
 _KINDS: dict[str, type[Any]] = {
-    "onnx": OnnxModel,
-    "engine": EngineModel,
+    "file": FileModel,
     "scripted": ScriptedModel,
     "null": NullModel,
 }

@@ -62,13 +62,12 @@ def _embedded(
     model: ModelInfo, model_path: Path, inputs_path: Path, configuration: Configuration
 ) -> AbstractContextManager[Target]:
     from analyzer.targets.embedded import EmbeddedTarget
-    from analyzer.targets.embedded_spec import EmbeddedSpec, EngineModel, OnnxModel
+    from analyzer.targets.embedded_spec import EmbeddedSpec, FileModel
 
-    kind = EngineModel if configuration.backend == "tensorrt" else OnnxModel
     return EmbeddedTarget(
         EmbeddedSpec(
             name=model.name,
-            model=kind(path=str(model_path)),
+            model=FileModel(path=str(model_path)),
             configuration=configuration,
             batchable=model.batchable,
             inputs_path=str(inputs_path),

@@ -22,7 +22,7 @@ from analyzer.errors import (
 from analyzer.hardware.processes import is_running
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.targets.embedded import EmbeddedTarget
-from analyzer.targets.embedded_spec import EmbeddedSpec, NullModel, OnnxModel, ScriptedModel
+from analyzer.targets.embedded_spec import EmbeddedSpec, FileModel, NullModel, ScriptedModel
 
 BATCHED = Configuration(max_batch_size=8, dynamic_batching=True)
 PLAIN = Configuration(max_batch_size=1)
@@ -49,7 +49,7 @@ def wait_until_gone(pid: int) -> None:
 def test_a_specification_survives_json() -> None:
     for model in (
         NullModel(),
-        OnnxModel(path="m.onnx"),
+        FileModel(path="m.onnx"),
         ScriptedModel(points=((1, 2.0), (8, 3.5))),
     ):
         before = spec(
@@ -208,7 +208,7 @@ def test_a_hang_times_requests_out_and_can_be_ended() -> None:
 
 
 def test_a_missing_model_says_so_at_the_start(tmp_path) -> None:
-    model = OnnxModel(path=str(tmp_path / "none.onnx"))
+    model = FileModel(path=str(tmp_path / "none.onnx"))
     with pytest.raises(TargetStartError, match=r"none\.onnx"), EmbeddedTarget(spec(model)):
         pass
 
@@ -271,7 +271,7 @@ def test_real_rows_reach_a_real_model(tmp_path) -> None:
         max_batch_size=8, dynamic_batching=True, instance_count=2, intra_op_threads=1
     )
     served = spec(
-        OnnxModel(path=str(tmp_path / "m.onnx")),
+        FileModel(path=str(tmp_path / "m.onnx")),
         configuration,
         inputs_path=str(tmp_path / "rows.npz"),
     )
@@ -297,7 +297,7 @@ def test_a_process_with_very_many_files_can_still_wait() -> None:
 def test_a_talkative_server_is_not_blocked_and_its_last_lines_are_kept(tmp_path) -> None:
     loud = tmp_path / "sitecustomize.py"
     loud.write_text("import sys\nsys.stderr.write('noise\\n' * 100_000 + 'the last word\\n')\n")
-    target = EmbeddedTarget(spec(OnnxModel(path="none"), inputs_path=str(tmp_path / "no.npz")))
+    target = EmbeddedTarget(spec(FileModel(path="none"), inputs_path=str(tmp_path / "no.npz")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(TargetStartError, match=r"no\.npz"), target:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from analyzer.engine.runtimes.base import Runtime
+from analyzer.errors import MissingPartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,24 @@ def open_runtimes(
     The instances of a TensorRT engine on one GPU share the engine, and with it the weights: each
     has a context, a stream and buffers of its own, as in Triton.
 
+    Args:
+        backend: Triton's name of it; ``python`` stands for a ``model.py`` that runs ONNX Runtime,
+            which runs here without it.
+
     Raises:
-        MissingPartError: The backend's library or the device is not here.
+        MissingPartError: The backend, its library or the device is not here.
         TargetMemoryError: There is not enough memory for all of them.
         TargetStartError: The file cannot be loaded.
     """
-    opening = (
-        _engine_instances(path, places)
-        if backend == "tensorrt"
-        else _sessions(path, places, intra_op_threads)
-    )
+    if backend == "tensorrt":
+        opening = _engine_instances(path, places)
+    elif backend in ("onnxruntime", "python"):
+        opening = _sessions(path, places, intra_op_threads)
+    else:
+        raise MissingPartError(
+            f"Nothing here runs models of the backend {backend!r}.",
+            hint="This program runs onnxruntime, tensorrt and python (as onnxruntime).",
+        )
     opened: list[Runtime] = []
     try:
         for runtime in opening:

@@ -20,7 +20,7 @@ from analyzer.errors import TargetMemoryError, TargetStartError
 from analyzer.modelconfig.rules import expand_instances
 from analyzer.modelconfig.text import parse_config
 from analyzer.targets import embedded_runtimes as runtimes
-from analyzer.targets.embedded_spec import EmbeddedSpec, EngineModel
+from analyzer.targets.embedded_spec import EmbeddedSpec, FileModel
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.onnx"
 
@@ -52,14 +52,14 @@ def test_the_instances_of_a_configuration_share_one_engine(
     trt = install(monkeypatch, cuda)
     spec = EmbeddedSpec(
         name="m",
-        model=EngineModel(path=str(plan)),
+        model=FileModel(path=str(plan)),
         configuration=Configuration(
             precision="fp16", backend="tensorrt", device="gpu", max_batch_size=8, instance_count=3
         ),
         batchable=True,
         inputs_path=None,
     )
-    opened = runtimes.open_runtimes(spec)
+    opened = runtimes.open_embedded_runtimes(spec)
     assert [engine.contexts for engine in trt.engines] == [3]
     assert len(cuda.streams) == 3
     for rows, runtime in enumerate(opened, start=1):
