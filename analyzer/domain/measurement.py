@@ -161,7 +161,7 @@ class LoadTest:
     """One load test, summarised. Rates count requests per second, ``_ips`` inferences.
 
     Args:
-        kind: Why it was run: ``probe``, ``edge``, ``certify``, ``target``, ``verify``, ``measure``.
+        kind: Why it was run: ``edge``, ``certify``, ``target``, ``verify``, ``measure``.
         offered_rps: Rate of the arrival schedule; for a closed loop the rate achieved.
         achieved_rps: Replies per second, from the first intended send to the last reply.
         concurrency: Requests kept in flight by a closed loop; None for an open one.

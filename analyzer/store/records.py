@@ -72,7 +72,7 @@ class StoredOutcome:
 
     Args:
         number: Position in the study, ascending in the order of storing.
-        role: ``trial``, ``baseline``, ``recommendation``, ``probe``, ``step``.
+        role: ``trial``, ``baseline``, ``recommendation``, ``variant`` (it could not be built).
         params: What Optuna's trial proposed, JSON-ready.
         created_at: ISO 8601, UTC.
     """
