@@ -6,10 +6,11 @@
 
 Two kinds of tables. **Virtual** ones start from probes of real models (``twin_live.json``): the
 twin predicts the edge of each configuration of a space, and the truth is that prediction times an
-error drawn from those that ``twin_live.py`` measured on both servers, 70 % of its variance
-common to a deployment (variant, instances, threads, batching) and 30 % the configuration's own.
-Each seed has its own truth. **Measured** ones are read from a CSV file that ``measure`` wrote:
-every configuration of a small space on the embedded server, beside the twin's prediction.
+error drawn from those that ``twin_live.py`` measured on both servers: a part is common to a
+variant, one to a deployment (instances and threads too), one to a way of batching, and one is the
+configuration's own (``search_tables.COMPONENTS``). Each seed has its own truth. **Measured** ones
+are read from a CSV file that ``measure`` wrote: every configuration of a small space on the
+embedded server, beside the twin's prediction.
 
 Everything a sampler reads is the truth with 1.5 % of noise. Its recommendation after n evaluations
 is the best that it read; it is judged by the truth. Seconds are those of the load tests that the
@@ -43,6 +44,8 @@ COLUMNS = {
     "after 15": ("regret_after_15_mean", ".1%"),
     "success": ("success", ".0%"),
 }
+# The bound is asked for after as many evaluations, and where the search stops.
+BOUNDS_AT = (3, 5, 8, 12)
 # A choice within 1 % of the best is as good as the best.
 NEAR = 0.99
 
@@ -60,6 +63,7 @@ def _replay(table: Table, name: str, seed: int, evaluations: int) -> dict[str, A
         "stopped_at": None,
         "stop_seconds": None,
         "stop_regret": None,
+        "bounds": {},
     }
     regret_at: dict[str, float] = {}
     for message in SAMPLERS[name](replay, seed):
@@ -74,6 +78,8 @@ def _replay(table: Table, name: str, seed: int, evaluations: int) -> dict[str, A
                 "stop_seconds": replay.seconds,
                 "stop_regret": regret,
             }
+        if message == "stop" or (name == "twin" and count in BOUNDS_AT):
+            found["bounds"][count] = _bound_holds(replay, chosen)
         if count in (5, 8, 15):
             regret_at[str(count)] = regret
         over = found["evaluations"] is not None and (
@@ -84,6 +90,16 @@ def _replay(table: Table, name: str, seed: int, evaluations: int) -> dict[str, A
     return found | {"regret_at": regret_at}
 
 
+def _bound_holds(replay: Replay, chosen: str | None) -> tuple[float, bool] | None:
+    """The bound's fraction and whether the truth keeps it; None where none is given."""
+    assert replay.designer is not None
+    bound = replay.designer.bound(0.95)
+    if bound is None or chosen is None:
+        return None
+    better = replay.table.best / replay.table.true[chosen] - 1.0
+    return bound.fraction, better <= bound.fraction
+
+
 def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians and 90th percentiles (nearest rank; a seed that never got there is infinite)."""
 
@@ -92,6 +108,7 @@ def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
         value = values[max(math.ceil(share * len(values)) - 1, 0)]
         return value if math.isfinite(value) else None
 
+    bounds = [bound for run in runs for bound in run["bounds"].values() if bound is not None]
     stopped = [run["stop_regret"] for run in runs if run["stop_regret"] is not None]
     return {
         "runs": len(runs),
@@ -106,6 +123,9 @@ def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "stop_seconds_median": rank("stop_seconds", 0.5) if stopped else None,
         "stop_regret_mean": _mean(stopped),
         "stop_regret_p90": float(np.quantile(stopped, 0.9)) if stopped else None,
+        "bounds": len(bounds),
+        "bounds_kept": _mean([float(kept) for _, kept in bounds]),
+        "bound_median": float(np.median([fraction for fraction, _ in bounds])) if bounds else None,
     }
 
 
@@ -185,6 +205,11 @@ def shown(document: dict[str, Any]) -> str:
             ]
             lines.append(table(("sampler", *COLUMNS), rows))
             stop = samplers["twin"]
+            if stop["bounds"]:
+                lines.append(
+                    f"\n{stop['bounds_kept']:.1%} of {stop['bounds']} bounds at 95 % confidence "
+                    f"hold; their median is {stop['bound_median']:.1%}."
+                )
             if stop["stopped_at_median"] is not None:
                 lines.append(
                     f"\nThe guided search stops by itself after {stop['stopped_at_median']:g} "

@@ -51,6 +51,8 @@ class Candidate:
             (logarithms of counts and sizes, 0 or 1 for choices).
         predicted: The twin's objective, positive, larger is better; 0 or less if the twin expects
             it never to keep the SLA, None (or NaN) if it cannot say.
+        groups: Which variant, deployment and so on it belongs to: each shares a part of the
+            residual. As many for all.
         feasible_prior: Probability (or plain truth) that it keeps the limits on memory and
             accuracy; 0 is never proposed.
     """
@@ -58,6 +60,7 @@ class Candidate:
     config_id: str
     features: NDArray[np.floating]
     predicted: float | None
+    groups: tuple[str, ...] = ()
     feasible_prior: float = 1.0
 
 
@@ -92,6 +95,16 @@ class Designer:
         assert len(self._index) == len(candidates), "a configuration occurs twice"
         self._features = np.array([c.features for c in candidates], dtype=np.float64)
         self._features = self._features.reshape(len(candidates), -1 if candidates else 0)
+        self._groups = (
+            np.array(
+                [
+                    np.unique(kind, return_inverse=True)[1]
+                    for kind in zip(*(c.groups for c in candidates), strict=True)
+                ]
+            )
+            .T.reshape(len(candidates), -1 if candidates else 0)
+            .astype(np.int64)
+        )
         self._scale_prior = scale_prior
         self._refitted = refitted
         self._learn_limits = learn_limits
@@ -240,14 +253,16 @@ class Designer:
         # Where a prediction of "at no rate" was wrong, the others of the kind say nothing either.
         blind = any(not self._promising[index] for index in self._values)
         covered = measured | (self._promising if blind else self._predicted)
-        rest = self._unmeasured(space & self._promising)
+        # Of what was measured too the truth is known no better than the noise.
+        rest = np.flatnonzero(space & self._promising)
+        rest = rest[[int(i) != own and self._feasible.get(int(i), True) for i in rest]]
         gain = least
         if len(rest):
             plausible = plausible_gain(
                 self._learned(),
                 self._log_predicted,
                 rest=rest,
-                chance=self._feasible_chance(rest),
+                chance=np.where(measured[rest], 1.0, self._feasible_chance(rest)),
                 own=own,
                 # Of a candidate that the twin gave no value nothing but its measurement is known.
                 own_log=None if self._promising[own] else own_log,
@@ -370,7 +385,9 @@ class Designer:
 
     def _taught(self, ratios: Sequence[tuple[int, float]]) -> ResidualModel:
         local = _LOCAL_REFITTED if self._refitted else LOCAL
-        model = ResidualModel(self._features, scale_prior=self.scale, local=local)
+        model = ResidualModel(
+            self._features, groups=self._groups, scale_prior=self.scale, local=local
+        )
         if ratios:
             indices, logs = zip(*ratios, strict=True)
             model.learn(np.array(indices, dtype=np.int64), np.array(logs))

@@ -1,11 +1,12 @@
 """What differs between a prediction and reality, learned from a few measurements.
 
-The residual log(measured / predicted) is a Gaussian process over a configuration's features: a
-common bias, a trend in each feature, a smooth remainder, a local one, and noise. A few
-measurements cannot tell how large each of these is, so that predictions average over many models,
-weighted by their evidence and a prior. No model thinks the remainder negligible: a dozen
-measurements around one configuration say little about the others. Source: Rasmussen
-and Williams, Gaussian Processes for Machine Learning, sections 2.2, 2.7 and 5.2 (evidence).
+The residual log(measured / predicted) is a Gaussian process: a common bias, parts that groups of
+configurations share (a variant, a deployment, a way of batching), over the features a trend in
+each, a smooth remainder and a local one, and noise. A few measurements cannot tell how large each
+of these is, so that predictions average over many models, weighted by their evidence and a prior.
+No model thinks the remainder negligible: a dozen measurements around one configuration say little
+about the others. Source: Rasmussen and Williams, Gaussian Processes for Machine Learning,
+sections 2.2, 2.7 and 5.2 (evidence).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ SCALE_PRIOR = 0.1
 _REMAINDER = (0.5, 1.5)
 _BIAS = (1.0, 6.0)
 _TREND = (0.0, 1.0)
-_LENGTHS = (0.7, 1.8)
+_LENGTHS = (1.2,)
 LOCAL = (0.1, 0.4)
 _LOCAL_LENGTH = 0.25
+_GROUP = (0.2, 0.7)
 _NOISE = (0.01, 0.05)  # of the logarithm itself
 # Spread of the logarithm of the remainder's size around 1, as the prior sees it.
 _REMAINDER_SPREAD = 0.8
@@ -41,6 +43,8 @@ class ResidualModel:
     Args:
         features: Of every configuration in the space, shape (m, d), any units; constant columns
             are ignored.
+        groups: Numbers of the groups that each configuration belongs to, one for each kind of
+            group, shape (m, kinds); each kind shares a part of the residual.
         scale_prior: How far predictions are expected to be off, as a standard deviation of the
             logarithm.
         local: Sizes of the local part to choose among, in units of ``scale_prior``. Where the
@@ -52,6 +56,7 @@ class ResidualModel:
         self,
         features: NDArray[np.floating],
         *,
+        groups: NDArray[np.int64] | None = None,
         scale_prior: float = SCALE_PRIOR,
         local: Sequence[float] = LOCAL,
     ) -> None:
@@ -62,11 +67,15 @@ class ResidualModel:
         spread = spread[spread > 1e-12]
         # Distances in units of the spread, so that d features are no farther apart than one.
         self._points: Floats = (kept - kept.mean(axis=0)) / spread / max(len(spread), 1) ** 0.5
-        models = np.array(list(product(_REMAINDER, _BIAS, _TREND, _LENGTHS, local, _NOISE)))
+        self._groups = np.zeros((len(values), 0), dtype=np.int64) if groups is None else groups
+        group = _GROUP if self._groups.shape[1] else (0.0,)
+        grid = product(_REMAINDER, _BIAS, _TREND, _LENGTHS, local, _NOISE, group)
+        models = np.array(list(grid))
         remainder, bias = models[:, 0], models[:, 1]
         self._prior = -0.5 * (np.log(remainder) / _REMAINDER_SPREAD) ** 2 - 0.5 * np.log(bias)
-        # Columns: remainder, bias, trend and local part in units of the logarithm; length; noise.
-        self._models: Floats = models * np.array([scale_prior] * 3 + [1.0, scale_prior, 1.0])
+        # Columns: remainder, bias, trend, length, local part, noise, part of each kind of group.
+        scales = [scale_prior, scale_prior, scale_prior, 1.0, scale_prior, 1.0, scale_prior]
+        self._models: Floats = models * np.array(scales)
         self.learn(np.zeros(0, dtype=np.int64), np.zeros(0))
 
     def learn(self, indices: NDArray[np.int64], log_ratio: Floats) -> None:
@@ -78,9 +87,11 @@ class ResidualModel:
         """
         assert len(indices) == len(log_ratio), (len(indices), len(log_ratio))
         values = np.asarray(log_ratio, dtype=np.float64)
-        self._known = self._points[np.asarray(indices, dtype=np.int64)]
+        self._known = np.asarray(indices, dtype=np.int64)
         noise = self._models[:, 5, None, None]
-        matrix = _between(self._models, self._known, self._known) + noise**2 * np.eye(len(values))
+        matrix = self._between(self._models, self._known, self._known) + noise**2 * np.eye(
+            len(values)
+        )
         cholesky = np.linalg.cholesky(matrix)
         half = np.linalg.solve(cholesky, np.broadcast_to(values[:, None], (*matrix.shape[:2], 1)))
         diagonal = np.diagonal(cholesky, axis1=1, axis2=2)
@@ -95,9 +106,10 @@ class ResidualModel:
     def predict(self, indices: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Returns mean and standard deviation of the true log ratio, each of shape (k,)."""
         points = self._points[indices]
-        expected, explained = self._posterior(points)
-        remainder, bias, trend, _, local, _ = self._kept.T[:, :, None]
+        expected, explained = self._posterior(indices)
+        remainder, bias, trend, _, local, _, group = self._kept.T[:, :, None]
         variance = bias**2 + remainder**2 + local**2 + trend**2 * np.sum(points**2, axis=1)
+        variance = variance + group**2 * self._groups.shape[1]
         variance = np.maximum(variance - np.sum(explained**2, axis=1), 1e-10)
         mean = self._weights @ expected
         square = self._weights @ (variance + expected**2)
@@ -105,39 +117,40 @@ class ResidualModel:
 
     def draw(self, indices: NDArray[np.int64], count: int, rng: np.random.Generator) -> Floats:
         """Returns ``count`` draws of the true log ratios together, shape (count, k)."""
-        points = self._points[indices]
-        expected, explained = self._posterior(points)
+        expected, explained = self._posterior(indices)
         drawn = []
         for number, share in enumerate(rng.multinomial(count, self._weights)):
             if share == 0:
                 continue
-            covariance = _between(self._kept[number : number + 1], points, points)[0]
+            covariance = self._between(self._kept[number : number + 1], indices, indices)[0]
             covariance -= explained[number].T @ explained[number]
-            covariance[np.diag_indices(len(points))] += _JITTER
+            covariance[np.diag_indices(len(indices))] += _JITTER
             root = np.linalg.cholesky(covariance)
-            drawn.append(expected[number] + rng.standard_normal((share, len(points))) @ root.T)
+            drawn.append(expected[number] + rng.standard_normal((share, len(indices))) @ root.T)
         return np.concatenate(drawn)
 
-    def _posterior(self, at: Floats) -> tuple[Floats, Floats]:
+    def _posterior(self, at: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Of each kept model the mean, shape (models, k), and the covariance's explained half."""
-        cross = _between(self._kept, self._known, at)
+        cross = self._between(self._kept, self._known, at)
         explained: Floats = np.linalg.solve(self._cholesky, cross)
         return np.sum(explained * self._half, axis=1), explained
 
-
-def _between(models: Floats, left: Floats, right: Floats) -> Floats:
-    """Covariances of each model between points, shape (models, len(left), len(right))."""
-    remainder, bias, trend, length, local, _ = models.T[:, :, None, None]
-    product_ = left @ right.T
-    distance2 = np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1) - 2.0 * product_
-    halved = 0.5 * np.maximum(distance2, 0.0)
-    smooth = np.zeros((len(models), *halved.shape))
-    for each in np.unique(length):
-        smooth[length[:, 0, 0] == each] = np.exp(-halved / each**2)
-    found: Floats = (
-        bias**2
-        + trend**2 * product_
-        + remainder**2 * smooth
-        + local**2 * np.exp(-halved / _LOCAL_LENGTH**2)
-    )
-    return found
+    def _between(self, models: Floats, left: NDArray[np.int64], right: NDArray[np.int64]) -> Floats:
+        """Covariances of each model, shape (models, len(left), len(right))."""
+        remainder, bias, trend, length, local, _, group = models.T[:, :, None, None]
+        points, others = self._points[left], self._points[right]
+        inner = points @ others.T
+        distance2 = np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * inner
+        halved = 0.5 * np.maximum(distance2, 0.0)
+        smooth = np.zeros((len(models), *halved.shape))
+        for each in np.unique(length):
+            smooth[length[:, 0, 0] == each] = np.exp(-halved / each**2)
+        shared = (self._groups[left][:, None, :] == self._groups[right]).sum(axis=2)
+        found: Floats = (
+            bias**2
+            + trend**2 * inner
+            + remainder**2 * smooth
+            + local**2 * np.exp(-halved / _LOCAL_LENGTH**2)
+            + group**2 * shared
+        )
+        return found

@@ -25,6 +25,8 @@ from analyzer.twin.twin import Twin
 # Seconds that the twin may simulate: at most so many, and this share of the budget.
 _SECONDS = 3.0
 _BUDGET_SHARE = 0.05
+# The same after each measurement.
+_LEARN_SECONDS = 0.3
 # A rate that is safe to certify first, as a share of the edge, and what a plan of its certificate
 # supposes where nothing is known of the requests' correlation.
 _SAFE_SHARE = 0.6
@@ -58,8 +60,25 @@ class Screening:
     designer: Designer
     log: OutcomeLog
     allowed: Mapping[str, Configuration]
-    predicted: Mapping[str, float | None]
+    predicted: dict[str, float | None]
     by_edge: bool
+
+    def learn(self, measurement: Measurement, baseline: Configuration) -> None:
+        """Fits the twin to a measurement's load tests, and predicts every configuration anew.
+
+        Some tenths of a second; where the objective is not the edge itself, the designer keeps the
+        predictions that it has.
+        """
+        if not self.designer.trusted or not self.twin.learn(measurement):
+            return
+        configurations = [*self.allowed.values(), baseline]
+        edges = self.twin.edges(configurations, seconds_max=_LEARN_SECONDS)
+        for configuration, edge in zip(configurations, edges, strict=True):
+            self.predicted[configuration.config_id] = edge
+        if self.by_edge:
+            self.designer.repredict(
+                {config_id: self.predicted[config_id] for config_id in self.allowed}
+            )
 
     @property
     def compared(self) -> int:
@@ -187,6 +206,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
             Candidate(
                 config_id=config_id,
                 features=features(configuration),
+                groups=groups(configuration),
                 predicted=_value(context, built, twin, configuration, predicted[config_id]),
             )
             for config_id, configuration in allowed.items()
@@ -231,6 +251,13 @@ def _value(
         weights = built.variants[configuration.variant].size_bytes
         amount = _SERVER_BYTES + _WEIGHTS_FACTOR * weights * configuration.instance_count
     return reciprocal(amount, sla) if amount else 0.0
+
+
+def groups(configuration: Configuration) -> tuple[str, ...]:
+    """What shares its part of the twin's error: variant, deployment, way of batching."""
+    variant = f"{configuration.variant.label} {configuration.backend}"
+    place = f"{configuration.instance_count} x {configuration.intra_op_threads}"
+    return variant, f"{variant} {place}", f"{variant} {configuration.max_batch_size}"
 
 
 def features(configuration: Configuration) -> NDArray[np.float64]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Failure, Measurement
@@ -15,13 +17,14 @@ from analyzer.domain.workload import ArrivalProcess
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.fitted import OVERHEAD_MS_GUESS
+from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.screen import screen
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 
-# Configurations between two readings of the clock while edges are computed.
-_CHUNK = 16
+# After learning so many of the best configurations are simulated again.
+_SIMULATED_AGAIN = 12
 # Arrivals of the longest run: enough for an edge to 0.8 %.
 _ARRIVALS = 400_000
 
@@ -35,7 +38,7 @@ class Twin:
         seed: Of arrivals and noise.
         cores: That servers may use, and this process for its computations.
         clock: Seconds, for the time limit.
-        overhead_ms: What a request takes outside of queue and model.
+        overhead_ms: What a request takes outside of queue and model, until runs at light load tell.
     """
 
     def __init__(
@@ -60,6 +63,13 @@ class Twin:
         )
         self._services: dict[tuple[VariantKey, str, int | None, int], ServiceTime | None] = {}
         self._edges: dict[str, float] = {}
+        # What load tests told, by configuration, and what was learned from all of it.
+        self._observed: dict[str, list[Observed]] = {}
+        self._overheads_ms: dict[str, list[float]] = {}
+        self._correction: ServiceCorrection | None = None
+        # Edges as they were before that, with the models behind them.
+        self._earlier: dict[str, tuple[float, ServerModel]] = {}
+        self._models: dict[str, ServerModel] = {}
 
     def server_model(
         self, configuration: Configuration, *, rate_scale: float = 1.0
@@ -86,11 +96,48 @@ class Twin:
             configuration.instance_count,
         )
         if place not in self._services:
-            known = self._calibrations.get(variant)
-            self._services[place] = (
-                known.service_of(configuration, cores=self._cores) if known is not None else None
-            )
+            service = self._probed(configuration)
+            if service is not None and self._correction is not None:
+                service = self._correction.applied(Place.of(configuration), service)
+            self._services[place] = service
         return self._services[place]
+
+    def _probed(self, configuration: Configuration) -> ServiceTime | None:
+        known = self._calibrations.get(configuration.variant)
+        return known.service_of(configuration, cores=self._cores) if known is not None else None
+
+    def learn(self, measurement: Measurement) -> bool:
+        """Fits the service times and the overhead to what a measurement's load tests told.
+
+        A later measurement of a configuration replaces the earlier one, so that it should carry
+        all load tests. Afterwards :meth:`edges` tells what follows for every configuration.
+
+        Returns:
+            Whether anything was learned.
+        """
+        configuration = measurement.configuration
+        probed = self._probed(configuration)
+        tests = [test for test in measurement.load_tests if test.validity.valid]
+        if probed is None or not tests:
+            return False
+        model = ServerModel.of(configuration, probed, overhead_ms=self._overhead_ms)
+        self._observed[configuration.config_id] = observe(
+            configuration, model, tests, self._arrivals
+        )
+        self._overheads_ms[configuration.config_id] = light_overhead_ms(model, tests)
+        overheads = [ms for found in self._overheads_ms.values() for ms in found]
+        everything = [each for found in self._observed.values() for each in found]
+        if not everything and not overheads:
+            return False
+        if overheads:
+            self._overhead_ms = float(np.median(overheads))
+        if everything:
+            self._correction = ServiceCorrection(everything)
+        self._services.clear()
+        for config_id, edge in self._edges.items():
+            self._earlier[config_id] = edge, self._models[config_id]
+        self._edges.clear()
+        return True
 
     def edges(
         self, configurations: Sequence[Configuration], *, seconds_max: float = math.inf
@@ -108,8 +155,42 @@ class Twin:
             if configuration.config_id not in self._edges
             and (model := self.server_model(configuration)) is not None
         }
+        found = self._changed(waiting, seconds_max)
+        for config_id, edge_rps in zip(waiting, found, strict=True):
+            self._edges[config_id] = edge_rps
+            self._models[config_id] = waiting[config_id]
+        return [self._edges.get(configuration.config_id) for configuration in configurations]
+
+    def _changed(self, models: Mapping[str, ServerModel], seconds_max: float) -> list[float]:
+        """Edges of models: those known before learning change as their approximations do.
+
+        Only the best of these are simulated again, and what was never simulated.
+        """
+        new = [config_id for config_id in models if config_id not in self._earlier]
+        old = [config_id for config_id in models if config_id in self._earlier]
+        edges: dict[str, float] = {}
+        if old:
+            before = self._screen([self._earlier[config_id][1] for config_id in old], 0.0)
+            after = self._screen([models[config_id] for config_id in old], 0.0)
+            for config_id, was, is_now in zip(old, before, after, strict=True):
+                edge = self._earlier[config_id][0]
+                edges[config_id] = edge * is_now / was if was > 0 else is_now
+            best = sorted(old, key=lambda config_id: -edges[config_id])[:_SIMULATED_AGAIN]
+            if len(old) > len(best):
+                edges |= dict(zip(best, self._screen_ids(models, best, seconds_max), strict=True))
+            else:
+                new += old
+        edges |= dict(zip(new, self._screen_ids(models, new, seconds_max), strict=True))
+        return [edges[config_id] for config_id in models]
+
+    def _screen_ids(
+        self, models: Mapping[str, ServerModel], ids: Sequence[str], seconds_max: float
+    ) -> list[float]:
+        return self._screen([models[config_id] for config_id in ids], seconds_max)
+
+    def _screen(self, models: Sequence[ServerModel], seconds_max: float) -> list[float]:
         found = screen(
-            list(waiting.values()),
+            models,
             self._arrivals,
             budget_ms=self._sla.latency_budget_ms,
             percentile=self._sla.percentile,
@@ -117,9 +198,7 @@ class Twin:
             clock=self._clock,
             seconds_max=seconds_max,
         )
-        for config_id, edge in zip(waiting, found, strict=True):
-            self._edges[config_id] = edge.rate_rps
-        return [self._edges.get(configuration.config_id) for configuration in configurations]
+        return [edge.rate_rps for edge in found]
 
     def latency_ms(
         self, configuration: Configuration, rate_rps: float, *, percentile: float | None = None

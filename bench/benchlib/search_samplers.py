@@ -16,7 +16,7 @@ from analyzer.search.designer import Candidate, Designer
 from analyzer.search.optuna_samplers import make_sampler
 from analyzer.search.optuna_trials import OptunaTrials
 from analyzer.search.score import Score, score_of
-from analyzer.search.screening import features
+from analyzer.search.screening import features, groups
 from benchlib.climb import hill_climb
 from benchlib.search_tables import Table
 
@@ -37,6 +37,7 @@ class Replay:
     rng: np.random.Generator
     read: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    designer: Designer | None = None
 
     def measure(self, config_id: str, start_rps: float | None, *, trusted: bool = False) -> float:
         """Reads a configuration; counts the load tests that its edge takes."""
@@ -101,12 +102,14 @@ def twin(replay: Replay, seed: int) -> Ids:
             Candidate(
                 config_id=config_id,
                 features=features(configuration),
+                groups=groups(configuration),
                 predicted=table.predicted[config_id],
             )
             for config_id, (configuration, _) in candidates.items()
         ],
         seed=seed,
     )
+    replay.designer = designer
     while (config_id := designer.suggest()) is not None:
         trusted = designer.compared >= 2 and designer.trusted
         value = replay.measure(config_id, designer.corrected(config_id), trusted=trusted)

@@ -20,8 +20,10 @@ from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.twin import Twin
 from benchlib.subjects import FP32, INT8, SEED, SUBJECTS, ServedSubject
 
-# Share of the variance of a table's errors that is common to a deployment.
-COMMON = 0.7
+# Shares of the variance of a table's errors that are common to a variant, to a deployment (variant,
+# instances, threads), to a way of batching (variant, batching, largest batch), and the
+# configuration's own. Assumed: the live rows are too few to tell them apart.
+COMPONENTS = {"variant": 0.25, "deployment": 0.35, "batching": 0.2, "own": 0.2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,23 +94,32 @@ def predictions(chosen: SearchSpace, twin: Twin) -> tuple[dict[str, float], dict
     return predicted, saturation
 
 
+def _groups(configuration: Configuration) -> dict[str, tuple[Any, ...]]:
+    """Which configurations share each component of the error."""
+    variant = configuration.variant
+    deployment = (variant, configuration.instance_count, configuration.intra_op_threads)
+    return {
+        "variant": (variant,),
+        "deployment": deployment,
+        "batching": (variant, configuration.dynamic_batching, configuration.max_batch_size),
+        "own": (configuration.config_id,),
+    }
+
+
 def virtual_tables(seed: int, bases: list[Table], errors: list[float]) -> list[Table]:
     """Tables whose truth differs from the twin as reality did."""
     tables = []
     for number, base in enumerate(bases):
         rng = np.random.default_rng([seed, number])
-        groups: dict[tuple[Any, ...], float] = {}
+        drawn: dict[tuple[Any, ...], float] = {}
         true = {}
         for config_id, (configuration, _) in _candidates(base.space).items():
-            group = (
-                configuration.variant,
-                configuration.instance_count,
-                configuration.intra_op_threads,
-                configuration.dynamic_batching,
+            error = sum(
+                math.sqrt(COMPONENTS[component])
+                * drawn.setdefault((component, *group), float(rng.choice(errors)))
+                for component, group in _groups(configuration).items()
             )
-            common = groups.setdefault(group, math.sqrt(COMMON) * float(rng.choice(errors)))
-            own = math.sqrt(1 - COMMON) * float(rng.choice(errors))
-            true[config_id] = base.predicted[config_id] * math.exp(common + own)
+            true[config_id] = base.predicted[config_id] * math.exp(error)
         tables.append(
             Table(
                 name=base.name,

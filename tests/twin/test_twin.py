@@ -90,12 +90,13 @@ def test_variants_do_not_share_probes() -> None:
 
 
 def test_the_time_limit_is_of_the_clock_that_is_given() -> None:
-    """One look at the clock before each sixteen configurations."""
+    """What it leaves no time to simulate is approximated, and never missing."""
     seconds = iter(range(100))
     subject = twin(calibration(), clock=lambda: float(next(seconds)))
     space = [configuration(batch) for batch in range(2, 34)]
     found = subject.edges(space, seconds_max=1.5)
-    assert sum(edge is not None for edge in found) == 16
+    assert all(found)
+    assert next(seconds) < 10
 
 
 def test_the_cores_that_are_given_decide_what_is_shared() -> None:

@@ -1,0 +1,170 @@
+"""A twin whose probes were wrong learns from the execution times of load tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    Breakdown,
+    Conditions,
+    Edge,
+    ExecutionTimes,
+    LatencySummary,
+    LoadTest,
+    Measurement,
+    Validity,
+)
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Poisson
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.learning import Observed, Place, ServiceCorrection
+from analyzer.twin.probes import Probe, ProbeResult
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.simulator import OpenWorkload
+from analyzer.twin.twin import Twin
+
+FP32 = Configuration().variant
+SLA = Sla(latency_budget_ms=40.0)
+ARRIVALS = UnitArrivals.draw(Poisson(), request_batch_size=1, seed=5, count=60_000)
+
+
+def configuration(batch: int = 8, instances: int = 1) -> Configuration:
+    return Configuration(
+        max_batch_size=batch,
+        dynamic_batching=True,
+        instance_count=instances,
+        intra_op_threads=1,
+    ).canonical()
+
+
+def calibration() -> VariantCalibration:
+    results = [
+        ProbeResult(
+            probe=Probe(threads=1, busy=busy, batch=batch), samples_ms=(2.0 + 0.5 * batch,) * 12
+        )
+        for busy in (1, 2)
+        for batch in (1, 8, 32)
+    ]
+    return VariantCalibration(variant=FP32, results=tuple(results))
+
+
+def twin() -> Twin:
+    return Twin({FP32: calibration()}, SLA, Poisson(), seed=1, cores=4)
+
+
+def slower(model: ServerModel, factor: float) -> ServerModel:
+    times = tuple(factor * ms for ms in model.service.service_ms)
+    return replace(model, service=replace(model.service, service_ms=times))
+
+
+def load_test(truth: ServerModel, rate_rps: float, *, work_us: float = 0.0) -> LoadTest:
+    count = 2000
+    workload = OpenWorkload(
+        arrival_ns=(ARRIVALS.time_s[:count] * (1e9 / rate_rps)).astype(np.int64),
+        batch_size=np.array([1]),
+    )
+    return LoadTest(
+        kind="edge", offered_rps=rate_rps, achieved_rps=rate_rps, throughput_ips=rate_rps,
+        requests=count, errors=0, duration_s=count / rate_rps, latency_ms=LatencySummary(),
+        executions=truth.simulate(workload).execution_times(), validity=Validity(valid=True),
+        conditions=Conditions(seconds=1.0, work_us=(work_us,)) if work_us else None,
+    )  # fmt: skip
+
+
+def measured(of: Configuration, *tests: LoadTest) -> Measurement:
+    return Measurement(configuration=of, edge=Edge(interval_rps=(None, None)), load_tests=tests)
+
+
+def edge_of(model: ServerModel) -> float:
+    found = model.edge(ARRIVALS, budget_ms=SLA.latency_budget_ms, percentile=SLA.percentile)
+    assert found is not None
+    return found
+
+
+def test_the_measured_and_its_neighbours_are_predicted_better() -> None:
+    subject = twin()
+    first, second, third = configuration(8), configuration(32), configuration(8, instances=2)
+    models = {c.config_id: subject.server_model(c) for c in (first, second, third)}
+    truths = {key: slower(model, 1.4) for key, model in models.items() if model is not None}
+    before = subject.edges([first, second, third])
+    rates = [0.5 * (before[0] or 0.0), 0.65 * (before[0] or 0.0)]
+    tests = [load_test(truths[first.config_id], rate) for rate in rates]
+    assert subject.learn(measured(first, *tests))
+    after = subject.edges([first, second, third])
+    limits = (0.05, 0.06, 0.15)
+    for of, old, new, limit in zip((first, second, third), before, after, limits, strict=True):
+        true = edge_of(truths[of.config_id])
+        assert old is not None and new is not None
+        assert old / true - 1 > 0.3
+        assert abs(new / true - 1) < limit, (of, new, true)
+
+
+def test_learning_again_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges of a large space follow their approximations; only the best are simulated again."""
+    subject = twin()
+    space = [configuration(batch, instances) for batch in range(2, 33) for instances in (1, 2, 3)]
+    subject.edges(space)
+    simulated = 0
+    edge = ServerModel.edge
+
+    def counted(self: ServerModel, *args: object, **more: object) -> float | None:
+        nonlocal simulated
+        simulated += 1
+        return edge(self, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ServerModel, "edge", counted)
+    model = subject.server_model(space[0])
+    assert model is not None
+    subject.learn(measured(space[0], load_test(slower(model, 1.3), 100.0)))
+    assert None not in subject.edges(space)
+    assert 0 < simulated <= 12
+
+
+def test_targets_without_times_teach_nothing() -> None:
+    subject = twin()
+    model = subject.server_model(configuration())
+    assert model is not None
+    assert not subject.learn(
+        measured(configuration(), replace(load_test(model, 50.0), executions=()))
+    )
+
+
+def test_drift_of_the_machine_is_not_an_error_of_the_model() -> None:
+    place = Place.of(configuration())
+    quick = [
+        Observed(place=place, batch_size=8, log_ratio=0.0, variance=1e-3, work_us=100.0)
+        for _ in range(3)
+    ]
+    slow = Observed(
+        place=place, batch_size=8, log_ratio=float(np.log(2)), variance=1e-3, work_us=200.0
+    )
+    learned = ServiceCorrection([*quick, slow])
+    assert learned.log_factor(place, [8])[0] == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_rare_batch_size_corrects_little_and_another_variant_hardly() -> None:
+    place = Place.of(configuration())
+    many = Observed(place=place, batch_size=8, log_ratio=0.3, variance=1e-3)
+    few = Observed(place=place, batch_size=8, log_ratio=0.3, variance=0.1)
+    (much,), (little,) = (ServiceCorrection([o]).log_factor(place, [8]) for o in (many, few))
+    assert much > 0.28 and little < 0.1
+    other = Place(variant=replace(FP32, precision="fp16"), instances=1, threads=1)
+    assert 0 < ServiceCorrection([many]).log_factor(other, [8])[0] < 0.1
+
+
+def test_the_overhead_is_that_of_light_load() -> None:
+    subject = twin()
+    at = configuration()
+    model = subject.server_model(at)
+    assert model is not None
+    light = replace(load_test(model, 30.0), breakdown_ms=Breakdown(overhead=1.5))
+    heavy = replace(load_test(model, 1100.0), breakdown_ms=Breakdown(overhead=9.0))
+    subject.learn(measured(at, light, heavy))
+    learned = subject.server_model(at)
+    assert learned is not None and learned.overhead_ms == 1.5
+    assert all(isinstance(e, ExecutionTimes) for e in light.executions)
