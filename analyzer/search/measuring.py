@@ -350,7 +350,7 @@ class Measuring:
             self._screening.designer.update(config_id, score.value, feasible=score.feasible)
         # Simulations take all cores, on which no load test may run meanwhile.
         if isinstance(outcome, Measurement) and not self._pending:
-            self._screening.learn(outcome, context.baseline)
+            self._screening.learn([outcome], context.baseline)
         if not _gained(pending, outcome):
             self._stuck.add(config_id)
 

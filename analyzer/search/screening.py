@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -63,13 +63,14 @@ class Screening:
     predicted: dict[str, float | None]
     by_edge: bool
 
-    def learn(self, measurement: Measurement, baseline: Configuration) -> None:
-        """Fits the twin to a measurement's load tests, and predicts every configuration anew.
+    def learn(self, measurements: Sequence[Measurement], baseline: Configuration) -> None:
+        """Fits the twin to measurements' load tests, and predicts every configuration anew.
 
         Some tenths of a second; where the objective is not the edge itself, the designer keeps the
         predictions that it has.
         """
-        if not self.designer.trusted or not self.twin.learn(measurement):
+        learned = [self.twin.learn(measurement) for measurement in measurements]
+        if not any(learned) or not self.designer.trusted:
             return
         configurations = [*self.allowed.values(), baseline]
         edges = self.twin.edges(configurations, seconds_max=_LEARN_SECONDS)
@@ -216,7 +217,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     for config_id, outcome in context.log.first.items():
         score = score_of(outcome, request.sla)
         designer.update(config_id, score.value, feasible=score.feasible)
-    return Screening(
+    screening = Screening(
         twin=twin,
         load=context.load,
         designer=designer,
@@ -225,6 +226,9 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         predicted=predicted,
         by_edge=request.sla.objective in ("capacity", "cost"),
     )
+    known = [outcome for outcome in context.log.outcomes if isinstance(outcome, Measurement)]
+    screening.learn(known, context.baseline)
+    return screening
 
 
 def _value(
