@@ -14,7 +14,10 @@ from analyzer.report.wording import milliseconds, number, percent, rate, size
 
 # Options of the command that the next one sets anew, and those that take a value.
 _SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
+
+# The next budget, where the one that suffices is unknown: this much more, and at least so much.
 _MORE = 2.0
+_LEAST_S = 60.0
 
 _LIMITS = {
     "latency_budget_ms": ("the latency budget", milliseconds),
@@ -67,7 +70,11 @@ def advice(report: StudyReport) -> tuple[str, ...]:
         elif miss.limit == "target_rate_rps":
             sentences.append("Lower --target-rate: one device does not carry it.")
     if not closest and result.verdict != "estimated":
-        sentences.append("Every configuration failed: the failures below say why.")
+        sentences.append(
+            "Every configuration failed: analyze report says why."
+            if report.failures
+            else "The budget ended before anything was measured."
+        )
     if result.verdict == "infeasible":
         sentences.append("A faster machine or a smaller model shortens every latency.")
     return tuple(sentences)
@@ -90,7 +97,7 @@ def next_budget_s(result: StudyResult) -> tuple[float, bool]:
     needed_s = result.search.budget_needed_s
     if needed_s is not None and math.isfinite(needed_s):
         return _round_up(needed_s), True
-    return _round_up(_MORE * (result.search.budget_s or 300.0)), False
+    return _round_up(max(_MORE * (result.search.budget_s or 150.0), _LEAST_S)), False
 
 
 def _round_up(seconds: float) -> float:

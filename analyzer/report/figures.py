@@ -77,6 +77,8 @@ def front_figure(charts: Charts, sla: Sla) -> Figure | None:
         "data": traces,
         "layout": _layout(
             height=440,
+            # Room for the half of a name that stands over a point at the very end.
+            margin={"l": 56, "r": 56, "t": 40, "b": 48},
             xaxis={"title": {"text": axes[0]["title"]}},
             yaxis={"title": {"text": "edge, requests/s"}, "rangemode": "tozero"},
             hovermode="closest",
@@ -113,8 +115,8 @@ def _front_trace(role: Role, points: list[FrontPoint]) -> dict[str, Any]:
     }
     if role in ("recommended", "baseline"):
         trace["mode"] = "markers+text"
-        trace["texttemplate"] = f"  {_ROLE_NAMES[role]}"
-        trace["textposition"] = "middle right"
+        trace["texttemplate"] = _ROLE_NAMES[role]
+        trace["textposition"] = "top center"
         trace["textfont"] = {"color": _ROLE_COLOURS[role], "size": 13}
         trace["cliponaxis"] = False
     if role != "other":

@@ -77,9 +77,11 @@ def gain_note(gain: Gain, sla: Sla) -> str:
         return f"{_GAINS[sla.objective]} at the target rate" + (
             "" if gain.basis == "certified" else ", not certified"
         )
-    if low is not None and high is not None:
-        return f"{text} ({times(low)} to {times(high)})"
-    return text if low is not None or high is not None else f"{text} (neither was bracketed)"
+    if low is None and high is None:
+        return f"{text} (neither was bracketed)"
+    if low is None or high is None or times(low) == times(high):
+        return text
+    return f"{text} ({times(low)} to {times(high)})"
 
 
 def _same(best: Entry, baseline: Entry | None) -> bool:

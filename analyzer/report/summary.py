@@ -155,7 +155,9 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
         KeyFigure(
             label="Certified capacity" if certified else "Estimated edge, not proven",
             value=rate(measurement.capacity_rps or measurement.edge.at_least_rps),
-            note=f"edge {edge}" if certified else edge,
+            note=f"edge {edge}"
+            if certified
+            else f"edge {edge}, from {evidence_requests(measurement, sla):,} requests",
         ),
         KeyFigure(
             label=f"Latency, {percentile_name(sla.percentile)}",

@@ -52,6 +52,11 @@ def render_terminal(report: StudyReport) -> str:
         lines += _block("baseline", f"{text}; {summary.gain}" if summary.gain else text)[:3]
     elif shown is not None:
         lines += _block("baseline", "not measured")
+    command = [f"  {summary.command}"] if summary.command else []
+    for number, sentence in enumerate(summary.advice):
+        # The command that the first sentence means comes last.
+        text = sentence.removesuffix(":") + (" (below)." if command and number == 0 else "")
+        lines += _block("next", text)[:2]
     search = result.search
     done = (
         f"{search.evaluated_live:,} measured, {search.evaluated_twin:,} simulated, "
@@ -60,11 +65,6 @@ def render_terminal(report: StudyReport) -> str:
     lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:3]
     if summary.conditions:
         lines += _block("machine", summary.conditions)[:2]
-    command = [f"  {summary.command}"] if summary.command else []
-    for number, sentence in enumerate(summary.advice):
-        # The command that the first sentence means comes last.
-        text = sentence.removesuffix(":") + (" (below)." if command and number == 0 else "")
-        lines += _block("next", text)[:2]
     for note in summary.notes:
         lines += _block("note", note)[:2]
     most = LINES_MAX - len(command)

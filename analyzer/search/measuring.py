@@ -119,12 +119,15 @@ class Measuring:
     @property
     def missing_s(self) -> float | None:
         """Seconds under load that the best candidate's proof still takes; None if unknown."""
-        return self.missing_s_of(self.best)
+        return self.missing_s_of(self.best) if self.best is not None else None
 
     def missing_s_of(self, candidate: Measurement | None) -> float | None:
-        """Seconds under load that the proof of ``candidate`` still takes; None if unknown."""
+        """Seconds under load that the proof of ``candidate`` still takes; None if unknown.
+
+        Without a candidate: that of what would be measured first.
+        """
         if candidate is None:
-            return None
+            return self._screening.proof_s()
         certificate, test = candidate.certificate, candidate.headline
         rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
         if certificate is not None and certificate.requests_missing and rate_rps:
