@@ -9,7 +9,7 @@ from analyzer.domain.answer import Miss
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import format_duration
-from analyzer.report.entries import StudyReport
+from analyzer.report.entries import Closest, StudyReport
 from analyzer.report.wording import milliseconds, number, percent, rate, size
 
 # Options of the command that the next one sets anew, and those that take a value.
@@ -33,6 +33,8 @@ def miss_sentence(miss: Miss, sla: Sla) -> str:
     name, show = _LIMITS[miss.limit]
     observed, required = miss.observed, miss.required
     if miss.limit == "certified_requests":
+        if not observed:
+            return f"It has no certificate yet; one takes at least {show(required)}."
         if required is None:
             return f"Its certificate counts {show(observed)}, and that did not decide."
         return f"Its certificate counts {show(observed)}; it needs about {show(required)}."
@@ -50,7 +52,7 @@ def advice(report: StudyReport) -> tuple[str, ...]:
     sentences: list[str] = []
     if result.verdict in ("undecided", "estimated"):
         sentences.append(_more_time(result))
-    if result.verdict == "undecided" and closest and _only_evidence(closest.misses):
+    if result.verdict == "undecided" and closest and _lacks_only_proof(closest):
         sentences.append(
             f"To use it without a proof: analyze export {shlex.quote(result.name)} --config "
             f"{closest.entry.configuration.config_id} --repository models "
@@ -80,8 +82,10 @@ def advice(report: StudyReport) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _only_evidence(misses: tuple[Miss, ...]) -> bool:
-    return all(miss.limit == "certified_requests" for miss in misses)
+def _lacks_only_proof(closest: Closest) -> bool:
+    """Whether a rate was kept, and no limit is missed but that of the evidence."""
+    kept = closest.entry.measurement.edge.at_least_rps is not None
+    return kept and all(miss.limit == "certified_requests" for miss in closest.misses)
 
 
 def _more_time(result: StudyResult) -> str:
