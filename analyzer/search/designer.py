@@ -28,7 +28,10 @@ _WITHOUT_VALUE_MAX = 0.8
 _AS_PREDICTED = 3
 # With predictions for a smaller share of the space the designer does not lead.
 _PREDICTED_SHARE_MIN = 0.5
-# Improvements below this share are not worth a measurement; they are within its noise.
+# Standard deviations that an uncertain expectation is raised by. More explores too much where a
+# dozen measurements is all there is; so does the expected improvement (docs/twin.md).
+_OPTIMISM = 0.25
+# Two searches for one edge differ by so much.
 _GAIN_MIN = 0.01
 # The search is over when nothing is plausibly better by more than this.
 _MARGIN = 0.02
@@ -169,35 +172,23 @@ class Designer:
     def suggest(self, pending: Collection[str] = ()) -> str | None:
         """Returns the candidate to measure next; None if none is left.
 
-        The first three come in the order of the predictions. Until something feasible is known,
-        what is most likely feasible counts as much as its value; then the expected improvement over
-        the best, as far as it exceeds 1 %. Pending candidates are believed to turn out as expected,
-        so that parallel suggestions spread.
+        The first three come in the order of the predictions, the others by what is expected of them
+        after learning, with a little for what is uncertain. Until something feasible is known, what
+        is most likely feasible counts more.
         """
         taken = {self._index[p] for p in pending if p in self._index}
         free = self._unmeasured(self._prior > 0, without=taken)
         if len(free) == 0:
             return None
-        waiting = np.array(sorted(taken - self._feasible.keys()), dtype=np.int64)
-        model = self._learned(believing=waiting)
-        offset, scale = model.predict(free)
-        log_value = self._log_predicted[free] + offset
-        chance = self._feasible_chance(free)
-        best = self.best
-        if len(self._values) + len(waiting) < _AS_PREDICTED:
-            score = _FEASIBLE_FIRST * np.log(chance) + self._log_predicted[free]
-        elif best is None:
-            score = _FEASIBLE_FIRST * np.log(chance) + log_value
-        else:
-            target = log(best[1])
-            if len(waiting):
-                expected = self._log_predicted[waiting] + model.predict(waiting)[0]
-                target = max(target, float(np.max(expected)))
-            score = np.log(chance) + _log_expected_improvement(
-                log_value - target - log(1.0 + _GAIN_MIN), scale
-            )
+        begun = len(self._values) + len(taken - self._feasible.keys())
+        value = self._log_predicted[free]
+        if begun >= _AS_PREDICTED:
+            offset, scale = self._learned().predict(free)
+            value = value + offset + _OPTIMISM * scale
+        weight = 1.0 if begun >= _AS_PREDICTED and self.best is not None else _FEASIBLE_FIRST
+        score = weight * np.log(self._feasible_chance(free)) + value
         # Whatever has no promise comes after all that has.
-        score = np.where(self._promising[free], score, -1e6 + log_value)
+        score = np.where(self._promising[free], score, -1e6 + value)
         return self._ids[int(free[np.argmax(score)])]
 
     def finished(self, confidence: float) -> bool:
@@ -373,17 +364,11 @@ class Designer:
             if self._promising[index]
         ]
 
-    def _learned(self, believing: NDArray[np.int64] | None = None) -> ResidualModel:
-        """The model of the residuals; as if those ``believing`` had turned out as expected."""
-        if self._model is None:
-            self._model = self._taught(self._ratios())
-        if believing is None or len(believing) == 0:
+    def _learned(self) -> ResidualModel:
+        """The model of the residuals."""
+        if self._model is not None:
             return self._model
-        means = self._model.predict(believing)[0]
-        believed = zip(believing.tolist(), means.tolist(), strict=True)
-        return self._taught([*self._ratios(), *believed])
-
-    def _taught(self, ratios: Sequence[tuple[int, float]]) -> ResidualModel:
+        ratios = self._ratios()
         local = _LOCAL_REFITTED if self._refitted else LOCAL
         model = ResidualModel(
             self._features, groups=self._groups, scale_prior=self.scale, local=local
@@ -391,6 +376,7 @@ class Designer:
         if ratios:
             indices, logs = zip(*ratios, strict=True)
             model.learn(np.array(indices, dtype=np.int64), np.array(logs))
+        self._model = model
         return model
 
     def _feasible_chance(self, indices: NDArray[np.int64]) -> Floats:
@@ -408,20 +394,6 @@ class Designer:
         chance = (prior + weight @ kept) / (1.0 + weight.sum(axis=1))
         clipped: Floats = np.clip(np.minimum(chance, prior**0.5), 1e-9, 1.0)
         return clipped
-
-
-def _log_expected_improvement(gain: Floats, scale: Floats) -> Floats:
-    """Log of the expected improvement of a normal value with mean ``gain`` above the best."""
-    from scipy.special import log_ndtr, ndtr
-
-    z = gain / scale
-    density = np.exp(-0.5 * z * z) / (2.0 * np.pi) ** 0.5
-    improvement = scale * (density + z * ndtr(z))
-    # Far below the best the difference cancels; the asymptote is density / z².
-    far = (z < -5.0) | (improvement <= 0)
-    tail = log_ndtr(z) + np.log(scale) - np.log(np.maximum(-z, 1.0))
-    found: Floats = np.where(far, tail, np.log(np.where(far, 1.0, improvement)))
-    return found
 
 
 def _rank_correlation(left: Floats, right: Floats) -> float:
