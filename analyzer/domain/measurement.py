@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,9 @@ STATUS_OK = 0
 STATUS_ERROR = 1
 STATUS_TIMEOUT = 2
 STATUS_UNFINISHED = 3
+
+# The longest stalls of a stretch of time; more say nothing else.
+STALLS_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,6 +143,19 @@ class Conditions:
         """
         late_ms = sum(max(0.0, stall - max(slack_ms, 0.0)) for stall in self.stalls_ms)
         return min(1.0, late_ms / 1e3 / self.seconds) if self.seconds > 0 else 0.0
+
+    @classmethod
+    def pooled(cls, parts: Iterable[Conditions | None]) -> Conditions | None:
+        """What several watched stretches of time were like together; None without any."""
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        stalls = sorted((ms for part in known for ms in part.stalls_ms), reverse=True)
+        return cls(
+            seconds=sum(part.seconds for part in known),
+            stalls_ms=tuple(stalls[:STALLS_KEPT]),
+            work_us=tuple(work for part in known for work in part.work_us),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,10 +297,12 @@ class Edge:
     Args:
         rate_rps: The estimate; None where the edge is not bracketed.
         interval_rps: From a rate that was kept to one that was not; None for an open end.
+        work_us: The machine's speed meanwhile, as in :class:`Conditions`; None where unknown.
     """
 
     rate_rps: float | None = None
     interval_rps: tuple[float | None, float | None]
+    work_us: float | None = None
 
     @property
     def at_least_rps(self) -> float | None:

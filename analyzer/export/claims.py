@@ -60,7 +60,8 @@ def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Pat
         )
     certificate = measurement.certificate
     variant = variant_of(result, configuration, cache_dir)
-    scale = (measurement.predicted.edge_rps or 0.0) / (measurement.edge.rate_rps or 1.0)
+    predicted, edge_rps = measurement.predicted.edge_rps, measurement.edge.rate_rps
+    scale = predicted / edge_rps if predicted and edge_rps else 1.0
     return ClaimedModel(
         claim=Claim(
             source=f"study {result.name}",
@@ -75,7 +76,7 @@ def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Pat
         model_path=Path(variant.path),
         data_path=_data_path(result.provenance),
         variant_sha256=variant.sha256,
-        rate_scale=scale or 1.0,
+        rate_scale=scale,
         conditions=summary_of([certificate.conditions]) if certificate is not None else None,
     )
 

@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import Conditions
+from analyzer.domain.measurement import STALLS_KEPT, Conditions
 from analyzer.hardware.canary_main import SAMPLE
 from analyzer.resources import child_environment
 
@@ -30,8 +30,6 @@ _SAMPLES = 120_000
 # process without real-time priority.
 _STALL_MS_MIN = 20.0
 _SECOND_NS = 1_000_000_000
-# The longest of a run; more say nothing else.
-_STALLS_KEPT = 100
 _END_S = 5.0
 
 
@@ -95,6 +93,6 @@ def conditions_of(samples: NDArray[np.int64]) -> Conditions | None:
     seconds = np.split(ordered[:, 2], np.flatnonzero(np.diff(since_ns // _SECOND_NS)) + 1)
     return Conditions(
         seconds=float(since_ns[-1] + ordered[-1, 1] + _PERIOD_NS) / 1e9,
-        stalls_ms=tuple(round(float(stall), 1) for stall in stalls[:_STALLS_KEPT]),
+        stalls_ms=tuple(round(float(stall), 1) for stall in stalls[:STALLS_KEPT]),
         work_us=tuple(round(float(np.median(each)) / 1e3, 3) for each in seconds),
     )

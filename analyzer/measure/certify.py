@@ -3,17 +3,18 @@
 Pure but for the runs, which the caller gives as a function. Near the edge correlated requests are
 weak evidence (docs/statistics.md, section 5), so a part of the time goes to the highest rate that
 it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's
-certificate counts every run that a walk makes at it, so that none is chosen by its luck.
+certificate counts every run ever made at it, so that none is chosen by its luck, and every rate
+that is tried is a claim of its own, which spends a part of the family's error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from analyzer.domain.measurement import Certificate, LoadTest
-from analyzer.stats.certificate import requests_to_pass
+from analyzer.domain.measurement import Certificate, LoadTest, RateEvidence
+from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
 _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -21,6 +22,8 @@ _LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 _FIRST_BLOCK_S = 8.0
+# A ladder's rate this close to one that was tried already is that one.
+_SAME_RATE = 0.03
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.2
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
@@ -35,20 +38,28 @@ class CertifyGoal:
     Args:
         edge_rps: The estimated edge; every rate tried is a share of it.
         seconds: Time under load that may be spent.
-        requests_needed: Requests that a PASS at a rate is expected to take, from the variance
-            inflation and the miss rate expected there; None where no number is enough.
+        requests_needed: Further requests that a PASS at a rate, as a claim of this number, is
+            expected to take; None where no number is enough.
         percentile: The SLA's, 0 to 100.
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
         shares: Shares of the time left that a first proof may be planned to take; the first that
             suffices for a rate counts.
+        earlier: What is known by rate; these rates keep their claims' numbers.
+        claims: Claims that the family has begun so far.
+        lead_in_s: Of a run at a rate: seconds at its start that do not count.
+        ceiling_rps: No higher rate is tried; asked anew before each run.
     """
 
     edge_rps: float
     seconds: float
-    requests_needed: Callable[[float], float | None]
+    requests_needed: Callable[[float, int], float | None]
     percentile: float = 99.0
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
+    earlier: tuple[RateEvidence, ...] = ()
+    claims: int = 0
+    lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
+    ceiling_rps: Callable[[], float] = lambda: math.inf
 
 
 @dataclass(slots=True)
@@ -58,8 +69,9 @@ class Certified:
     Args:
         rate_rps: The rate of ``certificate``; None if no run was made.
         passed: Whether ``rate_rps`` may be claimed.
-        blocks: The valid runs at ``rate_rps``.
+        blocks: The runs of this walk at ``rate_rps``.
         runs: Every run made, in order.
+        evidence: By rate: what was known, and what the runs added.
     """
 
     rate_rps: float | None = None
@@ -67,19 +79,27 @@ class Certified:
     passed: bool = False
     blocks: list[LoadTest] = field(default_factory=list)
     runs: list[LoadTest] = field(default_factory=list)
+    evidence: dict[float, RateEvidence] = field(default_factory=dict)
 
 
-def certify_capacity(
-    goal: CertifyGoal,
-    run: Callable[[float, float], LoadTest],
-    judge: Callable[[float, Sequence[int]], Certificate],
-) -> Certified:
+Run = Callable[[float, float, float], LoadTest]
+"""Offers a rate (requests per second) for a lead-in and then for seconds that count, with fresh
+arrivals."""
+
+Judge = Callable[[float, Sequence[int], int], Certificate]
+"""The certificate of a rate from what is known of it and the runs with these indices in the order
+of ``Run``, as the claim of this number."""
+
+
+def excused(test: LoadTest) -> bool:
+    """Whether a run counts: valid, or only the generator late, which is inside the latencies."""
+    return test.validity.valid or set(test.validity.kinds) == {"lag"}
+
+
+def certify_capacity(goal: CertifyGoal, run: Run, judge: Judge) -> Certified:
     """Returns the highest rate that could be certified in the time, with its certificate.
 
-    Args:
-        goal: What is to be certified.
-        run: Offers a rate (requests per second) for a number of seconds, with fresh arrivals.
-        judge: The certificate of a rate from the runs with these indices in the order of ``run``.
+    A PASS of an earlier walk stands while what is known of its rate still passes.
     """
     return _Certifying(goal, run, judge).certify()
 
@@ -87,33 +107,54 @@ def certify_capacity(
 class _Certifying:
     """One walk over the rates."""
 
-    def __init__(
-        self,
-        goal: CertifyGoal,
-        run: Callable[[float, float], LoadTest],
-        judge: Callable[[float, Sequence[int]], Certificate],
-    ) -> None:
+    def __init__(self, goal: CertifyGoal, run: Run, judge: Judge) -> None:
         self._goal, self._run, self._judge = goal, run, judge
-        self._result = Certified()
+        self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
+        self._claims = goal.claims
         self._left_s = goal.seconds
         # How much more evidence than planned the runs have needed so far: their own correlation
         # counts where it is larger than the twin's.
         self._factor = _CAUTION
 
     def certify(self) -> Certified:
-        goal, result = self._goal, self._result
-        # Highest first; those that may still be proven.
-        rates = [goal.fixed_rps] if goal.fixed_rps else [goal.edge_rps * s for s in _LADDER]
-        rates = [rate for rate in rates if rate]
+        result = self._result
+        rates = self._rates()
+        for rate, known in sorted(result.evidence.items()):
+            certificate = self._judge(rate, (), known.claim)
+            if certificate.verdict == "PASS" or not result.passed:
+                self._keep(rate, certificate, ())
+            if result.passed and result.rate_rps == rate:
+                rates = [other for other in rates if other > rate]
+            elif certificate.verdict == "FAIL":
+                rates = [other for other in rates if other < rate]
         while rates and self._left_s > _RUN_S_MIN:
-            rate, limit_s = self._choose(rates)
-            if rate is None:
+            rates = [rate for rate in rates if rate <= self._goal.ceiling_rps()]
+            chosen, limit_s = self._choose(rates) if rates else (None, 0.0)
+            if chosen is None:
                 break
-            passed = self._attempt(rate, limit_s, [lower for lower in rates if lower < rate])
-            rates = [other for other in rates if (other > rate if passed else other < rate)]
+            passed = self._attempt(chosen, limit_s, [lower for lower in rates if lower < chosen])
+            rates = [other for other in rates if (other > chosen if passed else other < chosen)]
             if result.passed and result.rate_rps:
                 rates = [other for other in rates if other > result.rate_rps]
         return result
+
+    def _rates(self) -> list[float]:
+        """The rates that may be tried, the highest first; those tried before among them."""
+        goal = self._goal
+        if goal.fixed_rps:
+            return [goal.fixed_rps]
+        known = [rate for rate in self._result.evidence if rate <= goal.edge_rps]
+        ladder = [
+            rate
+            for rate in (goal.edge_rps * share for share in _LADDER)
+            if all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
+        ]
+        return sorted(filter(None, (*known, *ladder)), reverse=True)
+
+    def _claim(self, rate: float) -> int:
+        """The number of the claim that ``rate`` is, or would be."""
+        known = self._result.evidence.get(rate)
+        return known.claim if known is not None else self._claims + 1
 
     def _choose(self, rates: list[float]) -> tuple[float | None, float]:
         """The rate to try next, and the seconds that it may take.
@@ -148,44 +189,58 @@ class _Certifying:
         return rates[high] if high < len(rates) else None
 
     def _seconds(self, rate: float) -> float:
-        """How long a PASS at ``rate`` is expected to take from nothing."""
-        needed = self._goal.requests_needed(rate)
-        return needed * self._factor / rate if needed is not None else math.inf
+        """How long a PASS at ``rate`` is expected to take from what is known."""
+        needed = self._goal.requests_needed(rate, self._claim(rate))
+        if needed is None:
+            return math.inf
+        return needed * self._factor / rate + self._goal.lead_in_s(rate)
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
-        runs, indices = self._result.runs, []
-        needed = self._goal.requests_needed(rate) or 0.0
+        runs, indices, claim = self._result.runs, [], self._claim(rate)
+        self._claims = max(self._claims, claim)
+        needed, gathered = self._goal.requests_needed(rate, claim) or 0.0, 0
         # The first one is short: it shows whether the rate is hopeless.
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while limit_s > _RUN_S_MIN:
-            test = self._run(rate, min(block_s, limit_s))
+            if rate > self._goal.ceiling_rps():
+                return False
+            # A fifth of a run at most does not count.
+            block_s = min(block_s, limit_s)
+            lead_s = min(self._goal.lead_in_s(rate), 0.25 * block_s)
+            if lead_s + block_s > limit_s:
+                block_s = limit_s - lead_s
+            test = self._run(rate, lead_s, block_s)
             runs.append(test)
+            self._left_s -= test.duration_s + lead_s
+            limit_s -= test.duration_s + lead_s
+            if not excused(test):
+                self._take_back(rate)
+                return False
             indices.append(len(runs) - 1)
-            self._left_s -= test.duration_s
-            limit_s -= test.duration_s
-            certificate = self._judge(rate, indices)
-            passed = certificate.verdict == "PASS"
-            if passed or not self._result.passed:
+            gathered += test.requests
+            certificate = self._judge(rate, indices, claim)
+            self._add(rate, certificate, claim)
+            passed = certificate.verdict == "PASS" and rate <= self._goal.ceiling_rps()
+            if passed or not self._result.passed or self._result.rate_rps == rate:
                 self._keep(rate, certificate, indices)
             if passed:
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
                 return False
             beyond = certificate.over_budget > certificate.requests * self._miss_rate_max
-            missing = float(certificate.requests_missing or block_s * rate)
+            missing = float(certificate.requests_missing or 2.0 * block_s * rate)
             if beyond:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows
                 # if no further request is late.
-                missing = self._to_pass(certificate)
+                missing = self._to_pass(certificate, claim)
             elif needed and certificate.requests_missing:
-                self._factor = max(1.0, (certificate.requests + missing) / needed)
+                self._factor = max(1.0, (gathered + missing) / needed)
             stay_s = missing / rate
             if stay_s > limit_s:
                 if self._result.passed:
                     return False
-                # What was gathered here is lost elsewhere: only a lower rate that is proven
-                # sooner, from nothing, is worth leaving for.
+                # Only a lower rate that is proven sooner is worth leaving for.
                 if lower and min(map(self._seconds, lower[::3])) < stay_s:
                     return False
                 limit_s = self._left_s
@@ -197,19 +252,41 @@ class _Certifying:
     def _miss_rate_max(self) -> float:
         return 1.0 - self._goal.percentile / 100.0
 
-    def _to_pass(self, certificate: Certificate) -> float:
-        found = requests_to_pass(
-            certificate.requests,
-            certificate.over_budget,
-            certificate.inflation or 1.0,
+    def _to_pass(self, certificate: Certificate, claim: int) -> float:
+        found = expected_requests(
+            miss_rate=0.0,
+            inflation=certificate.inflation or 1.0,
             percentile=self._goal.percentile,
-            confidence=certificate.confidence,
+            confidence=claim_confidence(certificate.confidence, claim),
+            requests=certificate.requests,
+            over_budget=certificate.over_budget,
         )
         return found if found is not None else math.inf
+
+    def _add(self, rate: float, certificate: Certificate, claim: int) -> None:
+        """Takes in one more run at ``rate``."""
+        known = self._result.evidence.get(rate)
+        self._result.evidence[rate] = RateEvidence(
+            rate_rps=rate,
+            requests=certificate.requests,
+            over_budget=certificate.over_budget,
+            inflation=certificate.inflation,
+            claim=claim,
+            blocks=(known.blocks if known is not None else 0) + 1,
+        )
+
+    def _take_back(self, rate: float) -> None:
+        """Gives up what was claimed of ``rate``, whose last run may not count."""
+        result = self._result
+        if result.rate_rps == rate and result.certificate is not None:
+            result.passed = False
+            result.certificate = replace(result.certificate, verdict="UNDECIDED")
 
     def _keep(self, rate: float, certificate: Certificate, indices: Sequence[int]) -> None:
         """What may be said so far: of the highest rate that passed, else of the last one tried."""
         result = self._result
+        if certificate.verdict == "PASS" and rate > self._goal.ceiling_rps():
+            certificate = replace(certificate, verdict="UNDECIDED")
         result.rate_rps, result.certificate = rate, certificate
         result.passed = certificate.verdict == "PASS"
         result.blocks = [result.runs[index] for index in indices]

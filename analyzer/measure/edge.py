@@ -2,9 +2,10 @@
 
 Pure: it is told what each rate did and answers with the next one, so that it can be tested on
 simulated servers. The search starts from a rate near the expected edge (the twin's, or a share of
-the saturation throughput), moves by growing steps until it has a rate that keeps the SLA below one
-that does not, and then halves the gap on a logarithmic scale. A queue delay can make the feasible
-rates a band; the edge is the upper end of the band that the search has found.
+the saturation throughput), moves by growing steps, downwards by halves, until it has a rate that
+keeps the SLA below one that does not, and then halves the gap on a logarithmic scale. A side counts
+with 300 requests behind it. A queue delay can make the feasible rates a band; the edge is the upper
+end of the band that the search has found.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from analyzer.domain.measurement import Edge, LoadTest
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
+# Requests behind each side of a bracket that counts; so many times the misses that they may have
+# are a failure at once.
+REQUESTS_MIN = 300
+_CLEAR_FACTOR = 3.0
+# Factor downwards while no rate was kept.
+_HALF = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,8 @@ class EdgeGoal:
         budget_ms: The latency budget.
         miss_rate_max: The allowed fraction of requests over budget.
         start_rps: First rate tried.
-        step: First factor from one rate to the next; a small one where the start can be trusted.
+        step: First factor upwards.
+        step_down: First factor downwards, before halves; small where the start can be trusted.
         precision: The search ends when the two rates around the edge are this close (a ratio).
         floor_rps: No lower rate is tried: a run of the length that is allowed would be too small.
         ceiling_rps: No higher rate is tried; None if there is no limit.
@@ -57,6 +65,7 @@ class EdgeGoal:
     miss_rate_max: float
     start_rps: float
     step: float = 1.25
+    step_down: float = _HALF
     precision: float = 1.05
     floor_rps: float = 1.0
     ceiling_rps: float | None = None
@@ -67,8 +76,9 @@ class EdgeSearch:
 
     def __init__(self, goal: EdgeGoal) -> None:
         self._goal = goal
-        self._outcomes: list[RateOutcome] = []
+        self._outcomes: dict[float, RateOutcome] = {}
         self._step = goal.step
+        self._step_down = goal.step_down
 
     @property
     def floor_rps(self) -> float:
@@ -83,9 +93,29 @@ class EdgeSearch:
             and outcome.over_budget <= self._goal.miss_rate_max * outcome.requests
         )
 
+    @property
+    def kept_rps(self) -> float | None:
+        """The highest rate that was kept; None while none was."""
+        low, _ = self._around()
+        return low.rate_rps if low is not None else None
+
     def record(self, outcome: RateOutcome) -> None:
-        """Takes in what a rate did."""
-        self._outcomes.append(outcome)
+        """Takes in what a rate did; runs at one rate count together."""
+        known = self._outcomes.get(outcome.rate_rps)
+        if known is not None:
+            outcome = replace(
+                outcome,
+                requests=known.requests + outcome.requests,
+                over_budget=known.over_budget + outcome.over_budget,
+                aborted=known.aborted or outcome.aborted,
+            )
+        self._outcomes[outcome.rate_rps] = outcome
+
+    def _counts(self, outcome: RateOutcome) -> bool:
+        """Whether enough requests are behind what a rate did."""
+        clear = _CLEAR_FACTOR * self._goal.miss_rate_max * REQUESTS_MIN
+        late = not self.keeps(outcome) and outcome.over_budget >= clear
+        return late or outcome.requests >= REQUESTS_MIN
 
     def next_rate_rps(self) -> float | None:
         """The rate to try next; None when the edge is known well enough, or there is none."""
@@ -95,16 +125,18 @@ class EdgeSearch:
         low, high = self._around()
         if low is not None and high is not None:
             if high.rate_rps / low.rate_rps <= goal.precision:
-                return None
+                weak = (side.rate_rps for side in (low, high) if not self._counts(side))
+                return next(weak, None)
             return math.sqrt(low.rate_rps * high.rate_rps)
         if low is not None:
             rate = low.rate_rps * self._step
+            self._step = min(self._step**1.6, 3.0)
         else:
             assert high is not None
-            rate = high.rate_rps / self._step
-        self._step = min(self._step**1.6, 3.0)
+            rate = high.rate_rps / self._step_down
+            self._step_down = _HALF
         rate = self._clip(rate)
-        if any(abs(rate / tried.rate_rps - 1.0) < 1e-3 for tried in self._outcomes):
+        if any(abs(rate / tried - 1.0) < 1e-3 for tried in self._outcomes):
             return None
         return rate
 
@@ -114,37 +146,38 @@ class EdgeSearch:
 
     def _around(self) -> tuple[RateOutcome | None, RateOutcome | None]:
         """The highest rate that keeps the SLA, and the lowest above it that does not."""
-        kept = [outcome for outcome in self._outcomes if self.keeps(outcome)]
+        kept = [outcome for outcome in self._outcomes.values() if self.keeps(outcome)]
         low = max(kept, key=lambda outcome: outcome.rate_rps, default=None)
         failed = [
             outcome
-            for outcome in self._outcomes
+            for outcome in self._outcomes.values()
             if not self.keeps(outcome) and (low is None or outcome.rate_rps > low.rate_rps)
         ]
         return low, min(failed, key=lambda outcome: outcome.rate_rps, default=None)
 
     def edge(self) -> Edge:
-        """The estimate so far. Its rate is None if no rate kept the SLA.
+        """The estimate so far; its rate is None where a side of the bracket is open.
 
         Between the two rates around it the edge is where the percentile, interpolated in
         logarithms, crosses the budget; where the higher run has no percentile, their geometric
-        mean.
+        mean. The lower end is the highest rate that was kept, however few requests it rests on;
+        the upper end is open where the rate above has too few.
         """
         low, high = self._around()
+        upper = None
+        if high is not None and self._counts(high):
+            upper = high.rate_rps * (1 + _NOISE)
         if low is None:
-            upper = None if high is None else high.rate_rps * (1 + _NOISE)
             return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
-        if high is None:
-            return Edge(rate_rps=low.rate_rps, interval_rps=(low.rate_rps * (1 - _NOISE), None))
+        interval = (low.rate_rps * (1 - _NOISE), upper)
+        if high is None or upper is None or not self._counts(low):
+            return Edge(rate_rps=None, interval_rps=interval)
         rate = math.sqrt(low.rate_rps * high.rate_rps)
         budget = self._goal.budget_ms
         if low.latency_ms and high.latency_ms and low.latency_ms < budget < high.latency_ms:
             share = math.log(budget / low.latency_ms) / math.log(high.latency_ms / low.latency_ms)
             rate = low.rate_rps * (high.rate_rps / low.rate_rps) ** share
-        return Edge(
-            rate_rps=rate,
-            interval_rps=(low.rate_rps * (1 - _NOISE), high.rate_rps * (1 + _NOISE)),
-        )
+        return Edge(rate_rps=rate, interval_rps=interval)
 
 
 def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float) -> Edge:
@@ -160,7 +193,8 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         tests: Every load test of the configuration.
         miss_rate_max: The allowed fraction of requests over budget.
     """
-    if not edge.rate_rps:
+    edge_rps = edge.at_least_rps
+    if edge_rps is None:
         return edge
     counts: dict[float, list[int]] = defaultdict(lambda: [0, 0])
     for test in tests:
@@ -175,12 +209,12 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         above = sum(counts[other][0] for other, kept in keeps.items() if kept and other > rate)
         return not keeps[rate] and counts[rate][0] > above
 
-    broken = min((r for r in keeps if r < edge.rate_rps and contradicted(r)), default=None)
+    broken = min((r for r in keeps if r < edge_rps and contradicted(r)), default=None)
     if broken is None:
         return edge
     low = max((rate for rate, kept in keeps.items() if kept and rate < broken), default=None)
     if low is None:
-        return Edge(rate_rps=None, interval_rps=(0.0, edge.interval_rps[1]))
+        return replace(edge, rate_rps=None, interval_rps=(0.0, edge.interval_rps[1]))
     return replace(
         edge,
         rate_rps=math.sqrt(low * broken),

@@ -7,9 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzer.domain.measurement import Breakdown, Certificate, LoadTest, RequestLog, Validity
+from analyzer.domain.measurement import (
+    Breakdown,
+    Certificate,
+    Conditions,
+    LoadTest,
+    RateEvidence,
+    RequestLog,
+    Validity,
+)
+from analyzer.measure.certify import excused
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
+from analyzer.measure.witness import stalls_too_long, steady
 from analyzer.stats.certificate import certify
 from analyzer.stats.percentiles import summarize_latency
 
@@ -19,22 +29,44 @@ def judge_runs(
     logs: Sequence[RequestLog],
     load: LoadPlan,
     twin_inflation: float | None,
+    *,
+    earlier: RateEvidence | None = None,
+    claim: int = 0,
+    study: Conditions | None = None,
 ) -> Certificate:
-    """The certificate of runs at one rate.
+    """The certificate of all runs at one rate.
 
-    The generator's lag is inside the latencies: with an invalid run a PASS stands, and a FAIL is
-    UNDECIDED.
+    The generator's lag is inside the latencies: with it a PASS stands, and a FAIL is UNDECIDED.
+    With any other invalid run nothing is decided. Nor is there a PASS where stalls alone would
+    break the SLA in the long run.
+
+    Args:
+        earlier: What runs that are not in ``tests`` came to.
+        claim: The number of the claim in its family; 0 for one that stands alone.
+        study: What the machine was like over the study so far, these runs included; None for what
+            the runs saw.
     """
     sla = load.sla
+    study = study or Conditions.pooled(test.conditions for test in tests)
     certificate = certify(
         [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
         percentile=sla.percentile,
         confidence=sla.confidence,
         twin_inflation=twin_inflation,
-        latency_s=[log.latency_s[log.warmup :] for log in logs],
-        budget_s=sla.latency_budget_ms / 1e3,
+        latency_s=[log.latency_s[log.warmup :] for log in logs] or None,
+        # Where the machine's speed was steady, no drift can pass for overloads.
+        budget_s=None if steady(tests) else sla.latency_budget_ms / 1e3,
+        earlier=earlier,
+        claim=claim,
     )
-    if certificate.verdict == "FAIL" and not all(test.validity.valid for test in tests):
+    certificate = replace(certificate, conditions=study)
+    medians = [test.latency_ms.p50 for test in tests if test.latency_ms.p50 is not None]
+    doubtful = {
+        "PASS": not all(map(excused, tests))
+        or stalls_too_long(study, sla, min(medians, default=None)),
+        "FAIL": not all(test.validity.valid for test in tests),
+    }
+    if doubtful.get(certificate.verdict):
         return replace(certificate, verdict="UNDECIDED")
     return certificate
 
@@ -53,6 +85,7 @@ def merge_tests(
 
     stages = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
     reasons = tuple(dict.fromkeys(r for test in tests for r in test.validity.reasons))
+    kinds = tuple(dict.fromkeys(k for test in tests for k in test.validity.kinds))
     over = [test.over_budget for test in tests]
     pooled = np.concatenate([log.latency_s[log.warmup :] for log in logs])
     return replace(
@@ -73,6 +106,7 @@ def merge_tests(
         ),
         batch_size_mean=mean([test.batch_size_mean for test in tests]),
         resources=combine([test.resources for test in tests]),
-        validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons),
+        validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons, kinds=kinds),
+        conditions=Conditions.pooled(test.conditions for test in tests),
         aborted=any(test.aborted for test in tests),
     )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
 import numpy as np
 
 from analyzer.domain.measurement import LoadTest, ResourceUse
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import TargetCrashError
+from analyzer.hardware.canary import Canary
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, summarize
@@ -22,13 +28,14 @@ _TIMEOUT_S_UNBUDGETED = 30.0
 
 
 class LiveSession(Session):
-    """Load tests against a real target.
+    """Load tests against a real target; entered, it watches the machine meanwhile.
 
     Args:
         target: Ready to answer.
         gpu_index: The GPU whose memory and power are sampled; None for none.
         gpu_base_bytes: What of its memory was in use before the target started.
         budgeted: Whether the plan's latency budget is one, or only a bound on time-outs.
+        first: As of :class:`Session`.
     """
 
     def __init__(
@@ -39,17 +46,37 @@ class LiveSession(Session):
         gpu_index: int | None = None,
         gpu_base_bytes: int | None = None,
         budgeted: bool = True,
+        first: int = 0,
     ) -> None:
-        super().__init__(plan)
+        super().__init__(plan, first=first)
         self._target = target
         self._gpu_index = gpu_index
         self._gpu_base_bytes = gpu_base_bytes
         self._budgeted = budgeted
+        self._canary: Canary | None = None
+        self._unwatched: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        try:
+            self._canary = Canary().__enter__()
+        except OSError as error:
+            self._unwatched = (f"Nothing watched the machine for stalls: {error}.",)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._canary is not None:
+            self._canary.__exit__(kind, value, trace)
+            self._canary = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The target's."""
-        return self._target.notes
+        """The target's, and whether the machine was watched."""
+        return (*self._target.notes, *self._unwatched)
 
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
         """As :meth:`Session.warm_up`."""
@@ -64,11 +91,18 @@ class LiveSession(Session):
         return good / max(run.wall_s, 1e-9)
 
     def run(
-        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+        self,
+        rate_rps: float,
+        seconds: float,
+        *,
+        kind: str,
+        stream: int,
+        abort: bool = True,
+        lead_in_s: float = 0.0,
     ) -> LoadTest:
         """As :meth:`Session.run`."""
-        schedule = self._schedule(rate_rps, seconds, stream, abort=abort)
-        before = self._target.statistics()
+        schedule = self._schedule(rate_rps, lead_in_s + seconds, stream, abort=abort)
+        before, started_ns = self._target.statistics(), time.monotonic_ns()
         with self._target.connect() as connection, self._sampler() as sampler:
             run = run_open_loop(
                 connection,
@@ -79,18 +113,24 @@ class LiveSession(Session):
                 budget_s=self._plan.sla.latency_budget_ms / 1e3,
                 stop=schedule.abort,
             )
-        # A claim counts every request: the target was warmed up before, and what detection would
-        # cut off could be an early overload.
-        warmup: Warmup | int = 0 if not abort or run.aborted else detect_warmup(run.log.latency_s)
-        return self._keep(run, kind, before, sampler.result(), warmup=warmup, rate_rps=rate_rps)
+        # A claim counts every request after its lead-in: the target was warmed up before, and what
+        # detection would cut off could be an early overload.
+        leading = int(np.searchsorted(run.log.intended_s, lead_in_s))
+        warmup: Warmup | int = min(leading, max(len(run.log) - 1, 0))
+        if abort and not run.aborted:
+            warmup = detect_warmup(run.log.latency_s)
+        return self._keep(
+            run, kind, before, sampler.result(), warmup=warmup, since_ns=started_ns,
+            rate_rps=rate_rps,
+        )  # fmt: skip
 
     def run_closed(self, concurrency: int, seconds: float, *, kind: str = "measure") -> LoadTest:
         """Keeps ``concurrency`` requests in flight for ``seconds``."""
-        before = self._target.statistics()
+        before, started_ns = self._target.statistics(), time.monotonic_ns()
         with self._sampler() as sampler:
             run = self._closed_loop(concurrency, seconds)
         warmup = detect_warmup(run.log.latency_s)
-        return self._keep(run, kind, before, sampler.result(), warmup=warmup)
+        return self._keep(run, kind, before, sampler.result(), warmup=warmup, since_ns=started_ns)
 
     @property
     def _timeout_s(self) -> float:
@@ -122,6 +162,7 @@ class LiveSession(Session):
         resources: ResourceUse,
         *,
         warmup: Warmup | int,
+        since_ns: int,
         rate_rps: float | None = None,
     ) -> LoadTest:
         sla = self._plan.sla
@@ -136,6 +177,8 @@ class LiveSession(Session):
             statistics=(before, self._target.statistics()),
             seed=self._plan.seed,
         )
+        if self._canary is not None:
+            test = replace(test, conditions=self._canary.since(since_ns))
         self.seconds += run.wall_s
         self.tests.append(test)
         self.logs.append(set_warmup_apart(run.log, warmup))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement
+from analyzer.domain.measurement import (
+    Certificate,
+    Conditions,
+    Edge,
+    LoadTest,
+    Measurement,
+    RateEvidence,
+)
 from analyzer.errors import TargetError
 from analyzer.measure.certify import CertifyGoal, certify_capacity
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
@@ -17,7 +24,8 @@ from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import Session
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.stats.certificate import expected_requests
+from analyzer.measure.witness import rate_ceiling
+from analyzer.stats.certificate import claim_confidence, expected_requests
 from analyzer.twin.server_model import ServerModel
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: 12 of them
@@ -25,23 +33,48 @@ from analyzer.twin.server_model import ServerModel
 _INVALID_MAX = 12
 _INVALID_EASE = 0.9
 _EDGE_REQUESTS_MIN = 20
+# The first step down from a prediction that is good to a few percent.
+_STEP_DOWN_TRUSTED = 1.12
 # Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
 # at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
 _INFLATION_GUESS = 10.0
 _MISS_GUESS_SHARE = 0.2
+# The lead-in of a certificate's run without a twin, in latency budgets.
+_LEAD_IN_BUDGETS = 5.0
 # However light the load, a machine has slow moments that no twin of the queue knows.
 _INFLATION_FLOOR = 1.5
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
 # runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
 _CONTROL_RANGE = (0.75, 1.1)
-# Simulated requests behind one inflation and one miss rate: fractions of a second.
+# Simulated requests behind one inflation and one miss rate: fractions of a second. At a high load
+# overloads are so rare that 400,000 requests see few: an inflation of 86 at 0.9 of saturation comes
+# out between 46 and 300.
 _INFLATION_REQUESTS = 400_000
+_INFLATION_REQUESTS_HIGH = 1_600_000
+_HIGH_LOAD = 0.8
 _MISS_RATE_REQUESTS = 50_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What certifying came to.
+
+    Args:
+        rate_rps: The certified rate; None if none was.
+        certificate: Of that rate, or of the one tried last.
+        headline: All of this walk's runs at that rate as one load test; None without any.
+        evidence: By rate in ascending order, what was known included.
+    """
+
+    rate_rps: float | None = None
+    certificate: Certificate | None = None
+    headline: LoadTest | None = None
+    evidence: tuple[RateEvidence, ...] = ()
+
+
 def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rps: float) -> Edge:
-    """The edge of the target, from runs of at most ``plan.seconds`` in all.
+    """The edge of the target, from runs of ``plan.seconds`` in all; longer until a rate is kept.
 
     Args:
         saturation_rps: What a closed loop achieved: where the search starts without a prediction.
@@ -58,6 +91,7 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
             # A little below the prediction, where a run is most informative about both sides.
             start_rps=0.97 * plan.start_rps if plan.start_rps else 0.8 * saturation_rps,
             step=_step(plan),
+            step_down=_STEP_DOWN_TRUSTED if plan.trusted else 2.0,
             precision=1.04,
             floor_rps=_EDGE_REQUESTS_MIN / high_s,
         )
@@ -65,7 +99,10 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
     spent_s = 0.0
     invalid: list[LoadTest] = []
     ease = 1.0
-    while (rate := search.next_rate_rps()) is not None and spent_s < plan.seconds:
+    slowness: dict[float, Conditions | None] = {}
+    while (rate := search.next_rate_rps()) is not None:
+        if spent_s >= plan.seconds and search.kept_rps is not None:
+            break
         rate = max(ease * rate, search.floor_rps)
         seconds = float(np.clip(500 / rate, low_s, high_s))
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
@@ -87,7 +124,10 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
             continue
         ease = 1.0
         search.record(outcome)
+        slowness[rate] = test.conditions
     edge = search.edge()
+    if (watched := slowness.get(search.kept_rps or 0.0)) is not None and watched.work_us:
+        edge = replace(edge, work_us=float(np.median(watched.work_us)))
     if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
         reasons = "; ".join(invalid[-1].validity.reasons)
         raise TargetError(
@@ -118,7 +158,8 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
         return edge
     ratio = float(np.clip(np.median(ratios), *_CONTROL_RANGE))
     low, high = edge.interval_rps
-    return Edge(
+    return replace(
+        edge,
         rate_rps=edge.rate_rps * ratio,
         interval_rps=(
             low * ratio if low is not None else None,
@@ -134,50 +175,57 @@ def _step(plan: EdgePlan) -> float:
     return 1.1 if plan.start_rps else 1.25
 
 
-def certify_target(
-    session: Session, load: LoadPlan, plan: CertifyPlan, *, edge_rps: float
-) -> tuple[float | None, Certificate | None, LoadTest | None]:
-    """Certifies the plan's rate, or the highest share of ``edge_rps`` that its time allows.
-
-    Returns:
-        The rate that was certified (None if none was), the last certificate, and the headline: all
-        valid runs at that rate as one load test.
-    """
+def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge: Edge) -> Proof:
+    """Certifies the plan's rate, or the highest share of ``edge`` that its time allows."""
     sla = load.sla
     inflation = cache(inflation_at(plan.twin, load))
     miss_rate = cache(miss_rate_at(plan.twin, load))
-
-    def requests_needed(rate: float) -> float | None:
-        found = inflation(rate)
-        share = miss_rate(rate)
-        return expected_requests(
-            miss_rate=share if share is not None else _MISS_GUESS_SHARE * sla.miss_rate_max,
-            inflation=max(found, _INFLATION_FLOOR) if found is not None else _INFLATION_GUESS,
-            percentile=sla.percentile,
-            confidence=sla.confidence,
-        )
-
+    earlier = {known.rate_rps: known for known in plan.earlier}
     first = len(session.tests)
 
-    def judge(rate: float, indices: Sequence[int]) -> Certificate:
+    def requests_needed(rate: float, claim: int) -> float | None:
+        found, share, known = inflation(rate), miss_rate(rate), earlier.get(rate)
+        return expected_requests(
+            miss_rate=share if share is not None else _MISS_GUESS_SHARE * sla.miss_rate_max,
+            inflation=max(
+                found if found is not None else _INFLATION_GUESS,
+                (known.inflation if known is not None else None) or _INFLATION_FLOOR,
+            ),
+            percentile=sla.percentile,
+            confidence=claim_confidence(sla.confidence, claim),
+            requests=known.requests if known is not None else 0,
+            over_budget=known.over_budget if known is not None else 0,
+        )
+
+    def study() -> Conditions | None:
+        return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
+
+    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
         return judge_runs(
             [session.tests[first + index] for index in indices],
             [session.logs[first + index] for index in indices],
             load,
-            inflation(rate),
+            inflation(rate) if indices else None,
+            earlier=earlier.get(rate),
+            claim=claim,
+            study=study(),
         )
 
     result = certify_capacity(
         CertifyGoal(
-            edge_rps=edge_rps,
+            edge_rps=edge.at_least_rps or plan.rate_rps or 0.0,
             seconds=plan.seconds,
             requests_needed=requests_needed,
             percentile=sla.percentile,
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
+            earlier=plan.earlier,
+            claims=plan.claims,
+            lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
+            ceiling_rps=lambda: rate_ceiling(edge, study(), sla),
         ),
-        lambda rate, length: session.run(
-            rate, length, kind=plan.kind, stream=plan.stream, abort=False
+        lambda rate, lead_s, length_s: session.run(
+            rate, length_s, kind=plan.kind, stream=plan.stream, abort=False, lead_in_s=lead_s
         ),
         judge,
     )
@@ -189,20 +237,45 @@ def certify_target(
             if any(test is block for block in result.blocks)
         ]
         headline = merge_tests(result.blocks, logs, percentile=sla.percentile)
-    return (result.rate_rps if result.passed else None), result.certificate, headline
+    return Proof(
+        rate_rps=result.rate_rps if result.passed else None,
+        certificate=result.certificate,
+        headline=headline,
+        evidence=tuple(known for _, known in sorted(result.evidence.items())),
+    )
+
+
+def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> float:
+    """How long a queue that starts empty takes to forget it, seconds.
+
+    In heavy traffic the relaxation time is about the service time over (1 - sqrt(load))². Source:
+    Abate and Whitt 1987, "Transient behavior of the M/M/1 queue". Without a model it is guessed
+    from the latency budget, which longer queues would not keep.
+    """
+    if model is None:
+        return _LEAD_IN_BUDGETS * load.sla.latency_budget_ms / 1e3
+    share = min(rate_rps / model.saturation_rps(load.batch_sizes()), 0.999)
+    batch_s = model.service.service_ms[-1] / 1e3
+    return float(batch_s / (1.0 - np.sqrt(share)) ** 2)
 
 
 def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
     """The simulated variance inflation by live rate; None without a model."""
     if model is None:
         return lambda rate_rps: None
-    arrivals = load.unit_arrivals(_INFLATION_REQUESTS)
-    return lambda rate_rps: model.inflation(
-        arrivals,
-        rate_rps,
-        budget_ms=load.sla.latency_budget_ms,
-        percentile=load.sla.percentile,
-    )
+    saturation_rps = model.saturation_rps(load.batch_sizes())
+    arrivals = cache(load.unit_arrivals)
+
+    def inflation(rate_rps: float) -> float:
+        high = rate_rps > _HIGH_LOAD * saturation_rps
+        return model.inflation(
+            arrivals(_INFLATION_REQUESTS_HIGH if high else _INFLATION_REQUESTS),
+            rate_rps,
+            budget_ms=load.sla.latency_budget_ms,
+            percentile=load.sla.percentile,
+        )
+
+    return inflation
 
 
 def miss_rate_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
@@ -245,18 +318,16 @@ def measure_configuration(
         headline = session.run(
             load.sla.target_rate_rps, target_seconds, kind="target", stream=STREAM_EDGE
         )
-    capacity, certificate = None, None
-    if certify is not None and (certify.rate_rps or edge.rate_rps):
-        capacity, certificate, proven = certify_target(
-            session, load, certify, edge_rps=edge.rate_rps or certify.rate_rps or 0.0
-        )
-        headline = proven or headline
+    proof = Proof(evidence=certify.earlier if certify is not None else ())
+    if certify is not None and (certify.rate_rps or edge.at_least_rps):
+        proof = certify_target(session, load, certify, edge=edge)
     return Measurement(
         configuration=configuration.canonical(),
         edge=edge,
-        capacity_rps=capacity,
-        certificate=certificate,
-        headline=headline,
+        capacity_rps=proof.rate_rps,
+        certificate=proof.certificate,
+        headline=proof.headline or headline,
+        evidence=proof.evidence,
         load_tests=tuple(session.tests),
         load_test_seconds=session.seconds,
         resources=session.peak(),

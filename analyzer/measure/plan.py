@@ -111,3 +111,8 @@ class CertifyPlan:
     earlier: tuple[RateEvidence, ...] = ()
     claims: int = 0
     conditions: Conditions | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Runs made so far: the next one draws the arrivals after theirs."""
+        return sum(known.blocks for known in self.earlier)

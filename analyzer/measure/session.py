@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +47,28 @@ class Session(ABC):
 
     Args:
         plan: How the target is loaded.
+        first: Position of the first run on its stream of arrivals: those before are spent.
     """
 
-    def __init__(self, plan: LoadPlan) -> None:
+    def __init__(self, plan: LoadPlan, *, first: int = 0) -> None:
         self._plan = plan
-        self._runs = 0
+        self._position = first
+        self._repeats: Counter[float] = Counter()
         self.tests: list[LoadTest] = []
         self.logs: list[RequestLog] = []
         self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to end; a live session ends what watches the machine."""
+        return
 
     @property
     @abstractmethod
@@ -68,14 +85,23 @@ class Session(ABC):
 
     @abstractmethod
     def run(
-        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+        self,
+        rate_rps: float,
+        seconds: float,
+        *,
+        kind: str,
+        stream: int,
+        abort: bool = True,
+        lead_in_s: float = 0.0,
     ) -> LoadTest:
         """Offers ``rate_rps`` for ``seconds`` (at least 20 requests) and keeps what came of it.
 
         Args:
-            stream: Which arrivals: runs of the edge's stream share theirs, so that configurations
-                are compared on the same ones; of any other stream each run has fresh ones.
+            stream: Which arrivals: first runs at a rate of the edge's stream share theirs, so that
+                configurations are compared on the same ones; of any other stream each run has
+                fresh ones.
             abort: Whether a hopeless run may end early.
+            lead_in_s: Seconds before, in which queues fill: stored as warm-up and not counted.
         """
 
     def peak(self) -> ResourceUse:
@@ -86,8 +112,12 @@ class Session(ABC):
         """What the next run sends: a function of plan, stream, position and rate alone."""
         plan = self._plan
         count = int(np.clip(rate_rps * seconds, _REQUESTS_MIN, _REQUESTS_MAX))
-        position = 0 if stream == STREAM_EDGE else self._runs
-        self._runs += 1
+        if stream == STREAM_EDGE:
+            position = self._repeats[rate_rps]
+            self._repeats[rate_rps] += 1
+        else:
+            position = self._position
+            self._position += 1
         rng = np.random.default_rng([plan.seed, stream, position])
         return Schedule(
             arrival_s=draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng),

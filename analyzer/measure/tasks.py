@@ -218,9 +218,14 @@ class MeasureTask:
             with self._open(Path(variant.path), inputs) as target:
                 stage = "load"
                 session = LiveSession(
-                    target, self.load, gpu_index=context.gpu_index, gpu_base_bytes=gpu_base
+                    target,
+                    self.load,
+                    gpu_index=context.gpu_index,
+                    gpu_base_bytes=gpu_base,
+                    first=self.certify.blocks if self.certify is not None else 0,
                 )
-                outcome = self.measure(session)
+                with session:
+                    outcome = self.measure(session)
             return MeasureResult(outcome=outcome, logs=tuple(session.logs))
         except AnalyzerError as error:
             failure = as_failure(

@@ -7,7 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Certificate, Edge, LoadTest, Measurement, RequestLog
+from analyzer.domain.measurement import (
+    Certificate,
+    Edge,
+    LoadTest,
+    Measurement,
+    RequestLog,
+)
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.measure import inflation_at
@@ -69,21 +75,21 @@ def verify_claim(
         with open_target() as target:
             # Each start draws from its own stream of arrivals.
             load = replace(plan.load, seed=plan.load.seed + start)
-            session = LiveSession(target, load, gpu_index=plan.gpu_index)
-            session.warm_up(concurrency=load.saturating_concurrency(configuration))
             share_s = plan.seconds * (start + 1) / STARTS
-            while sum(test.duration_s for test in tests) < share_s - 0.1:
-                test = session.run(
-                    plan.rate_rps, block_s, kind="verify", stream=STREAM_VERIFY, abort=False
-                )
-                tests.append(test)
-                logs.append(session.logs[-1])
-                certificate = judge_runs(tests, logs, plan.load, inflation)
-                on_block(test, certificate)
-                if certificate.verdict == "FAIL":
-                    break
-                if certificate.verdict == "PASS" and start == STARTS - 1:
-                    break
+            with LiveSession(target, load, gpu_index=plan.gpu_index) as session:
+                session.warm_up(concurrency=load.saturating_concurrency(configuration))
+                while sum(test.duration_s for test in tests) < share_s - 0.1:
+                    test = session.run(
+                        plan.rate_rps, block_s, kind="verify", stream=STREAM_VERIFY, abort=False
+                    )
+                    tests.append(test)
+                    logs.append(session.logs[-1])
+                    certificate = judge_runs(tests, logs, plan.load, inflation)
+                    on_block(test, certificate)
+                    if certificate.verdict == "FAIL":
+                        break
+                    if certificate.verdict == "PASS" and start == STARTS - 1:
+                        break
             seconds += session.seconds
             notes = session.notes
         if certificate is not None and certificate.verdict == "FAIL":

@@ -28,6 +28,7 @@ from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.probes import Probe, ProbeResult
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class VirtualWorld:
         overhead_ms: Time outside the model.
         crash: Configurations whose server crashes.
         drift: How much slower a server gets with each run.
+        speed: How fast the machine is by the virtual clock; None for always the same.
     """
 
     service: Callable[[VariantKey, int, int], ServiceTime | None]
@@ -71,6 +73,7 @@ class VirtualWorld:
     memory_bytes: Callable[[Configuration], int] = lambda configuration: 100 << 20
     crash: Callable[[Configuration], bool] = lambda configuration: False
     drift: float = 1.0
+    speed: SpeedPath | None = None
     seed: int = 0
 
 
@@ -186,6 +189,9 @@ class VirtualExecutor:
             task.load,
             memory_bytes=self._world.memory_bytes(configuration),
             drift=self._world.drift,
+            speed=self._world.speed,
+            start_s=self.now(),
+            first=task.certify.blocks if task.certify is not None else 0,
         )
         try:
             outcome: Measurement = task.measure(session)

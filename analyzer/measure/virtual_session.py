@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.domain.measurement import (
+    STALLS_KEPT,
     STATUS_OK,
     STATUS_UNFINISHED,
+    Conditions,
+    ExecutionTimes,
     LoadTest,
     RequestLog,
     ResourceUse,
@@ -19,6 +23,16 @@ from analyzer.measure.session import Schedule, Session
 from analyzer.stats.percentiles import summarize_latency
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.simulator import OpenWorkload
+from analyzer.twin.speed import SpeedPath
+
+Floats = NDArray[np.float64]
+
+# A canary wakes up this often, and finds a machine of speed 1 to take so long for its work; what
+# it takes for a stall.
+_WAKE_S = 0.01
+_WORK_US = 100.0
+_STALL_MS = 20.0
+_STALLED = 1e-3
 
 
 class VirtualSession(Session):
@@ -29,6 +43,9 @@ class VirtualSession(Session):
         memory_bytes: What it is said to use.
         drift: How much slower the server is after each run, as a factor.
         noise_seed: Tells sessions apart whose arrivals are the same.
+        speed: How fast the machine is by time; None for always the same.
+        start_s: When on that path the session begins.
+        first: As of :class:`Session`.
     """
 
     def __init__(
@@ -39,12 +56,17 @@ class VirtualSession(Session):
         memory_bytes: int = 100 << 20,
         drift: float = 1.0,
         noise_seed: int = 0,
+        speed: SpeedPath | None = None,
+        start_s: float = 0.0,
+        first: int = 0,
     ) -> None:
-        super().__init__(plan)
+        super().__init__(plan, first=first)
         self._server = server
         self._memory_bytes = memory_bytes
         self._drift = drift
         self._noise_seed = noise_seed
+        self._speed = speed
+        self._start_s = start_s
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -57,48 +79,82 @@ class VirtualSession(Session):
         return min(self._server.saturation_rps(self._plan.batch_sizes()), 1e7)
 
     def run(
-        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
+        self,
+        rate_rps: float,
+        seconds: float,
+        *,
+        kind: str,
+        stream: int,
+        abort: bool = True,
+        lead_in_s: float = 0.0,
     ) -> LoadTest:
         """As :meth:`Session.run`; the latencies are the simulator's."""
         sla = self._plan.sla
-        schedule = self._schedule(rate_rps, seconds, stream, abort=abort)
-        result = self._server.simulate(
-            OpenWorkload(
-                arrival_ns=(schedule.arrival_s * 1e9).astype(np.int64),
-                batch_size=schedule.batch_size,
-            ),
-            seed=np.random.SeedSequence([int(schedule.rng.integers(2**31)), self._noise_seed]),
-        )
+        schedule = self._schedule(rate_rps, lead_in_s + seconds, stream, abort=abort)
+        latency_s, executions = self._simulate(schedule)
         self._slow_down()
-        latency_s = result.latency_ms() / 1e3
         over = latency_s > sla.latency_budget_ms / 1e3
         count = len(latency_s)
         if schedule.abort is not None:
             beyond = np.flatnonzero(np.cumsum(over) > schedule.abort.over_max)
             count = int(beyond[0]) + 1 if len(beyond) else count
-        log = _log(schedule, latency_s, count)
-        duration = float(log.intended_s[-1] - log.intended_s[0]) + 1e-9
+        skip = min(int(np.searchsorted(schedule.arrival_s, lead_in_s)), count - 1)
+        log = _log(schedule, latency_s, count, warmup=skip)
+        counted_s, end_s = log.latency_s[skip:], float(log.intended_s[-1])
+        duration = end_s - float(log.intended_s[skip]) + 1e-9
         test = LoadTest(
             kind=kind,
             offered_rps=rate_rps,
-            achieved_rps=count / duration,
-            throughput_ips=float(log.batch_size.sum()) / duration,
-            requests=count,
-            over_budget=int(over[:count].sum()),
-            errors=int(np.isinf(log.latency_s).sum()),
+            achieved_rps=(count - skip) / duration,
+            throughput_ips=float(log.batch_size[skip:].sum()) / duration,
+            requests=count - skip,
+            over_budget=int(over[skip:count].sum()),
+            errors=int(np.isinf(counted_s).sum()),
             duration_s=duration,
-            latency_ms=summarize_latency(log.latency_s, sla.percentile),
+            latency_ms=summarize_latency(counted_s, sla.percentile),
             send_lag_ms_p99=0.0,
-            executions=result.execution_times(),
+            executions=executions,
             resources=ResourceUse(memory_bytes_peak=self._memory_bytes),
             validity=Validity(valid=True),
             aborted=count < len(latency_s),
             seed=self._plan.seed,
+            conditions=_conditions(
+                self._speed or SpeedPath.constant(), self._now_s, self._now_s + end_s
+            ),
         )
-        self.seconds += duration
+        self.seconds += end_s
         self.tests.append(test)
         self.logs.append(log)
         return test
+
+    @property
+    def _now_s(self) -> float:
+        return self._start_s + self.seconds
+
+    def _simulate(self, schedule: Schedule) -> tuple[Floats, tuple[ExecutionTimes, ...]]:
+        """Latencies, seconds, and execution times, at the machine's mean speed.
+
+        Simulated in work time, on which the speed is constant, and moved back.
+        """
+        path = self._speed or SpeedPath.constant()
+        begin_s = schedule.arrival_s + self._now_s
+        work_s = path.work_s(begin_s)
+        origin_s = work_s[0] - schedule.arrival_s[0]
+        result = self._server.simulate(
+            OpenWorkload(
+                arrival_ns=((work_s - origin_s) * 1e9).astype(np.int64),
+                batch_size=schedule.batch_size,
+            ),
+            seed=np.random.SeedSequence([int(schedule.rng.integers(2**31)), self._noise_seed]),
+        )
+        latency_s = result.latency_ms() / 1e3
+        served = np.isfinite(latency_s)
+        latency_s[served] = path.real_s(work_s[served] + latency_s[served]) - begin_s[served]
+        slowness = (begin_s[-1] - begin_s[0]) / max(work_s[-1] - work_s[0], 1e-9)
+        executions = result.execution_times()
+        if self._speed is not None:
+            executions = tuple(replace(e, mean_ms=e.mean_ms * slowness) for e in executions)
+        return latency_s, executions
 
     def _slow_down(self) -> None:
         if self._drift != 1.0:
@@ -107,9 +163,28 @@ class VirtualSession(Session):
             self._server = replace(self._server, service=service)
 
 
-def _log(
-    schedule: Schedule, latency_s: np.ndarray[tuple[int], np.dtype[np.float64]], count: int
-) -> RequestLog:
+def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:
+    """What a canary would have seen of ``path``, without its noise."""
+    ends_s = np.append(path.start_s[1:], np.inf)
+    from_s, until_s = np.maximum(path.start_s, start_s), np.minimum(ends_s, end_s)
+    stalled = (path.speed < _STALLED) & (until_s > from_s)
+    length_ms = np.sort((until_s - from_s)[stalled] * 1e3)[::-1]
+    wake_s = np.arange(start_s, max(end_s, start_s + _WAKE_S), _WAKE_S)
+    speed = path.speed[np.searchsorted(path.start_s, wake_s, side="right") - 1]
+    seconds = np.floor(wake_s - start_s)
+    awake = speed >= _STALLED
+    work_us = [
+        float(np.median(_WORK_US / speed[awake & (seconds == second)]))
+        for second in np.unique(seconds[awake])
+    ]
+    return Conditions(
+        seconds=end_s - start_s,
+        stalls_ms=tuple(float(ms) for ms in length_ms[length_ms >= _STALL_MS][:STALLS_KEPT]),
+        work_us=tuple(work_us),
+    )
+
+
+def _log(schedule: Schedule, latency_s: Floats, count: int, *, warmup: int) -> RequestLog:
     """The first ``count`` requests of a run."""
     unknown = np.full(count, np.nan, dtype=np.float32)
     latency_s = latency_s[:count]
@@ -124,4 +199,5 @@ def _log(
         compute_input_s=unknown,
         compute_infer_s=unknown,
         compute_output_s=unknown,
+        warmup=warmup,
     )

@@ -306,7 +306,7 @@ class Measuring:
         sla = self._context.request.sla
         fixed = sla.target_rate_rps if sla.objective in ("latency", "memory") else None
         predicted = self._predicted(configuration)
-        measured = edge.rate_rps if edge is not None else None
+        measured = edge.at_least_rps if edge is not None else None
         scale = predicted / measured if predicted and measured else 1.0
         log, config_id = self._context.log, configuration.config_id
         known = log.measurement(config_id)
@@ -403,6 +403,6 @@ def _id(measurement: Measurement) -> str:
 
 def _share(measurement: Measurement | None) -> float | None:
     """Certified rate over edge; None where no rate was kept."""
-    if measurement is None or not measurement.edge.rate_rps:
+    if measurement is None or not measurement.edge.at_least_rps:
         return None
-    return (measurement.capacity_rps or 0.0) / measurement.edge.rate_rps
+    return (measurement.capacity_rps or 0.0) / measurement.edge.at_least_rps

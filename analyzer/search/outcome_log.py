@@ -14,6 +14,7 @@ from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
 from analyzer.measure.tasks import MeasureResult
+from analyzer.measure.witness import tenable
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of
 from analyzer.store.records import StoredOutcome
@@ -156,23 +157,17 @@ class OutcomeLog:
         tests = [
             test for key in self.latest if (m := self.measurement(key)) for test in m.load_tests
         ]
-        watched = [test.conditions for test in tests if test.conditions is not None]
-        if not watched:
-            return None
-        stalls_ms = sorted((stall for each in watched for stall in each.stalls_ms), reverse=True)
-        return Conditions(
-            seconds=sum(each.seconds for each in watched),
-            stalls_ms=tuple(stalls_ms),
-            work_us=tuple(work for each in watched for work in each.work_us),
-        )
+        return Conditions.pooled(test.conditions for test in tests)
 
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.
 
+        What the study has seen of the machine since may speak against a claim.
         For the objectives latency and memory, all of whose rates are the target's, the best rank.
         """
-        proven = [m for m in self.ranked(allowed) if m.capacity_rps]
-        if self._request.sla.objective in ("latency", "memory"):
+        sla, study = self._request.sla, self.conditions
+        proven = [m for m in self.ranked(allowed) if m.capacity_rps and tenable(m, study, sla)]
+        if sla.objective in ("latency", "memory"):
             return proven[0] if proven else None
         return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)
 
@@ -200,14 +195,16 @@ def _with_error(outcome: Measurement | Failure) -> Measurement | Failure:
 def merged(earlier: Measurement, later: Measurement) -> Measurement:
     """One record of a configuration that was measured twice: its edge, then its certificate.
 
-    What was proven stays proven where the later runs proved no more.
+    A certificate that knew of the earlier runs stands, be it better or worse; where it rests on
+    them alone, it is the earlier one. Of others the higher rate stands.
     """
-    proven = later
-    if earlier.capacity_rps is not None and earlier.capacity_rps > (later.capacity_rps or 0.0):
-        proven = earlier
+    knew = any(known.rate_rps == earlier.capacity_rps for known in later.evidence)
+    forgot = not knew and (earlier.capacity_rps or 0.0) > (later.capacity_rps or 0.0)
+    same = later.capacity_rps == earlier.capacity_rps and later.headline is None
+    proven = earlier if forgot or same else later
     return replace(
         later,
-        edge=later.edge if later.edge.rate_rps else earlier.edge,
+        edge=later.edge if later.edge.at_least_rps else earlier.edge,
         capacity_rps=proven.capacity_rps,
         certificate=proven.certificate,
         headline=proven.headline,
@@ -215,4 +212,5 @@ def merged(earlier: Measurement, later: Measurement) -> Measurement:
         load_test_seconds=earlier.load_test_seconds + later.load_test_seconds,
         resources=combine([earlier.resources, later.resources]),
         predicted=earlier.predicted if earlier.predicted.edge_rps else later.predicted,
+        evidence=later.evidence or earlier.evidence,
     )

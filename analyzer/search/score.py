@@ -40,7 +40,7 @@ def score_of(outcome: Measurement | Failure, sla: Sla) -> Score:
     """The score of an outcome; a value that breaks a limit is still told."""
     if isinstance(outcome, Failure):
         return UNUSABLE
-    edge_rps = outcome.edge.rate_rps or None
+    edge_rps = outcome.edge.at_least_rps
     constraints = dict.fromkeys(_UNUSABLE, 0.0) | {"sla": -1.0 if edge_rps else 1.0}
     value = edge_rps
     if sla.objective in ("latency", "memory"):

@@ -95,8 +95,8 @@ class Screening:
             return None
         config_id = configuration.config_id
         outcome = self.log.first.get(config_id)
-        if isinstance(outcome, Measurement) and outcome.edge.rate_rps:
-            return outcome.edge.rate_rps
+        if isinstance(outcome, Measurement) and outcome.edge.at_least_rps:
+            return outcome.edge.at_least_rps
         learned = self.designer.corrected(config_id) if self.by_edge else None
         if learned is not None:
             return learned

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import Certificate, CertificateVerdict
+from analyzer.domain.measurement import Certificate, CertificateVerdict, RateEvidence
 from analyzer.stats import mlperf
 from analyzer.stats.batchmeans import (
     BATCHES,
@@ -40,6 +40,18 @@ class UsedInflation:
     source: str
 
 
+def claim_confidence(confidence: float, claim: int) -> float:
+    """Returns the confidence of the ``claim``-th of a family that is right with ``confidence``.
+
+    The chance of error α is spent over the family: α/2 on its first claim, α/4 on the second, so
+    that all claims together, however many, are wrong with probability at most α.
+
+    Args:
+        claim: From 1; 0 for a claim that stands alone.
+    """
+    return 1.0 - (1.0 - confidence) * 0.5**claim
+
+
 def certify(
     over_budget: NDArray[np.bool_] | Sequence[NDArray[np.bool_]],
     *,
@@ -48,6 +60,8 @@ def certify(
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
     budget_s: float | None = None,
+    earlier: RateEvidence | None = None,
+    claim: int = 0,
 ) -> Certificate:
     """Returns what may be claimed of the rate at which the requests were offered.
 
@@ -59,13 +73,16 @@ def certify(
             order of the intended send times, warm-up left out; or one such array per run where
             several runs at one rate count together.
         percentile: The SLA's, 0 to 100, both exclusive.
-        confidence: One-sided, between 0 and 1.
+        confidence: One-sided, between 0 and 1; of the whole family of claims.
         twin_inflation: Variance inflation of the over-budget indicator that the twin finds at this
             rate; at the simulated latency's own percentile if its miss rate is below 1 - p. None
             (or not finite) if there is no twin or it is not trusted.
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
         budget_s: The latency budget, seconds, as ``used_inflation`` needs it.
+        earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
+            add up, and the largest inflation counts.
+        claim: As in ``claim_confidence``.
     """
     blocks = _as_blocks(over_budget)
     requests = sum(len(block) for block in blocks)
@@ -74,18 +91,26 @@ def certify(
     used = used_inflation(
         blocks, twin_inflation=twin_inflation, latency_s=latencies, budget_s=budget_s
     )
+    if earlier is not None:
+        requests += earlier.requests
+        misses += earlier.over_budget
+        known = UsedInflation(value=earlier.inflation or 0.0, source="earlier")
+        if used is None or known.value > used.value:
+            used = known if earlier.inflation else used
     found: CertificateVerdict = "UNDECIDED"
     missing: int | None = None
-    if used is not None:
-        found = decide(requests, misses, used.value, percentile=percentile, confidence=confidence)
-        if found == "UNDECIDED" and requests:
-            needed = expected_requests(
+    if used is not None and requests:
+        own = claim_confidence(confidence, claim)
+        found = decide(requests, misses, used.value, percentile=percentile, confidence=own)
+        if found == "UNDECIDED":
+            missing = expected_requests(
                 miss_rate=misses / requests,
                 inflation=used.value,
                 percentile=percentile,
-                confidence=confidence,
+                confidence=own,
+                requests=requests,
+                over_budget=misses,
             )
-            missing = max(needed - requests, 1) if needed is not None else None
     return Certificate(
         verdict=found,
         requests=requests,
@@ -164,51 +189,32 @@ def used_inflation(
 
 
 def expected_requests(
-    *, miss_rate: float, inflation: float, percentile: float, confidence: float
+    *,
+    miss_rate: float,
+    inflation: float,
+    percentile: float,
+    confidence: float,
+    requests: int = 0,
+    over_budget: int = 0,
 ) -> int | None:
-    """Returns how many requests decide if ``miss_rate`` goes on; None where no number does.
+    """Returns how many further requests decide at ``miss_rate``; None where no number does.
 
     Args:
-        miss_rate: Share over budget, 0 to 1.
+        miss_rate: Share over budget of the further requests, 0 to 1: below 1 - p they are a PASS,
+            above it a FAIL. With 0 the answer is the least that a PASS can still take.
         inflation: Variance inflation, at least 1.
-        percentile, confidence: As in ``certify``.
+        percentile, confidence: As in ``decide``.
+        requests, over_budget: What was counted so far.
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
     evidence = evidence_below if miss_rate < share else evidence_above
 
-    def decided(effective: float) -> bool:
-        return evidence(effective, effective * miss_rate, share) >= needed
+    def decided(further: float) -> bool:
+        total, over = requests + further, over_budget + further * miss_rate
+        return evidence(total / inflation, over / inflation, share) >= needed
 
-    needed_effective = _least(decided, _REQUESTS_MAX / inflation)
-    return ceil(needed_effective * inflation) if needed_effective is not None else None
-
-
-def requests_to_pass(
-    requests: int, over_budget: int, inflation: float, *, percentile: float, confidence: float
-) -> int | None:
-    """Returns how many further requests are a PASS if none of them is over budget.
-
-    The least that staying at a rate can cost. None where not even ten thousand million would do.
-
-    Args:
-        requests, over_budget: What was counted so far.
-        inflation, percentile, confidence: As in ``decide``.
-    """
-
-    def passes(further: float) -> bool:
-        return (
-            decide(
-                requests + int(further),
-                over_budget,
-                inflation,
-                percentile=percentile,
-                confidence=confidence,
-            )
-            == "PASS"
-        )
-
-    further = _least(passes, _REQUESTS_MAX)
+    further = _least(decided, _REQUESTS_MAX)
     return ceil(further) if further is not None else None
 
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from analyzer.domain.measurement import Certificate, LatencySummary, LoadTest, Validity
+from analyzer.domain.measurement import (
+    Certificate,
+    Conditions,
+    Edge,
+    LatencySummary,
+    LoadTest,
+    RateEvidence,
+    Validity,
+)
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.certify import CertifyGoal, certify_capacity
@@ -29,8 +38,9 @@ class Script:
         self.needed = needed
         self.rates: list[float] = []
         self.tests: list[LoadTest] = []
+        self.claims: dict[float, int] = {}
 
-    def run(self, rate: float, seconds: float) -> LoadTest:
+    def run(self, rate: float, lead_s: float, seconds: float) -> LoadTest:
         self.rates.append(rate)
         test = LoadTest(
             kind="certify",
@@ -48,7 +58,8 @@ class Script:
         self.tests.append(test)
         return test
 
-    def judge(self, rate: float, indices: Sequence[int]) -> Certificate:
+    def judge(self, rate: float, indices: Sequence[int], claim: int) -> Certificate:
+        self.claims[rate] = claim
         requests = sum(self.tests[index].requests for index in indices)
         missing = max(self.needed - requests, 0)
         verdict = "UNDECIDED" if missing else ("PASS" if rate <= self.passes_up_to else "FAIL")
@@ -63,8 +74,10 @@ class Script:
         )
 
 
-def goal(seconds: float, needed: float | None = 1000, **more: float) -> CertifyGoal:
-    return CertifyGoal(edge_rps=100.0, seconds=seconds, requests_needed=lambda rate: needed, **more)
+def goal(seconds: float, needed: float | None = 1000, **more: Any) -> CertifyGoal:
+    return CertifyGoal(
+        edge_rps=100.0, seconds=seconds, requests_needed=lambda rate, claim: needed, **more
+    )
 
 
 def test_with_much_time_the_highest_rate_of_the_ladder_is_certified() -> None:
@@ -100,7 +113,9 @@ def test_too_little_time_stays_undecided() -> None:
 def test_little_time_starts_lower() -> None:
     script = Script(passes_up_to=100.0, needed=500)
     by_rate = CertifyGoal(
-        edge_rps=100.0, seconds=20.0, requests_needed=lambda rate: 500 if rate <= 70.5 else 5000
+        edge_rps=100.0,
+        seconds=20.0,
+        requests_needed=lambda rate, claim: 500 if rate <= 70.5 else 5000,
     )
     result = certify_capacity(by_rate, script.run, script.judge)
     assert result.passed and result.rate_rps == pytest.approx(70.0)
@@ -121,9 +136,9 @@ def test_on_a_simulated_server_no_more_than_the_true_edge_is_certified(
     assert truth is not None
     plan = LoadPlan(sla=load.sla, arrivals=load.arrivals, seed=seed)
     session = VirtualSession(model, plan)
-    capacity, certificate, headline = certify_target(
-        session, plan, CertifyPlan(seconds=60.0, twin=model), edge_rps=1.1 * truth
-    )
+    edge = Edge(rate_rps=1.1 * truth, interval_rps=(None, None))
+    proof = certify_target(session, plan, CertifyPlan(seconds=60.0, twin=model), edge=edge)
+    capacity, certificate, headline = proof.rate_rps, proof.certificate, proof.headline
     assert certificate is not None
     if capacity is None:
         assert certificate.verdict != "PASS"
@@ -137,11 +152,10 @@ def test_an_overload_is_never_certified(
     session: VirtualSession, load: LoadPlan, policy: BatchingPolicy, service: ServiceTime
 ) -> None:
     rate = 1.2 * service.saturation_rps(policy, 1)
-    capacity, certificate, _ = certify_target(
-        session, load, CertifyPlan(seconds=20.0, rate_rps=rate), edge_rps=rate
-    )
-    assert capacity is None
-    assert certificate is not None and certificate.verdict == "FAIL"
+    edge = Edge(rate_rps=rate, interval_rps=(None, None))
+    proof = certify_target(session, load, CertifyPlan(seconds=20.0, rate_rps=rate), edge=edge)
+    assert proof.rate_rps is None
+    assert proof.certificate is not None and proof.certificate.verdict == "FAIL"
 
 
 def test_an_invalid_run_turns_a_fail_into_undecided(
@@ -184,7 +198,9 @@ def test_after_a_pass_the_time_left_climbs_and_a_fail_keeps_what_passed() -> Non
     by_rate = CertifyGoal(
         edge_rps=100.0,
         seconds=60.0,
-        requests_needed=lambda rate: 500 if rate <= 70.5 else 1500 if rate <= 85.5 else 10**6,
+        requests_needed=lambda rate, claim: (
+            500 if rate <= 70.5 else 1500 if rate <= 85.5 else 10**6
+        ),
     )
     result = certify_capacity(by_rate, script.run, script.judge)
     assert result.passed and result.rate_rps == pytest.approx(78.0)
@@ -198,8 +214,8 @@ def test_a_rate_that_cannot_pass_in_time_any_more_is_left_at_once() -> None:
     """A burst of late requests at the first rate: evidence for a FAIL is not what is wanted."""
     script = Script(passes_up_to=100.0, needed=400)
 
-    def judge(rate: float, indices: Sequence[int]) -> Certificate:
-        found = script.judge(rate, indices)
+    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+        found = script.judge(rate, indices, claim)
         if rate < 90.0:
             return found
         return replace(
@@ -209,3 +225,123 @@ def test_a_rate_that_cannot_pass_in_time_any_more_is_left_at_once() -> None:
     result = certify_capacity(goal(40.0, needed=400), script.run, judge)
     assert result.passed and result.rate_rps == pytest.approx(88.0)
     assert sum(rate > 90.0 for rate in script.rates) <= 3
+
+
+def test_each_rate_is_a_claim_of_its_own_and_keeps_its_number() -> None:
+    script = Script(passes_up_to=80.0, needed=500)
+    known = RateEvidence(
+        rate_rps=70.0, requests=100, over_budget=0, inflation=1.0, claim=2, blocks=1
+    )
+    result = certify_capacity(
+        goal(100.0, needed=500, earlier=(known,), claims=4), script.run, script.judge
+    )
+    assert script.claims.pop(70.0) == 2
+    assert sorted(script.claims.values()) == list(range(5, 5 + len(script.claims)))
+    assert {found.claim for found in result.evidence.values()} == {2, *script.claims.values()}
+
+
+def test_what_an_earlier_walk_proved_stands_without_a_run(
+    session: VirtualSession, load: LoadPlan
+) -> None:
+    known = RateEvidence(
+        rate_rps=500.0, requests=5000, over_budget=0, inflation=5.0, claim=1, blocks=2
+    )
+    plan = CertifyPlan(seconds=0.1, earlier=(known,), claims=1)
+    edge = Edge(rate_rps=600.0, interval_rps=(None, None))
+    proof = certify_target(session, load, plan, edge=edge)
+    assert proof.rate_rps == 500.0 and proof.evidence == (known,) and not session.tests
+    assert proof.certificate is not None and proof.certificate.requests == 5000
+
+
+def test_earlier_runs_count_together_with_new_ones(session: VirtualSession, load: LoadPlan) -> None:
+    test = session.run(200.0, 5.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    late = RateEvidence(
+        rate_rps=200.0, requests=1000, over_budget=400, inflation=3.0, claim=1, blocks=1
+    )
+    found = judge_runs([test], session.logs, load, 1.0, earlier=late, claim=1)
+    assert found.verdict == "FAIL" and found.confidence == load.sla.confidence
+    assert found.requests == test.requests + 1000
+    assert found.over_budget == (test.over_budget or 0) + 400
+
+
+def test_a_later_fail_at_the_same_rate_takes_a_pass_back() -> None:
+    script = Script(passes_up_to=50.0, needed=1000)
+    known = RateEvidence(
+        rate_rps=60.0, requests=900, over_budget=0, inflation=1.0, claim=1, blocks=1
+    )
+    asked: list[int] = []
+
+    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+        asked.append(len(indices))
+        found = script.judge(rate, indices, claim)
+        return found if indices else replace(found, verdict="UNDECIDED")
+
+    result = certify_capacity(goal(60.0, fixed_rps=60.0, earlier=(known,)), script.run, judge)
+    assert not result.passed and asked[0] == 0
+    assert result.certificate is not None and result.certificate.verdict == "FAIL"
+
+
+def test_a_resumed_walk_never_repeats_arrivals(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    model = ServerModel(policy=policy, service=service)
+    sessions = [VirtualSession(model, load, first=first) for first in (0, 2)]
+    for session in sessions:
+        for _ in range(2):
+            session.run(100.0, 1.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    starts = {float(log.intended_s[0]) for session in sessions for log in session.logs}
+    assert len(starts) == 4
+    known = [
+        RateEvidence(rate_rps=r, requests=1, over_budget=0, inflation=1.0, claim=1, blocks=b)
+        for r, b in ((10.0, 3), (20.0, 4))
+    ]
+    assert CertifyPlan(seconds=1.0, earlier=tuple(known)).blocks == 7
+
+
+def test_only_a_late_generator_is_excused(session: VirtualSession, load: LoadPlan) -> None:
+    test = session.run(100.0, 60.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+
+    def verdict(*kinds: Any) -> str:
+        validity = Validity(valid=False, reasons=("a sentence",), kinds=kinds)
+        return judge_runs([replace(test, validity=validity)], session.logs, load, 1.0).verdict
+
+    assert judge_runs([test], session.logs, load, 1.0).verdict == "PASS"
+    assert verdict("lag") == "PASS"
+    assert verdict("lag", "littles_law") == verdict("offered_rate") == verdict() == "UNDECIDED"
+
+
+def test_a_lead_in_is_stored_and_not_counted(session: VirtualSession, load: LoadPlan) -> None:
+    test = session.run(
+        400.0, 8.0, kind="certify", stream=STREAM_CERTIFY, abort=False, lead_in_s=2.0
+    )
+    (log,) = session.logs
+    assert log.warmup > 500 and test.requests == len(log) - log.warmup
+    assert log.intended_s[log.warmup - 1] < 2.0 <= log.intended_s[log.warmup]
+    assert test.duration_s == pytest.approx(8.0, rel=0.1)
+    assert session.seconds == pytest.approx(10.0, rel=0.1)
+
+
+STALLING = Conditions(seconds=440.0, stalls_ms=(500.0,) * 20, work_us=(100.0,) * 440)
+
+
+def test_stalls_that_break_the_sla_alone_forbid_a_pass(
+    session: VirtualSession, load: LoadPlan
+) -> None:
+    """Half a second in 22: 2 % of the requests are late at any rate."""
+    edge = Edge(rate_rps=600.0, interval_rps=(None, None))
+    plan = CertifyPlan(seconds=60.0, rate_rps=100.0)
+    assert certify_target(session, load, plan, edge=edge).rate_rps == 100.0
+    found = certify_target(session, load, replace(plan, conditions=STALLING), edge=edge)
+    assert found.rate_rps is None
+    assert found.certificate is not None and found.certificate.verdict == "UNDECIDED"
+    assert found.certificate.conditions is not None
+    assert found.certificate.conditions.stalls_ms == STALLING.stalls_ms
+
+
+def test_no_rate_is_tried_that_the_slow_state_does_not_carry(
+    session: VirtualSession, load: LoadPlan
+) -> None:
+    slow = Conditions(seconds=60.0, work_us=(100.0,) * 40 + (180.0,) * 20)
+    edge = Edge(rate_rps=600.0, interval_rps=(None, None), work_us=100.0)
+    certify_target(session, load, CertifyPlan(seconds=20.0, conditions=slow), edge=edge)
+    assert max(test.offered_rps for test in session.tests) <= 600.0 / 1.8

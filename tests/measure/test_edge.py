@@ -67,8 +67,38 @@ def test_a_good_guess_needs_few_rates() -> None:
 
 def test_what_keeps_everything_has_no_upper_end() -> None:
     found, _ = search(lambda rate: 1.0, 100.0, ceiling_rps=1000.0)
-    assert found.edge().rate_rps == pytest.approx(1000.0)
-    assert found.edge().interval_rps[1] is None
+    assert found.edge() == Edge(rate_rps=None, interval_rps=(pytest.approx(970.0), None))
+    assert found.edge().at_least_rps == pytest.approx(970.0)
+
+
+def test_downwards_it_goes_by_halves() -> None:
+    _, tried = search(queue(100.0), 4000.0)
+    assert tried[:6] == [4000.0, 2000.0, 1000.0, 500.0, 250.0, 125.0]
+
+
+def test_a_side_with_few_requests_is_open() -> None:
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
+    low = RateOutcome(rate_rps=98.0, requests=200, over_budget=0, latency_ms=40.0)
+    high = RateOutcome(rate_rps=100.0, requests=200, over_budget=4, latency_ms=60.0)
+    for outcome in (low, high):
+        found.record(outcome)
+    assert found.edge() == Edge(rate_rps=None, interval_rps=(pytest.approx(0.97 * 98.0), None))
+    assert found.next_rate_rps() == 98.0, "what is missing is gathered"
+    found.record(low)
+    assert found.next_rate_rps() == 100.0
+    found.record(replace(high, requests=60, over_budget=20, aborted=True))
+    assert found.next_rate_rps() is None
+    assert found.edge().rate_rps == pytest.approx(99.0, rel=0.01)
+
+
+def test_it_never_ends_without_a_rate_that_was_kept(
+    session: VirtualSession, load: LoadPlan
+) -> None:
+    """A prediction that is sixteen times too high, and a second to find out."""
+    plan = EdgePlan(seconds=1.0, start_rps=20_000.0, run_seconds=(0.8, 1.5))
+    found = measure_edge(session, plan, load, 500.0)
+    assert found.at_least_rps is not None and 300.0 < found.at_least_rps < 1300.0
+    assert found.work_us == 100.0
 
 
 def test_what_keeps_nothing_ends_at_the_floor() -> None:
@@ -160,7 +190,7 @@ def test_invalid_runs_never_fail_a_rate(
         measure_edge(session, EdgePlan(seconds=60.0, start_rps=50000.0), load, 500.0)
     session = Disturbed(ServerModel(policy=policy, service=service), load)
     found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
-    assert found.rate_rps is not None and found.interval_rps[1] is None
+    assert found.at_least_rps is not None and found.interval_rps[1] is None
 
 
 def load_test(rate: float, requests: int, over: int, *, valid: bool = True) -> LoadTest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
     Certificate,
@@ -9,6 +11,7 @@ from analyzer.domain.measurement import (
     Edge,
     Measurement,
     Prediction,
+    RateEvidence,
 )
 from analyzer.search.outcome_log import merged
 
@@ -48,3 +51,17 @@ def test_a_higher_rate_that_was_proven_later_counts() -> None:
     assert found.capacity_rps == 150.0 and found.certificate is later.certificate
     undecided = merged(measurement(None, "UNDECIDED", edge_rps=200.0), later)
     assert undecided.capacity_rps == 150.0
+
+
+def test_a_walk_that_knew_of_a_proof_may_take_it_back() -> None:
+    first = measurement(80.0, "PASS", edge_rps=200.0)
+    known = RateEvidence(
+        rate_rps=80.0, requests=9000, over_budget=90, inflation=5.0, claim=1, blocks=3
+    )
+    later = replace(measurement(None, "FAIL"), evidence=(known,))
+    found = merged(first, later)
+    assert found.capacity_rps is None and found.certificate is later.certificate
+    assert found.evidence == (known,)
+    assert merged(found, measurement(None, "UNDECIDED")).evidence == (known,)
+    stands = replace(measurement(80.0, "PASS"), evidence=(known,))
+    assert merged(first, stands).certificate is first.certificate

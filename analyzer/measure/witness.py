@@ -1,0 +1,70 @@
+"""What the machine's witness says of a claim: stalls, and slow states.
+
+A certificate speaks of the states that it met. A study watches longer than any of its certificates:
+what it saw elsewhere may take a PASS back, or cap the rates that are tried at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf
+
+import numpy as np
+
+from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
+from analyzer.domain.sla import Sla
+
+# A second is slow where the canary's work took so many times as long.
+SLOW_FACTOR = 1.25
+# The speed was steady where nine tenths of the seconds lie this close.
+STEADY_FACTOR = 1.1
+
+
+def slow_work_us(conditions: Conditions, miss_rate_max: float) -> float | None:
+    """The work's time that at most ``miss_rate_max`` of the seconds exceed; None where unknown."""
+    ordered = sorted(conditions.work_us, reverse=True)
+    return ordered[ceil(miss_rate_max * len(ordered)) - 1] if ordered else None
+
+
+def steady(tests: Sequence[LoadTest]) -> bool:
+    """Whether the machine's speed is known to have stayed the same over ``tests``."""
+    found = Conditions.pooled(test.conditions for test in tests)
+    if found is None or any(test.conditions is None for test in tests) or not found.work_us:
+        return False
+    low, high = np.quantile(found.work_us, (0.05, 0.95))
+    return bool(high <= STEADY_FACTOR * low)
+
+
+def rate_ceiling(edge: Edge, study: Conditions | None, sla: Sla) -> float:
+    """The rate that the machine's slow state carries, requests per second; infinite without one.
+
+    The SLA must be kept in every state that takes up more of the time than requests may be late.
+    Where such a state is slower than the machine was when the edge was measured, its edge is lower
+    by as much.
+    """
+    if study is None or not edge.work_us or not edge.at_least_rps:
+        return inf
+    slow = slow_work_us(study, sla.miss_rate_max)
+    if slow is None or slow <= SLOW_FACTOR * edge.work_us:
+        return inf
+    return edge.at_least_rps * edge.work_us / slow
+
+
+def stalls_too_long(study: Conditions | None, sla: Sla, latency_ms: float | None) -> bool:
+    """Whether stalls alone make more requests late than the SLA allows.
+
+    Args:
+        latency_ms: The median of the requests' latencies; None for half the budget, if unknown.
+    """
+    if study is None:
+        return False
+    slack_ms = sla.latency_budget_ms - (latency_ms or sla.latency_budget_ms / 2)
+    return study.stalled_share(slack_ms) > sla.miss_rate_max
+
+
+def tenable(measurement: Measurement, study: Conditions | None, sla: Sla) -> bool:
+    """Whether nothing that the study has seen of the machine speaks against the certified rate."""
+    test, rate_rps = measurement.headline, measurement.capacity_rps or 0.0
+    return rate_rps <= rate_ceiling(measurement.edge, study, sla) and not stalls_too_long(
+        study, sla, test.latency_ms.p50 if test is not None else None
+    )

@@ -1,0 +1,65 @@
+"""What a machine's witness says of a claim."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    Conditions,
+    Edge,
+    LatencySummary,
+    LoadTest,
+    Measurement,
+    Validity,
+)
+from analyzer.domain.sla import Sla
+from analyzer.measure.witness import rate_ceiling, slow_work_us, stalls_too_long, tenable
+
+SLA = Sla(latency_budget_ms=40.0)
+QUIET = Conditions(seconds=100.0, work_us=(100.0,) * 100)
+SLOW = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (200.0,) * 10)
+STALLS = Conditions(seconds=100.0, stalls_ms=(500.0,) * 5, work_us=(100.0,) * 100)
+EDGE = Edge(rate_rps=600.0, interval_rps=(590.0, 610.0), work_us=100.0)
+
+
+def test_the_slow_state_is_what_more_than_the_allowed_share_of_seconds_exceeds() -> None:
+    once = Conditions(seconds=200.0, work_us=(100.0,) * 198 + (300.0, 400.0))
+    assert slow_work_us(once, 0.01) == 300.0
+    assert slow_work_us(SLOW, 0.01) == 200.0 and slow_work_us(Conditions(seconds=1.0), 0.01) is None
+
+
+def test_the_ceiling_is_the_edge_at_the_slow_state_s_speed() -> None:
+    assert rate_ceiling(EDGE, SLOW, SLA) == pytest.approx(300.0)
+    for study in (QUIET, None, Conditions(seconds=9.0)):
+        assert rate_ceiling(EDGE, study, SLA) == math.inf
+    found_when_slow = Edge(rate_rps=300.0, interval_rps=(290.0, 310.0), work_us=200.0)
+    assert rate_ceiling(found_when_slow, SLOW, SLA) == math.inf
+    open_edge = Edge(rate_rps=None, interval_rps=(500.0, None), work_us=100.0)
+    assert rate_ceiling(open_edge, SLOW, SLA) == pytest.approx(250.0)
+
+
+def test_stalls_count_beyond_what_the_budget_has_left() -> None:
+    assert stalls_too_long(STALLS, SLA, 10.0)  # 5 times 470 ms in 100 s
+    assert not stalls_too_long(QUIET, SLA, 10.0) and not stalls_too_long(None, SLA, 10.0)
+    assert not stalls_too_long(STALLS, Sla(latency_budget_ms=450.0), 10.0)
+
+
+def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
+    test = LoadTest(
+        kind="certify", offered_rps=400.0, achieved_rps=400.0, throughput_ips=400.0, requests=100,
+        errors=0, duration_s=1.0, latency_ms=LatencySummary(p50=10.0),
+        validity=Validity(valid=True),
+    )  # fmt: skip
+    claim = Measurement(configuration=Configuration(), edge=EDGE, capacity_rps=400.0, headline=test)
+    assert tenable(claim, QUIET, SLA) and tenable(claim, None, SLA)
+    assert not tenable(claim, SLOW, SLA) and not tenable(claim, STALLS, SLA)
+
+
+def test_pooled_conditions_add_up() -> None:
+    both = Conditions.pooled([SLOW, None, STALLS])
+    assert both is not None and both.seconds == 200.0
+    assert len(both.stalls_ms) == 5 and len(both.work_us) == 200
+    assert Conditions.pooled([None]) is None
