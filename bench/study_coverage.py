@@ -1,0 +1,363 @@
+"""Coverage of a whole study's claim: the real search, in virtual time, on servers that change.
+
+    python bench/study_coverage.py [--studies 40] [--processes 1] [--world stalls] [--json]
+
+A study is one claim. Each is a whole search (`run_search`, its plans, walks, blocks, climbs and the
+product's own inflation) of a small space on a simulated machine: stationary, with stalls (0.5 s
+every 22 s), at two speeds (1 and 0.55, each for 0.1 to 30 s) or drifting slowly; at a target rate
+of 0.5 to 0.95 of the edge at full speed, for the highest rate, or the latter interrupted half way
+and resumed. The truth is the miss rate of the recommended configuration at the claimed rate, by
+simulations of at least 200,000 requests over the time that the study took: the states that it met.
+A PASS above the allowed miss rate is wrong. "Right" cells have a budget that the server at 0.7 of
+its edge exceeds in exactly 0.3 % of the requests, so that a PASS is right. It is no timing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import optuna
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Poisson
+from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
+from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.measure.virtual_session import VirtualSession
+from analyzer.search.context import make_context
+from analyzer.search.designer import Designer
+from analyzer.search.optuna_samplers import make_sampler
+from analyzer.search.optuna_trials import OptunaTrials
+from analyzer.search.request import SearchRequest, SilentProgress
+from analyzer.search.study import run_search
+from analyzer.spaces.loader import SpaceContext, load_space
+from analyzer.store.records import StoredOutcome
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
+from benchlib.command import Command, cell, say, table, write_json
+
+WORLDS = ("stationary", "stalls", "two speeds", "drift")
+LOADS = (0.5, 0.7, 0.85, 0.95)
+MODES = (*(str(load) for load in LOADS), "free", "resumed")
+RIGHT = ("stationary", "two speeds")
+BUDGET_S = 90.0
+BUDGET_MS = 40.0
+MISS_RATE_MAX = 0.01
+PATH_S = 4_000.0
+TRUTH_REQUESTS = 200_000
+SLOW = 0.55
+# The cells in which a PASS is right: load of the (slow) server, true miss rate, the study's time.
+RIGHT_LOAD, RIGHT_SHARE, RIGHT_BUDGET_S = 0.7, 0.003, 150.0
+OVERHEAD_MS = 0.2
+MODEL = ModelInfo(
+    name="virtual",
+    path="/virtual/model.onnx",
+    sha256="0" * 64,
+    batchable=True,
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(2,)),),
+)
+SPACE = """
+device: cpu
+threads_per_core: 1.0
+parameters:
+  precision: [fp32]
+  instance_count: [1]
+  intra_op_threads: [1]
+  dynamic_batching: [true]
+  max_batch_size: [4, 16]
+  max_queue_delay: [0]
+"""
+REFERENCE = Configuration(dynamic_batching=True, max_batch_size=16, intra_op_threads=1)
+
+
+def service(key: VariantKey, threads: int, instances: int) -> ServiceTime:
+    """2 ms and 0.8 ms an inference."""
+    sizes = (1, 2, 4, 8, 16)
+    return ServiceTime(
+        batch_sizes=sizes,
+        service_ms=tuple(2.0 + 0.8 * size for size in sizes),
+        distribution="lognormal",
+        cv=0.05,
+    )
+
+
+def server(configuration: Configuration) -> ServerModel:
+    """The true server of a configuration at speed 1."""
+    return ServerModel.of(
+        configuration, service(configuration.variant, 1, 1), overhead_ms=OVERHEAD_MS
+    )
+
+
+class MemoryStore:
+    """What a search needs of the results database, in memory."""
+
+    def __init__(self, outcomes: Sequence[StoredOutcome] = ()) -> None:
+        self.outcomes = list(outcomes)
+        self._cache: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def add_outcome(
+        self,
+        study: str,
+        trial_number: int,
+        params: Mapping[str, Any],
+        outcome: Measurement | Failure,
+        *,
+        role: str = "trial",
+        logs: Sequence[Any] = (),
+    ) -> None:
+        """Keeps one outcome."""
+        self.outcomes.append(
+            StoredOutcome(
+                number=len(self.outcomes),
+                trial_number=trial_number,
+                role=role,
+                params=dict(params),
+                outcome=outcome,
+                created_at="",
+            )
+        )
+
+    def put_cache(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
+        """Keeps a value."""
+        self._cache[kind, key] = dict(value)
+
+    def get_cache(self, kind: str, key: str) -> dict[str, Any] | None:
+        """A kept value."""
+        return self._cache.get((kind, key))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One kind of study; ``right`` where a PASS is right."""
+
+    world: str
+    mode: str
+    right: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.world}, {'right' if self.right else self.mode}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one study ended: its claim's rate and true miss rate, and the evidence behind it."""
+
+    verdict: str
+    rate_rps: float | None = None
+    true_miss_rate: float | None = None
+    requests: int | None = None
+    claims: int = 0
+    share_of_edge: float | None = None
+
+    @property
+    def wrong(self) -> bool:
+        return self.true_miss_rate is not None and self.true_miss_rate > MISS_RATE_MAX
+
+
+def speed_path(world: str, rng: np.random.Generator) -> SpeedPath | None:
+    """The machine's speed over virtual time."""
+    if world == "stalls":
+        return SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=PATH_S)
+    if world == "two speeds":
+        return SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 30.0), until_s=PATH_S, rng=rng)
+    if world == "drift":
+        phase = float(rng.uniform())
+        return SpeedPath.drift(to=SLOW, every_s=120.0, until_s=PATH_S, phase=phase)
+    return None
+
+
+@cache
+def edge_rps() -> float:
+    """The reference configuration's edge at speed 1."""
+    found = server(REFERENCE).edge(
+        UnitArrivals.draw(Poisson(), count=400_000), budget_ms=BUDGET_MS, accuracy=0.003
+    )
+    assert found is not None
+    return found
+
+
+@cache
+def right_cell(world: str) -> tuple[float, float]:
+    """Rate, and the budget in milliseconds that 0.3 % of the requests exceed at it.
+
+    At two speeds the rate is one that the slow state carries.
+    """
+    rate = RIGHT_LOAD * edge_rps() * (SLOW if world == "two speeds" else 1.0)
+    latency_s = []
+    for seed in range(4):
+        path = speed_path(world, np.random.default_rng(seed))
+        plan = LoadPlan(sla=Sla(latency_budget_ms=1e6), arrivals=Poisson(), seed=seed)
+        session = VirtualSession(server(REFERENCE), plan, speed=path)
+        session.run(rate, 1_000.0, kind="verify", stream=STREAM_VERIFY, abort=False)
+        latency_s.append(session.logs[0].latency_s)
+    return rate, float(np.quantile(np.concatenate(latency_s), 1.0 - RIGHT_SHARE)) * 1e3
+
+
+def true_miss_rate(
+    configuration: Configuration,
+    rate_rps: float,
+    budget_ms: float,
+    world: VirtualWorld,
+    end_s: float,
+) -> float:
+    """Over the states of the first ``end_s`` seconds."""
+    requests = over = 0
+    seed = 10**6
+    while requests < TRUTH_REQUESTS:
+        plan = LoadPlan(sla=Sla(latency_budget_ms=budget_ms), arrivals=Poisson(), seed=seed)
+        session = VirtualSession(server(configuration), plan, speed=world.speed)
+        test = session.run(rate_rps, end_s, kind="verify", stream=STREAM_VERIFY, abort=False)
+        requests, over, seed = requests + test.requests, over + (test.over_budget or 0), seed + 1
+    return over / requests
+
+
+def study(cell_: Cell, seed: int) -> Ending:
+    """Runs one study, and finds out whether what it claims is true."""
+    rng = np.random.default_rng([seed, WORLDS.index(cell_.world)])
+    world = VirtualWorld(
+        service=service, overhead_ms=OVERHEAD_MS, speed=speed_path(cell_.world, rng), seed=seed
+    )
+    target, budget_ms, budget_s = None, BUDGET_MS, BUDGET_S
+    if cell_.right:
+        target, budget_ms = right_cell(cell_.world)
+        budget_s = RIGHT_BUDGET_S
+    elif cell_.mode not in ("free", "resumed"):
+        target = float(cell_.mode) * edge_rps()
+    sla = Sla(
+        latency_budget_ms=budget_ms,
+        target_rate_rps=target,
+        objective="latency" if target else "capacity",
+    )
+    store = MemoryStore()
+    executor = VirtualExecutor(world)
+    for share in (0.5, 1.0) if cell_.mode == "resumed" else (1.0,):
+        result = _search(sla, share * budget_s, seed, store, executor)
+    end_s = executor.now()
+    best = next(
+        (o for o in result.outcomes if o.configuration.config_id == result.recommended_id), None
+    )
+    if not isinstance(best, Measurement) or best.capacity_rps is None or best.certificate is None:
+        return Ending(verdict=result.verdict)
+    edge = best.edge.at_least_rps
+    return Ending(
+        verdict=result.verdict,
+        rate_rps=best.capacity_rps,
+        true_miss_rate=true_miss_rate(
+            best.configuration, best.capacity_rps, budget_ms, world, end_s
+        ),
+        requests=best.certificate.requests,
+        claims=max(known.claim for known in best.evidence),
+        share_of_edge=best.capacity_rps / edge if edge and target is None else None,
+    )
+
+
+def _search(
+    sla: Sla, budget_s: float, seed: int, store: MemoryStore, executor: VirtualExecutor
+) -> Any:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(SPACE)
+        file.flush()
+        space = load_space(file.name, SpaceContext(device="cpu", cores=1))
+    request = SearchRequest(
+        study="coverage",
+        model=MODEL,
+        sla=sla,
+        space=space,
+        arrivals=Poisson(),
+        budget_s=budget_s,
+        trials_max=4,
+        sampler="twin",
+        seed=seed,
+        provenance={},
+        calibration_path=None,
+    )
+
+    def trials(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = make_sampler("twin", seed=seed, space=space, parallel=False, designer=designer)
+        made = optuna.create_study(direction="maximize", sampler=sampler)
+        return OptunaTrials(made, space, allowed)
+
+    context = make_context(
+        request,
+        executor=executor,
+        store=store,
+        progress=SilentProgress(),
+        stored=tuple(store.outcomes),
+        cores=1,
+        clock=executor.now,
+    )
+    return run_search(context, trials)
+
+
+def summarize(endings: Sequence[Ending]) -> dict[str, Any]:
+    """Of one cell: shares of the claims, and what they rest on."""
+    claimed = [ending for ending in endings if ending.true_miss_rate is not None]
+    shares = [ending.share_of_edge for ending in claimed if ending.share_of_edge]
+    requests = sorted(ending.requests or 0 for ending in claimed)
+    return {
+        "studies": len(endings),
+        "pass_share": len(claimed) / len(endings),
+        "wrong_share": sum(ending.wrong for ending in endings) / len(endings),
+        "share_of_edge": float(np.median(shares)) if shares else None,
+        "requests_50": requests[len(requests) // 2] if requests else None,
+        "requests_90": requests[int(0.9 * (len(requests) - 1))] if requests else None,
+        "claims": max((ending.claims for ending in claimed), default=0),
+        "endings": [asdict(ending) for ending in endings],
+    }
+
+
+def main() -> int:
+    command = Command("study_coverage", __doc__, timing=False)
+    command.argument("--studies", type=int, default=40, help="studies per cell (seeds from 0)")
+    command.argument("--world", choices=WORLDS, help="this machine alone")
+    command.argument("--processes", type=int, default=1)
+    options = command.start()
+    cells = [Cell(world=world, mode=mode) for world in WORLDS for mode in MODES]
+    cells += [Cell(world=world, mode="0.7", right=True) for world in RIGHT]
+    cells = [each for each in cells if options.world in (None, each.world)]
+    document: dict[str, Any] = {"budget_s": BUDGET_S, "right_budget_s": RIGHT_BUDGET_S, "cells": {}}
+    endings: dict[str, list[Ending]] = {each.name: [] for each in cells}
+    # A few studies of every cell at a time, so that what is written is always balanced.
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        for seed in range(options.studies):
+            for each, ending in zip(cells, pool.map(partial(study, seed=seed), cells), strict=True):
+                endings[each.name].append(ending)
+            document["cells"] = {name: summarize(of) for name, of in endings.items()}
+            everything = [e for each in cells if not each.right for e in endings[each.name]]
+            document["wrong_share"] = sum(e.wrong for e in everything) / len(everything)
+            write_json(options.out, document)
+            say(f"{seed + 1} studies of each cell, {document['wrong_share']:.1%} wrong")
+    return command.finish(options, document, shown)
+
+
+def shown(document: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
+    keys = (
+        ("studies", ",", "studies"), ("pass_share", ".0%", "PASS"),
+        ("wrong_share", ".1%", "wrong PASS"), ("share_of_edge", ".2f", "certified share"),
+        ("requests_50", ",", "requests, half"), ("requests_90", ",", "90 %"),
+        ("claims", ",", "claims"),
+    )  # fmt: skip
+    rows = [
+        [name, *(cell(of[key], spec) for key, spec, _ in keys)]
+        for name, of in document["cells"].items()
+    ]
+    return table(("machine, load", *(title for *_, title in keys)), rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
