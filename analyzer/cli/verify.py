@@ -100,12 +100,16 @@ def verify(study: str | None, **values: Any) -> int:
         )
     result = None
     if repository is not None:
-        subject = claim_of_repository(repository, values["model_name"])
+        subject = claim_of_repository(
+            repository, values["model_name"], rate_rps=values["target_rate"]
+        )
     else:
         with open_store(values["store_url"], create=False) as store:
             result = store.load_result(study)
         measurement = chosen_measurement(result, values["config_id"])
-        subject = claim_of_study(result, measurement, options.cache_dir())
+        subject = claim_of_study(
+            result, measurement, options.cache_dir(), rate_rps=values["target_rate"]
+        )
     claim = _overridden(subject.claim, values)
     subject = replace(subject, claim=claim)
     quiet = values["quiet"]
@@ -149,7 +153,6 @@ def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:
     return replace(
         claim,
         sla=replace(claim.sla, **changed),
-        rate_rps=values["target_rate"] or claim.rate_rps,
     )
 
 

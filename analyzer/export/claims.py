@@ -41,22 +41,30 @@ class ClaimedModel:
     conditions: ConditionsSummary | None = None
 
 
-def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Path) -> ClaimedModel:
+def claim_of_study(
+    result: StudyResult,
+    measurement: Measurement,
+    cache_dir: Path,
+    *,
+    rate_rps: float | None = None,
+) -> ClaimedModel:
     """What a study says of one of its measured configurations.
 
     Args:
         cache_dir: Where variants are kept between studies.
+        rate_rps: The rate that is claimed; None for the certified one.
 
     Raises:
-        UsageError: It was not certified.
+        UsageError: It was not certified, and no rate is given.
         AnalyzerError: Its variant cannot be made.
     """
     configuration = measurement.configuration
-    if measurement.capacity_rps is None:
+    rate_rps = rate_rps or measurement.capacity_rps
+    if rate_rps is None:
         raise UsageError(
             f"The configuration {configuration.config_id} of {result.name!r} was not certified at "
             "any rate.",
-            hint="Give the rate to verify with --target-rate.",
+            hint=_rate_hint(measurement.edge.at_least_rps),
         )
     certificate = measurement.certificate
     variant = variant_of(result, configuration, cache_dir)
@@ -68,7 +76,7 @@ def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Pat
             model=result.model.name,
             configuration=configuration,
             sla=result.sla,
-            rate_rps=measurement.capacity_rps,
+            rate_rps=rate_rps,
             arrivals=result.arrivals,
             request_batch_size=result.request_batch_size,
         ),
@@ -81,20 +89,36 @@ def claim_of_study(result: StudyResult, measurement: Measurement, cache_dir: Pat
     )
 
 
-def claim_of_repository(repository: Path, model_name: str) -> ClaimedModel:
+def _rate_hint(edge_rps: float | None) -> str:
+    known = f" (its edge was estimated at {edge_rps:.4g}/s)" if edge_rps else ""
+    return f"Give the rate to verify with --target-rate{known}."
+
+
+def claim_of_repository(
+    repository: Path, model_name: str, *, rate_rps: float | None = None
+) -> ClaimedModel:
     """What the manifest of an exported model says of it.
+
+    Args:
+        rate_rps: The rate that is claimed; None for the certified one.
 
     Raises:
         RepositoryError: There is no manifest, or it cannot be read.
-        UsageError: It claims no certified rate.
+        UsageError: It claims no certified rate, and none is given.
     """
     manifest = read_manifest(repository, model_name)
     evidence = manifest.evidence
-    sla, rate_rps = evidence.get("sla", {}), evidence.get("entry", {}).get("capacity_rps")
-    if not sla.get("latency_budget_ms") or not rate_rps:
+    sla, entry = evidence.get("sla") or {}, evidence.get("entry") or {}
+    rate_rps = rate_rps or entry.get("capacity_rps")
+    if not sla.get("latency_budget_ms"):
+        raise UsageError(
+            f"The manifest of {model_name} names no latency budget: it claims nothing.",
+            hint="Export a configuration of a study with analyze export.",
+        )
+    if not rate_rps:
         raise UsageError(
             f"The manifest of {model_name} claims no certified rate.",
-            hint="Export a study's recommendation, or give --target-rate and --latency-budget.",
+            hint=_rate_hint(entry.get("edge_rps")),
         )
     files = [manifest.version_dir / name for name in ("model.onnx", "model.plan")]
     model_path = next((file for file in files if file.exists()), files[0])
@@ -115,7 +139,7 @@ def claim_of_repository(repository: Path, model_name: str) -> ClaimedModel:
         model_path=model_path,
         data_path=_data_path(evidence.get("provenance", {})),
         notes=(note,) if changed else (),
-        conditions=_kept_conditions(evidence["entry"]),
+        conditions=_kept_conditions(entry),
     )
 
 

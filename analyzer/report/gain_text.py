@@ -62,6 +62,9 @@ def gain_sentence(report: StudyReport) -> str:
         return f"{ratio_text(gain)} {gain_note(gain, report.result.sla)}"
     if baseline is None:
         return "the baseline was not measured"
+    for failure in report.failures:
+        if failure.configuration == baseline.configuration:
+            return f"it has no gain to tell: {failure.message.rstrip('.')}"
     if baseline.test is None and baseline.measurement.certificate is None:
         return "the baseline could not be measured"
     if never_keeps(baseline.measurement, report.result.sla):

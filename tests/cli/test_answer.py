@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,8 +11,13 @@ from typing import Any
 import pytest
 
 from analyzer.cli.answer import deliver
+from analyzer.cli.options import command_line
+from analyzer.cli.search import EXIT_CODES
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
-from analyzer.errors import RepositoryError
+from analyzer.errors import RepositoryError, UsageError
+from analyzer.export.claims import claim_of_repository
+from analyzer.export.manifest import read_manifest
 from analyzer.variants.inspect import inspect_model
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +70,31 @@ def test_the_export_replaces_another_configuration_only_with_force(
     (there / "config.pbtxt").write_text('name: "digits"')
     deliver(options(folder, force=True, quiet=True), facts)
     assert capsys.readouterr().err == ""
+
+
+def test_an_estimate_is_exported_and_its_manifest_says_that_nothing_was_proven(
+    facts: StudyResult, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tuple(
+        replace(outcome, capacity_rps=None, certificate=None, headline=None)
+        if isinstance(outcome, Measurement) and outcome.configuration.config_id == facts.baseline_id
+        else outcome
+        for outcome in facts.outcomes
+    )
+    estimate = replace(facts, verdict="estimated", accepted="estimated", outcomes=bare)
+    assert EXIT_CODES[deliver(options(folder, force=False), estimate)] == 0
+    assert "Nothing was proven" in capsys.readouterr().out
+    evidence = read_manifest(folder / "models", "digits").evidence
+    assert evidence["statement"].startswith("Nothing was proven")
+    assert evidence["entry"]["capacity_rps"] is None
+    # An estimate claims no rate; a rate that is given can be verified.
+    with pytest.raises(UsageError) as caught:
+        claim_of_repository(folder / "models", "digits")
+    assert "--target-rate (its edge was estimated at 212.4/s)" in caught.value.hint
+    subject = claim_of_repository(folder / "models", "digits", rate_rps=100.0)
+    assert subject.claim.rate_rps == 100.0 and subject.claim.sla == facts.sla
+
+
+def test_a_password_is_not_kept_with_the_command() -> None:
+    kept = command_line(["m.onnx", "--store", "postgresql://me:secret@host/db", "--study", "a b"])
+    assert kept == "analyze m.onnx --store 'postgresql://me:***@host/db' --study 'a b'"
