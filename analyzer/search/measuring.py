@@ -189,8 +189,12 @@ class Measuring:
         request = self._context.request
         if request.trials_max is not None and self._begun >= request.trials_max:
             return False
-        if not self._exhausted and request.sampler == "twin" and self._winner is not None:
-            self._exhausted = self._screening.designer.finished(request.sla.confidence)
+        if not self._exhausted and request.sampler == "twin":
+            if self._winner is not None:
+                self._exhausted = self._screening.designer.finished(request.sla.confidence)
+            elif self._begun and self.best is None:
+                # The rest of the time goes to the proof that nothing keeps the SLA.
+                self._exhausted = self._screening.hopeless
         return not self._exhausted
 
     # --- steps -----------------------------------------------------------------------------------

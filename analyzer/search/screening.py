@@ -82,6 +82,12 @@ class Screening:
             )
 
     @property
+    def hopeless(self) -> bool:
+        """Whether the twin sees no rate at which any allowed configuration keeps the SLA."""
+        edges = [self.predicted.get(config_id) for config_id in self.allowed]
+        return bool(edges) and all(edge == 0.0 for edge in edges)
+
+    @property
     def compared(self) -> int:
         """Configurations whose predicted and measured edge are both known."""
         return len(self._log_ratios())
