@@ -12,6 +12,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import Explanation, Step, WhatIf
 from analyzer.search.screening import Screening
+from analyzer.twin.learning import speed_of
 
 # A configuration's predicted edge, corrected by what was measured; None if unknown.
 PredictEdge = Callable[[Configuration], float | None]
@@ -220,6 +221,30 @@ def limited_by(winner: Measurement, cores: int) -> str:
     )
 
 
+def drift_sentence(outcomes: Sequence[Measurement | Failure]) -> str:
+    """How much of the twin's error is the model's, and how much the machine's changing speed.
+
+    Empty where nobody watched the machine beside at least two measured edges.
+    """
+    ratios, works_us = [], []
+    for outcome in outcomes:
+        if isinstance(outcome, Failure) or not outcome.edge.rate_rps:
+            continue
+        speeds = [us for test in outcome.load_tests if (us := speed_of(test)) is not None]
+        if outcome.predicted.edge_rps and speeds:
+            ratios.append(outcome.predicted.edge_rps / outcome.edge.rate_rps)
+            works_us.append(float(np.median(speeds)))
+    if len(ratios) < 2:
+        return ""
+    slowness = np.array(works_us) / np.median(works_us)
+    model = float(np.median(np.abs(np.array(ratios) / slowness - 1.0)))
+    drift = float(np.median(np.abs(slowness - 1.0)))
+    return (
+        f" At one and the same speed of the machine it would be {model:.0%}; between these"
+        f" measurements the speed differed by {drift:.0%}."
+    )
+
+
 def explanation(
     winner: Measurement | None,
     screening: Screening,
@@ -228,14 +253,16 @@ def explanation(
     cores: int,
     request_batch_size: int,
 ) -> Explanation:
-    """All of it; without a winner only the importance and whether the twin was trusted."""
+    """All of it; without a winner only the importance and whether the twin was trusted.
+
+    From the predictions that there are: only steps outside the space are simulated now.
+    """
     designer, predict = screening.designer, screening.expected
     candidates = list(screening.allowed.values())
-    screening.twin.edges(candidates)  # together, on all cores; one after the other takes longer
     edges = [predict(candidate) for candidate in candidates]
     found = Explanation(
         trusted=designer.trusted if designer.compared else None,
-        trust_reason=designer.trust_reason,
+        trust_reason=designer.trust_reason + drift_sentence(outcomes),
         error_median=designer.error_median,
         importance=importance(candidates, edges) if any(edges) else (),
     )

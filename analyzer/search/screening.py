@@ -110,8 +110,11 @@ class Screening:
         return predicted * float(np.exp(np.median(ratios))) if ratios else predicted
 
     def expected(self, configuration: Configuration) -> float | None:
-        """The corrected edge; simulated now where the twin has not computed it yet."""
-        return self.corrected(configuration, self.twin.edges([configuration])[0])
+        """The corrected edge; outside the space simulated now, if that is quick."""
+        predicted = self.predicted.get(configuration.config_id)
+        if configuration.config_id not in self.predicted:
+            (predicted,) = self.twin.edges([configuration], seconds_max=_LEARN_SECONDS)
+        return self.corrected(configuration, predicted)
 
     def edge_plan(
         self,

@@ -1,0 +1,44 @@
+"""What the explanation says of the twin's error."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    Conditions,
+    Edge,
+    LatencySummary,
+    LoadTest,
+    Measurement,
+    Prediction,
+    Validity,
+)
+from analyzer.search.explain import drift_sentence
+
+
+def measured(predicted_rps: float, edge_rps: float, work_us: float | None) -> Measurement:
+    test = LoadTest(
+        kind="edge", offered_rps=1.0, achieved_rps=1.0, throughput_ips=1.0, requests=1, errors=0,
+        duration_s=1.0, latency_ms=LatencySummary(), validity=Validity(valid=True),
+        conditions=None if work_us is None else Conditions(seconds=1.0, work_us=(work_us,)),
+    )  # fmt: skip
+    return Measurement(
+        configuration=Configuration(),
+        edge=Edge(rate_rps=edge_rps, interval_rps=(None, None)),
+        load_tests=(test,),
+        predicted=Prediction(edge_rps=predicted_rps),
+    )
+
+
+def test_a_machine_at_half_speed_is_no_error_of_the_model() -> None:
+    """Half the edge at half the speed: the model is right, and the machine drifts."""
+    outcomes = [measured(100, 100, 50.0), measured(100, 100, 50.0), measured(100, 50, 100.0)]
+    assert "would be 0%" in drift_sentence(outcomes)
+    both = drift_sentence([measured(100, 100, 50.0), measured(100, 50, 100.0)])
+    assert "differed by 33%" in both
+
+
+@pytest.mark.parametrize("work_us", [None, 50.0])
+def test_nothing_is_said_without_a_witness_of_two(work_us: float | None) -> None:
+    assert drift_sentence([measured(100, 90, work_us)]) == ""
