@@ -1,18 +1,19 @@
-"""The process that probes one variant: times executions by batch size, threads and busy instances.
+"""The process that probes variants: times executions by batch size, threads and busy instances.
 
 Reads a JSON document from standard input::
 
-    {"model_path", "backend", "device", "batchable", "inputs_path", "batch_ms_max", "parent_pid",
-     "probes": [{"threads", "busy", "batch", "seconds"}, …]}
+    {"models": [{"path", "backend", "size_bytes", "probes": [{"threads", "busy", "batch",
+     "seconds"}, …]}, …], "device", "batchable", "inputs_path", "batch_ms_max", "seconds_max",
+     "parent_pid"}
 
-and writes one JSON line per probe to standard output, in order, with ``samples_ms`` (milliseconds
-of each execution while exactly ``busy`` instances were at work), ``skipped`` where a smaller batch
-already took longer than ``batch_ms_max``. A line with ``error`` ends the stream.
+and writes one JSON line per probe to standard output, with the numbers of ``model`` and ``probe``
+and ``samples_ms`` (milliseconds of each execution while exactly ``busy`` instances were at work);
+``skipped`` where a smaller batch already took longer than ``batch_ms_max``. Probes that
+``seconds_max`` did not suffice for have no line. A line with ``error`` ends the stream.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import threading
@@ -37,33 +38,36 @@ _ROUND_THREADS_S = 0.15
 _SETTLE_S = 0.04
 # Samples of one probe: more would only make the records longer.
 _SAMPLES_MAX = 400
+# Models up to this size, all together, are open at the same time and take turns.
+_BYTES_TOGETHER_MAX = 1 << 30
 
 
 class _Instances:
-    """Sessions of the variant, made when a probe needs them, by thread count."""
+    """Sessions of the models, made when a probe needs them."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
-        self._open: dict[int, list[Runtime]] = {}
+        self._open: dict[tuple[int, int], list[Runtime]] = {}
 
-    def take(self, threads: int, count: int) -> list[Runtime]:
-        if threads not in self._open:
-            # Sessions of another thread count would keep their memory and their thread pools.
-            for runtimes in self._open.values():
-                for runtime in runtimes:
-                    runtime.close()
-            self._open = {threads: []}
-        runtimes = self._open[threads]
+    def take(self, model: int, threads: int, count: int) -> list[Runtime]:
+        runtimes = self._open.setdefault((model, threads), [])
         while len(runtimes) < count:
             runtimes.append(
                 open_runtime(
-                    Path(self._spec["model_path"]),
-                    backend=self._spec["backend"],
+                    Path(self._spec["models"][model]["path"]),
+                    backend=self._spec["models"][model]["backend"],
                     device=self._spec["device"],
                     intra_op_threads=threads,
                 )
             )
         return runtimes[:count]
+
+    def close(self) -> None:
+        """Frees all of them, which would keep their memory and their thread pools."""
+        for runtimes in self._open.values():
+            for runtime in runtimes:
+                runtime.close()
+        self._open = {}
 
 
 def _batch(pool: dict[str, np.ndarray[Any, Any]], size: int, batchable: bool) -> Tensors:
@@ -113,35 +117,50 @@ def _time_executions(
     return [(end - begin) * 1e3 for own in spans for begin, end in own[1:] if end <= together_until]
 
 
+def _groups(models: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The probes that take turns: those of one thread count, of all models if memory suffices."""
+    together = sum(model["size_bytes"] for model in models) <= _BYTES_TOGETHER_MAX
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for number, model in enumerate(models):
+        for index, probe in enumerate(model["probes"]):
+            # ONNX Runtime's own choice of threads (0) comes last, as in the plan of the probes.
+            place = (0 if together else number, probe["threads"] or 1 << 30)
+            record = probe | {"model": number, "probe": index, "samples_ms": [], "skipped": False}
+            groups.setdefault(place, []).append(record)
+    return [groups[place] for place in sorted(groups)]
+
+
 def _run_group(
-    probes: list[dict[str, Any]],
+    records: list[dict[str, Any]],
     instances: _Instances,
     pool: dict[str, np.ndarray[Any, Any]],
     spec: dict[str, Any],
-) -> list[dict[str, Any]]:
+    deadline: float,
+) -> None:
     """Probes of one thread count, in rounds: a machine's speed drifts over tenths of a second.
 
     Thus each probe runs under the same conditions as its neighbours, whose ratios count. Sessions
     with several threads stay at it for longer: theirs find their cores only after a while, and
     until then two of them share one.
     """
-    seconds = max(probe["seconds"] for probe in probes)
-    if probes[0]["threads"] != 1:
+    seconds = max(record["seconds"] for record in records)
+    if records[0]["threads"] != 1:
         rounds = max(1, round(seconds / _ROUND_THREADS_S))
     else:
         rounds = max(_ROUNDS, round(seconds / _ROUND_S))
-    slow: dict[int, int] = {}
-    records = [dict(probe, samples_ms=[], skipped=False) for probe in probes]
+    slow: dict[tuple[int, int], int] = {}
     for _ in range(rounds):
         for record in records:
+            if time.monotonic() > deadline:
+                return
             busy, batch = record["busy"], record["batch"]
-            if batch > slow.get(busy, batch):
+            if batch > slow.get((record["model"], busy), batch):
                 record["skipped"] = not record["samples_ms"]
                 continue
             # Further executions of a slow batch would add little.
             if sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
                 continue
-            runtimes = instances.take(record["threads"], busy)
+            runtimes = instances.take(record["model"], record["threads"], busy)
             inputs = _batch(pool, batch, spec["batchable"])
             samples = _time_executions(
                 runtimes, inputs, record["seconds"] / rounds, record["threads"]
@@ -149,8 +168,7 @@ def _run_group(
             kept = samples[: _SAMPLES_MAX // rounds]
             record["samples_ms"] += [round(value, 5) for value in kept]
             if samples and float(np.median(samples)) > spec["batch_ms_max"]:
-                slow[busy] = batch
-    return records
+                slow[record["model"], busy] = batch
 
 
 def main() -> None:
@@ -160,11 +178,14 @@ def main() -> None:
     with np.load(spec["inputs_path"]) as file:
         pool = {name: file[name] for name in file.files}
     instances = _Instances(spec)
+    deadline = time.monotonic() + spec["seconds_max"]
     try:
-        # Sessions are kept for one thread count at a time.
-        for _, group in itertools.groupby(spec["probes"], key=lambda probe: probe["threads"]):
-            for record in _run_group(list(group), instances, pool, spec):
-                print(json.dumps(record), flush=True)
+        for records in _groups(spec["models"]):
+            _run_group(records, instances, pool, spec, deadline)
+            instances.close()
+            for record in records:
+                if record["samples_ms"] or record["skipped"]:
+                    print(json.dumps(record), flush=True)
     except AnalyzerError as error:
         print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
         sys.exit(1)

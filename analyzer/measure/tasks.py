@@ -34,7 +34,7 @@ from analyzer.measure.jobs import WorkerContext
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.measure import measure_configuration
 from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
-from analyzer.measure.probe import run_probes
+from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.measure.session import Session
 from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
@@ -159,27 +159,61 @@ class BuildTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTask:
-    """Probes one variant."""
+    """Probes variants, which take turns in one process.
+
+    Args:
+        plans: Each variant with its probes.
+        batch_ms_max: Larger batches are skipped once a batch takes longer than this.
+        seconds_max: What is not probed by then has no result.
+    """
 
     assets: Assets
-    key: VariantKey
+    plans: tuple[tuple[VariantKey, tuple[Probe, ...]], ...]
     device: str
-    probes: tuple[Probe, ...]
     batch_ms_max: float
-    timeout_s: float
+    seconds_max: float
 
-    def __call__(self, context: WorkerContext) -> list[ProbeResult]:
-        variant = self.assets.variant(self.key, context)
-        return run_probes(
-            model_path=Path(variant.path),
-            backend=self.key.backend,
+    def __call__(
+        self, context: WorkerContext
+    ) -> dict[VariantKey, list[ProbeResult] | AnalyzerError]:
+        """The results of each variant, or why there are none."""
+        built = self.assets.build([key for key, _ in self.plans], context)
+        found: dict[VariantKey, list[ProbeResult] | AnalyzerError] = {}
+        models = {}
+        for key, probes in self.plans:
+            variant = built[key]
+            if isinstance(variant, AnalyzerError):
+                found[key] = variant
+                continue
+            models[key] = ProbedModel(
+                path=Path(variant.path),
+                backend=key.backend,
+                size_bytes=variant.size_bytes,
+                probes=probes,
+            )
+        try:
+            found |= self._run(models, context)
+        except AnalyzerError:
+            # One of them fails: each in a process of its own.
+            for key, model in models.items():
+                try:
+                    found |= self._run({key: model}, context)
+                except AnalyzerError as error:
+                    found[key] = error
+        return found
+
+    def _run(
+        self, models: Mapping[VariantKey, ProbedModel], context: WorkerContext
+    ) -> dict[VariantKey, list[ProbeResult]]:
+        results = run_probes(
+            list(models.values()),
             device=self.device,
             batchable=self.assets.model.batchable,
             inputs_path=self.assets.request_inputs(context.cache_dir),
-            probes=self.probes,
             batch_ms_max=self.batch_ms_max,
-            timeout_s=self.timeout_s,
+            seconds_max=self.seconds_max,
         )
+        return dict(zip(models, results, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

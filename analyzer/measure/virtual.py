@@ -142,7 +142,7 @@ class VirtualExecutor:
         if isinstance(task, BuildTask):
             return {key: self._build(key) for key in task.keys}
         if isinstance(task, ProbeTask):
-            return [self._probe(task.key, probe) for probe in task.probes]
+            return {key: [self._probe(key, probe) for probe in plan] for key, plan in task.plans}
         assert isinstance(task, MeasureTask), task
         return self._measure(task)
 

@@ -7,52 +7,94 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.errors import AnalyzerError
 from analyzer.measure.jobs import Job
 from analyzer.measure.tasks import ProbeTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
+from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.fitted import OVERHEAD_MS_GUESS
+from analyzer.twin.heavy_traffic import heavy_traffic_edges
 from analyzer.twin.probes import Probe, plan_probes
+from analyzer.twin.screen import dispersion
 
-# A variant that costs this many times the cheapest one's core time is not probed further.
-_PRUNE_FACTOR = 2.0
-# One probe takes this share of the budget, within limits (seconds); all of them are expected to
-# take at most so much (share, seconds).
+# The first look at a variant tells its edge to about a factor: it is not probed further where its
+# edge times this is below the best one divided by this.
+_UNCERTAINTY = 1.4
+# One probe takes this share of the budget, within limits (seconds).
 _PROBE_SHARE = 1 / 500
 _PROBE_S = (0.1, 0.4)
+# Of the time until the first proof must begin: what all probes may take, and no less than so many
+# seconds each time.
+_TIME_SHARE = 0.4
+_SECONDS_MIN = 2.0
+# Arrivals whose dispersion the approximation takes.
+_DISPERSION_REQUESTS = 20_000
+# What is expected of them, for the progress bar (share of the budget, seconds).
 _EXPECTED = (0.25, 20.0)
-# Beyond these a worker that probes is held to hang: at its start, for each probe, and for the job.
-_START_TIMEOUT_S = 60.0
-_PROBE_TIMEOUT_S = 10.0
-_JOB_TIMEOUT_S = 60.0
+# A worker is held to hang so long after its probes should have ended.
+_JOB_GRACE_S = 120.0
 
 
 def probe(context: SearchContext, built: BuiltVariants) -> None:
     """Fills ``built.calibrations``: two probes of every variant, the rest where they may pay.
 
-    The baseline's deployment is always probed, since it is certified in any case. A variant that
+    The baseline's deployment is always probed, since it is measured in any case. A variant that
     cannot be probed is a warning.
     """
+    # Nothing of ours may run beside a probe: neither a start of workers nor a compilation.
+    _ = context.executor.workers
+    context.settle()
     budget_s = context.request.budget_s
     share, seconds_max = _EXPECTED
     context.progress.phase("probing service times", min(seconds_max, share * budget_s))
+    deadline = context.clock() + _TIME_SHARE * context.plan.preparation_left_s
     by_variant = {
         key: [c for c in context.candidates.values() if c.variant == key]
         for key in built.variants
         if key not in built.excluded
     }
     plans = {key: _plan(context, chosen) for key, chosen in by_variant.items() if chosen}
-    _probe(context, built, {key: _first_probes(plan) for key, plan in plans.items()})
-    costs_ms = {key: c.cost_ms() for key, c in built.calibrations.items()}
-    cheapest_ms = min((cost for cost in costs_ms.values() if cost is not None), default=0.0)
-    rest = {
-        key: plan
-        for key, plan in plans.items()
-        if key in costs_ms and (costs_ms[key] or 0.0) <= _PRUNE_FACTOR * cheapest_ms
-    }
+    _probe(context, built, {key: _first_probes(plan) for key, plan in plans.items()}, deadline)
+    rest = {key: plans[key] for key in _promising(context, built, by_variant)}
     baseline = context.baseline
     rest[baseline.variant] = [*rest.get(baseline.variant, []), *_plan(context, [baseline])]
-    _probe(context, built, rest)
+    _probe(context, built, rest, deadline)
+
+
+def _promising(
+    context: SearchContext,
+    built: BuiltVariants,
+    by_variant: Mapping[VariantKey, Sequence[Configuration]],
+) -> list[VariantKey]:
+    """The variants that may hold the best edge after a first look, as the approximation has it."""
+    sla, arrivals = context.request.sla, context.request.arrivals
+    unit = UnitArrivals.draw(arrivals, count=_DISPERSION_REQUESTS, seed=0)
+    edges: dict[VariantKey, float] = {}
+    for key, configurations in by_variant.items():
+        known = built.calibrations.get(key)
+        if known is None or not configurations:
+            continue
+        servers = [
+            (BatchingPolicy.from_configuration(configuration), service, OVERHEAD_MS_GUESS)
+            for configuration in configurations
+            if (service := known.service_of(configuration, cores=context.cores)) is not None
+        ]
+        edges[key] = float(
+            heavy_traffic_edges(
+                servers,
+                budget_ms=sla.latency_budget_ms,
+                percentile=sla.percentile,
+                request_batch_size=int(context.request.batch_sizes.min()),
+                arrival_scv=dispersion(unit.time_s),
+            ).max(initial=0.0)
+        )
+    if sla.objective == "memory":
+        return list(edges)
+    best = max(edges.values(), default=0.0)
+    return [key for key, edge in edges.items() if edge * _UNCERTAINTY >= best / _UNCERTAINTY]
 
 
 def _plan(context: SearchContext, configurations: Sequence[Configuration]) -> list[Probe]:
@@ -72,36 +114,46 @@ def _first_probes(probes: Sequence[Probe]) -> list[Probe]:
 
 
 def _probe(
-    context: SearchContext, built: BuiltVariants, plans: Mapping[VariantKey, Sequence[Probe]]
+    context: SearchContext,
+    built: BuiltVariants,
+    plans: Mapping[VariantKey, Sequence[Probe]],
+    deadline: float,
 ) -> None:
-    """Runs the probes of ``plans`` that are neither known nor cached."""
-    cache = context.probe_cache
-    jobs = []
-    by_job = {f"probe-{key.label}": key for key in plans}
-    for job_id, key in by_job.items():
-        probes = list(plans[key])
-        known = built.calibrations.get(key) or cache.load(key, built.variants[key].sha256)
+    """Runs the probes of ``plans`` that are neither known nor cached, in one process."""
+    cache, request = context.probe_cache, context.request
+    limit_ms = request.sla.latency_budget_ms
+    missing = []
+    for key, plan in plans.items():
+        sha256 = built.variants[key].sha256
+        known = built.calibrations.get(key) or cache.load(key, sha256, request.device)
+        probes = list(dict.fromkeys(plan))
         if known is not None:
             built.calibrations[key] = known
-            probes = known.lacks(probes)
+            probes = known.lacks(probes, limit_ms=limit_ms)
         if probes:
-            timeout_s = _START_TIMEOUT_S + _PROBE_TIMEOUT_S * len(probes)
-            task = ProbeTask(
-                assets=context.assets,
-                key=key,
-                device=context.request.device,
-                probes=tuple(probes),
-                batch_ms_max=context.request.sla.latency_budget_ms,
-                timeout_s=timeout_s,
-            )
-            jobs.append(Job(job_id, task, timeout_s + _JOB_TIMEOUT_S, f"probe {key.label}"))
-    for result in context.run(jobs):
-        key = by_job[result.job_id]
-        context.progress.detail(f"probed {key.label}")
+            missing.append((key, tuple(probes)))
+    if not missing:
+        return
+    seconds = max(_SECONDS_MIN, deadline - context.clock())
+    task = ProbeTask(
+        assets=context.assets,
+        plans=tuple(missing),
+        device=request.device,
+        batch_ms_max=limit_ms,
+        seconds_max=seconds,
+    )
+    context.progress.detail(", ".join(key.label for key, _ in missing))
+    # Should one variant fail, each is probed alone.
+    timeout_s = (1 + len(missing)) * (seconds + _JOB_GRACE_S)
+    for result in context.run([Job("probe", task, timeout_s, "probe variants")]):
         if result.error is not None:
-            context.log.warn(f"{key.label} could not be probed: {result.error.message}")
+            context.log.warn(f"Nothing could be probed: {result.error.message}")
             continue
-        assert isinstance(result.value, list)
-        empty = VariantCalibration(variant=key, results=())
-        built.calibrations[key] = built.calibrations.get(key, empty).merged(result.value)
-        cache.save(built.variants[key].sha256, built.calibrations[key])
+        assert isinstance(result.value, dict)
+        for key, found in result.value.items():
+            if isinstance(found, AnalyzerError):
+                context.log.warn(f"{key.label} could not be probed: {found.message}")
+                continue
+            empty = VariantCalibration(variant=key, results=())
+            built.calibrations[key] = built.calibrations.get(key, empty).merged(found)
+            cache.save(built.variants[key].sha256, built.calibrations[key], request.device)

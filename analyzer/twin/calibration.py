@@ -157,6 +157,7 @@ class VariantCalibration:
                     "batch": result.probe.batch,
                     "seconds": result.probe.seconds,
                     "samples_ms": list(result.samples_ms),
+                    "limit_ms": result.limit_ms,
                 }
                 for result in self.results
             ]
@@ -167,9 +168,12 @@ class VariantCalibration:
         """What :meth:`to_dict` wrote."""
         results = []
         for record in values["results"]:
-            place = {name: value for name, value in record.items() if name != "samples_ms"}
+            names = ("threads", "busy", "batch", "seconds")
+            probe = Probe(**{name: record[name] for name in names})
             samples = tuple(record["samples_ms"])
-            results.append(ProbeResult(probe=Probe(**place), samples_ms=samples))
+            results.append(
+                ProbeResult(probe=probe, samples_ms=samples, limit_ms=record["limit_ms"])
+            )
         return cls(variant=variant, results=tuple(results))
 
     def merged(self, more: Iterable[ProbeResult]) -> VariantCalibration:
@@ -177,9 +181,17 @@ class VariantCalibration:
         by_place = {_place(result.probe): result for result in (*self.results, *more)}
         return VariantCalibration(variant=self.variant, results=tuple(by_place.values()))
 
-    def lacks(self, probes: Sequence[Probe]) -> list[Probe]:
-        """Those of ``probes`` that were not run yet."""
-        have = {_place(result.probe) for result in self.results}
+    def lacks(self, probes: Sequence[Probe], *, limit_ms: float = 0.0) -> list[Probe]:
+        """Those of ``probes`` that were not run yet.
+
+        Args:
+            limit_ms: Batches that were skipped as slower than less than this count as not run.
+        """
+        have = {
+            _place(result.probe)
+            for result in self.results
+            if result.samples_ms or (result.limit_ms or 0.0) >= limit_ms
+        }
         return [probe for probe in probes if _place(probe) not in have]
 
 

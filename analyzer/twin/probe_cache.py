@@ -1,23 +1,29 @@
-"""Probes that are kept between studies, by the file that was probed and the machine."""
+"""Probes that are kept between studies, by probed file, runtime and machine."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from analyzer.domain.configuration import VariantKey
+from analyzer.domain.configuration import DeviceKind, VariantKey
 from analyzer.twin.calibration import VariantCalibration
 
 _KIND = "probes"
+# Machines change: drivers, neighbours, clock limits.
+_SECONDS_KEPT = 7 * 86400.0
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "tensorrt")
 
 
 class ProbeCache:
-    """What was probed of a file on this hardware.
+    """What was probed of a file on this hardware with these runtimes, for a week.
 
     Args:
         read: A kept value by kind and key; None if there is none (``ResultStore.get_cache``).
         write: Keeps a value under kind and key (``ResultStore.put_cache``).
         hardware_key: Equal where measurements can be shared.
+        now: Seconds since 1970.
     """
 
     def __init__(
@@ -25,19 +31,45 @@ class ProbeCache:
         read: Callable[[str, str], dict[str, Any] | None],
         write: Callable[[str, str, dict[str, Any]], None],
         hardware_key: str,
+        *,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._read = read
         self._write = write
-        self._hardware_key = hardware_key
+        self._place = f"{hardware_key}:{_runtimes()}"
+        self._now = now
+        self._recorded: dict[str, float] = {}
 
-    def load(self, variant: VariantKey, sha256: str) -> VariantCalibration | None:
-        """What earlier studies probed of the file with this hash; None if nothing."""
-        values = self._read(_KIND, self._key(sha256))
-        return VariantCalibration.from_dict(variant, values) if values else None
+    def load(
+        self, variant: VariantKey, sha256: str, device: DeviceKind
+    ) -> VariantCalibration | None:
+        """What earlier studies probed of the file with this hash on ``device``; None if nothing."""
+        key = self._key(sha256, device)
+        values = self._read(_KIND, key)
+        if values is None:
+            return None
+        recorded = float(values.get("recorded_at", 0.0))
+        if self._now() - recorded > _SECONDS_KEPT:
+            return None
+        self._recorded[key] = recorded
+        return VariantCalibration.from_dict(variant, values)
 
-    def save(self, sha256: str, calibration: VariantCalibration) -> None:
-        """Keeps ``calibration`` for the next study."""
-        self._write(_KIND, self._key(sha256), calibration.to_dict())
+    def save(self, sha256: str, calibration: VariantCalibration, device: DeviceKind) -> None:
+        """Keeps ``calibration`` for the next study; it is as old as its oldest probe."""
+        key = self._key(sha256, device)
+        recorded = self._recorded.setdefault(key, self._now())
+        self._write(_KIND, key, calibration.to_dict() | {"recorded_at": recorded})
 
-    def _key(self, sha256: str) -> str:
-        return f"{sha256}:{self._hardware_key}"
+    def _key(self, sha256: str, device: DeviceKind) -> str:
+        return f"{sha256}:{self._place}:{device}"
+
+
+def _runtimes() -> str:
+    """The runtimes that are installed, with their versions."""
+    found = []
+    for package in _RUNTIMES:
+        try:
+            found.append(f"{package}-{version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ",".join(found)

@@ -30,11 +30,13 @@ class ProbeResult:
     """What it gave: milliseconds of single executions; empty if the probe was skipped as slow.
 
     Args:
+        limit_ms: Of a probe that was skipped: a smaller batch already took longer than this.
         mean_ms: :func:`trimmed_mean_ms` of the samples, computed here once; NaN without any.
     """
 
     probe: Probe
     samples_ms: tuple[float, ...]
+    limit_ms: float | None = None
     mean_ms: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -229,7 +229,7 @@ def kept_server_model(
     rate_scale: float = 1.0,
 ) -> ServerModel | None:
     """The simulated server of a file that an earlier study probed on this machine; else None."""
-    known = cache.load(configuration.variant, sha256)
+    known = cache.load(configuration.variant, sha256, configuration.device)
     service = known.service_of(configuration, cores=cores) if known is not None else None
     if service is None:
         return None

@@ -15,6 +15,7 @@ from analyzer.domain.measurement import Edge
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
+from analyzer.errors import AnalyzerError
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import WorkerContext
 from analyzer.measure.live_session import LiveSession
@@ -141,18 +142,19 @@ class ServedSubject:
 
     def probe(self) -> dict[VariantKey, VariantCalibration]:
         """The probes of each variant, as a search with the default budget runs them."""
+        probes = plan_probes(deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.4)
+        task = ProbeTask(
+            assets=self.assets,
+            plans=tuple((key, tuple(probes)) for key in (FP32, INT8)),
+            device="cpu",
+            batch_ms_max=self.load.sla.latency_budget_ms,
+            seconds_max=120.0,
+        )
         found = {}
-        for key in (FP32, INT8):
-            probes = plan_probes(deployments=[(1, 1), (1, 2), (2, 1)], batch_max=32, seconds=0.4)
-            task = ProbeTask(
-                assets=self.assets,
-                key=key,
-                device="cpu",
-                probes=tuple(probes),
-                batch_ms_max=self.load.sla.latency_budget_ms,
-                timeout_s=120.0,
-            )
-            found[key] = VariantCalibration(variant=key, results=tuple(task(self.context)))
+        for key, results in task(self.context).items():
+            if isinstance(results, AnalyzerError):
+                raise results
+            found[key] = VariantCalibration(variant=key, results=tuple(results))
         return found
 
     def twin(self, calibrations: dict[VariantKey, VariantCalibration]) -> Twin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.domain.configuration import Configuration
+from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.probes import PROBES_MAX, Probe, ProbeResult, plan_probes
 
 FP32 = Configuration().variant
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def result(threads: int, busy: int, batch: int, mean_ms: float, *, count: int = 10) -> ProbeResult:
@@ -118,3 +121,46 @@ def test_only_what_was_not_probed_is_probed_again() -> None:
 def test_the_cost_is_core_time_per_inference() -> None:
     known = calibrated(result(2, 1, 1, 4.0), result(2, 1, 8, 16.0))
     assert known.cost_ms() == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_batch_that_was_too_slow_is_tried_again_only_under_a_longer_budget() -> None:
+    probe = Probe(threads=1, busy=1, batch=64)
+    known = calibrated(ProbeResult(probe=probe, samples_ms=(), limit_ms=20.0))
+    assert known.lacks([probe], limit_ms=20.0) == []
+    assert known.lacks([probe], limit_ms=50.0) == [probe]
+    kept = VariantCalibration.from_dict(FP32, json.loads(json.dumps(known.to_dict())))
+    assert kept == known
+
+
+def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, image=np.load(EXAMPLES / "digits.npz")["image"][:8].astype(np.float32))
+    model = ProbedModel(
+        path=EXAMPLES / "digits.onnx",
+        backend="onnxruntime",
+        size_bytes=1 << 20,
+        probes=(
+            Probe(threads=1, busy=2, batch=1, seconds=0.1),
+            Probe(threads=1, busy=1, batch=1, seconds=0.1),
+            Probe(threads=1, busy=1, batch=4, seconds=0.1),
+            Probe(threads=1, busy=1, batch=8, seconds=0.1),
+        ),
+    )
+
+    def probed(batch_ms_max: float, seconds_max: float) -> list[list[ProbeResult]]:
+        return run_probes(
+            [model, model],
+            device="cpu",
+            batchable=True,
+            inputs_path=inputs,
+            batch_ms_max=batch_ms_max,
+            seconds_max=seconds_max,
+        )
+
+    for results in probed(1e4, 30.0):
+        assert {result.probe for result in results} == set(model.probes)
+        assert all(result.samples_ms and result.limit_ms is None for result in results)
+    for results in probed(1e-3, 30.0):
+        slow = {result.probe.batch for result in results if result.limit_ms == 1e-3}
+        assert slow == {4, 8}, "the smallest batch is always probed"
+    assert probed(1e4, 0.0) == [[], []]

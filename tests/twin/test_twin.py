@@ -142,13 +142,26 @@ def test_kept_probes_give_the_model_that_the_search_used() -> None:
     def write(kind: str, key: str, value: dict[str, Any]) -> None:
         kept[kind, key] = value
 
-    cache = ProbeCache(lambda kind, key: kept.get((kind, key)), write, "hardware")
+    now = [1e9]
+
+    def opened(hardware: str = "hardware") -> ProbeCache:
+        return ProbeCache(
+            lambda kind, key: kept.get((kind, key)), write, hardware, now=lambda: now[0]
+        )
+
+    cache = opened()
     known = calibration()
-    cache.save("abc", known)
-    assert cache.load(FP32, "abc") == known
+    cache.save("abc", known, "cpu")
+    assert cache.load(FP32, "abc", "cpu") == known
+    assert cache.load(FP32, "abc", "gpu") is None
     assert kept_server_model(cache, configuration(), "other", cores=2) is None
     assert kept_server_model(cache, configuration(), "abc", cores=2) == twin(known).server_model(
         configuration()
     )
-    elsewhere = ProbeCache(lambda kind, key: kept.get((kind, key)), write, "other hardware")
-    assert elsewhere.load(FP32, "abc") is None
+    assert opened("other hardware").load(FP32, "abc", "cpu") is None
+    now[0] += 5 * 86400.0
+    later = opened()
+    assert later.load(FP32, "abc", "cpu") == known
+    later.save("abc", known, "cpu")
+    now[0] += 3 * 86400.0
+    assert opened().load(FP32, "abc", "cpu") is None, "a further probe makes the others no younger"
