@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Of the time until the first proof must begin: what builds may take, and no less than so many
 # seconds. What is not built by then is left out; the model itself may always take its time.
-_BUILD_SHARE = 0.5
+_BUILD_SHARE = 0.7
 _BUILD_S_MIN = 5.0
 # A worker is held to hang so long after the builds should have ended.
 _GRACE_S = 60.0
