@@ -21,7 +21,7 @@ _PREDICTED_SHARE = 0.8
 _QUIET_UTILIZATION = 0.3
 _QUIET_RPS_MAX = 50.0
 _QUIET_REQUESTS = 60.0
-_TIME_MIN_S = 3.0
+_TIME_MIN_S = 1.5
 # A worker is held to hang after so many seconds, and these times the seconds under load.
 _TIMEOUT_S = 120.0
 _TIMEOUT_FACTOR = 4.0

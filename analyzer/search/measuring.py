@@ -249,7 +249,8 @@ class Measuring:
             seconds = max(share * left_s, _LOAD_S_MIN)
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
             return seconds, self._certify_task(configuration, known.edge, seconds, shares)
-        edge_s = min(self._edge_s, left_s)
+        wanted_s = _LOAD_S_MIN if self._screening.hopeless else self._edge_s
+        edge_s = min(wanted_s, left_s)
         if step != "first":
             return edge_s, self._edge_task(configuration, edge_s)
         wanted_s = _FIRST_PROOF_FACTOR * self._proof_s(configuration)
