@@ -56,7 +56,8 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     sentence = _bound(context, screening, winner)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
-    missing_s = measuring.missing_s_of(estimate) if verdict != "infeasible" else None
+    open_ = verdict in ("undecided", "estimated")
+    missing_s = measuring.missing_s_of(estimate) if open_ else None
     needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
     result = _result(context, screening, winner, verdict, sentence)
     return replace(result, search=replace(result.search, budget_needed_s=needed_s))
