@@ -103,7 +103,8 @@ def _precisions(
     type=options.DURATION_S,
     default="5m",
     show_default=True,
-    help="Wall time of the whole command (60s).",
+    help="Wall time of the whole command (60s); at most a quarter more where that completes a "
+    "first proof.",
 )
 @click.option(
     "--accept",
@@ -145,6 +146,13 @@ def _precisions(
 @click.option("--ray-address", metavar="ADDR", help="A Ray cluster.  [default: a local Ray]")
 @click.option("--instance-type", metavar="NAME", help="Machine type of the price catalogue.")
 @click.option("--price", type=options.PRICE_PER_HOUR, help="Price of a machine (0.7364/h).")
+@click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Price catalogue for --instance-type (YAML).  [default: the shipped one]",
+)
 @options.store
 @click.option("--study", metavar="NAME", help="Name of the study.  [default: model and a number]")
 @click.option("--resume", is_flag=True, help="Go on with --study NAME; nothing is measured twice.")

@@ -35,6 +35,7 @@ class SearchOptions:
     ray_address: str | None
     instance_type: str | None
     price: float | None
+    prices_file: Path | None
     store_url: str
     study: str | None
     resume: bool

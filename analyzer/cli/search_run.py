@@ -123,7 +123,14 @@ def _pricing(options: SearchOptions) -> Pricing:
     if options.instance_type is not None:
         from analyzer.spaces.prices import lookup_price
 
-        return lookup_price(options.instance_type, price_per_hour=options.price)
+        return lookup_price(
+            options.instance_type, price_per_hour=options.price, catalogue=options.prices_file
+        )
+    if options.prices_file is not None:
+        raise UsageError(
+            "--prices: a catalogue needs the machine's type.",
+            hint="Add --instance-type NAME, or give the price itself with --price 0.7364/h.",
+        )
     if options.price is not None:
         return Pricing(price_per_hour=options.price, source="--price")
     return Pricing()

@@ -242,6 +242,7 @@ def _document(verification: Verification, subject: ClaimedModel) -> dict[str, An
         | {"conditions": asdict(subject.conditions) if subject.conditions is not None else None},
         "measured": entry_document(entry),
         "verdict": verification.verdict,
+        "conditions_differ": _differing(subject.conditions, verification.measured),
     }
 
 
@@ -268,19 +269,30 @@ def _print(verification: Verification, subject: ClaimedModel) -> None:
             f"  missing      about {certificate.requests_missing} requests: give it more time "
             f"(--budget {certificate.requests_missing / claim.rate_rps + 60:.0f}s)"
         )
-    _print_conditions(subject.conditions, summary_of([certificate.conditions]))
+    _print_conditions(subject.conditions, measured)
     for reason in test.validity.reasons:
         click.echo(f"  invalid      {reason}")
     for note in measured.notes:
         click.echo(f"  note         {note}")
 
 
-def _print_conditions(then: ConditionsSummary | None, now: ConditionsSummary | None) -> None:
+def _print_conditions(then: ConditionsSummary | None, measured: Measurement) -> None:
     """What the machine was like, now and when the claim was certified, and how that differs."""
     from analyzer.report.conditions_text import conditions_sentence
 
-    for label, conditions in (("then", then), ("now", now)):
+    for label, conditions in (("then", then), ("now", _conditions(measured))):
         if conditions is not None:
             click.echo(f"  machine      {label}: {conditions_sentence(conditions)}")
-    for difference in differences(then, now) if then is not None and now is not None else ():
+    for difference in _differing(then, measured):
         click.echo(f"  differs      from when the claim was certified: {difference}")
+
+
+def _conditions(measured: Measurement) -> ConditionsSummary | None:
+    certificate = measured.certificate
+    return summary_of([certificate.conditions]) if certificate is not None else None
+
+
+def _differing(then: ConditionsSummary | None, measured: Measurement) -> list[str]:
+    """In what the machine differs from when the claim was certified, a phrase each."""
+    now = _conditions(measured)
+    return list(differences(then, now)) if then is not None and now is not None else []

@@ -74,18 +74,22 @@ def read_prices(path: Path | None = None) -> dict[str, Pricing]:
     }
 
 
-def lookup_price(instance_type: str, *, price_per_hour: float | None = None) -> Pricing:
+def lookup_price(
+    instance_type: str, *, price_per_hour: float | None = None, catalogue: Path | None = None
+) -> Pricing:
     """What a machine of ``instance_type`` costs.
 
     Args:
         instance_type: The cloud's name of the machine.
         price_per_hour: US dollars from ``--price``; it replaces the catalogue's price, and then a
             type that the catalogue does not have is taken as a machine with one device.
+        catalogue: The file; the shipped one by default.
 
     Raises:
-        UsageError: The catalogue does not have the type and no price was given.
+        UsageError: The catalogue does not have the type and no price was given, or it cannot be
+            read.
     """
-    prices = read_prices()
+    prices = read_prices(catalogue)
     known = prices.get(instance_type)
     if price_per_hour is not None:
         return Pricing(

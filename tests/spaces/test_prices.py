@@ -65,3 +65,16 @@ def test_a_catalogue_with_a_mistake(
         read_prices(path)
     message = f"{caught.value.message} {caught.value.hint}"
     assert all(part in message for part in ["mine.yaml", *says]), message
+
+
+def test_a_catalogue_of_your_own_takes_the_place_of_the_shipped_one(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "sources: {mine: {title: Own, url: http://x}}\n"
+        "instances:\n"
+        "  - {instance_type: big, usd_per_hour: 2.5, devices: 2, as_of: 2026-01, source: mine}\n"
+    )
+    pricing = lookup_price("big", catalogue=own)
+    assert (pricing.price_per_hour, pricing.devices_per_machine) == (2.5, 2)
+    with pytest.raises(UsageError, match="big"):
+        lookup_price("big")
