@@ -47,7 +47,7 @@ class CertifyGoal:
         earlier: What is known by rate; these rates keep their claims' numbers.
         claims: Claims that the family has begun so far.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
-        ceiling_rps: No higher rate is tried; asked anew before each run.
+        ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
     """
 
     edge_rps: float
@@ -123,12 +123,12 @@ class _Certifying:
             certificate = self._judge(rate, (), known.claim)
             if certificate.verdict == "PASS" or not result.passed:
                 self._keep(rate, certificate, ())
-            if result.passed and result.rate_rps == rate:
+            if certificate.verdict == "PASS":
                 rates = [other for other in rates if other > rate]
             elif certificate.verdict == "FAIL":
                 rates = [other for other in rates if other < rate]
         while rates and self._left_s > _RUN_S_MIN:
-            rates = [rate for rate in rates if rate <= self._goal.ceiling_rps()]
+            rates = [rate for rate in rates if rate <= self._ceiling_rps]
             chosen, limit_s = self._choose(rates) if rates else (None, 0.0)
             if chosen is None:
                 break
@@ -203,7 +203,7 @@ class _Certifying:
         # The first one is short: it shows whether the rate is hopeless.
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while limit_s > _RUN_S_MIN:
-            if rate > self._goal.ceiling_rps():
+            if rate > self._ceiling_rps:
                 return False
             # A fifth of a run at most does not count.
             block_s = min(block_s, limit_s)
@@ -221,7 +221,7 @@ class _Certifying:
             gathered += test.requests
             certificate = self._judge(rate, indices, claim)
             self._add(rate, certificate, claim)
-            passed = certificate.verdict == "PASS" and rate <= self._goal.ceiling_rps()
+            passed = certificate.verdict == "PASS"
             if passed or not self._result.passed or self._result.rate_rps == rate:
                 self._keep(rate, certificate, indices)
             if passed:
@@ -247,6 +247,11 @@ class _Certifying:
             # In parts, so that the correlation that the runs show counts in time.
             block_s = max(min(missing * 1.05 / rate, 0.5 * limit_s), 0.5)
         return False
+
+    @property
+    def _ceiling_rps(self) -> float:
+        """No higher rate is chosen; a fixed one is not chosen."""
+        return math.inf if self._goal.fixed_rps else self._goal.ceiling_rps()
 
     @property
     def _miss_rate_max(self) -> float:
@@ -285,8 +290,6 @@ class _Certifying:
     def _keep(self, rate: float, certificate: Certificate, indices: Sequence[int]) -> None:
         """What may be said so far: of the highest rate that passed, else of the last one tried."""
         result = self._result
-        if certificate.verdict == "PASS" and rate > self._goal.ceiling_rps():
-            certificate = replace(certificate, verdict="UNDECIDED")
         result.rate_rps, result.certificate = rate, certificate
         result.passed = certificate.verdict == "PASS"
         result.blocks = [result.runs[index] for index in indices]

@@ -24,7 +24,7 @@ from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import Session
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.measure.witness import rate_ceiling
+from analyzer.measure.witness import carried, rate_ceiling
 from analyzer.stats.certificate import claim_confidence, expected_requests
 from analyzer.twin.server_model import ServerModel
 
@@ -201,15 +201,20 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
 
     def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
-        return judge_runs(
-            [session.tests[first + index] for index in indices],
+        tests, watched = [session.tests[first + index] for index in indices], study()
+        found = judge_runs(
+            tests,
             [session.logs[first + index] for index in indices],
             load,
             inflation(rate) if indices else None,
             earlier=earlier.get(rate),
             claim=claim,
-            study=study(),
+            study=watched,
         )
+        seen = None if rate in earlier else Conditions.pooled(test.conditions for test in tests)
+        if found.verdict == "PASS" and not carried(rate, edge, watched, sla, seen):
+            return replace(found, verdict="UNDECIDED")
+        return found
 
     result = certify_capacity(
         CertifyGoal(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
+    Certificate,
     Conditions,
     Edge,
     LatencySummary,
@@ -53,9 +55,20 @@ def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
         errors=0, duration_s=1.0, latency_ms=LatencySummary(p50=10.0),
         validity=Validity(valid=True),
     )  # fmt: skip
-    claim = Measurement(configuration=Configuration(), edge=EDGE, capacity_rps=400.0, headline=test)
+    certificate = Certificate(
+        verdict="PASS", requests=100, over_budget=0, effective_requests=100.0, confidence=0.95,
+        mlperf="PASS",
+    )  # fmt: skip
+    claim = Measurement(
+        configuration=Configuration(), edge=EDGE, capacity_rps=400.0, headline=test,
+        certificate=certificate,
+    )  # fmt: skip
     assert tenable(claim, QUIET, SLA) and tenable(claim, None, SLA)
     assert not tenable(claim, SLOW, SLA) and not tenable(claim, STALLS, SLA)
+    met = replace(claim, headline=replace(test, conditions=SLOW))
+    assert tenable(met, SLOW, SLA), "the certificate met the slow state as often"
+    more = replace(met, certificate=replace(certificate, requests=200))
+    assert not tenable(more, SLOW, SLA), "nobody knows what its other runs met"
 
 
 def test_pooled_conditions_add_up() -> None:
