@@ -136,9 +136,9 @@ def _mean(values: list[float | None]) -> float | None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The whole comparison."""
-    names = list(SAMPLERS)
+    names = list(options.sampler or SAMPLERS)
     left_out = {}
-    if importlib.util.find_spec("torch") is None:
+    if "gp" in names and importlib.util.find_spec("torch") is None:
         names.remove("gp")
         left_out["gp"] = "Optuna's GP sampler needs PyTorch, which is not installed here"
     probing: dict[str, float] = {}
@@ -223,6 +223,7 @@ def shown(document: dict[str, Any]) -> str:
 def main() -> int:
     command = Command("search", __doc__, timing=True, offline=("replay",))
     command.argument("step", choices=("replay", "measure"), nargs="?", default="replay")
+    command.argument("--sampler", choices=tuple(SAMPLERS), action="append", help="only these")
     command.argument("--seeds", type=int, default=30)
     command.argument("--evaluations", type=int, default=100)
     command.argument("--processes", type=int, default=usable_cores())
