@@ -192,13 +192,20 @@ class Designer:
         return self._ids[int(free[np.argmax(score)])]
 
     def finished(self, confidence: float) -> bool:
-        """Whether nothing is plausibly better than the best by more than 2 %, or nothing left."""
+        """Whether nothing unmeasured is plausibly better than the best by more than 2 %."""
         if self.suggest() is None:
             return True
         if self.compared < _MEASUREMENTS_TO_FINISH:
             return False
-        bound = self.bound(confidence)
-        return bound is not None and bound.covered == bound.space and bound.fraction <= _MARGIN
+        best = self.best
+        if best is None or not self.leads:
+            return False
+        space = self._prior > 0
+        missing = self._unmeasured(space & ~self._predicted)
+        rest = self._unmeasured(space & self._promising)
+        own = self._index[best[0]]
+        gain = self._plausible_gain(rest, own, log(best[1]), confidence) if len(rest) else 0.0
+        return len(missing) == 0 and gain <= log(1.0 + _MARGIN)
 
     @property
     def best(self) -> tuple[str, float] | None:
@@ -249,24 +256,32 @@ class Designer:
         rest = rest[[int(i) != own and self._feasible.get(int(i), True) for i in rest]]
         gain = least
         if len(rest):
-            plausible = plausible_gain(
-                self._learned(),
-                self._log_predicted,
-                rest=rest,
-                chance=np.where(measured[rest], 1.0, self._feasible_chance(rest)),
-                own=own,
-                # Of a candidate that the twin gave no value nothing but its measurement is known.
-                own_log=None if self._promising[own] else own_log,
-                measurements=len(self._errors),
-                confidence=confidence,
-                rng=np.random.default_rng(self._seed),
-            )
+            # Of a candidate that the twin gave no value nothing but its measurement is known.
+            known_log = None if self._promising[own] else own_log
+            plausible = self._plausible_gain(rest, own, known_log, confidence)
             gain = max(least, plausible, log(1.0 + _GAIN_MIN))
         return Bound(
             fraction=exp(min(gain, 50.0)) - 1.0,
             confidence=confidence,
             covered=int(np.count_nonzero(covered & space)),
             space=int(np.count_nonzero(space)),
+        )
+
+    def _plausible_gain(
+        self, rest: NDArray[np.int64], own: int, own_log: float | None, confidence: float
+    ) -> float:
+        """Of candidates ``rest`` over ``own``, whose value is ``own_log`` if that is given."""
+        measured = np.array([int(index) in self._feasible for index in rest])
+        return plausible_gain(
+            self._learned(),
+            self._log_predicted,
+            rest=rest,
+            chance=np.where(measured, 1.0, self._feasible_chance(rest)),
+            own=own,
+            own_log=own_log,
+            measurements=len(self._errors),
+            confidence=confidence,
+            rng=np.random.default_rng(self._seed),
         )
 
     @property
