@@ -137,10 +137,14 @@ def make_report(result: StudyResult) -> StudyReport:
     )
 
     best = closest[0] if closest is not None else recommendation
-    basis = common_basis(result.sla, best, baseline) if best is not None else "certified"
     best_gain = gain(
         result.sla, best, baseline, devices_per_machine=result.pricing.devices_per_machine
     )
+    basis: Basis = "certified"
+    if best_gain is not None:
+        basis = best_gain.basis
+    elif best is not None:  # nothing to compare with: the best that is known of it
+        basis = common_basis(result.sla, best, None)
 
     def entry(measurement: Measurement, fleet_basis: Basis = "certified") -> Entry:
         return study_entry(measurement, result, fleet_basis=fleet_basis)

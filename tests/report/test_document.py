@@ -168,6 +168,8 @@ def test_a_baseline_that_failed_is_an_entry_with_nothing_measured() -> None:
     assert document["baseline"]["edge_rps"] is document["baseline"]["edge_interval_rps"] is None
     assert document["baseline"]["latency_ms"]["p99"] is None
     assert document["speedup"] is None
+    # Nothing to compare with: the fleet rests on what was certified.
+    assert document["recommendation"]["fleet"]["basis"] == "certified"
 
 
 def test_an_infeasible_study_names_the_closest() -> None:
