@@ -60,13 +60,18 @@ def carried(
     Args:
         seen: Of all the runs that the certificate counts; None where it counts others too.
     """
-    if study is None or rate_rps <= rate_ceiling(edge, study, sla):
+    if study is None or not study.work_us:
         return True
-    if seen is None or not seen.work_us or not edge.work_us:
+    # An edge that was found in the slow state is the slow state's.
+    if rate_rps <= min(edge.at_least_rps or 0.0, rate_ceiling(edge, study, sla)):
+        return True
+    slow_us = SLOW_FACTOR * float(np.quantile(study.work_us, 0.05))
+    due = float(np.mean(np.array(study.work_us) > slow_us))
+    if due <= sla.miss_rate_max:
+        return True
+    if seen is None or not seen.work_us:
         return False
-    slow_us = SLOW_FACTOR * min(edge.work_us, float(np.quantile(study.work_us, 0.05)))
-    met, due = (float(np.mean(np.array(each.work_us) > slow_us)) for each in (seen, study))
-    return met >= SEEN_SHARE * due
+    return float(np.mean(np.array(seen.work_us) > slow_us)) >= SEEN_SHARE * due
 
 
 def stalls_too_long(study: Conditions | None, sla: Sla, latency_ms: float | None) -> bool:

@@ -18,7 +18,7 @@ from analyzer.domain.measurement import (
     Validity,
 )
 from analyzer.domain.sla import Sla
-from analyzer.measure.witness import rate_ceiling, slow_work_us, stalls_too_long, tenable
+from analyzer.measure.witness import carried, rate_ceiling, slow_work_us, stalls_too_long, tenable
 
 SLA = Sla(latency_budget_ms=40.0)
 QUIET = Conditions(seconds=100.0, work_us=(100.0,) * 100)
@@ -41,6 +41,13 @@ def test_the_ceiling_is_the_edge_at_the_slow_state_s_speed() -> None:
     assert rate_ceiling(found_when_slow, SLOW, SLA) == math.inf
     open_edge = Edge(rate_rps=None, interval_rps=(500.0, None), work_us=100.0)
     assert rate_ceiling(open_edge, SLOW, SLA) == pytest.approx(250.0)
+
+
+def test_an_edge_that_was_found_in_the_slow_state_says_nothing_above_it() -> None:
+    edge = Edge(rate_rps=300.0, interval_rps=(290.0, 310.0), work_us=200.0)
+    assert carried(300.0, edge, SLOW, SLA, QUIET)
+    assert not carried(400.0, edge, SLOW, SLA, QUIET)
+    assert carried(400.0, edge, SLOW, SLA, SLOW) and carried(400.0, edge, QUIET, SLA, None)
 
 
 def test_stalls_count_beyond_what_the_budget_has_left() -> None:
