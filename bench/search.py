@@ -204,7 +204,9 @@ def shown(document: dict[str, Any]) -> str:
                 for sampler, row in samplers.items()
             ]
             lines.append(table(("sampler", *COLUMNS), rows))
-            stop = samplers["twin"]
+            stop = samplers.get("twin")
+            if stop is None:
+                continue
             if stop["bounds"]:
                 lines.append(
                     f"\n{stop['bounds_kept']:.1%} of {stop['bounds']} bounds at 95 % confidence "
