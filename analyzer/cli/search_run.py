@@ -247,6 +247,11 @@ def _search(
     from analyzer.search.context import make_context
     from analyzer.search.study import run_search
 
+    def settle() -> None:
+        # Ray is up by now, and has put its own handler in the place of ours.
+        take_sigterm()
+        twin_ready()
+
     context = make_context(
         request,
         executor=executor,
@@ -258,7 +263,7 @@ def _search(
         hardware_key=machine.hardware_key,
         cores=machine.cores,
         started=options.started,
-        settle=twin_ready,
+        settle=settle,
     )
     try:
         return run_search(context, _trials_maker(request, store, executor))
