@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from analyzer.twin.service import ServiceTime
     from analyzer.twin.simulator import SimulationResult
 
+# Bounds of memory, and of a run that is too short to see a queue.
 _REQUESTS_MAX = 20_000_000
 _CAPACITY_REQUESTS_MIN = 200_000
 

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 
+# A process that forks while it is killed is found in the next round.
 _ATTEMPTS = 250
 _POLL_S = 0.02
 

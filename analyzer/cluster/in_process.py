@@ -21,6 +21,7 @@ from analyzer.errors import TargetTimeoutError
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
+# The kernel ends a killed process in moments; beyond this it hangs in a driver.
 _KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 

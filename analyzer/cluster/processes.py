@@ -18,6 +18,7 @@ import psutil
 MARK = "TRITUNE_LEASE"
 """Environment variable by which the processes of a lease are found."""
 
+# Short against what waits for it, long against a look at /proc.
 _POLL_S = 0.02
 
 

@@ -19,6 +19,7 @@ from analyzer.errors import AnalyzerError, UsageError
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
+# Ray starts in seconds, on a busy machine in tens of them; what takes longer than these hangs.
 _START_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 30.0

@@ -25,6 +25,7 @@ from analyzer.errors import (
 )
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
+# An actor answers in milliseconds once it runs; what takes longer than these hangs.
 _PING_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 15.0
 # Ray chooses a number of threads for OpenMP; the server under test shall see the user's setting.

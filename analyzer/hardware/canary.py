@@ -23,6 +23,7 @@ from analyzer.domain.measurement import STALLS_KEPT, Conditions
 from analyzer.hardware.canary_main import SAMPLE
 from analyzer.resources import child_environment
 
+# Often enough to see stalls of 20 ms, seldom enough to take no capacity.
 _PERIOD_NS = 10_000_000
 # 20 minutes; older samples are overwritten.
 _SAMPLES = 120_000

@@ -25,6 +25,7 @@ from analyzer.report.wording import configuration_label
 
 Role = Literal["recommended", "baseline", "front", "other"]
 
+# What a chart can be read with; the CSV has all.
 POINTS_MAX = 600
 NEXT_BEST = 200
 CURVES_MAX = 5

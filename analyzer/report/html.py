@@ -35,6 +35,7 @@ from analyzer.report.wording import (
 )
 from analyzer.resources import templates_dir
 
+# Rows that a page can be read with; the CSV has all.
 FAILURES_SHOWN = 40
 
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:ms|/s|%|s|W)(?![\w]))")

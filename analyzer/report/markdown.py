@@ -18,6 +18,7 @@ from analyzer.report.wording import (
 )
 from analyzer.resources import templates_dir
 
+# Rows that a page can be read with; the CSV has all.
 FRONT_SHOWN = 25
 FAILURES_SHOWN = 200
 

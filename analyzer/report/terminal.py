@@ -9,6 +9,7 @@ from analyzer.report.gain_text import rate_text
 from analyzer.report.summary import summarize, time_text
 from analyzer.report.wording import configuration_label
 
+# What fits a terminal without scrolling.
 LINES_MAX = 25
 _WIDTH = 96
 _INDENT = 16

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
+# Batch counts that are tried: few see slow swings, many leave degrees of freedom. A batch of fewer
+# requests, or a share of fewer misses, says nothing of a variance (Law, chapter 9).
 BATCHES = (20, 40, 80, 160)
 BATCH_REQUESTS_MIN = 8
 MISSES_MIN = 10

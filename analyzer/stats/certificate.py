@@ -25,6 +25,7 @@ from analyzer.stats.batchmeans import (
 )
 from analyzer.stats.evidence import evidence_above, evidence_below
 
+# Beyond this no load test of any length would decide.
 _REQUESTS_MAX = 1e10
 # Of the budget: what a request must take to count as part of an overload.
 _OVERLOAD_SHARE = 0.5

@@ -6,6 +6,8 @@ from math import sqrt
 
 from analyzer.domain.measurement import InvalidityKind, Validity
 
+# The rules of docs/statistics.md, section 7: lag of 1 ms or 5 % of the budget, the offered rate
+# and Little's law within 5 %.
 LAG_MS_MIN = 1.0
 LAG_BUDGET_FRACTION = 0.05
 RATE_TOLERANCE = 0.05

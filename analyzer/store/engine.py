@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from analyzer.errors import MissingPartError, StoreError
 
+# Longer than any transaction of ours holds the database.
 BUSY_TIMEOUT_S = 30.0
 _SPELLING = "Write sqlite:///results.db, or postgresql://USER:PASSWORD@HOST/DATABASE."
 

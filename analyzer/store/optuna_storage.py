@@ -13,6 +13,7 @@ from analyzer.store.results import ResultStore
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
+# Two processes may create the tables at once; the other is done within a second or two.
 _ATTEMPTS = 10
 _PAUSE_S = 0.2
 

@@ -39,6 +39,8 @@ from analyzer.store.records import (
     TrialRow,
 )
 
+# Names are numbered; so many commands at once may race for one. Rows are read in parts of bounded
+# memory.
 _NAME_ATTEMPTS = 50
 _READ_CHUNK = 2000
 

@@ -22,6 +22,7 @@ from analyzer.targets.target import Completion
 from analyzer.targets.waiting import wait_for
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
+# A server on this machine answers in milliseconds; a read takes what a socket buffer holds.
 _CONNECT_S = 5.0
 _RECEIVE_BYTES = 1 << 16
 # Linux takes 1024 pieces in one call.

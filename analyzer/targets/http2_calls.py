@@ -21,6 +21,8 @@ from analyzer.targets import http2_frames as h2
 from analyzer.targets.http2_frames import Frame, FrameReader, Http2Error, frame, frame_head
 from analyzer.targets.target import Completion
 
+# RFC 7541's default; then: windows are returned in bulk, and reply headers hardly differ, so that
+# few decoded blocks are kept.
 _TABLE_BYTES_INITIAL = 4096
 _RETURN_WINDOW_AFTER = 1 << 30
 _KNOWN_BLOCKS_MAX = 1024

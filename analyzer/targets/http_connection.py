@@ -23,6 +23,7 @@ from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
 from analyzer.targets.waiting import wait_for
 
+# A server on this machine answers in milliseconds.
 _CONNECT_S = 5.0
 _RECEIVE_BYTES = 1 << 18  # most replies in one call
 # With more in flight the server is lost, and Linux has 28,000 ports for all our connections to it.

@@ -23,6 +23,7 @@ from analyzer.targets.ports import LOOPBACK, free_ports, shared_with_others
 from analyzer.targets.server_log import ServerLog
 from analyzer.targets.triton_install import TritonInstall, python_environment
 
+# Short against a start of more than a second.
 _POLL_S = 0.05
 _END_S = 5.0  # for the rest of the log once the server is gone
 _KILLED_S = 30.0  # the kernel frees a large process's memory first

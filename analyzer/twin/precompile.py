@@ -15,6 +15,7 @@ from pathlib import Path
 
 from analyzer.resources import child_environment
 
+# Compiling takes seconds; beyond this the search compiles itself.
 _TIMEOUT_S = 120.0
 
 

@@ -18,6 +18,7 @@ from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.errors import DataError
 from analyzer.variants.reference import chunks
 
+# Fewer rows leave an interval that says nothing; more resamples do not narrow it.
 _ROWS_MIN = 32
 _RESAMPLES = 1000
 # Outputs [batch, n] with such names are vectors, not scores of classes.

@@ -18,6 +18,7 @@ from analyzer.errors import BuildError
 
 _RECORD = "variant.json"
 _BUILD_PREFIX = ".build-"
+# Longer than any build: what is older was left by a process that died.
 _STALE_SECONDS = 24 * 3600
 
 

@@ -16,6 +16,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.variants.cache import building, load_entry, publish
 
+# Rows of one run: enough to fill the cores, little memory.
 ROWS_PER_RUN = 8
 # What one variant waits for at most while a neighbour computes it.
 _ROWS_PER_BLOCK = 32
