@@ -80,7 +80,6 @@ class Measuring:
         self._exhausted = trials is None
         # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
         self._stuck: set[str] = set()
-        self._proofs_s: dict[str, float] = {}
         self._begun = 0
         self._trials_until: float | None = None
 
@@ -155,7 +154,6 @@ class Measuring:
             left_s=left_s,
             start_s=context.server_start_s,
             edge_s=self._edge_s,
-            proof_s=self._edge_s if proven or best is None else self._proof_s(best.configuration),
             proven=proven,
             best_share=_share(best),
             climbing=best is not None and _id(best) not in self._stuck,
@@ -166,14 +164,6 @@ class Measuring:
             trials_s=trials_s,
             pending=frozenset(pending.step for pending in self._pending.values()),
         )
-
-    def _proof_s(self, configuration: Configuration) -> float:
-        """Seconds under load of a first certificate; those of an edge where nobody can tell."""
-        config_id = configuration.config_id
-        if config_id not in self._proofs_s:
-            found = self._screening.proof_s(configuration)
-            self._proofs_s[config_id] = found if found is not None else self._edge_s
-        return self._proofs_s[config_id]
 
     @property
     def best(self) -> Measurement | None:
@@ -253,7 +243,7 @@ class Measuring:
         edge_s = min(wanted_s, left_s)
         if step != "first":
             return edge_s, self._edge_task(configuration, edge_s)
-        wanted_s = _FIRST_PROOF_FACTOR * self._proof_s(configuration)
+        wanted_s = _FIRST_PROOF_FACTOR * (self._screening.proof_s(configuration) or edge_s)
         wanted_s = min(wanted_s, _FIRST_PROOF_SHARE * left_s)
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
         task = replace(

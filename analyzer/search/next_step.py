@@ -37,7 +37,6 @@ class Standing:
         left_s: Seconds until the end must begin.
         start_s: Seconds that a server takes to start and warm up.
         edge_s: Seconds under load of one search for an edge.
-        proof_s: Seconds that a certificate at a safe rate is expected to take.
         proven: Whether anything that may be recommended is certified.
         best_share: Certified rate of the best candidate by its edge, as a share of that edge: 0
             without a certificate; None while no candidate kept any rate.
@@ -52,7 +51,6 @@ class Standing:
     left_s: float
     start_s: float
     edge_s: float
-    proof_s: float
     proven: bool
     best_share: float | None
     climbing: bool
@@ -67,26 +65,22 @@ def next_step(standing: Standing) -> Step | None:
     """The step to begin now; None to end the search, or to wait for what is pending."""
     s = standing
     trial_s = s.start_s + s.edge_s
-    proof_s = s.start_s + min(s.proof_s, _LOAD_S_MIN)
+    # The least that a certificate takes; a trial leaves room for one of what it finds.
+    shortest_s = s.start_s + _LOAD_S_MIN
     busy = bool(s.pending - {"trial"})
     if s.best_share is None:
-        if not s.trials_wanted or s.left_s < s.start_s + _LOAD_S_MIN:
+        if not s.trials_wanted or s.left_s < shortest_s:
             return None
         return "trial" if busy else "first"
     if not s.proven:
-        if not busy and s.left_s >= proof_s:
+        if not busy and s.left_s >= shortest_s:
             return "proof"
         return "trial" if s.pending and s.trials_wanted and s.left_s >= trial_s else None
-    if (
-        s.baseline_share is None
-        and s.baseline_open
-        and not busy
-        and s.left_s >= s.start_s + _LOAD_S_MIN
-    ):
+    if s.baseline_share is None and s.baseline_open and not busy and s.left_s >= shortest_s:
         return "baseline"
-    if s.trials_wanted and s.trials_s >= trial_s and s.left_s >= trial_s + proof_s:
+    if s.trials_wanted and s.trials_s >= trial_s and s.left_s >= trial_s + shortest_s:
         return "trial"
-    if busy or s.left_s < s.start_s + _LOAD_S_MIN:
+    if busy or s.left_s < shortest_s:
         return None
     if s.best_share < _CLOSE_SHARE and s.climbing:
         return "climb"
@@ -96,4 +90,4 @@ def next_step(standing: Standing) -> Step | None:
         and s.baseline_share < _COMPARABLE * s.best_share
     ):
         return "baseline_proof"
-    return "trial" if s.trials_wanted and s.left_s >= trial_s + proof_s else None
+    return "trial" if s.trials_wanted and s.left_s >= trial_s + shortest_s else None

@@ -14,7 +14,6 @@ BEGIN = Standing(
     left_s=40.0,
     start_s=1.2,
     edge_s=4.0,
-    proof_s=5.0,
     proven=False,
     best_share=None,
     climbing=True,
@@ -63,7 +62,6 @@ def test_nothing_is_begun_that_cannot_end_in_time(left_s: float) -> None:
 @given(
     left_s=st.floats(-10, 600),
     edge_s=st.floats(1, 20),
-    proof_s=st.floats(0.1, 1000),
     proven=st.booleans(),
     share=st.one_of(st.none(), st.floats(0, 1)),
     climbing=st.booleans(),
@@ -74,7 +72,6 @@ def test_nothing_is_begun_that_cannot_end_in_time(left_s: float) -> None:
 def test_whatever_is_begun_fits(
     left_s: float,
     edge_s: float,
-    proof_s: float,
     proven: bool,
     share: float | None,
     climbing: bool,
@@ -86,7 +83,6 @@ def test_whatever_is_begun_fits(
         BEGIN,
         left_s=left_s,
         edge_s=edge_s,
-        proof_s=proof_s,
         proven=proven,
         best_share=share,
         climbing=climbing,
