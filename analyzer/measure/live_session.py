@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from analyzer.domain.measurement import LoadTest, ResourceUse
+from analyzer.domain.measurement import LoadTest, RequestLog, ResourceUse
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import TargetCrashError
 from analyzer.hardware.canary import Canary
@@ -18,7 +18,7 @@ from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, summarize
 from analyzer.load.warmup import Warmup, detect_warmup
 from analyzer.measure.plan import LoadPlan
-from analyzer.measure.session import Session
+from analyzer.measure.session import Schedule, Session
 from analyzer.targets.target import Target
 
 # A request that takes this many budgets is given up; it is over budget long before.
@@ -90,18 +90,8 @@ class LiveSession(Session):
             )
         return good / max(run.wall_s, 1e-9)
 
-    def run(
-        self,
-        rate_rps: float,
-        seconds: float,
-        *,
-        kind: str,
-        stream: int,
-        abort: bool = True,
-        lead_in_s: float = 0.0,
-    ) -> LoadTest:
-        """As :meth:`Session.run`."""
-        schedule = self._schedule(rate_rps, lead_in_s + seconds, stream, abort=abort)
+    def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
+        """As :meth:`Session._offer`, from the target."""
         before, started_ns = self._target.statistics(), time.monotonic_ns()
         with self._target.connect() as connection, self._sampler() as sampler:
             run = run_open_loop(
@@ -115,13 +105,13 @@ class LiveSession(Session):
             )
         # A claim counts every request after its lead-in: the target was warmed up before, and what
         # detection would cut off could be an early overload.
-        leading = int(np.searchsorted(run.log.intended_s, lead_in_s))
+        leading = int(np.searchsorted(run.log.intended_s, schedule.lead_in_s))
         warmup: Warmup | int = min(leading, max(len(run.log) - 1, 0))
-        if abort and not run.aborted:
+        if schedule.abort is not None and not run.aborted:
             warmup = detect_warmup(run.log.latency_s)
-        return self._keep(
-            run, kind, before, sampler.result(), warmup=warmup, since_ns=started_ns,
-            rate_rps=rate_rps,
+        return self._summarized(
+            run, schedule.kind, before, sampler.result(), warmup=warmup, since_ns=started_ns,
+            rate_rps=schedule.rate_rps,
         )  # fmt: skip
 
     def run_closed(self, concurrency: int, seconds: float, *, kind: str = "measure") -> LoadTest:
@@ -130,7 +120,10 @@ class LiveSession(Session):
         with self._sampler() as sampler:
             run = self._closed_loop(concurrency, seconds)
         warmup = detect_warmup(run.log.latency_s)
-        return self._keep(run, kind, before, sampler.result(), warmup=warmup, since_ns=started_ns)
+        resources = sampler.result()
+        return self._keep(
+            *self._summarized(run, kind, before, resources, warmup=warmup, since_ns=started_ns)
+        )
 
     @property
     def _timeout_s(self) -> float:
@@ -154,7 +147,7 @@ class LiveSession(Session):
             self._target.pids, gpu_index=self._gpu_index, gpu_base_bytes=self._gpu_base_bytes
         )
 
-    def _keep(
+    def _summarized(
         self,
         run: LoadRun,
         kind: str,
@@ -164,7 +157,7 @@ class LiveSession(Session):
         warmup: Warmup | int,
         since_ns: int,
         rate_rps: float | None = None,
-    ) -> LoadTest:
+    ) -> tuple[LoadTest, RequestLog, float]:
         sla = self._plan.sla
         test = summarize(
             run,
@@ -179,7 +172,4 @@ class LiveSession(Session):
         )
         if self._canary is not None:
             test = replace(test, conditions=self._canary.since(since_ns))
-        self.seconds += run.wall_s
-        self.tests.append(test)
-        self.logs.append(set_warmup_apart(run.log, warmup))
-        return test
+        return test, set_warmup_apart(run.log, warmup), run.wall_s

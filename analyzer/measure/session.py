@@ -28,12 +28,18 @@ class Schedule:
     """What one load test sends.
 
     Args:
+        kind: Why it is run, as of :class:`LoadTest`.
+        rate_rps: The rate that is offered, requests per second.
+        lead_in_s: Seconds before the requests that count.
         arrival_s: Intended send times, seconds from the start, float64 [n], ascending.
         batch_size: Inferences of each request, int64 [n], or [1] if all are equal.
         rng: Where the arrivals came from; what it gives next is the run's own.
         abort: When the run is given up; None for never.
     """
 
+    kind: str
+    rate_rps: float
+    lead_in_s: float
     arrival_s: NDArray[np.float64]
     batch_size: NDArray[np.int64]
     rng: np.random.Generator
@@ -83,7 +89,6 @@ class Session(ABC):
             TargetCrashError: Not one request was answered.
         """
 
-    @abstractmethod
     def run(
         self,
         rate_rps: float,
@@ -103,23 +108,13 @@ class Session(ABC):
             abort: Whether a hopeless run may end early.
             lead_in_s: Seconds before, in which queues fill: stored as warm-up and not counted.
         """
-
-    def peak(self) -> ResourceUse:
-        """Peaks and means over all load tests so far."""
-        return combine([test.resources for test in self.tests])
-
-    def _schedule(self, rate_rps: float, seconds: float, stream: int, *, abort: bool) -> Schedule:
-        """What the next run sends: a function of plan, stream, position and rate alone."""
         plan = self._plan
-        count = int(np.clip(rate_rps * seconds, _REQUESTS_MIN, _REQUESTS_MAX))
-        if stream == STREAM_EDGE:
-            position = self._repeats[rate_rps]
-            self._repeats[rate_rps] += 1
-        else:
-            position = self._position
-            self._position += 1
-        rng = np.random.default_rng([plan.seed, stream, position])
-        return Schedule(
+        count = int(np.clip(rate_rps * (lead_in_s + seconds), _REQUESTS_MIN, _REQUESTS_MAX))
+        rng = np.random.default_rng([plan.seed, stream, self._next_position(rate_rps, stream)])
+        schedule = Schedule(
+            kind=kind,
+            rate_rps=rate_rps,
+            lead_in_s=lead_in_s,
             arrival_s=draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng),
             batch_size=plan.batch_sizes(count),
             rng=rng,
@@ -127,6 +122,34 @@ class Session(ABC):
             if abort
             else None,
         )
+        return self._keep(*self._offer(schedule))
+
+    def peak(self) -> ResourceUse:
+        """Peaks and means over all load tests so far."""
+        return combine([test.resources for test in self.tests])
+
+    @abstractmethod
+    def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
+        """Sends the requests of one load test.
+
+        Returns:
+            The test, its log with the warm-up set apart, and the seconds under load.
+        """
+
+    def _keep(self, test: LoadTest, log: RequestLog, seconds: float) -> LoadTest:
+        """Adds a load test to what was measured here, and returns it."""
+        self.seconds += seconds
+        self.tests.append(test)
+        self.logs.append(log)
+        return test
+
+    def _next_position(self, rate_rps: float, stream: int) -> int:
+        """Where on its stream of arrivals the next run stands."""
+        if stream == STREAM_EDGE:
+            self._repeats[rate_rps] += 1
+            return self._repeats[rate_rps] - 1
+        self._position += 1
+        return self._position - 1
 
 
 def combine(uses: list[ResourceUse]) -> ResourceUse:

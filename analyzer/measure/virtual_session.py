@@ -78,19 +78,9 @@ class VirtualSession(Session):
         self.seconds += seconds
         return min(self._server.saturation_rps(self._plan.batch_sizes()), 1e7)
 
-    def run(
-        self,
-        rate_rps: float,
-        seconds: float,
-        *,
-        kind: str,
-        stream: int,
-        abort: bool = True,
-        lead_in_s: float = 0.0,
-    ) -> LoadTest:
-        """As :meth:`Session.run`; the latencies are the simulator's."""
+    def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
+        """As :meth:`Session._offer`; the latencies are the simulator's."""
         sla = self._plan.sla
-        schedule = self._schedule(rate_rps, lead_in_s + seconds, stream, abort=abort)
         latency_s, executions = self._simulate(schedule)
         self._slow_down()
         over = latency_s > sla.latency_budget_ms / 1e3
@@ -98,13 +88,13 @@ class VirtualSession(Session):
         if schedule.abort is not None:
             beyond = np.flatnonzero(np.cumsum(over) > schedule.abort.over_max)
             count = int(beyond[0]) + 1 if len(beyond) else count
-        skip = min(int(np.searchsorted(schedule.arrival_s, lead_in_s)), count - 1)
+        skip = min(int(np.searchsorted(schedule.arrival_s, schedule.lead_in_s)), count - 1)
         log = _log(schedule, latency_s, count, warmup=skip)
         counted_s, end_s = log.latency_s[skip:], float(log.intended_s[-1])
         duration = end_s - float(log.intended_s[skip]) + 1e-9
         test = LoadTest(
-            kind=kind,
-            offered_rps=rate_rps,
+            kind=schedule.kind,
+            offered_rps=schedule.rate_rps,
             achieved_rps=(count - skip) / duration,
             throughput_ips=float(log.batch_size[skip:].sum()) / duration,
             requests=count - skip,
@@ -122,10 +112,7 @@ class VirtualSession(Session):
                 self._speed or SpeedPath.constant(), self._now_s, self._now_s + end_s
             ),
         )
-        self.seconds += end_s
-        self.tests.append(test)
-        self.logs.append(log)
-        return test
+        return test, log, end_s
 
     @property
     def _now_s(self) -> float:

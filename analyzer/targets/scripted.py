@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from analyzer.domain.measurement import STATUS_OK
-from analyzer.engine.counters import ServerStatistics
+from analyzer.targets.local import LocalTarget
 from analyzer.targets.target import Completion
 
 Delay = Callable[[int, int], float]
@@ -19,7 +19,7 @@ def constant_delay(seconds: float) -> Delay:
     return lambda request, batch_size: seconds
 
 
-class ScriptedTarget:
+class ScriptedTarget(LocalTarget):
     """Answers request ``r`` with ``b`` inferences ``delay(r, b)`` seconds after it was sent.
 
     Args:
@@ -28,55 +28,15 @@ class ScriptedTarget:
         status: The status of a request's reply; by default all succeed.
     """
 
-    notes: tuple[str, ...] = ()
-
     def __init__(self, delay: Delay, *, status: Callable[[int], int] | None = None) -> None:
+        super().__init__()
         self.delay = delay
         self.status = status or (lambda request: STATUS_OK)
-        self._served: dict[int, int] = {}
-        self._failed = 0
-        self._infer_ns = 0
-
-    def __enter__(self) -> ScriptedTarget:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """None: it is this process."""
-        return ()
-
-    def alive(self) -> bool:
-        """Always."""
-        return True
-
-    def statistics(self) -> ServerStatistics:
-        """Each request that succeeded is an execution of its own that took its delay."""
-        requests = sum(self._served.values())
-        return ServerStatistics(
-            inference_count=sum(size * count for size, count in self._served.items()),
-            execution_count=requests,
-            success_count=requests,
-            success_ns=self._infer_ns,
-            fail_count=self._failed,
-            compute_infer_ns=self._infer_ns,
-            batches=tuple(sorted(self._served.items())),
-        )
 
     @contextmanager
     def connect(self) -> Iterator[ScriptedConnection]:
         """A new connection."""
         yield ScriptedConnection(self)
-
-    def count(self, batch_size: int, infer_ns: int, status: int) -> None:
-        """Adds a reply to the counters."""
-        if status != STATUS_OK:
-            self._failed += 1
-            return
-        self._served[batch_size] = self._served.get(batch_size, 0) + 1
-        self._infer_ns += infer_ns
 
 
 class ScriptedConnection:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.measurement import Edge, LatencySummary, LoadTest, Validity
+from analyzer.domain.measurement import Edge, LatencySummary, LoadTest, RequestLog, Validity
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
@@ -17,6 +17,7 @@ from analyzer.errors import TargetError
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, revised_edge
 from analyzer.measure.measure import long_run_edge, measure_edge
 from analyzer.measure.plan import EdgePlan, LoadPlan
+from analyzer.measure.session import Schedule
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
@@ -174,11 +175,10 @@ def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPol
 class Disturbed(VirtualSession):
     """Runs of which the generator says that they are not valid."""
 
-    def run(
-        self, rate_rps: float, seconds: float, *, kind: str, stream: int, abort: bool = True
-    ) -> LoadTest:
-        test = super().run(rate_rps, seconds, kind=kind, stream=stream, abort=abort)
-        return replace(test, validity=Validity(valid=False, reasons=("sent too late",)))
+    def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
+        test, log, seconds = super()._offer(schedule)
+        late = replace(test, validity=Validity(valid=False, reasons=("sent too late",)))
+        return late, log, seconds
 
 
 def test_invalid_runs_never_fail_a_rate(
