@@ -15,33 +15,25 @@ its edge exceeds in exactly 0.3 % of the requests, so that a PASS is right. It i
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-import optuna
 
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Failure, Measurement
-from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.sla import Sla
+from analyzer.domain.space import Parameter, SearchSpace
 from analyzer.domain.workload import Poisson
 from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.search.context import make_context
-from analyzer.search.designer import Designer
-from analyzer.search.optuna_samplers import make_sampler
-from analyzer.search.optuna_trials import OptunaTrials
-from analyzer.search.request import SearchRequest, SilentProgress
-from analyzer.search.study import run_search
-from analyzer.spaces.loader import SpaceContext, load_space
-from analyzer.store.records import StoredOutcome
+from analyzer.search.request import SearchRequest
+from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
@@ -62,25 +54,19 @@ SLOW = 0.55
 RIGHT_LOAD, RIGHT_SHARE = 0.7, 0.003
 RIGHT_BUDGET_S = {"stationary": 150.0, "two speeds": 4_000.0}
 OVERHEAD_MS = 0.2
-MODEL = ModelInfo(
-    name="virtual",
-    path="/virtual/model.onnx",
-    sha256="0" * 64,
-    batchable=True,
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(2,)),),
+SPACE = SearchSpace(
+    name="coverage",
+    device="cpu",
+    parameters=(
+        Parameter(name="precision", choices=("fp32",)),
+        Parameter(name="instance_count", choices=(1,)),
+        Parameter(name="intra_op_threads", choices=(1,)),
+        Parameter(name="dynamic_batching", choices=(True,)),
+        Parameter(name="max_batch_size", choices=(4, 16)),
+        Parameter(name="max_queue_delay_us", choices=(0,)),
+    ),
+    threads_max=1,
 )
-SPACE = """
-device: cpu
-threads_per_core: 1.0
-parameters:
-  precision: [fp32]
-  instance_count: [1]
-  intra_op_threads: [1]
-  dynamic_batching: [true]
-  max_batch_size: [4, 16]
-  max_queue_delay: [0]
-"""
 REFERENCE = Configuration(dynamic_batching=True, max_batch_size=16, intra_op_threads=1)
 
 
@@ -100,44 +86,6 @@ def server(configuration: Configuration) -> ServerModel:
     return ServerModel.of(
         configuration, service(configuration.variant, 1, 1), overhead_ms=OVERHEAD_MS
     )
-
-
-class MemoryStore:
-    """What a search needs of the results database, in memory."""
-
-    def __init__(self, outcomes: Sequence[StoredOutcome] = ()) -> None:
-        self.outcomes = list(outcomes)
-        self._cache: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def add_outcome(
-        self,
-        study: str,
-        trial_number: int,
-        params: Mapping[str, Any],
-        outcome: Measurement | Failure,
-        *,
-        role: str = "trial",
-        logs: Sequence[Any] = (),
-    ) -> None:
-        """Keeps one outcome."""
-        self.outcomes.append(
-            StoredOutcome(
-                number=len(self.outcomes),
-                trial_number=trial_number,
-                role=role,
-                params=dict(params),
-                outcome=outcome,
-                created_at="",
-            )
-        )
-
-    def put_cache(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
-        """Keeps a value."""
-        self._cache[kind, key] = dict(value)
-
-    def get_cache(self, kind: str, key: str) -> dict[str, Any] | None:
-        """A kept value."""
-        return self._cache.get((kind, key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +193,21 @@ def study(cell_: Cell, seed: int) -> Ending:
     )
     store = MemoryStore()
     executor = VirtualExecutor(world)
-    for share in (0.5, 1.0) if cell_.mode == "resumed" else (1.0,):
-        result = _search(sla, share * budget_s, seed, store, executor)
+    request = SearchRequest(
+        study="coverage",
+        model=VIRTUAL_MODEL,
+        sla=sla,
+        space=SPACE,
+        arrivals=Poisson(),
+        budget_s=budget_s,
+        trials_max=4,
+        sampler="twin",
+        seed=seed,
+        provenance={},
+    )
+    if cell_.mode == "resumed":
+        search_virtually(replace(request, budget_s=budget_s / 2), executor, store, cores=1)
+    result = search_virtually(request, executor, store, cores=1, resume=True)
     end_s = executor.now()
     best = next(
         (o for o in result.outcomes if o.configuration.config_id == result.recommended_id), None
@@ -264,45 +225,6 @@ def study(cell_: Cell, seed: int) -> Ending:
         claims=max(known.claim for known in best.evidence),
         share_of_edge=best.capacity_rps / edge if edge and target is None else None,
     )
-
-
-def _search(
-    sla: Sla, budget_s: float, seed: int, store: MemoryStore, executor: VirtualExecutor
-) -> Any:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(SPACE)
-        file.flush()
-        space = load_space(file.name, SpaceContext(device="cpu", cores=1))
-    request = SearchRequest(
-        study="coverage",
-        model=MODEL,
-        sla=sla,
-        space=space,
-        arrivals=Poisson(),
-        budget_s=budget_s,
-        trials_max=4,
-        sampler="twin",
-        seed=seed,
-        provenance={},
-        calibration_path=None,
-    )
-
-    def trials(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = make_sampler("twin", seed=seed, space=space, parallel=False, designer=designer)
-        made = optuna.create_study(direction="maximize", sampler=sampler)
-        return OptunaTrials(made, space, allowed)
-
-    context = make_context(
-        request,
-        executor=executor,
-        store=store,
-        progress=SilentProgress(),
-        stored=tuple(store.outcomes),
-        cores=1,
-        clock=executor.now,
-    )
-    return run_search(context, trials)
 
 
 def summarize(endings: Sequence[Ending]) -> dict[str, Any]:

@@ -284,26 +284,15 @@ def _trials_maker(
     request: SearchRequest, store: ResultStore, executor: Executor
 ) -> Callable[[frozenset[str], Designer], OptunaTrials]:
     def make(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
-        import optuna
-
-        from analyzer.search.optuna_samplers import make_sampler
-        from analyzer.search.optuna_trials import OptunaTrials
+        from analyzer.search.optuna_trials import open_trials
         from analyzer.store.optuna_storage import open_optuna_storage
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(
+        return open_trials(
+            request,
+            allowed,
+            designer,
             storage=open_optuna_storage(store),
-            study_name=request.study,
-            direction="maximize",
-            load_if_exists=True,
-            sampler=make_sampler(
-                request.sampler,
-                seed=request.seed % 2**32,
-                space=request.space,
-                parallel=executor.workers > 1,
-                designer=designer,
-            ),
+            parallel=executor.workers > 1,
         )
-        return OptunaTrials(study, request.space, allowed)
 
     return make

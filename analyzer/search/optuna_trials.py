@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.space import Params, SearchSpace
-from analyzer.search.optuna_samplers import LISTED, choices
+from analyzer.search.designer import Designer
+from analyzer.search.optuna_samplers import LISTED, choices, make_sampler
+from analyzer.search.request import SearchRequest
 from analyzer.search.score import UNUSABLE, Score
 
 # Proposals of configurations that are measured already, in a row, before a sampler is held to be
@@ -26,6 +29,40 @@ class Proposal:
     trial_number: int
     configuration: Configuration
     params: Params
+
+
+def open_trials(
+    request: SearchRequest,
+    allowed: frozenset[str],
+    designer: Designer,
+    *,
+    storage: BaseStorage | None = None,
+    parallel: bool = False,
+) -> OptunaTrials:
+    """The trials of a search, proposed by its sampler.
+
+    Args:
+        allowed: As of :class:`OptunaTrials`.
+        designer: What the sampler ``twin`` proposes.
+        storage: Where the study is kept, and gone on with if it is there; None for memory.
+        parallel: Whether several trials run at the same time.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = make_sampler(
+        request.sampler,
+        seed=request.seed % 2**32,
+        space=request.space,
+        parallel=parallel,
+        designer=designer,
+    )
+    study = optuna.create_study(
+        storage=storage,
+        study_name=request.study,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=sampler,
+    )
+    return OptunaTrials(study, request.space, allowed)
 
 
 class OptunaTrials:

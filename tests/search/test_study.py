@@ -7,36 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import optuna
 import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Failure, Measurement
-from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
-from analyzer.search.context import make_context
 from analyzer.search.designer import Designer
-from analyzer.search.optuna_samplers import make_sampler
-from analyzer.search.optuna_trials import OptunaTrials
-from analyzer.search.request import SAMPLERS, SearchRequest, SilentProgress
-from analyzer.search.study import run_search
+from analyzer.search.request import SAMPLERS, SearchRequest
+from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
-from analyzer.store.records import StoredOutcome
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.twin import Twin
 
-MODEL = ModelInfo(
-    name="virtual",
-    path="/virtual/model.onnx",
-    sha256="0" * 64,
-    batchable=True,
-    inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),),
-    outputs=(TensorSpec(name="y", datatype="FP32", shape=(2,)),),
-)
 # Small enough to be screened in a second: 4 variants × 3 deployments × (1 + 2 × 2).
 SPACE = """
 device: cpu
@@ -51,32 +37,6 @@ parameters:
   max_queue_delay: {choices: [0, 5ms], when: {dynamic_batching: true}}
 """
 SPEED = {"fp32": 1.0, "fp16": 1.05, "int8-static": 0.45, "int8-dynamic": 0.7}
-
-
-class MemoryStore:
-    """The store's seam, in memory."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[StoredOutcome] = []
-        self.cache: dict[tuple[str, str], dict] = {}
-
-    def add_outcome(self, study, trial_number, params, outcome, *, role="trial", logs=()):
-        self.outcomes.append(
-            StoredOutcome(
-                number=len(self.outcomes),
-                trial_number=trial_number,
-                role=role,
-                params=dict(params),
-                outcome=outcome,
-                created_at="",
-            )
-        )
-
-    def put_cache(self, kind, key, value):
-        self.cache[kind, key] = dict(value)
-
-    def get_cache(self, kind, key):
-        return self.cache.get((kind, key))
 
 
 def service(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
@@ -107,7 +67,7 @@ def run(
     sla: Sla | None = None,
     sampler: str = "twin",
     trials_max: int | None = 12,
-    stored: tuple[StoredOutcome, ...] = (),
+    resume: bool = False,
     store: MemoryStore | None = None,
     seed: int = 1,
     space: SearchSpace | None = None,
@@ -117,7 +77,7 @@ def run(
     store = store or MemoryStore()
     request = SearchRequest(
         study="virtual-1",
-        model=MODEL,
+        model=VIRTUAL_MODEL,
         sla=sla,
         space=space or _space(),
         arrivals=Poisson(),
@@ -126,30 +86,11 @@ def run(
         sampler=sampler,
         seed=seed,
         provenance={},
-        calibration_path=None,
     )
-
-    def trials(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(
-            direction="maximize",
-            sampler=make_sampler(
-                request.sampler, seed=seed, space=request.space, parallel=False, designer=designer
-            ),
-        )
-        return OptunaTrials(study, request.space, allowed)
 
     executor = VirtualExecutor(world)
-    context = make_context(
-        request,
-        executor=executor,
-        store=store,
-        progress=SilentProgress(),
-        stored=stored,
-        cores=2,
-        clock=executor.now,
-    )
-    return run_search(context, trials), executor, store
+    result = search_virtually(request, executor, store, cores=2, resume=resume)
+    return result, executor, store
 
 
 def winner(facts: StudyResult) -> Measurement:
@@ -293,7 +234,7 @@ def test_each_trial_teaches_also_where_it_breaks_a_limit(
         VirtualWorld(service=service),
         sla=sla,
         trials_max=3,
-        stored=tuple(store.outcomes),
+        resume=True,
         store=store,
     )
     assert {entry for entry in taught if entry[0] in trials} == {(t, True, False) for t in trials}
@@ -319,9 +260,7 @@ def test_optunas_own_samplers_run_through_the_same_study(sampler: str) -> None:
 def test_resuming_repeats_no_trial_and_keeps_what_was_proven() -> None:
     """The new budget may still climb, on what the certificates have gathered."""
     first, _, store = run(VirtualWorld(service=service), trials_max=4)
-    again, executor, _ = run(
-        VirtualWorld(service=service), trials_max=4, stored=tuple(store.outcomes), store=store
-    )
+    again, executor, _ = run(VirtualWorld(service=service), trials_max=4, resume=True, store=store)
     assert set(executor.measured) <= {first.recommended_id, first.baseline_id}
     assert again.recommended_id == first.recommended_id
     assert again.verdict == "found"
