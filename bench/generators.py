@@ -57,7 +57,7 @@ def ours(target: EndpointTarget, concurrency: int, seconds: float) -> dict[str, 
             run_closed_loop(connection, concurrency, duration_s=0.5)
             test = summarize(
                 run_closed_loop(connection, concurrency, duration_s=seconds),
-                kind="comparison",
+                kind="measure",
                 warmup=0,
             )
         if test.validity.valid and not test.errors:

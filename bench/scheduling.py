@@ -98,7 +98,7 @@ class Combination:
                 )
             time.sleep(_COUNTED_S)
             count.runs += 1
-            test = summarize(run, kind="comparison", warmup=0)
+            test = summarize(run, kind="measure", warmup=0)
             if test.validity.valid and not test.errors:
                 return run, executions() - before
             count.invalid.append("; ".join(test.validity.reasons) or f"{test.errors} errors")

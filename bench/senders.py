@@ -153,7 +153,7 @@ def ours(target: EndpointTarget, rate_rps: float, seconds: float, seed: int) -> 
         before_s = time.process_time()
         run: LoadRun = run_open_loop(connection, arrivals_s, timeout_s=10.0, drain_s=10.0)
         cpu_s = time.process_time() - before_s
-    test = summarize(run, kind="comparison", offered_rps=rate_rps, warmup=0)
+    test = summarize(run, kind="measure", offered_rps=rate_rps, warmup=0)
     return Sent(
         achieved_rps=test.achieved_rps,
         latency_ms_p50=test.latency_ms.p50,
@@ -254,7 +254,7 @@ def edge_rows(server: TritonServer, options: argparse.Namespace) -> list[dict[st
         with served(server, model, protocol) as target:
             with target.connect() as connection:
                 peak = summarize(
-                    run_closed_loop(connection, 64, duration_s=2.0), kind="comparison", warmup=0
+                    run_closed_loop(connection, 64, duration_s=2.0), kind="measure", warmup=0
                 )
             start_rps = 0.5 * peak.throughput_ips
 

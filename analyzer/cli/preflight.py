@@ -6,7 +6,6 @@ A search takes minutes; a folder that cannot be written must not be found out at
 from __future__ import annotations
 
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from analyzer.cli.search_options import SearchOptions
@@ -19,10 +18,11 @@ def check_search(options: SearchOptions) -> None:
     Raises:
         AnalyzerError: An option, a file, a folder, the database or the server cannot be used.
     """
+    from analyzer.search.samplers import require_sampler
     from analyzer.targets.open import check_server
 
     check_server(options.server)
-    check_sampler(options.sampler)
+    require_sampler(options.sampler)
     check_file_there(options.calibration_data, "--calibration-data")
     if options.report_file is not None:
         check_report(options.report_file)
@@ -126,15 +126,6 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
                 f"A study named {study!r} exists already in {store.place}.",
                 hint=f"Go on with it (--study {study} --resume), or choose another name.",
             )
-
-
-def check_sampler(sampler: str) -> None:
-    """Raises MissingPartError where the sampler needs a library that is not installed."""
-    if sampler == "gp" and find_spec("torch") is None:
-        raise MissingPartError(
-            "--sampler gp needs PyTorch, which is not installed.",
-            hint="Install the extra: pip install 'tritune[gp]'; or use --sampler twin.",
-        )
 
 
 def check_endpoint(address: str) -> None:

@@ -11,8 +11,11 @@ import click
 
 from analyzer.cli import options
 from analyzer.cli.search_options import SearchOptions
+from analyzer.domain.configuration import PRECISIONS
 from analyzer.errors import UsageError
+from analyzer.search.samplers import SAMPLERS
 
+# The contract's: an answer, none is possible, the budget did not decide.
 EXIT_CODES = {"found": 0, "estimated": 0, "infeasible": 3, "undecided": 4}
 
 
@@ -22,11 +25,10 @@ def _precisions(
     if value is None:
         return None
     names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
-    known = ("fp32", "fp16", "int8")
-    wrong = [name for name in names if name not in known]
+    wrong = [name for name in names if name not in PRECISIONS]
     if wrong or not names:
         raise UsageError(
-            f"--precisions: {', '.join(wrong) or 'nothing'} is none of {', '.join(known)}.",
+            f"--precisions: {', '.join(wrong) or 'nothing'} is none of {', '.join(PRECISIONS)}.",
             hint="Write --precisions fp32,fp16.",
         )
     return names
@@ -63,7 +65,7 @@ def _precisions(
     "--precisions",
     callback=_precisions,
     metavar="LIST",
-    help="Precisions to consider, of fp32,fp16,int8.  [default: all]",
+    help=f"Precisions to consider, of {','.join(PRECISIONS)}.  [default: all]",
 )
 @click.option(
     "--calibration-data",
@@ -118,7 +120,7 @@ def _precisions(
 )
 @click.option(
     "--sampler",
-    type=click.Choice(["twin", "tpe", "nsga2", "gp", "random", "grid"]),
+    type=click.Choice(SAMPLERS),
     default="twin",
     show_default=True,
     help="Who proposes configurations.",

@@ -14,7 +14,7 @@ from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.signals import take_sigterm
 from analyzer.cli.study_record import begin_study
-from analyzer.domain.configuration import Backend, Configuration, DeviceKind
+from analyzer.domain.configuration import PRECISIONS, Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyResult
@@ -73,7 +73,7 @@ def run_search_command(options: SearchOptions) -> str:
                     model=model,
                     sla=sla,
                     space=space,
-                    precisions=options.precisions or ("fp32", "fp16", "int8"),
+                    precisions=options.precisions or PRECISIONS,
                     precisions_named=options.precisions is not None,
                     calibration_path=options.calibration_data,
                     arrivals=arrivals,
@@ -212,7 +212,7 @@ def _space(
             cores=machine.cores,
             batchable=model.batchable,
             request_batch_size=largest,
-            precisions=options.precisions or ("fp32", "fp16", "int8"),
+            precisions=options.precisions or PRECISIONS,
             tensorrt=device == "gpu" and _tensorrt(),
             onnx_backend=_onnx_backend(options.server),
         ),

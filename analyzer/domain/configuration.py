@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Precision = Literal["fp32", "fp16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Quantization = Literal["static", "dynamic"]
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 DeviceKind = Literal["cpu", "gpu"]
@@ -23,9 +24,12 @@ class VariantKey:
 
     @property
     def label(self) -> str:
-        """A short name for people: ``fp32``, ``int8-dynamic``, ``fp16 tensorrt``."""
+        """A short name for people: ``fp32``, ``int8-dynamic``, ``fp16 tensorrt``.
+
+        ONNX Runtime is not named; no two variants have the same one.
+        """
         name = self.precision + (f"-{self.quantization}" if self.quantization else "")
-        return name if self.backend != "tensorrt" else f"{name} tensorrt"
+        return name if self.backend == "onnxruntime" else f"{name} {self.backend}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration
 
 CertificateVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
+LoadTestKind = Literal["edge", "certify", "target", "verify", "measure"]
 InvalidityKind = Literal["lag", "offered_rate", "littles_law"]
 
 # Outcome of one request, as the generator saw it.
@@ -178,7 +179,7 @@ class LoadTest:
     """One load test, summarised. Rates count requests per second, ``_ips`` inferences.
 
     Args:
-        kind: Why it was run: ``edge``, ``certify``, ``target``, ``verify``, ``measure``.
+        kind: Why it was run.
         offered_rps: Rate of the arrival schedule; for a closed loop the rate achieved.
         achieved_rps: Replies per second, from the first intended send to the last reply.
         concurrency: Requests kept in flight by a closed loop; None for an open one.
@@ -197,7 +198,7 @@ class LoadTest:
         conditions: What the machine was like meanwhile; None where nobody watched.
     """
 
-    kind: str
+    kind: LoadTestKind
     offered_rps: float
     achieved_rps: float
     throughput_ips: float

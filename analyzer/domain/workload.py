@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -178,6 +179,34 @@ def read_trace(path: Path) -> Trace:
     )
 
 
+def _gamma(text: str) -> Gamma:
+    try:
+        cv = float(text)
+    except ValueError:
+        cv = 0.0
+    if not (np.isfinite(cv) and cv > 0):
+        raise UsageError(
+            f"'gamma:{text}': gamma needs a positive coefficient of variation.",
+            hint="Write gamma:2.",
+        )
+    return Gamma(cv=cv)
+
+
+def _trace(file: str) -> Trace:
+    if not file:
+        raise _no_process("trace:")
+    return read_trace(Path(file))
+
+
+# By name: how many arguments follow it (None: all of the text), and what they make.
+_PROCESSES: dict[str, tuple[int | None, Callable[[str], ArrivalProcess]]] = {
+    "poisson": (0, lambda _: Poisson()),
+    "constant": (0, lambda _: Constant()),
+    "gamma": (1, _gamma),
+    "trace": (None, _trace),
+}
+
+
 def parse_arrivals(text: str) -> ArrivalProcess:
     """The process that ``--arrivals`` names (``poisson``, ``gamma:2``, ``trace:FILE``).
 
@@ -185,24 +214,30 @@ def parse_arrivals(text: str) -> ArrivalProcess:
         UsageError: It names none.
         DataError: The trace cannot be read.
     """
-    kind, _, argument = text.partition(":")
-    if kind == "poisson" and not argument:
-        return Poisson()
-    if kind == "constant" and not argument:
-        return Constant()
-    if kind == "gamma":
-        try:
-            cv = float(argument)
-        except ValueError:
-            cv = 0.0
-        if not (np.isfinite(cv) and cv > 0):
-            raise UsageError(
-                f"{text!r}: gamma needs a positive coefficient of variation.", hint="Write gamma:2."
-            )
-        return Gamma(cv=cv)
-    if kind == "trace" and argument:
-        return read_trace(Path(argument))
-    raise UsageError(
+    process, behind = parse_arrivals_with_rate(text)
+    if behind:
+        raise _no_process(text)
+    return process
+
+
+def parse_arrivals_with_rate(text: str) -> tuple[ArrivalProcess, str]:
+    """The process, and what stands behind it: ``80/s`` in ``gamma:2:80/s``, else nothing.
+
+    A trace's file may have colons in its name: nothing stands behind that.
+
+    Raises:
+        UsageError, DataError: As :func:`parse_arrivals`.
+    """
+    name, *parts = text.split(":")
+    if name not in _PROCESSES:
+        raise _no_process(text)
+    count, make = _PROCESSES[name]
+    count = len(parts) if count is None else count
+    return make(":".join(parts[:count])), ":".join(parts[count:])
+
+
+def _no_process(text: str) -> UsageError:
+    return UsageError(
         f"{text!r} names no arrival process.",
         hint="Use poisson, constant, gamma:CV or trace:FILE.",
     )

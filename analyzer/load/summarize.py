@@ -12,6 +12,7 @@ from analyzer.domain.measurement import (
     Breakdown,
     ExecutionTimes,
     LoadTest,
+    LoadTestKind,
     RequestLog,
     ResourceUse,
     Validity,
@@ -26,7 +27,7 @@ from analyzer.stats.validity import judge
 def summarize(
     run: LoadRun,
     *,
-    kind: str,
+    kind: LoadTestKind,
     offered_rps: float | None = None,
     budget_ms: float | None = None,
     percentile: float = 99.0,

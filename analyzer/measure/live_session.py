@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from analyzer.domain.measurement import LoadTest, RequestLog, ResourceUse
+from analyzer.domain.measurement import LoadTest, LoadTestKind, RequestLog, ResourceUse
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import TargetCrashError
 from analyzer.hardware.canary import Canary
@@ -114,7 +114,7 @@ class LiveSession(Session):
             rate_rps=schedule.rate_rps,
         )  # fmt: skip
 
-    def run_closed(self, concurrency: int, seconds: float, *, kind: str = "measure") -> LoadTest:
+    def run_closed(self, concurrency: int, seconds: float) -> LoadTest:
         """Keeps ``concurrency`` requests in flight for ``seconds``."""
         before, started_ns = self._target.statistics(), time.monotonic_ns()
         with self._sampler() as sampler:
@@ -122,7 +122,7 @@ class LiveSession(Session):
         warmup = detect_warmup(run.log.latency_s)
         resources = sampler.result()
         return self._keep(
-            *self._summarized(run, kind, before, resources, warmup=warmup, since_ns=started_ns)
+            *self._summarized(run, "measure", before, resources, warmup=warmup, since_ns=started_ns)
         )
 
     @property
@@ -150,7 +150,7 @@ class LiveSession(Session):
     def _summarized(
         self,
         run: LoadRun,
-        kind: str,
+        kind: LoadTestKind,
         before: ServerStatistics | None,
         resources: ResourceUse,
         *,

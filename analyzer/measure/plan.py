@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Conditions, Edge, RateEvidence
+from analyzer.domain.measurement import Conditions, Edge, LoadTestKind, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 from analyzer.measure.certify import CLIMBING
@@ -107,7 +107,7 @@ class CertifyPlan:
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     stream: int = STREAM_CERTIFY
-    kind: str = "certify"
+    kind: LoadTestKind = "certify"
     earlier: tuple[RateEvidence, ...] = ()
     claims: int = 0
     conditions: Conditions | None = None

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import LoadTest, RequestLog, ResourceUse
+from analyzer.domain.measurement import LoadTest, LoadTestKind, RequestLog, ResourceUse
 from analyzer.domain.workload import draw_arrivals_s
 from analyzer.load.generator import AbortRule
 from analyzer.measure.plan import STREAM_EDGE, LoadPlan
@@ -37,7 +37,7 @@ class Schedule:
         abort: When the run is given up; None for never.
     """
 
-    kind: str
+    kind: LoadTestKind
     rate_rps: float
     lead_in_s: float
     arrival_s: NDArray[np.float64]
@@ -94,7 +94,7 @@ class Session(ABC):
         rate_rps: float,
         seconds: float,
         *,
-        kind: str,
+        kind: LoadTestKind,
         stream: int,
         abort: bool = True,
         lead_in_s: float = 0.0,

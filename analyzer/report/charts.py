@@ -201,7 +201,7 @@ def _curve(measurement: Measurement, role: Role) -> Curve:
         (
             test
             for test in measurement.load_tests
-            if test.validity.valid and test.concurrency is None and test.kind != "probe"
+            if test.validity.valid and test.concurrency is None
         ),
         key=lambda test: test.offered_rps,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +13,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from analyzer.domain.space import Choice, Params, SearchSpace
-from analyzer.errors import MissingPartError
 from analyzer.search.designer import Designer
-from analyzer.search.request import SamplerName
+from analyzer.search.samplers import SamplerName, require_sampler
 
 # The one parameter of a space that lists its configurations.
 LISTED = "configuration"
@@ -41,6 +39,7 @@ def make_sampler(
     Raises:
         MissingPartError: ``gp`` without PyTorch.
     """
+    require_sampler(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "twin":
@@ -58,13 +57,6 @@ def make_sampler(
         if name == "grid":
             return ExhaustiveSampler(seed=seed)
         assert name == "gp", name
-        try:
-            importlib.import_module("torch")
-        except ImportError as error:
-            raise MissingPartError(
-                "--sampler gp needs PyTorch, which is not installed.",
-                hint="Install the extra: pip install 'tritune[gp]'; or use --sampler twin.",
-            ) from error
         return optuna.samplers.GPSampler(seed=seed, deterministic_objective=False)
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.configuration import DeviceKind
+from analyzer.domain.configuration import PRECISIONS, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import Acceptance, Pricing
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
-
-SamplerName = Literal["twin", "tpe", "nsga2", "gp", "random", "grid"]
-SAMPLERS: tuple[SamplerName, ...] = ("twin", "tpe", "nsga2", "gp", "random", "grid")
+from analyzer.search.samplers import SamplerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class SearchRequest:
     model: ModelInfo
     sla: Sla
     space: SearchSpace
-    precisions: tuple[str, ...] = ("fp32", "fp16", "int8")
+    precisions: tuple[str, ...] = PRECISIONS
     precisions_named: bool = False
     calibration_path: Path | None = None
     arrivals: ArrivalProcess

@@ -268,7 +268,7 @@ def _value(
 
 def groups(configuration: Configuration) -> tuple[str, ...]:
     """What shares its part of the twin's error: variant, deployment, way of batching."""
-    variant = f"{configuration.variant.label} {configuration.backend}"
+    variant = configuration.variant.label
     place = f"{configuration.instance_count} x {configuration.intra_op_threads}"
     return variant, f"{variant} {place}", f"{variant} {configuration.max_batch_size}"
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzer.domain.configuration import Backend, DeviceKind
+from analyzer.domain.configuration import PRECISIONS, Backend, DeviceKind
 from analyzer.domain.space import Choice, ListedConfiguration, Parameter, SearchSpace
 from analyzer.errors import SpaceError
 from analyzer.resources import search_spaces_dir
 from analyzer.spaces.space_file import PER_CORE, SpaceFile
 from analyzer.spaces.yaml_file import read_table
 
-_PRECISIONS = ("fp32", "fp16", "int8")
 # The file spells the delay with its unit; the parameter carries microseconds.
 _PARAMETER_OF = {"max_queue_delay": "max_queue_delay_us"}
 
@@ -39,7 +38,7 @@ class SpaceContext:
     cores: int
     batchable: bool = True
     request_batch_size: int = 1
-    precisions: tuple[str, ...] = _PRECISIONS
+    precisions: tuple[str, ...] = PRECISIONS
     tensorrt: bool = False
     int8_best: str = "dynamic"
     onnx_backend: Backend = "onnxruntime"

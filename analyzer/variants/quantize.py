@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.configuration import Backend
 from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
 from analyzer.errors import BuildError
 from analyzer.variants.graph import is_quantized
@@ -27,8 +28,6 @@ _CALIBRATING_ROWS_MIN = 8
 
 # From here on a QuantizeLinear may have a scale per channel.
 _OPSET_MIN = 13
-
-Target = Literal["onnxruntime", "tensorrt"]
 
 
 class RowReader:
@@ -96,7 +95,7 @@ def quantize_static(
     reader: RowReader,
     *,
     external: tuple[str, ...],
-    runtime: Target,
+    backend: Backend,
     work: Path,
 ) -> tuple[str, ...]:
     """Writes ``source`` with QuantizeLinear/DequantizeLinear pairs to ``target``; returns notes.
@@ -121,7 +120,7 @@ def quantize_static(
     if not convolutional:
         # Without a pair behind it a product runs as one operator from int8 to float.
         options["OpTypesToExcludeOutputQuantization"] = _PRODUCTS
-    if runtime == "tensorrt":
+    if backend == "tensorrt":
         options |= {
             "ActivationSymmetric": True,
             "AddQDQPairToWeight": True,
@@ -134,9 +133,9 @@ def quantize_static(
         str(target),
         quant_format=QuantFormat.QDQ,
         nodes_to_exclude=[] if convolutional else _products_of_activations(prepared),
-        op_types_to_quantize=None if convolutional and runtime != "tensorrt" else _PRODUCTS,
-        reduce_range=runtime == "onnxruntime" and needs_reduced_range(),
-        activation_type=QuantType.QInt8 if runtime == "tensorrt" else QuantType.QUInt8,
+        op_types_to_quantize=None if convolutional and backend != "tensorrt" else _PRODUCTS,
+        reduce_range=backend != "tensorrt" and needs_reduced_range(),
+        activation_type=QuantType.QInt8 if backend == "tensorrt" else QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         use_external_data_format=is_large(source, external),
         extra_options=options,

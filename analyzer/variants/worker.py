@@ -27,7 +27,8 @@ from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Runtime
-from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime, first_line
+from analyzer.engine.runtimes.onnxruntime_ import first_line
+from analyzer.engine.runtimes.open import open_runtime
 from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.variants.accuracy import compare_rows, judge
@@ -227,18 +228,20 @@ def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) 
         target,
         RowReader(request.calibrating, batchable=model.batchable),
         external=model.external_files,
-        runtime="tensorrt" if key.backend == "tensorrt" else "onnxruntime",
+        backend=key.backend,
         work=work,
     )
     return (*notes, "calibrated on made-up inputs") if request.synthetic else notes
 
 
 def _open(file: Path, request: BuildRequest) -> Runtime:
-    if file.suffix == ".plan":
-        from analyzer.engine.runtimes.tensorrt_ import TensorRtRuntime
-
-        return TensorRtRuntime(file)
-    return OrtRuntime(file, device=request.device, intra_op_threads=request.threads)
+    """The variant in ``file`` on its own backend; the model itself on ONNX Runtime."""
+    return open_runtime(
+        file,
+        backend="onnxruntime" if file == Path(request.model.path) else request.key.backend,
+        device=request.device,
+        intra_op_threads=request.threads,
+    )
 
 
 def main(folder: Path) -> None:

@@ -219,7 +219,7 @@ class ServedSubject:
             assert edge_rps is not None
             rate = share * edge_rps
             seconds = float(np.clip(800 / rate, 0.8, 1.5))
-            test = session.run(rate, seconds, kind="bench", stream=STREAM_EDGE, abort=False)
+            test = session.run(rate, seconds, kind="measure", stream=STREAM_EDGE, abort=False)
             log = session.logs[-1]
             points.append(
                 {

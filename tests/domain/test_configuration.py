@@ -5,11 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, fields
+from itertools import product
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.domain.configuration import (
+    PRECISIONS,
+    Backend,
+    Configuration,
+    VariantKey,
+    baseline_configuration,
+)
 
 
 @st.composite
@@ -65,3 +73,14 @@ def test_a_document_is_the_callers_to_change() -> None:
     configuration = baseline_configuration(batchable=True)
     configuration.to_dict()["preferred_batch_size"].append(99)
     assert configuration.to_dict()["preferred_batch_size"] == [4]
+
+
+def test_no_two_variants_have_the_same_label() -> None:
+    keys = {
+        VariantKey(precision=precision, quantization=quantization, backend=backend)
+        for precision, quantization, backend in product(
+            PRECISIONS, (None, "static", "dynamic"), get_args(Backend)
+        )
+    }
+    assert len({key.label for key in keys}) == len(keys)
+    assert VariantKey(precision="fp32").label == "fp32"

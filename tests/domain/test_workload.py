@@ -55,11 +55,20 @@ def test_a_trace_that_cannot_be_used_says_what_to_do(
     assert says in f"{caught.value.message} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("text", ["poison", "gamma", "gamma:0", "gamma:nan", "trace:", "poisson:5"])
+@pytest.mark.parametrize(
+    "text",
+    ["poison", "gamma:", "gamma:0", "gamma:nan", "gamma:2:5", "trace:", "poisson:5"],
+)
 def test_a_process_that_is_none_says_what_to_write(text: str) -> None:
     with pytest.raises(AnalyzerError) as caught:
         parse_arrivals(text)
     assert repr(text) in caught.value.message and caught.value.hint
+
+
+def test_the_name_of_a_trace_may_have_colons(tmp_path: Path) -> None:
+    path = tmp_path / "t:80"
+    path.write_text("arrival_ms\n1\n")
+    assert parse_arrivals(f"trace:{path}").name == f"trace:{path}"
 
 
 def test_a_trace_without_two_times_cannot_be_scaled() -> None:

@@ -17,7 +17,8 @@ from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.search.designer import Designer
-from analyzer.search.request import SAMPLERS, SearchRequest
+from analyzer.search.request import SearchRequest
+from analyzer.search.samplers import SAMPLERS
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.twin.service import ServiceTime

@@ -113,6 +113,15 @@ def test_second_time_comes_from_the_cache(
                                                 quantization=key.quantization)].sha256  # fmt: skip
 
 
+def test_a_variant_is_scored_on_its_own_backend_or_not_at_all(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path
+) -> None:
+    """Scores of ONNX Runtime's say nothing of what another runtime would answer."""
+    key = VariantKey(precision="fp16", backend="another")  # type: ignore[arg-type]
+    with pytest.raises(AnalyzerError, match="Nothing here runs models of the backend 'another'"):
+        build_variant(digits, key, calibration=data, cache_dir=tmp_path)
+
+
 def test_nothing_else_is_left_behind(
     built: dict[VariantKey, Variant], examples: Path, cache: Path
 ) -> None:

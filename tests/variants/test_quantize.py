@@ -50,7 +50,7 @@ def quantized_error(source: Path, rows: Array) -> tuple[float, tuple[str, ...]]:
         target,
         RowReader({"x": rows}, batchable=True),
         external=(),
-        runtime="onnxruntime",
+        backend="onnxruntime",
         work=source.parent,
     )
     assert Counter(n.op_type for n in onnx.load(str(target)).graph.node)["DequantizeLinear"]
