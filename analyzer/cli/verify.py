@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from analyzer.targets.target import Target
     from analyzer.twin.server_model import ServerModel
 
+# The contract's, as those of a search.
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 
 # A process that forks while it is killed is found in the next round.
+# All rounds take five seconds and more, far beyond what the kernel needs to end a process.
 _ATTEMPTS = 250
 _POLL_S = 0.02
 

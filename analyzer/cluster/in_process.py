@@ -23,7 +23,7 @@ from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
 # The kernel ends a killed process in moments; beyond this it hangs in a driver.
 _KILL_TIMEOUT_S = 10.0
-_POLL_S = 0.05
+_POLL_S = 0.05  # how late a cancellation is seen; short against any job
 
 
 class _StopJob(BaseException):

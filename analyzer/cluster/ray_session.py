@@ -25,7 +25,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
 # TMPDIR cannot be used.
 _PARENT_LENGTH_MAX = 24
 _SHORT_PARENT = "/tmp"
-_REACH_TIMEOUT_S = 5.0
+_REACH_TIMEOUT_S = 5.0  # a connection takes milliseconds; a wrong address need not answer
 _WITHOUT_RAY = "--executor in-process runs the one worker without Ray."
 
 # What a local Ray does besides running actors is switched off: it would only disturb what is

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 # 500.00000000000006/s on some paths), and one replica too many is money.
 _RELATIVE_TOLERANCE = 1e-10
 
+# Prices are per hour, costs per million inferences.
 INFERENCES_PER_MILLION = 1_000_000
 SECONDS_PER_HOUR = 3600
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from analyzer.errors import UsageError
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
+# What each unit is in the one that its parser returns; binary prefixes as in IEC 80000-13.
 _DURATION_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_BYTES = {
     "B": 1,

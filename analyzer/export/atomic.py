@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+# From Linux's headers (fcntl.h, fs.h), for renameat2(2).
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 STAGING_PREFIX = ".tritune-"

@@ -17,8 +17,9 @@ from analyzer.errors import RepositoryError
 from analyzer.modelconfig.repository import model_directory
 
 MANIFEST_NAME = "tritune.json"
+# Raised when a program that does not know the change would misread a manifest.
 MANIFEST_SCHEMA = 1
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20  # read at a time, since models have gigabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

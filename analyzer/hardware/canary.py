@@ -31,7 +31,7 @@ _SAMPLES = 120_000
 # process without real-time priority.
 _STALL_MS_MIN = 20.0
 _SECOND_NS = 1_000_000_000
-_END_S = 5.0
+_END_S = 5.0  # the kernel ends a killed process in moments
 
 
 class Canary:

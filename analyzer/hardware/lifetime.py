@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 
+# From Linux's header (prctl.h).
 _PR_SET_PDEATHSIG = 1
 
 

@@ -22,7 +22,7 @@ from analyzer.hardware.timing import Priority, set_timer_slack_ns
 from analyzer.targets.target import Completion
 
 _SWITCH_INTERVAL_S = 0.0005  # a tenth of Python's own
-_NOT_YET = -1
+_NOT_YET = -1  # no clock shows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

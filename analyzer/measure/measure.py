@@ -32,7 +32,7 @@ from analyzer.twin.server_model import ServerModel
 # reach 0.3 of the first one.
 _INVALID_MAX = 12
 _INVALID_EASE = 0.9
-_EDGE_REQUESTS_MIN = 20
+_EDGE_REQUESTS_MIN = 20  # in the longest run at the lowest rate of an edge: as of any load test
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
 # Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13

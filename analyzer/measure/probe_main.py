@@ -33,7 +33,7 @@ _EXECUTIONS_MIN = 3
 # Rounds of a probe: at least so many, and one for so many seconds of it.
 _ROUNDS = 3
 _ROUND_S = 0.06
-_ROUND_THREADS_S = 0.15
+_ROUND_THREADS_S = 0.15  # with threads inside an operator, which have to wake up first
 # Long enough for the kernel to move threads that start together to cores of their own.
 _SETTLE_S = 0.04
 # Samples of one probe: more would only make the records longer.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Rows that requests are made of: enough that they differ, few enough for every cache.
 _POOL_ROWS = 64
-_POOL_BYTES_MAX = 256 << 20
+_POOL_BYTES_MAX = 256 << 20  # of a server; large inputs are fewer
 # An engine of a large model takes many minutes; beyond half an hour it hangs.
 BUILD_SECONDS_MAX = 1800.0
 

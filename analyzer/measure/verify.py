@@ -24,7 +24,7 @@ from analyzer.twin.server_model import ServerModel
 
 # Starts of the server: one restart shows what a fresh start changes.
 STARTS = 2
-_BLOCK_S_MIN = 1.0
+_BLOCK_S_MIN = 1.0  # a run: below that the start of the arrivals is most of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from analyzer.errors import RepositoryError
 from analyzer.modelconfig.validation import reject, validate, validate_io
 
 _KIND = model_config_pb2.ModelInstanceGroup
+# Triton's own (max_sequence_idle_microseconds in model_config.proto).
 SEQUENCE_IDLE_US_DEFAULT = 1_000_000
 # Files by which Triton recognises the backend of a model without a configuration, and the pairs of
 # platform and default file name that it fills in. The order is Triton's.

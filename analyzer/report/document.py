@@ -32,6 +32,7 @@ from analyzer.report.conditions_text import watched
 from analyzer.report.entries import Closest, Entry, StudyReport, study_entry
 from analyzer.report.summary import notes_of, statement
 
+# Raised when a key of --json changes its meaning or goes.
 SCHEMA = 1
 CURRENCY = "USD"
 

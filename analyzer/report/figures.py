@@ -22,7 +22,7 @@ from analyzer.report.wording import (
 
 Figure = dict[str, Any]
 
-_MIB = 1 << 20
+_MIB = 1 << 20  # bytes
 _ROLE_NAMES: dict[Role, str] = {
     "recommended": "recommended",
     "baseline": "Triton's default",
@@ -254,6 +254,7 @@ def _rate_max(curves: tuple[Curve, ...], ceiling_ms: float) -> float:
     return 1.08 * max(visible or [curve.offered_rps[-1] for curve in curves])
 
 
+# Of a bar with its label above it.
 _ROW_PX = 54
 
 

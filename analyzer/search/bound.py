@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 # Candidates whose draws are taken together; the others cannot plausibly win.
 _RIVALS_MAX = 120
-_DRAWS = 2000
+_DRAWS = 2000  # a tail of 5 % is good to half a per cent
 # The size of the residuals is known like a variance with so many degrees of freedom, besides one
 # for each measurement.
 _FREEDOM_PRIOR = 2

@@ -19,7 +19,7 @@ from analyzer.search.residual import LOCAL, SCALE_PRIOR, ResidualModel
 # The twin is distrusted when it is off by more than this (median), and orders wrongly besides.
 _ERROR_MAX = 0.25
 _RANK_CORRELATION_MIN = 0.3
-_MEASUREMENTS_TO_DISTRUST = 3
+_MEASUREMENTS_TO_DISTRUST = 3  # the fewest that have a median besides its extremes
 # As many promising candidates must have been measured before nearly all of them, this share,
 # having no value speaks against the twin.
 _PROMISING_MIN = 6
@@ -35,7 +35,7 @@ _OPTIMISM = 0.25
 _GAIN_MIN = 0.01
 # The search is over when nothing is plausibly better by more than this.
 _MARGIN = 0.02
-_MEASUREMENTS_TO_FINISH = 3
+_MEASUREMENTS_TO_FINISH = 3  # as above
 # Sizes of the residual's local part where predictions were fitted to what was measured.
 _LOCAL_REFITTED = (0.4,)
 # Until something feasible is known, a chance of keeping the limits weighs as its cube.

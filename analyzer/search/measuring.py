@@ -34,7 +34,7 @@ _TARGET_SHARES = (0.6, 0.5)
 # not in a plan; at most this share of what is left.
 _FIRST_PROOF_FACTOR = 2.5
 _FIRST_PROOF_SHARE = 0.6
-_FIRST_PROOF_S_MIN = 3.0
+_FIRST_PROOF_S_MIN = 3.0  # for the two runs of a first plan
 # Once something is proven: the share of what is left then that trials may take, and of what is left
 # later that a climb leaves to the baseline's certificate.
 _TRIALS_SHARE = 0.45
@@ -44,7 +44,7 @@ OUT_OF_TIME = "budget"
 # A worker is held to hang after so many seconds, and these times the seconds under load.
 _TIMEOUT_S = 120.0
 _TIMEOUT_FACTOR = 4.0
-_LOAD_S_MIN = 1.0
+_LOAD_S_MIN = 1.0  # of any task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ LISTED = "configuration"
 _TPE_STARTUP = (4, 10)
 # The same where TPE takes over from a twin that is not trusted: so much was measured by then.
 _TPE_STARTUP_AFTER_TWIN = 5
-_NSGA2_POPULATION = 10
+_NSGA2_POPULATION = 10  # a few generations of a search's tens of trials; Optuna's default is 50
 
 _Key = tuple[tuple[str, str], ...]
 

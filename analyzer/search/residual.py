@@ -32,7 +32,7 @@ _GROUP = (0.2, 0.7)
 _NOISE = (0.01, 0.05)  # of the logarithm itself
 # Spread of the logarithm of the remainder's size around 1, as the prior sees it.
 _REMAINDER_SPREAD = 0.8
-_WEIGHT_MIN = 0.02
+_WEIGHT_MIN = 0.02  # of the largest: lighter points of the grid are left out
 # Keeps covariances of nearly equal configurations invertible.
 _JITTER = 1e-9
 

@@ -39,6 +39,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 # What the protocol puts into a request's scope: its Connection (inference_service.py).
 CONNECTION_KEY = "tritune.connection"
 
+# Triton's HTTP status for each of its error codes (docs/triton-semantics.md, errors).
 _STATUS: dict[FaultKind, int] = {
     "unknown": 400,
     "internal": 500,

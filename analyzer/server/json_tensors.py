@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from analyzer.engine.fault import Fault
 from analyzer.engine.tensors import DTYPES
 
-_INT64_MIN, _UINT64_END = -(1 << 63), 1 << 64
+_INT64_MIN, _UINT64_END = -(1 << 63), 1 << 64  # the widest of Triton's integers
 
 
 def json_to_array(data: Any, datatype: str, name: str, shape: tuple[int, ...]) -> NDArray[Any]:

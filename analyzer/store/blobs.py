@@ -23,7 +23,7 @@ _LAYOUT: tuple[tuple[str, str, type[np.generic]], ...] = (
     ("compute_infer_s", "<f4", np.float32),
     ("compute_output_s", "<f4", np.float32),
 )
-_LEVEL = 3
+_LEVEL = 3  # zstd's own default
 
 
 def pack_log(log: RequestLog) -> bytes:

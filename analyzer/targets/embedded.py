@@ -35,7 +35,7 @@ from analyzer.targets.embedded_wire import (
 from analyzer.targets.server_log import ServerLog
 
 _ANSWER_S = 10.0  # for counters and connections, while a model may keep every core busy
-_END_S = 2.0
+_END_S = 2.0  # it only closes its sessions; what hangs longer is killed
 _KILLED_S = 30.0  # the kernel frees a large process's memory first
 
 

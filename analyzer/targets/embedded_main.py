@@ -45,10 +45,10 @@ from analyzer.targets.embedded_wire import (
 
 # A fifth of Python's own: a thread that has run a batch soon lets the one that reads requests run.
 _SWITCH_INTERVAL_S = 0.001
-_MEMORY_CHECK_S = 0.05
+_MEMORY_CHECK_S = 0.05  # an instance takes longer to load
 # Per instance and size: the first runs choose kernels and claim memory, the third is as any other.
 _WARMUP_RUNS = 3
-_WARMUP_SECONDS_MAX = 2.0
+_WARMUP_SECONDS_MAX = 2.0  # all sizes together, for slow models
 
 
 class InputPool:

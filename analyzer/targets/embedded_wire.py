@@ -17,6 +17,8 @@ REQUEST = Struct("<III")
 # request number, status, then queue, compute input, infer and output in nanoseconds
 REPLY = Struct("<IIqqqq")
 
+# More than a thousand replies, and more than the longest control message: the text of a fatal
+# error, cut to 8,000 characters.
 RECEIVE_BYTES = 1 << 16
 CONTROL_BYTES = 1 << 16
 

@@ -25,7 +25,7 @@ from analyzer.targets.triton_server import TritonServer
 _UNLOAD_S = 30.0  # a python backend takes more than a second per instance
 # A server of our own ends anyway; what hangs in it is ended with it.
 _UNLOAD_LOCAL_S = 3.0
-_POLL_S = 0.02
+_POLL_S = 0.02  # short against loading a model
 
 
 class EndpointTarget:

@@ -11,17 +11,15 @@ from collections.abc import Mapping
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
+# RFC 9113: types of frames (6), their flags, settings (6.5.2) and an error code (7).
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE = 0, 1, 3, 4, 5
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 6, 7, 8, 9
-
 ACK = END_STREAM = 0x1
 END_HEADERS = 0x4
 _PADDED, _PRIORITY = 0x8, 0x20
 _BARE = _PADDED | _PRIORITY | END_HEADERS
-
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
 INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
-
 CANCEL = 0x8
 
 # Limits and defaults of RFC 9113.
@@ -32,7 +30,7 @@ FRAME_BYTES_INITIAL = 16_384
 
 # More than any header block or other control frame of a sane server.
 _CONTROL_BYTES_MAX = 1 << 16
-_HEAD_BYTES = 9
+_HEAD_BYTES = 9  # RFC 9113, 4.1
 _HEAD = struct.Struct(">HBBBL")
 _SETTING = struct.Struct(">HL")
 

@@ -9,7 +9,7 @@ from typing import IO
 
 # More than the usage text of tritonserver, which would push out the reason it is printed for.
 _LINES = 600
-_LINE_BYTES = 2000
+_LINE_BYTES = 2000  # longer lines are cut
 
 
 class ServerLog:

@@ -12,7 +12,7 @@ from analyzer.twin.calibration import VariantCalibration
 
 _KIND = "probes"
 # Machines change: drivers, neighbours, clock limits.
-_SECONDS_KEPT = 7 * 86400.0
+_SECONDS_KEPT = 7 * 86400.0  # a week
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "tensorrt")
 
 

@@ -29,7 +29,7 @@ from analyzer.variants.worker import BuildRequest, BuildResult
 
 # Raised when a change of our code changes what is built from the same facts.
 _BUILDER = 4
-_SYNTHETIC_ROWS = 32
+_SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
 # End of the name of a cache entry that says why a variant is of no use.
 _REFUSED = "-refused"
 _LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy")

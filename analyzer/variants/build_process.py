@@ -16,6 +16,7 @@ from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
 from analyzer.resources import child_environment
 from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
 
+# Short against a build, which takes seconds.
 _POLL_S = 0.02
 _HINT = "Leave this precision out with --precisions."
 

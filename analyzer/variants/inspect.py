@@ -43,6 +43,7 @@ from analyzer.variants.shapes import (
     unknown_shapes,
 )
 
+# More than three of a kind say nothing new.
 _REASONS_SHOWN = 3
 _ONE_ROW_NOTE = (
     "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"

@@ -23,6 +23,7 @@ _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "EmbedLayerNormaliz
 # Outside convolutional networks a QDQ pair pays only around products with weights; around the rest
 # it costs more than it saves.
 _PRODUCTS = ["MatMul", "Gemm", "Conv", "ConvTranspose"]
+# A few rows give a range; more narrow little, and on a slow model they would take the whole budget.
 _CALIBRATING_SECONDS_MAX = 30.0
 _CALIBRATING_ROWS_MIN = 8
 

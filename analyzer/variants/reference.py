@@ -20,7 +20,7 @@ from analyzer.variants.cache import building, load_entry, publish
 ROWS_PER_RUN = 8
 # What one variant waits for at most while a neighbour computes it.
 _ROWS_PER_BLOCK = 32
-_STORED_BYTES_MAX = 256 << 20
+_STORED_BYTES_MAX = 256 << 20  # answers of one model; beyond it they are computed again
 _FILE = "answers.npz"
 
 
