@@ -20,12 +20,17 @@ AnalyzerError                    1  a fault of the program
 
 from __future__ import annotations
 
-# What ONNX Runtime, its CUDA provider, Python, the C++ library and the C library say, lower case.
+# What ONNX Runtime, its CUDA provider, TensorRT, CUDA's libraries (``CUBLAS_STATUS_ALLOC_FAILED``,
+# ``CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED``), Python, the C++ library and the C
+# library say, lower case.
 _OUT_OF_MEMORY = (
     "failed to allocate memory",
     "cannot allocate memory",
     "out of memory",
     "out_of_memory",
+    "outofmemory",
+    "_status_alloc_failed",
+    "_allocation_failed",
     "memoryerror",
     "bad_alloc",
     "bad allocation",

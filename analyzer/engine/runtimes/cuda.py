@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.errors import MissingPartError, TargetError, TargetMemoryError
+from analyzer.errors import MissingPartError, TargetError, TargetMemoryError, is_out_of_memory
 
 
 def import_cudart() -> Any:
@@ -87,7 +87,7 @@ class CudaStream:
         if int(status) == 0:
             return results[0] if results else None
         name = getattr(status, "name", str(status))
-        if "MemoryAllocation" in name:
+        if is_out_of_memory(name):
             raise TargetMemoryError(
                 f"GPU {self._device_id} is out of memory ({function}: {name}).",
                 hint="Fewer instances, smaller batches or a lower precision need less memory.",

@@ -27,6 +27,7 @@ TENSORRT_NAMES = (
     "Runtime", "deserialize_cuda_engine", "create_execution_context", "num_io_tensors",
     "get_tensor_name", "get_tensor_mode", "get_tensor_dtype", "get_tensor_shape",
     "TensorIOMode", "INPUT", "set_input_shape", "set_tensor_address", "execute_async_v3",
+    "init_libnvinfer_plugins", "nptype",
 )  # fmt: skip
 # Functions of ``cuda.bindings.runtime`` that we use.
 CUDA_NAMES = (
@@ -42,6 +43,7 @@ def make_tensorrt(
     inputs: dict[str, tuple[int, ...]] | None = None,
     parse_errors: tuple[str, ...] = (),
     build_error: str = "",
+    load_error: str = "",
     starts: bool = True,
 ) -> Any:
     """A module-like object.
@@ -51,13 +53,20 @@ def make_tensorrt(
         inputs: The network's inputs with −1 for dynamic dimensions; float32.
         parse_errors: What the parser complains of; it fails if there is anything.
         build_error: What the builder logs before it gives no plan; empty for a plan.
+        load_error: What the runtime logs before it loads no plan; empty for an engine.
         starts: Whether the builder finds a GPU.
 
     Returns:
-        The module; its list ``engines`` holds every engine that was deserialized, in order.
+        The module; its list ``engines`` holds every engine that was deserialized, in order, and
+        ``calls`` what else was called.
     """
     shapes = inputs or {"x": (-1, 3)}
     engines: list[_Engine] = []
+    calls: list[str] = []
+
+    def init_libnvinfer_plugins(logger: Any, namespace: str) -> bool:
+        calls.append("init_libnvinfer_plugins")
+        return True
 
     class ILogger:
         class Severity(enum.Enum):
@@ -106,6 +115,7 @@ def make_tensorrt(
             self.num_errors = len(parse_errors)
 
         def parse_from_file(self, path: str) -> bool:
+            calls.append("parse_from_file")
             return Path(path).is_file() and not parse_errors
 
         def get_error(self, index: int) -> Any:
@@ -116,6 +126,10 @@ def make_tensorrt(
             self._logger = logger
 
         def deserialize_cuda_engine(self, plan: bytes) -> Any:
+            calls.append("deserialize_cuda_engine")
+            if load_error:
+                self._logger.log(ILogger.Severity.ERROR, load_error)
+                return None
             try:
                 engines.append(_Engine(json.loads(plan)))
             except ValueError:
@@ -126,6 +140,9 @@ def make_tensorrt(
     return SimpleNamespace(
         __version__=version,
         engines=engines,
+        calls=calls,
+        init_libnvinfer_plugins=init_libnvinfer_plugins,
+        DataType=_DataType,
         ILogger=ILogger,
         Builder=Builder,
         OnnxParser=OnnxParser,
@@ -133,8 +150,20 @@ def make_tensorrt(
         NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1),
         MemoryPoolType=SimpleNamespace(WORKSPACE="workspace"),
         TensorIOMode=SimpleNamespace(INPUT="input", OUTPUT="output"),
-        nptype=lambda dtype: dtype,
+        nptype=_nptype,
     )
+
+
+class _DataType(enum.Enum):
+    FLOAT = 0
+    BF16 = 7
+
+
+def _nptype(datatype: _DataType) -> Any:
+    """As the real one: TypeError for what numpy has no type of."""
+    if datatype is _DataType.FLOAT:
+        return np.float32
+    raise TypeError("Could not resolve TensorRT datatype to an equivalent numpy datatype.")
 
 
 class _Profile:
@@ -187,7 +216,10 @@ class _Engine:
         return "output" if name.endswith("_doubled") else "input"
 
     def get_tensor_dtype(self, name: str) -> Any:
-        return np.float32
+        return _DataType[self.plan.get("datatype", "FLOAT")]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.plan["inputs"][name.removesuffix("_doubled")])
 
     def create_execution_context(self) -> Any:
         self.contexts += 1

@@ -42,8 +42,10 @@ def open_runtimes(
 ) -> list[Runtime]:
     """An instance of the model (or engine) at ``path`` for each place, in order; all or none.
 
-    The instances of a TensorRT engine on one GPU share the engine, and with it the weights: each
-    has a context, a stream and buffers of its own, as in Triton.
+    As in Triton, the instances of a TensorRT engine on one GPU share the engine, and with it the
+    weights, only where all its shapes are fixed; with a dynamic dimension each loads an engine of
+    its own (tensorrt_backend, ``ModelState::CreateEngine``). Contexts, streams and buffers are
+    never shared.
 
     Args:
         backend: Triton's name of it; ``python`` stands for a ``model.py`` that runs ONNX Runtime,
@@ -88,7 +90,7 @@ def _engine_instances(path: Path, places: Sequence[Place]) -> Iterator[Runtime]:
 
     engines: dict[int, TensorRtEngine] = {}
     for place in places:
-        if place.device_id not in engines:
-            engines[place.device_id] = TensorRtEngine(path, device_id=place.device_id)
-        # Contexts may share an optimization profile: TensorRT 10 lifted the rule against it.
-        yield TensorRtRuntime(engines[place.device_id])
+        engine = engines.get(place.device_id)
+        if engine is None or engine.dynamic:
+            engine = engines[place.device_id] = TensorRtEngine(path, device_id=place.device_id)
+        yield TensorRtRuntime(engine)

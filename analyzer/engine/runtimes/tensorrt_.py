@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,19 @@ from numpy.typing import NDArray
 
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.cuda import CudaStream
-from analyzer.errors import MissingPartError, TargetError, TargetMemoryError, TargetStartError
+from analyzer.errors import (
+    MissingPartError,
+    TargetError,
+    TargetMemoryError,
+    TargetStartError,
+    is_out_of_memory,
+)
+
+_LESS_MEMORY = "Fewer instances, smaller batches or a lower precision need less memory."
+# What TensorRT 8 to 11 say of a plan of another version.
+_VERSIONS = re.compile(
+    r"expecting (?:library version )?(?P<expected>[\d.]+\d)\s*,?\s*got (?P<got>[\d.]+\d)"
+)
 
 
 def import_tensorrt() -> Any:
@@ -41,19 +56,52 @@ def import_tensorrt() -> Any:
     return tensorrt
 
 
+def library_version(trt: Any) -> str:
+    """Version of the library behind the bindings ``trt``, to which engines are bound.
+
+    The bindings of one release load the library of another where both have the same major version.
+    """
+    module = sys.modules.get(trt.Runtime.__module__)
+    try:
+        library = ctypes.CDLL(str(getattr(module, "__file__", None)))
+        parts = ("Major", "Minor", "Patch", "Build")
+        return ".".join(str(getattr(library, f"getInferLib{part}Version")()) for part in parts)
+    except (OSError, AttributeError):
+        return str(trt.__version__)
+
+
 def recording_logger(trt: Any) -> Any:
-    """An ILogger that keeps TensorRT's errors in ``errors`` (the last 20) and prints nothing."""
+    """An ILogger that keeps TensorRT's errors in ``errors`` (the last 20) and prints nothing.
+
+    ``seen`` counts all of them, and ``since(count)`` gives those that came after so many.
+    """
 
     class RecordingLogger(trt.ILogger):  # type: ignore[misc]  # a class of the loaded library
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
+            self.seen = 0
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
                 self.errors = [*self.errors[-19:], message.strip()]
+                self.seen += 1
+
+        def since(self, count: int) -> list[str]:
+            return self.errors[count - self.seen :] if self.seen > count else []
 
     return RecordingLogger()
+
+
+def load_plugins(trt: Any, logger: Any) -> None:
+    """Registers the plugins that come with TensorRT, which parser and engines may name.
+
+    A lean runtime has none. What a model needs and is not there is told by the parser or on loading
+    the engine.
+    """
+    register = getattr(trt, "init_libnvinfer_plugins", None)
+    if register is not None:
+        register(logger, "")
 
 
 class TensorRtEngine:
@@ -64,9 +112,15 @@ class TensorRtEngine:
         device_id: Number of the CUDA device.
         trt, cudart: The modules to use; default the installed ones.
 
+    Attributes:
+        dynamic: Whether an input or output has a dimension that is known only at run time. Triton
+            gives each instance an engine of its own then.
+
     Raises:
         MissingPartError: TensorRT or CUDA's bindings are not here.
-        TargetStartError: The plan cannot be loaded (another TensorRT, another GPU model).
+        TargetMemoryError: The device is out of memory.
+        TargetStartError: The plan cannot be loaded (another TensorRT, another GPU model), or has
+            tensors that numpy cannot hold.
     """
 
     def __init__(
@@ -83,12 +137,28 @@ class TensorRtEngine:
             plan = self.path.read_bytes()
         except OSError as error:
             raise TargetStartError(f"{path} cannot be read: {error.strerror or error}.") from error
+        load_plugins(self.trt, self.logger)
+        before = self.logger.seen
         self.engine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
+            raise _load_error(self.path, self.logger.since(before), self.trt.__version__)
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        mode = self.trt.TensorIOMode.INPUT
+        self.inputs = frozenset(n for n in names if self.engine.get_tensor_mode(n) == mode)
+        self.dtypes = {name: self._dtype(name) for name in names}
+        self.dynamic = any(dim < 0 for name in names for dim in self.engine.get_tensor_shape(name))
+
+    def _dtype(self, name: str) -> np.dtype[np.generic]:
+        datatype = self.engine.get_tensor_dtype(name)
+        try:
+            found: np.dtype[np.generic] = np.dtype(self.trt.nptype(datatype))
+        except TypeError as error:  # BF16, FP8, INT4: numpy has no such types
+            kind = getattr(datatype, "name", datatype)
             raise TargetStartError(
-                f"{path} cannot be loaded: {_last(self.logger)}",
-                hint="An engine belongs to one TensorRT version and one GPU model; build it anew.",
-            )
+                f"{self.path}: the tensor {name!r} is {kind}, which cannot be fed from here.",
+                hint="Cast it to FP32 at the model's inputs and outputs; inside, any type will do.",
+            ) from error
+        return found
 
     def create_context(self) -> Any:
         """A new execution context.
@@ -96,11 +166,13 @@ class TensorRtEngine:
         Raises:
             TargetMemoryError: The device is out of memory.
         """
+        before = self.logger.seen
         context = self.engine.create_execution_context()
         if context is None:
+            said = _reason(self.logger.since(before))
             raise TargetMemoryError(
-                f"{self.path}: TensorRT could not create another instance: {_last(self.logger)}",
-                hint="Fewer instances or smaller batches need less memory.",
+                f"{self.path}: TensorRT could not create another instance: {said}",
+                hint=_LESS_MEMORY,
             )
         return context
 
@@ -126,12 +198,9 @@ class TensorRtRuntime:
         except BaseException:
             self._stream.close()
             raise
-        trt, inner = engine.trt, engine.engine
-        names = [inner.get_tensor_name(index) for index in range(inner.num_io_tensors)]
-        inputs = {name for name in names if inner.get_tensor_mode(name) == trt.TensorIOMode.INPUT}
-        dtypes = {name: np.dtype(trt.nptype(inner.get_tensor_dtype(name))) for name in names}
-        self._inputs = {name: dtypes[name] for name in names if name in inputs}
-        self._outputs = {name: dtypes[name] for name in names if name not in inputs}
+        dtypes, inputs = engine.dtypes, engine.inputs
+        self._inputs = {name: dtypes[name] for name in dtypes if name in inputs}
+        self._outputs = {name: dtypes[name] for name in dtypes if name not in inputs}
 
     def run(self, inputs: Tensors) -> Tensors:
         """The outputs of one batch; see :class:`analyzer.engine.runtimes.base.Runtime`."""
@@ -141,10 +210,11 @@ class TensorRtRuntime:
         for name, dtype in self._inputs.items():
             array = np.ascontiguousarray(inputs[name], dtype)
             sent.append(array)
+            before = self._shared.logger.seen
             if not context.set_input_shape(name, tuple(array.shape)):
                 raise TargetError(
                     f"{self._shared.path}: the input {name!r} of shape {array.shape} is outside"
-                    f" the engine's profile: {_last(self._shared.logger)}",
+                    f" the engine's profile: {_reason(self._shared.logger.since(before))}",
                     hint="Build the engine for the batch sizes that are served.",
                 )
             address = stream.buffer(name, array.nbytes)
@@ -161,10 +231,13 @@ class TensorRtRuntime:
                 )
             results[name] = np.empty(shape, dtype)
             context.set_tensor_address(name, stream.buffer(name, results[name].nbytes))
+        before = self._shared.logger.seen
         if not context.execute_async_v3(stream.handle):
-            raise TargetError(
-                f"{self._shared.path} failed to execute: {_last(self._shared.logger)}"
-            )
+            said = self._shared.logger.since(before)
+            message = f"{self._shared.path} failed to execute: {_reason(said)}"
+            if any(map(is_out_of_memory, said)):
+                raise TargetMemoryError(message, hint=_LESS_MEMORY)
+            raise TargetError(message)
         for name, array in results.items():
             stream.download(array.ctypes.data, stream.buffer(name, array.nbytes), array.nbytes)
         stream.synchronize()
@@ -176,5 +249,26 @@ class TensorRtRuntime:
         self._stream.close()
 
 
-def _last(logger: Any) -> str:
-    return logger.errors[-1] if logger.errors else "TensorRT gave no reason."
+def _load_error(path: Path, said: list[str], version: str) -> TargetError:
+    """Why a plan could not be loaded, from what TensorRT said of it."""
+    text = " ".join(said) or "TensorRT gave no reason."
+    if any(map(is_out_of_memory, said)):
+        return TargetMemoryError(
+            f"{path} cannot be loaded, since the GPU is out of memory: {text}", hint=_LESS_MEMORY
+        )
+    versions = _VERSIONS.search(text)
+    if versions is not None:
+        return TargetStartError(
+            f"{path} was built by TensorRT {versions['got']}, and here is TensorRT"
+            f" {versions['expected']}.",
+            hint="An engine runs only on the version that built it: build it anew here, or use"
+            " that version.",
+        )
+    return TargetStartError(
+        f"{path} cannot be loaded by TensorRT {version}: {text}",
+        hint="An engine belongs to one TensorRT version and one GPU model; build it anew.",
+    )
+
+
+def _reason(said: list[str]) -> str:
+    return said[-1] if said else "TensorRT gave no reason."

@@ -45,10 +45,13 @@ def install(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> Any:
     return trt
 
 
-def test_the_instances_of_a_configuration_share_one_engine(
-    plan: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_instances_share_an_engine_only_where_all_its_shapes_are_fixed(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool
 ) -> None:
     cuda = FakeCuda()
+    if not dynamic:
+        plan.write_text(json.dumps({"inputs": {"x": [2, 3]}, "profiles": []}))
     trt = install(monkeypatch, cuda)
     spec = EmbeddedSpec(
         name="m",
@@ -60,10 +63,11 @@ def test_the_instances_of_a_configuration_share_one_engine(
         inputs_path=None,
     )
     opened = runtimes.open_embedded_runtimes(spec)
-    assert [engine.contexts for engine in trt.engines] == [3]
+    # As Triton's TensorRT backend: what an instance takes of the memory depends on it.
+    assert [engine.contexts for engine in trt.engines] == ([1, 1, 1] if dynamic else [3])
     assert len(cuda.streams) == 3
-    for rows, runtime in enumerate(opened, start=1):
-        x = np.full((rows, 3), rows, np.float32)
+    for number, runtime in enumerate(opened, start=1):
+        x = np.full((number if dynamic else 2, 3), number, np.float32)
         np.testing.assert_array_equal(runtime.run({"x": x})["x_doubled"], 2 * x)
     opened[0].close()
     x = np.ones((2, 3), np.float32)
@@ -84,6 +88,7 @@ def test_each_gpu_has_an_engine_of_its_own(plan: Path, monkeypatch: pytest.Monke
         instance_group { name: "m" count: 2 kind: KIND_GPU gpus: [ 0, 1 ] }
         """
     )
+    plan.write_text(json.dumps({"inputs": {"x": [2, 3]}, "profiles": []}))
     opened = backends.open_instances(config, plan.parent, expand_instances(config))
     assert [engine.contexts for engine in trt.engines] == [2, 2]
     assert sorted(handle // 1000 - 1 for handle in cuda.streams) == [0, 0, 1, 1]

@@ -62,6 +62,67 @@ def test_an_instance_without_room_for_its_context_leaves_nothing(plan: Path) -> 
     assert not cuda.streams
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error Code 2: OutOfMemory (Requested size was 4294967296 bytes.)",
+        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
+        "Error Code 1: Cublas (CUBLAS_STATUS_ALLOC_FAILED)",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+def test_no_room_for_the_engine_is_no_other_version(plan: Path, said: str) -> None:
+    with pytest.raises(TargetMemoryError, match="the GPU is out of memory") as caught:
+        TensorRtEngine(plan, trt=make_tensorrt(load_error=said), cudart=FakeCuda())
+    assert said in caught.value.message
+    assert "version" not in caught.value.message + caught.value.hint
+
+
+def test_a_plan_of_another_version_names_both(plan: Path) -> None:
+    said = (
+        "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is "
+        "not compatible with this version of TensorRT, expecting library version 10.9.0.34 got "
+        "10.3.0.26, please rebuild.)"
+    )
+    with pytest.raises(TargetStartError, match=r"built by TensorRT 10\.3\.0\.26, and here"):
+        TensorRtEngine(plan, trt=make_tensorrt(load_error=said), cudart=FakeCuda())
+
+
+def test_out_of_memory_under_load_is_told_as_that(plan: Path) -> None:
+    engine = TensorRtEngine(plan, trt=make_tensorrt(), cudart=FakeCuda())
+    runtime = TensorRtRuntime(engine)
+
+    def fail(stream: int) -> bool:
+        severity = engine.trt.ILogger.Severity.ERROR
+        engine.logger.log(severity, "Error Code 1: Cublas (CUBLAS_STATUS_ALLOC_FAILED)")
+        return False
+
+    runtime._context.execute_async_v3 = fail
+    x = {"x": np.zeros((1, 3), np.float32)}
+    with pytest.raises(TargetMemoryError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+        runtime.run(x)
+    runtime._context.execute_async_v3 = lambda stream: False
+    # What was said of an earlier failure is no reason of this one.
+    with pytest.raises(TargetError, match="gave no reason") as caught:
+        runtime.run(x)
+    assert not isinstance(caught.value, TargetMemoryError)
+
+
+def test_bf16_at_an_input_is_refused_in_words(plan: Path) -> None:
+    values = json.loads(plan.read_text()) | {"datatype": "BF16"}
+    plan.write_text(json.dumps(values))
+    with pytest.raises(TargetStartError, match="'x' is BF16, which cannot be fed"):
+        TensorRtEngine(plan, trt=make_tensorrt(), cudart=FakeCuda())
+
+
+def test_plugins_are_registered_before_an_engine_is_loaded(plan: Path) -> None:
+    trt = make_tensorrt()
+    TensorRtEngine(plan, trt=trt, cudart=FakeCuda())
+    assert trt.calls == ["init_libnvinfer_plugins", "deserialize_cuda_engine"]
+    del trt.init_libnvinfer_plugins  # the lean runtime has none
+    TensorRtEngine(plan, trt=trt, cudart=FakeCuda())
+
+
 def test_foreign_plan(tmp_path: Path) -> None:
     (tmp_path / "a.plan").write_bytes(b"\x00plan")
     with pytest.raises(TargetStartError, match="Magic tag does not match"):
