@@ -19,7 +19,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.study import Pricing, StudyResult
 from analyzer.domain.workload import ArrivalProcess, parse_arrivals, request_batch_sizes
-from analyzer.errors import RunInterruptedError, UsageError
+from analyzer.errors import MissingPartError, RunInterruptedError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.hardware.machine import Machine
@@ -54,7 +54,7 @@ def run_search_command(options: SearchOptions) -> str:
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = _largest_request(options, arrivals, model)
-        space = _space(options, model, device, machine, largest)
+        space = _space(options, model, device, machine, largest, progress.warn)
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
         with _executor(options, device, machine) as executor:
             model = _verified(options, model)
@@ -201,7 +201,12 @@ def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:
 
 
 def _space(
-    options: SearchOptions, model: ModelInfo, device: DeviceKind, machine: Machine, largest: int
+    options: SearchOptions,
+    model: ModelInfo,
+    device: DeviceKind,
+    machine: Machine,
+    largest: int,
+    warn: Callable[[str], None],
 ) -> Any:
     from analyzer.spaces.loader import SpaceContext, load_space
 
@@ -213,7 +218,7 @@ def _space(
             batchable=model.batchable,
             request_batch_size=largest,
             precisions=options.precisions or PRECISIONS,
-            tensorrt=device == "gpu" and _tensorrt(),
+            tensorrt=device == "gpu" and _tensorrt(options.server, warn),
             onnx_backend=_onnx_backend(options.server),
         ),
     )
@@ -228,10 +233,23 @@ def _onnx_backend(server: str) -> Backend:
     return require_triton().backend_for("onnxruntime")
 
 
-def _tensorrt() -> bool:
+def _tensorrt(server: str, warn: Callable[[str], None]) -> bool:
+    """Whether engines can be built here, and served by ``server`` as far as that is known."""
     from importlib.util import find_spec
 
-    return find_spec("tensorrt") is not None
+    if find_spec("tensorrt") is None:
+        return False
+    if server == "triton":
+        from analyzer.engine.runtimes.tensorrt_ import import_tensorrt, library_version
+        from analyzer.targets.triton_install import require_triton
+        from analyzer.targets.triton_tensorrt import require_same_tensorrt
+
+        try:
+            require_same_tensorrt(require_triton(), library_version(import_tensorrt()))
+        except MissingPartError as error:
+            warn(f"No TensorRT engines are measured: {error.message} {error.hint}")
+            return False
+    return True
 
 
 def _search(

@@ -111,6 +111,7 @@ def verify(study: str | None, **values: Any) -> int:
         subject = claim_of_study(
             result, measurement, options.cache_dir(), rate_rps=values["target_rate"]
         )
+    _check_engine(subject, values["server"])
     claim = _overridden(subject.claim, values)
     subject = replace(subject, claim=claim)
     quiet = values["quiet"]
@@ -139,6 +140,15 @@ def verify(study: str | None, **values: Any) -> int:
     else:
         _print(verification, subject)
     return _EXIT_CODES[verification.verdict]
+
+
+def _check_engine(subject: ClaimedModel, server: str) -> None:
+    """Raises MissingPartError where the Triton of this machine has another TensorRT."""
+    if server == "triton" and subject.tensorrt:
+        from analyzer.targets.triton_install import require_triton
+        from analyzer.targets.triton_tensorrt import require_same_tensorrt
+
+        require_same_tensorrt(require_triton(), subject.tensorrt)
 
 
 def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:

@@ -145,6 +145,32 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredEngine:
+    """The one TensorRT engine of a variant that a study measures, and exports.
+
+    Args:
+        label: The variant's name, as ``fp16 tensorrt``.
+        entry: Name of its entry in the cache of variants.
+        sha256: Hash of its file, 64 hex digits.
+        tensorrt, gpu, compute_capability: What it belongs to: a version of TensorRT and a model of
+            GPU.
+    """
+
+    label: str
+    entry: str
+    sha256: str
+    tensorrt: str
+    gpu: str
+    compute_capability: str
+
+    def __str__(self) -> str:
+        """For people: what the engine runs on."""
+        text = f"TensorRT {self.tensorrt}, {self.gpu}"
+        capability = self.compute_capability
+        return f"{text} (compute capability {capability})" if capability else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
     """Everything a study ended with.
 
@@ -160,6 +186,7 @@ class StudyResult:
         baseline_id: ``config_id`` of the baseline.
         provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``.
         warnings: Sentences that qualify the result (fallbacks taken, data that was not there).
+        engines: The TensorRT engines that were measured, one of each variant.
     """
 
     name: str
@@ -180,3 +207,9 @@ class StudyResult:
     warnings: tuple[str, ...] = field(default=())
     accepted: Acceptance = "certified"
     recommendable: tuple[str, ...] | None = None
+    engines: tuple[MeasuredEngine, ...] = ()
+
+    def engine_of(self, configuration: Configuration) -> MeasuredEngine | None:
+        """The engine that ``configuration`` was measured with; None if it serves a graph."""
+        label = configuration.variant.label
+        return next((engine for engine in self.engines if engine.label == label), None)

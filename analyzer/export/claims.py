@@ -8,12 +8,14 @@ from typing import Any
 
 from analyzer.domain.conditions import ConditionsSummary, summary_of
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.model import ModelInfo
+from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Claim, StudyResult
-from analyzer.errors import UsageError
-from analyzer.export.manifest import read_manifest
+from analyzer.errors import RepositoryError, UsageError
+from analyzer.export.manifest import Manifest, read_manifest, sha256_of
 from analyzer.export.study import variant_of
+from analyzer.modelconfig.files import ONNX_FILENAME
+from analyzer.modelconfig.render import MODEL_FILENAMES
 from analyzer.variants.inspect import inspect_model
 
 
@@ -29,6 +31,7 @@ class ClaimedModel:
         rate_scale: The twin's edge over the measured one; 1 if unknown.
         notes: Sentences that qualify the claim.
         conditions: What the machine was like when it was certified; None where unknown.
+        tensorrt: Version that built the engine that is served; empty for a graph.
     """
 
     claim: Claim
@@ -39,6 +42,7 @@ class ClaimedModel:
     rate_scale: float = 1.0
     notes: tuple[str, ...] = ()
     conditions: ConditionsSummary | None = None
+    tensorrt: str = ""
 
 
 def claim_of_study(
@@ -67,6 +71,7 @@ def claim_of_study(
             hint=_rate_hint(measurement.edge.at_least_rps),
         )
     certificate = measurement.certificate
+    engine = result.engine_of(configuration)
     variant = variant_of(result, configuration, cache_dir)
     predicted, edge_rps = measurement.predicted.edge_rps, measurement.edge.rate_rps
     scale = predicted / edge_rps if predicted and edge_rps else 1.0
@@ -86,6 +91,7 @@ def claim_of_study(
         variant_sha256=variant.sha256,
         rate_scale=scale,
         conditions=summary_of([certificate.conditions]) if certificate is not None else None,
+        tensorrt=engine.tensorrt if engine is not None else "",
     )
 
 
@@ -120,7 +126,8 @@ def claim_of_repository(
             f"The manifest of {model_name} claims no certified rate.",
             hint=_rate_hint(entry.get("edge_rps")),
         )
-    files = [manifest.version_dir / name for name in ("model.onnx", "model.plan")]
+    names = (ONNX_FILENAME, MODEL_FILENAMES["tensorrt"])
+    files = [manifest.version_dir / name for name in names]
     model_path = next((file for file in files if file.exists()), files[0])
     limits = {name: sla[name] for name in Sla.__dataclass_fields__ if sla.get(name) is not None}
     changed = ", ".join(manifest.changed_files())
@@ -135,11 +142,48 @@ def claim_of_repository(
             arrivals=sla.get("arrivals", "poisson"),
             request_batch_size=sla.get("request_batch_size", 1),
         ),
-        model=inspect_model(model_path, name=model_name),
+        model=_served_model(manifest, model_path),
         model_path=model_path,
         data_path=_data_path(evidence.get("provenance", {})),
         notes=(note,) if changed else (),
         conditions=_kept_conditions(entry),
+        tensorrt=(evidence.get("engine") or {}).get("tensorrt", ""),
+    )
+
+
+def _served_model(manifest: Manifest, path: Path) -> ModelInfo:
+    """What is served: read from the graph; an engine cannot be read, so from the manifest.
+
+    Raises:
+        AnalyzerError: The graph cannot be read, or the manifest says nothing of the engine's model.
+    """
+    if path.name != MODEL_FILENAMES["tensorrt"]:
+        return inspect_model(path, name=manifest.model)
+    told = manifest.evidence.get("model")
+    if not told:
+        raise RepositoryError(
+            f"The manifest of {manifest.model} does not say what the inputs of its engine are.",
+            hint="Export the study again with this version of the program.",
+        )
+    inputs, outputs = (
+        tuple(
+            TensorSpec(
+                name=tensor["name"],
+                datatype=tensor["datatype"],
+                shape=tuple(tensor["shape"]),
+                value_range=tuple(tensor["value_range"]) if tensor["value_range"] else None,
+            )
+            for tensor in told[side]
+        )
+        for side in ("inputs", "outputs")
+    )
+    return ModelInfo(
+        name=manifest.model,
+        path=str(path),
+        sha256=sha256_of(path) if path.is_file() else "",
+        batchable=told["batchable"],
+        inputs=inputs,
+        outputs=outputs,
     )
 
 

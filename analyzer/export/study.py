@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
-from analyzer.errors import ModelError, UsageError
+from analyzer.errors import BuildError, ModelError, UsageError
 from analyzer.export.repository import ExportResult, export_repository
-from analyzer.variants.build import Variant, build_variant
+from analyzer.variants.build import Variant, build_variant, stored_variant
 from analyzer.variants.inputs import load_calibration
 
 
@@ -47,9 +48,14 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
     Args:
         cache_dir: Where variants are kept between studies.
 
+    Of an engine only the one that was measured serves: it is not made anew.
+
     Raises:
-        AnalyzerError: It cannot be made: the model or the data are gone or changed.
+        AnalyzerError: It cannot be made: the model or the data are gone or changed; or the engine
+            that was measured is gone.
     """
+    if configuration.backend == "tensorrt":
+        return _measured_engine(result, configuration, cache_dir)
     data = result.provenance.get("calibration_data")
     if not Path(result.model.path).is_file():
         raise ModelError(
@@ -64,6 +70,18 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
         device=configuration.device,
         confidence=result.sla.confidence,
         accuracy_drop_max=result.sla.max_accuracy_drop,
+    )
+
+
+def _measured_engine(result: StudyResult, configuration: Configuration, cache_dir: Path) -> Variant:
+    key, engine = configuration.variant, result.engine_of(configuration)
+    if engine is None:
+        raise BuildError(
+            f"The study {result.name!r} does not say which {key.label} engine it measured.",
+            hint="Search again: this study was made by an older version of the program.",
+        )
+    return stored_variant(
+        result.model, key, cache_dir=cache_dir, entry=engine.entry, sha256=engine.sha256
     )
 
 
@@ -88,7 +106,7 @@ def export_study(
         AnalyzerError: The variant cannot be made.
     """
     variant = variant_of(result, measurement.configuration, cache_dir)
-    return export_repository(
+    done = export_repository(
         result.model,
         Path(variant.path),
         measurement.configuration,
@@ -97,3 +115,8 @@ def export_study(
         evidence=evidence,
         force=force,
     )
+    engine = result.engine_of(measurement.configuration)
+    if engine is None:
+        return done
+    note = f"The engine runs on {engine} and on nothing else: serve it with a Triton that has it."
+    return replace(done, notes=(*done.notes, note))

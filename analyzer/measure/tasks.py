@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,10 @@ from analyzer.domain.measurement import (
     RequestLog,
 )
 from analyzer.domain.model import ModelInfo
-from analyzer.errors import AnalyzerError
+from analyzer.domain.study import MeasuredEngine
+from analyzer.errors import AnalyzerError, MissingPartError
+from analyzer.hardware.gpu_lock import measuring_on
+from analyzer.hardware.gpus import first_gpu
 from analyzer.hardware.sampler import gpu_used_bytes
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import WorkerContext
@@ -56,6 +59,7 @@ class Assets:
 
     Args:
         batch_sizes: Batch sizes that an engine must be built for.
+        engines: Those that were built for the study already; no other one is measured.
         confidence: Of the interval of the accuracy.
         accuracy_drop_max: The limit that decides how many rows are scored.
         faster_only: Whether variants that are slower than the model itself are of no use.
@@ -68,6 +72,7 @@ class Assets:
     faster_only: bool = False
     seed: int = 0
     batch_sizes: tuple[int, ...] = (1,)
+    engines: tuple[MeasuredEngine, ...] = ()
 
     def build(
         self,
@@ -77,7 +82,7 @@ class Assets:
         seconds_max: float = BUILD_SECONDS_MAX,
     ) -> dict[VariantKey, Variant | AnalyzerError]:
         """The variants ``keys``, from the worker's cache or built now."""
-        from analyzer.variants.build import build_variants
+        from analyzer.variants.build import build_variants, stored_variant
         from analyzer.variants.inputs import load_calibration
         from analyzer.variants.tensorrt_build import EngineOptions
 
@@ -86,10 +91,24 @@ class Assets:
             if self.calibration_path
             else None
         )
-        sizes = self.batch_sizes
-        return build_variants(
+        known = {engine.label: engine for engine in self.engines}
+        found: dict[VariantKey, Variant | AnalyzerError] = {}
+        for key in keys:
+            if (engine := known.get(key.label)) is None:
+                continue
+            try:
+                found[key] = stored_variant(
+                    self.model,
+                    key,
+                    cache_dir=context.cache_dir,
+                    entry=engine.entry,
+                    sha256=engine.sha256,
+                )
+            except AnalyzerError as error:
+                found[key] = error
+        return found | build_variants(
             self.model,
-            keys,
+            [key for key in keys if key not in found],
             calibration=calibration,
             cache_dir=context.cache_dir,
             device=context.device,
@@ -98,7 +117,7 @@ class Assets:
             cores=context.cores,
             faster_only=self.faster_only,
             timeout_s=seconds_max,
-            engine=EngineOptions(batch_sizes=(sizes[0], sizes[len(sizes) // 2], sizes[-1])),
+            engine=EngineOptions.for_batches(self.batch_sizes),
         )
 
     def variant(self, key: VariantKey, context: WorkerContext) -> Variant:
@@ -139,6 +158,14 @@ class Assets:
     def _pool_rows(self, arrays: Mapping[str, NDArray[np.generic]]) -> int:
         row_bytes = sum(int(array[:1].nbytes) for array in arrays.values())
         return max(1, min(_POOL_ROWS, _POOL_BYTES_MAX // max(row_bytes, 1)))
+
+
+def _nothing_built(context: WorkerContext) -> AbstractContextManager[None]:
+    """Keeps every program of this machine from building engines on the GPU of the lease."""
+    if context.device == "gpu":
+        with suppress(MissingPartError):  # NVML does not tell which one it is
+            return measuring_on(first_gpu())
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,14 +232,16 @@ class ProbeTask:
     def _run(
         self, models: Mapping[VariantKey, ProbedModel], context: WorkerContext
     ) -> dict[VariantKey, list[ProbeResult]]:
-        results = run_probes(
-            list(models.values()),
-            device=self.device,
-            batchable=self.assets.model.batchable,
-            inputs_path=self.assets.request_inputs(context.cache_dir),
-            batch_ms_max=self.batch_ms_max,
-            seconds_max=self.seconds_max,
-        )
+        inputs = self.assets.request_inputs(context.cache_dir)
+        with _nothing_built(context):
+            results = run_probes(
+                list(models.values()),
+                device=self.device,
+                batchable=self.assets.model.batchable,
+                inputs_path=inputs,
+                batch_ms_max=self.batch_ms_max,
+                seconds_max=self.seconds_max,
+            )
         return dict(zip(models, results, strict=True))
 
 
@@ -249,7 +278,7 @@ class MeasureTask:
             stage = "start"
             # Where NVML cannot match the process, its memory is what the device gained by it.
             gpu_base = gpu_used_bytes(context.gpu_index) if context.gpu_index is not None else None
-            with self._open(Path(variant.path), inputs) as target:
+            with _nothing_built(context), self._open(Path(variant.path), inputs) as target:
                 stage = "load"
                 session = LiveSession(
                     target,

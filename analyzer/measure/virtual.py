@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
 
+if TYPE_CHECKING:
+    from analyzer.variants.tensorrt_build import EngineFacts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualVariant:
@@ -41,6 +44,8 @@ class VirtualVariant:
     size_bytes: int = 1 << 20
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    entry: str = "virtual"
+    engine: EngineFacts | None = None
 
     @property
     def sha256(self) -> str:
@@ -63,6 +68,7 @@ class VirtualWorld:
         crash: Configurations whose server crashes.
         drift: How much slower a server gets with each run.
         speed: How fast the machine is by the virtual clock; None for always the same.
+        engine: What TensorRT engines belong to here.
     """
 
     service: Callable[[VariantKey, int, int], ServiceTime | None]
@@ -74,6 +80,7 @@ class VirtualWorld:
     crash: Callable[[Configuration], bool] = lambda configuration: False
     drift: float = 1.0
     speed: SpeedPath | None = None
+    engine: EngineFacts | None = None
     seed: int = 0
 
 
@@ -94,6 +101,7 @@ class VirtualExecutor:
         self.load_test_seconds = 0.0
         self._overhead_s = 0.0
         self.measured: list[str] = []
+        self.tasks: list[object] = []
 
     def __enter__(self) -> Self:
         return self
@@ -139,6 +147,7 @@ class VirtualExecutor:
         self._results.clear()
 
     def _answer(self, task: object) -> object:
+        self.tasks.append(task)
         if isinstance(task, BuildTask):
             return {key: self._build(key) for key in task.keys}
         if isinstance(task, ProbeTask):
@@ -152,6 +161,7 @@ class VirtualExecutor:
         drop = self._world.accuracy_drop.get(key.label, 0.0)
         return VirtualVariant(
             key=key,
+            engine=self._world.engine if key.backend == "tensorrt" else None,
             accuracy=Accuracy(
                 metric="label_accuracy",
                 value=0.98 - drop,

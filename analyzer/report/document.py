@@ -109,12 +109,19 @@ def evidence_document(result: StudyResult, measurement: Measurement) -> dict[str
     entry = study_entry(
         measurement, result, fleet_basis=common_basis(result.sla, measurement, None)
     )
+    engine = result.engine_of(measurement.configuration)
     return {
         "study": result.name,
         "statement": statement(measurement, result),
         "sla": _strict(_sla(result)),
         "entry": entry_document(entry),
         "provenance": result.provenance,
+        "model": {
+            "batchable": result.model.batchable,
+            "inputs": [asdict(tensor) for tensor in result.model.inputs],
+            "outputs": [asdict(tensor) for tensor in result.model.outputs],
+        },
+        "engine": asdict(engine) if engine is not None else None,
     }
 
 

@@ -87,7 +87,9 @@ def _run(
     """Builds beside the start of the workers where they are of this machine, else on one."""
     task = BuildTask(assets=context.assets, keys=keys, seconds_max=seconds)
     local = context.executor.local
-    if local is not None:
+    # Engines are for the GPU of a lease, on which nothing else runs then.
+    engines = any(key.backend == "tensorrt" for key in keys)
+    if local is not None and not engines:
         return task(local)
     found: dict[VariantKey, Variant | AnalyzerError] = {}
     for result in context.run([Job("build", task, seconds + _GRACE_S, "build variants")]):

@@ -40,6 +40,7 @@ class SearchContext:
 
     request: SearchRequest
     executor: Executor
+    store: TrialStore
     progress: Progress
     log: OutcomeLog
     probe_cache: ProbeCache
@@ -138,6 +139,7 @@ def make_context(
     return SearchContext(
         request=request,
         executor=executor,
+        store=store,
         progress=progress,
         log=OutcomeLog(request, store, progress, stored=stored),
         probe_cache=ProbeCache(store.get_cache, store.put_cache, hardware_key),

@@ -14,6 +14,7 @@ from analyzer.domain.workload import inferences_per_request
 from analyzer.search.build import build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
+from analyzer.search.engines import keep_engines, with_measured_engines
 from analyzer.search.explain import explanation
 from analyzer.search.infeasible import prove_infeasible
 from analyzer.search.measuring import OUT_OF_TIME, Measuring
@@ -37,7 +38,9 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     Raises:
         AnalyzerError: Nothing could be built, or the store or the workers failed.
     """
+    context = with_measured_engines(context)
     built = build(context)
+    context = keep_engines(context, built)
     probe(context, built)
     screening = screen(context, built)
     _plan_proof(context, screening)
@@ -166,6 +169,7 @@ def _result(
         provenance=request.provenance,
         warnings=tuple(context.log.warnings),
         accepted=request.accept,
+        engines=context.assets.engines,
         recommendable=tuple(
             config_id
             for outcome in outcomes

@@ -8,7 +8,14 @@ from typing import Any, Literal, NamedTuple
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import Acceptance, Explanation, Pricing, SearchSummary, Verdict
+from analyzer.domain.study import (
+    Acceptance,
+    Explanation,
+    MeasuredEngine,
+    Pricing,
+    SearchSummary,
+    Verdict,
+)
 
 StudyStatus = Literal["running", "interrupted", "failed", "finished"]
 
@@ -52,6 +59,7 @@ class StoredResult:
     warnings: tuple[str, ...] = ()
     accepted: Acceptance = "certified"
     recommendable: tuple[str, ...] | None = None
+    engines: tuple[MeasuredEngine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,23 +12,24 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
 from analyzer.errors import AnalyzerError, BuildError
+from analyzer.hardware.gpus import GpuIdentity, first_gpu
 from analyzer.hardware.machine import usable_cores
 from analyzer.variants.build_process import prepare, run_builds
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.quantize import needs_reduced_range
-from analyzer.variants.tensorrt_build import EngineOptions, engine_facts
+from analyzer.variants.tensorrt_build import EngineFacts, EngineOptions, engine_facts
 from analyzer.variants.worker import BuildRequest, BuildResult
 
 # Raised when a change of our code changes what is built from the same facts.
-_BUILDER = 4
+_BUILDER = 5
 _SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
 # End of the name of a cache entry that says why a variant is of no use.
 _REFUSED = "-refused"
@@ -49,6 +50,8 @@ class Variant:
         notes: What people should know: fallbacks taken, rows used.
         external_files: Names, beside the file, of files with external weights.
         cached: Whether it came from the cache.
+        entry: Name of its cache entry.
+        engine: What an engine belongs to; None for graphs.
     """
 
     path: str
@@ -60,6 +63,8 @@ class Variant:
     notes: tuple[str, ...] = ()
     external_files: tuple[str, ...] = ()
     cached: bool = False
+    entry: str = ""
+    engine: EngineFacts | None = None
 
 
 def build_variant(model: ModelInfo, key: VariantKey, *, cache_dir: Path, **options: Any) -> Variant:
@@ -98,7 +103,8 @@ def build_variants(
     An error takes the place of a variant that failed. Without ``calibration`` the rows are made
     up, and the accuracy is a numerical error only (``Accuracy.synthetic``). There is one child
     process for every two cores, each with its share of the variants; several threads and processes
-    may build into one cache at once.
+    may build into one cache at once. Engines are built after everything else, one at a time, on
+    the first GPU that this process may use.
 
     Args:
         model: As :func:`~analyzer.variants.inspect.inspect_model` gave it.
@@ -111,6 +117,7 @@ def build_variants(
             the interval tells on which side of it the drop lies.
         seed: Of made-up rows and of the split into calibrating and scoring rows.
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
+            It is part of what an engine is: another one is another engine.
         faster_only: Refuses, without scoring it, what is slower on the CPU than the model itself.
         timeout_s: What is not built by then is ended.
         cores: That the processes share; None for all that this process may use.
@@ -125,19 +132,23 @@ def build_variants(
     for key in dict.fromkeys(keys):
         tensorrt = key.backend == "tensorrt"
         options = (engine or EngineOptions()) if tensorrt else None
+        gpu: GpuIdentity | None = None
+        place: EngineFacts | None = None
         try:
-            if tensorrt and importlib.util.find_spec("tensorrt") is None:
-                import_tensorrt()  # says what is missing, without starting a process for it
+            if tensorrt:  # what is missing is told without starting a process for it
+                import_tensorrt()
+                gpu = first_gpu()
+                place = engine_facts(gpu)
         except AnalyzerError as error:
             built[key] = error
             continue
-        facts = _variant_facts(key, confidence, accuracy_drop_max, options)
+        facts = _variant_facts(key, confidence, accuracy_drop_max, options, place)
         name = cache_key(rows | facts)
         found = load_entry(cache_dir, name)
         if found is None and faster_only:
             found = load_entry(cache_dir, name + _REFUSED)
         if found is not None:
-            built[key] = _from_record(model, key, *found, cached=True)
+            built[key] = _from_record(model, key, name, *found, cached=True)
             continue
         request = partial(
             _request, model, key, calibration, seed,
@@ -150,24 +161,48 @@ def build_variants(
             # Beside the other processes, and beside what the program does meanwhile.
             threads=max(1, cores // 4),
             engine=options,
+            gpu=gpu,
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
-        orders.append((key, name, request))
-    orders.sort(key=lambda order: _turn(order[0], device))
-    shares = max(1, min(len(orders), cores // 2))
-
-    def build_share(first: int) -> dict[VariantKey, Variant | AnalyzerError]:
-        share = orders[first::shares]
-        return _build(model, share, cache_dir, timeout_s=timeout_s, cancelled=cancelled)
-
+        orders.append(_Order(key, name, request, place))
+    orders.sort(key=lambda order: _turn(order.key, device))
+    graphs = [order for order in orders if order.place is None]
+    engines = [order for order in orders if order.place is not None]
+    shares = max(1, min(len(graphs), cores // 2))
+    started = time.monotonic()
+    build = partial(_build, model, cache_dir=cache_dir, cancelled=cancelled)
     with ThreadPoolExecutor(max_workers=shares) as pool:
         try:
-            for part in pool.map(build_share, range(shares if orders else 0)):
+            parts = [graphs[first::shares] for first in range(shares)] if graphs else []
+            for part in pool.map(partial(build, timeout_s=timeout_s), parts):
                 built |= part
+            # Kernels are chosen by timing them, so that nothing else of ours may run.
+            if engines:
+                left_s = max(timeout_s - (time.monotonic() - started), 0.0)
+                built |= build(engines, timeout_s=left_s)
         except BaseException:
             cancelled.set()
             raise
     return built
+
+
+def stored_variant(
+    model: ModelInfo, key: VariantKey, *, cache_dir: Path, entry: str, sha256: str
+) -> Variant:
+    """The variant in the cache entry ``entry``, if it is still the file with the hash ``sha256``.
+
+    Raises:
+        BuildError: It is not there.
+    """
+    found = load_entry(Path(cache_dir).absolute(), entry)
+    variant = _from_record(model, key, entry, *found, cached=True) if found is not None else None
+    if not isinstance(variant, Variant) or variant.sha256 != sha256:
+        raise BuildError(
+            f"The {key.label} engine that was measured ({sha256[:12]}…) is no longer in "
+            f"{cache_dir}, and one that is built anew would be another.",
+            hint="Put the cache folder back, or search again under another --study name.",
+        )
+    return variant
 
 
 def _turn(key: VariantKey, device: str) -> tuple[bool, int]:
@@ -182,15 +217,20 @@ def _turn(key: VariantKey, device: str) -> tuple[bool, int]:
     return key.backend == "tensorrt", usual.index(name)
 
 
-_Order = tuple[VariantKey, str, Callable[[], BuildRequest]]
-"""A variant to build, the name of its cache entry, and what its builder is told."""
+class _Order(NamedTuple):
+    """A variant to build, the name of its cache entry, and what its builder is told."""
+
+    key: VariantKey
+    name: str
+    request: Callable[[], BuildRequest]
+    place: EngineFacts | None
 
 
 def _build(
     model: ModelInfo,
     orders: Sequence[_Order],
-    cache_dir: Path,
     *,
+    cache_dir: Path,
     timeout_s: float,
     cancelled: threading.Event,
 ) -> dict[VariantKey, Variant | AnalyzerError]:
@@ -198,38 +238,39 @@ def _build(
     built: dict[VariantKey, Variant | AnalyzerError] = {}
     with ExitStack() as stack:
         folders: list[tuple[VariantKey, Path]] = []
-        for key, _, request in orders:
+        by_key = {order.key: order for order in orders}
+        for key, order in by_key.items():
             try:
                 folder = stack.enter_context(building(cache_dir))
-                prepare(folder, request())
+                prepare(folder, order.request())
                 folders.append((key, folder))
             except OSError as error:
                 built[key] = write_error(cache_dir, error)
             except AnalyzerError as error:
                 built[key] = error
         results = run_builds(folders, timeout_s=timeout_s, cancelled=cancelled)
-        names = {key: name for key, name, _ in orders}
         for key, folder in folders:
             result = results[key]
             try:
                 if isinstance(result, AnalyzerError):
                     raise result
-                name = names[key] + (_REFUSED if result.refused else "")
-                built[key] = _publish(model, key, result, cache_dir, name, folder)
+                built[key] = _publish(model, by_key[key], result, cache_dir, folder)
             except AnalyzerError as error:
                 built[key] = error
     return built
 
 
 def _publish(
-    model: ModelInfo, key: VariantKey, result: BuildResult, cache_dir: Path, name: str, folder: Path
+    model: ModelInfo, order: _Order, result: BuildResult, cache_dir: Path, folder: Path
 ) -> Variant | BuildError:
+    name = order.name + (_REFUSED if result.refused else "")
     record = {
         "file": result.file,
         "accuracy": asdict(result.accuracy) if result.accuracy is not None else None,
         "refused": result.refused,
         "notes": list(result.notes),
         "build_seconds": result.seconds,
+        "engine": asdict(order.place) if order.place is not None else None,
     }
     final = publish(cache_dir, name, folder / "out", record)
     found = load_entry(cache_dir, name)
@@ -238,7 +279,7 @@ def _publish(
             f"The cache entry {final} vanished while it was written.",
             hint="Something else removes files from the cache folder; start again.",
         )
-    return _from_record(model, key, *found)
+    return _from_record(model, order.key, name, *found)
 
 
 def _request(
@@ -270,7 +311,11 @@ def _row_facts(
 
 
 def _variant_facts(
-    key: VariantKey, confidence: float, drop_max: float, engine: EngineOptions | None
+    key: VariantKey,
+    confidence: float,
+    drop_max: float,
+    engine: EngineOptions | None,
+    place: EngineFacts | None,
 ) -> dict[str, Any]:
     """Everything else that decides what is built and how it is judged."""
     backend = "onnxruntime" if key.backend == "python" else key.backend
@@ -279,7 +324,7 @@ def _variant_facts(
         "confidence": confidence,
         "drop_max": drop_max,
         "reduced_range": needs_reduced_range(),
-        "engine": None if engine is None else {**asdict(engine), **engine_facts()},
+        "engine": asdict(engine) | asdict(place) if engine and place else None,
     }
 
 
@@ -312,6 +357,7 @@ def _choose_rows(
 def _from_record(
     model: ModelInfo,
     key: VariantKey,
+    entry: str,
     folder: Path,
     record: dict[str, Any],
     *,
@@ -328,6 +374,8 @@ def _from_record(
         "build_seconds": record["build_seconds"],
         "notes": tuple(record["notes"]),
         "cached": cached,
+        "entry": entry,
+        "engine": EngineFacts(**record["engine"]) if record["engine"] is not None else None,
     }
     if record["file"] is None:
         return Variant(

@@ -7,16 +7,21 @@ both compile the same graph to the same precision.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import ModelInfo
-from analyzer.engine.runtimes.tensorrt_ import import_tensorrt, recording_logger
-from analyzer.errors import BuildError, MissingPartError
-
-_PACKAGES = ("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings")
+from analyzer.engine.runtimes.tensorrt_ import (
+    import_tensorrt,
+    library_version,
+    load_plugins,
+    recording_logger,
+)
+from analyzer.errors import BuildError, MissingPartError, TargetMemoryError, is_out_of_memory
+from analyzer.hardware.gpus import GpuIdentity
+from analyzer.variants.reference import ROWS_PER_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,32 +29,58 @@ class EngineOptions:
     """How an engine is built.
 
     Args:
-        batch_sizes: Smallest, most frequent and largest batch size of the optimization profile.
+        batch_size_usual: What kernels are chosen for.
+        batch_size_max: The optimization profile goes from 1 to it.
         workspace_bytes: Limit of the memory that a layer may use for its computation.
-        device_id: Number of the CUDA device whose model the engine is for.
     """
 
-    batch_sizes: tuple[int, int, int] = (1, 8, 8)
+    batch_size_usual: int = ROWS_PER_RUN
+    batch_size_max: int = ROWS_PER_RUN
     workspace_bytes: int = 4 << 30
-    device_id: int = 0
 
     def __post_init__(self) -> None:
-        low, middle, high = self.batch_sizes
-        assert 1 <= low <= middle <= high, self.batch_sizes
+        assert 1 <= self.batch_size_usual <= self.batch_size_max, self
         assert self.workspace_bytes > 0, self.workspace_bytes
 
+    @classmethod
+    def for_batches(cls, sizes: Sequence[int]) -> EngineOptions:
+        """An engine that runs batches of 1 (warm-up) to the largest of ``sizes``, and scores.
 
-def engine_facts() -> dict[str, str | None]:
-    """What an engine belongs to beside its graph: TensorRT's version and the GPU models here."""
-    from analyzer.hardware.machine import inspect_machine
+        Kernels are chosen for the middle one of ``sizes`` (at least one, each above 0).
+        """
+        usual = sorted(sizes)[len(sizes) // 2]
+        return cls(batch_size_usual=usual, batch_size_max=max(*sizes, ROWS_PER_RUN))
 
-    found = None
-    for package in _PACKAGES:
-        try:
-            found = found or version(package)
-        except PackageNotFoundError:
-            continue
-    return {"tensorrt": found, "gpus": ",".join(gpu.name for gpu in inspect_machine().gpus)}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine belongs to, beside its graph.
+
+    Args:
+        tensorrt: Version of the library that builds it.
+        gpu: Model of the GPU.
+        compute_capability: Of the GPU, like ``9.0``; empty where the driver does not tell.
+    """
+
+    tensorrt: str
+    gpu: str
+    compute_capability: str
+
+
+def engine_facts(gpu: GpuIdentity, *, trt: Any = None) -> EngineFacts:
+    """What engines belong to that are built here, for ``gpu``.
+
+    Args:
+        trt: The module to use; default the installed one.
+
+    Raises:
+        MissingPartError: TensorRT is not here.
+    """
+    return EngineFacts(
+        tensorrt=library_version(trt if trt is not None else import_tensorrt()),
+        gpu=gpu.name,
+        compute_capability=".".join(map(str, gpu.compute_capability or ())),
+    )
 
 
 def build_engine(
@@ -73,6 +104,7 @@ def build_engine(
     Raises:
         MissingPartError: TensorRT is not here, has no builder, or finds no GPU.
         BuildError: TensorRT cannot parse or compile the graph.
+        TargetMemoryError: The GPU has too little memory to build it.
         OSError: ``target`` cannot be written.
     """
     trt = trt if trt is not None else import_tensorrt()
@@ -90,6 +122,7 @@ def build_engine(
             f"TensorRT's builder does not start: {_reason(logger) or error}",
             hint="It needs an NVIDIA GPU with a driver that fits (`analyze doctor`).",
         ) from error
+    load_plugins(trt, logger)
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, graph)
     config = builder.create_builder_config()
@@ -98,6 +131,11 @@ def build_engine(
     notes = _load_timings(config, timing_cache)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
+        if any(map(is_out_of_memory, logger.errors)):
+            raise TargetMemoryError(
+                f"The GPU has too little memory to compile {graph.name}: {_reason(logger)}",
+                hint="End what else runs on it, or leave TensorRT out.",
+            )
         raise BuildError(
             f"TensorRT {trt.__version__} cannot compile {graph.name}: {_reason(logger)}",
             hint="Leave TensorRT or this precision out; ONNX Runtime can serve the same graph.",
@@ -140,7 +178,8 @@ def _add_profile(
         dynamic = True
         shape = shapes[tensor.name]
         if model.batchable:
-            ranges = [(size, *shape) for size in options.batch_sizes]
+            sizes = (1, options.batch_size_usual, options.batch_size_max)
+            ranges = [(size, *shape) for size in sizes]
         else:
             ranges = [tuple(shape)] * 3
         profile.set_shape(tensor.name, *ranges)

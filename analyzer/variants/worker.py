@@ -30,6 +30,8 @@ from analyzer.engine.runtimes.base import Runtime
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.engine.runtimes.open import open_runtime
 from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemoryError
+from analyzer.hardware.gpu_lock import building_on
+from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
@@ -60,7 +62,7 @@ class BuildRequest:
         scoring: Rows that score.
         labels: Their classes, if known.
         synthetic: Whether the rows are made up.
-        engine: How to build a TensorRT engine; None for other backends.
+        engine, gpu: How to build a TensorRT engine, and on which GPU; None for other backends.
         drop_max: The limit on the accuracy's drop: rows are scored until its side is clear.
         reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
         faster_only: Whether a variant is refused, unscored, if it is slower than the model itself.
@@ -82,6 +84,7 @@ class BuildRequest:
     threads: int
     faster_only: bool
     engine: EngineOptions | None = None
+    gpu: GpuIdentity | None = None
     timing_cache: Path | None = None
 
 
@@ -122,8 +125,11 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     file = graph
     if key.backend == "tensorrt":
         file = out / "model.plan"
-        assert request.engine is not None
-        notes += build_engine(graph, model, file, request.engine, timing_cache=request.timing_cache)
+        assert request.engine is not None and request.gpu is not None
+        with building_on(request.gpu):
+            notes += build_engine(
+                graph, model, file, request.engine, timing_cache=request.timing_cache
+            )
     judged = partial(
         judge,
         labels=request.labels,

@@ -12,9 +12,10 @@ import pytest
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.domain.space import SearchSpace
+from analyzer.domain.space import ListedConfiguration, SearchSpace
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
+from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.search.designer import Designer
 from analyzer.search.request import SearchRequest
@@ -23,6 +24,7 @@ from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.twin import Twin
+from analyzer.variants.tensorrt_build import EngineFacts
 
 # Small enough to be screened in a second: 4 variants × 3 deployments × (1 + 2 × 2).
 SPACE = """
@@ -37,7 +39,7 @@ parameters:
   max_batch_size: {choices: [8, 32], when: {dynamic_batching: true}}
   max_queue_delay: {choices: [0, 5ms], when: {dynamic_batching: true}}
 """
-SPEED = {"fp32": 1.0, "fp16": 1.05, "int8-static": 0.45, "int8-dynamic": 0.7}
+SPEED = {"fp32": 1.0, "fp16": 1.05, "int8-static": 0.45, "int8-dynamic": 0.7, "fp16 tensorrt": 0.2}
 
 
 def service(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
@@ -134,6 +136,35 @@ def test_a_variant_that_loses_too_much_is_left_out_and_says_so() -> None:
     assert winner(facts).configuration.variant.label == "int8-dynamic"
     failures = [o for o in facts.outcomes if isinstance(o, Failure)]
     assert [f.reason for f in failures] == ["accuracy"]
+
+
+def test_a_study_names_its_engine_and_goes_on_with_no_other() -> None:
+    space = SearchSpace(
+        name="engines",
+        device="cpu",
+        parameters=(),
+        listed=tuple(
+            ListedConfiguration(label=backend, params=(("precision", "fp16"), ("backend", backend)))
+            for backend in ("onnxruntime", "tensorrt")
+        ),
+    )
+    facts = EngineFacts(tensorrt="11.4.0", gpu="NVIDIA A10", compute_capability="8.6")
+    result, executor, store = run(VirtualWorld(service=service, engine=facts), space=space)
+    assert winner(result).configuration.variant.label == "fp16 tensorrt"
+    (engine,) = result.engines
+    assert result.engine_of(winner(result).configuration) == engine
+    assert (engine.sha256, engine.tensorrt) == ("virtual-fp16 tensorrt", "11.4.0")
+    assert all(
+        task.assets.engines == (engine,)
+        for task in executor.tasks
+        if isinstance(task, MeasureTask | ProbeTask)
+    )
+    # The study goes on: whatever is built now, what was measured is asked for.
+    _, again, _ = run(
+        VirtualWorld(service=service, engine=facts), space=space, resume=True, store=store
+    )
+    builds = [task for task in again.tasks if isinstance(task, BuildTask)]
+    assert [task.assets.engines for task in builds] == [(engine,)]
 
 
 def test_a_variant_that_cannot_be_built_costs_nobody_the_study() -> None:

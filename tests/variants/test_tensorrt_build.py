@@ -12,10 +12,10 @@ import pytest
 
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
-from analyzer.errors import BuildError, MissingPartError
+from analyzer.errors import BuildError, MissingPartError, TargetMemoryError
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
-OPTIONS = EngineOptions(batch_sizes=(1, 4, 16), workspace_bytes=1 << 30)
+OPTIONS = EngineOptions(batch_size_usual=4, batch_size_max=16, workspace_bytes=1 << 30)
 
 
 def make_model(*, batchable: bool = True, shape: tuple[int, ...] = (3,)) -> ModelInfo:
@@ -46,6 +46,14 @@ def test_profile_limit_and_typing(build: Callable[..., dict[str, Any]], version:
     assert plan["limits"] == {"workspace": 1 << 30}
     assert plan["flags"] == 1 << 1
     assert plan["notes"] == (f"compiled by TensorRT {version}",)
+
+
+def test_plugins_are_registered_before_the_parser_reads(
+    build: Callable[..., dict[str, Any]],
+) -> None:
+    trt = make_tensorrt()
+    build(trt)
+    assert trt.calls == ["init_libnvinfer_plugins", "parse_from_file"]
 
 
 def test_version_without_the_flag(build: Callable[..., dict[str, Any]]) -> None:
@@ -79,6 +87,8 @@ def test_failures_say_why(build: Callable[..., dict[str, Any]], tmp_path: Path) 
         build(make_tensorrt(parse_errors=("no importer for Foo",)))
     with pytest.raises(BuildError, match=r"cannot compile model\.onnx: no kernel"):
         build(make_tensorrt(build_error="no kernel"))
+    with pytest.raises(TargetMemoryError, match="too little memory to compile"):
+        build(make_tensorrt(build_error="Error Code 2: OutOfMemory (Requested size was 8 bytes.)"))
     with pytest.raises(MissingPartError, match="CUDA initialization failure"):
         build(make_tensorrt(starts=False))
     lean = make_tensorrt()
