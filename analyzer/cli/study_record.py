@@ -78,8 +78,10 @@ def _spell(sla: Sla) -> str:
 
 
 def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
-    libraries = {}
-    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "optuna", "ray", "tensorrt"):
+    from analyzer.engine.runtimes.providers import onnxruntime_versions
+
+    libraries = onnxruntime_versions()
+    for name in ("numpy", "onnx", "optuna", "ray", "tensorrt"):
         try:
             libraries[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

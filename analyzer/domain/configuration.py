@@ -12,24 +12,93 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Quantization = Literal["static", "dynamic"]
 Backend = Literal["onnxruntime", "tensorrt", "python"]
 DeviceKind = Literal["cpu", "gpu"]
+Accelerator = Literal["openvino", "tensorrt"]
+GraphLevel = Literal[-1, 0, 1, 2]
+ExecutionMode = Literal["sequential", "parallel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How the backend executes a file, in Triton's settings; None is Triton's default.
+
+    Args:
+        accelerator: An execution accelerator of ONNX Runtime's backend: ``openvino`` (on a CPU) or
+            ``tensorrt`` (on a GPU). Without one: its CPU or CUDA provider.
+        graph_level: ``optimization.graph.level``: −1 basic, 1 extended, 2 none; 0 and None all.
+        execution_mode: ``parallel`` runs branches of the graph beside each other.
+        inter_op_threads: Threads of the parallel mode; 0 and None ONNX Runtime's default.
+        cuda_graphs: ``optimization.cuda.graphs`` of the backend tensorrt.
+        pinned_memory: ``optimization.input_pinned_memory`` and ``output_pinned_memory`` of
+            instances on a GPU; Triton's default is true.
+    """
+
+    accelerator: Accelerator | None = None
+    graph_level: GraphLevel | None = None
+    execution_mode: ExecutionMode | None = None
+    inter_op_threads: int | None = None
+    cuda_graphs: bool | None = None
+    pinned_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        assert self.inter_op_threads is None or self.inter_op_threads >= 0
+
+    def canonical(self, backend: Backend, device: DeviceKind) -> Execution:
+        """The same with None for whatever is Triton's default or has no effect there."""
+        onnx = backend != "tensorrt"
+        place: Accelerator = "openvino" if device == "cpu" else "tensorrt"
+        parallel = onnx and self.execution_mode == "parallel"
+        return Execution(
+            accelerator=place if onnx and self.accelerator == place else None,
+            graph_level=(self.graph_level or None) if onnx else None,
+            execution_mode="parallel" if parallel else None,
+            inter_op_threads=(self.inter_op_threads or None) if parallel else None,
+            cuda_graphs=True if self.cuda_graphs and not onnx and device == "gpu" else None,
+            pinned_memory=False if self.pinned_memory is False and device == "gpu" else None,
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What differs from Triton's default, for people: ``openvino``, ``graph level 1``."""
+        found: list[str] = [self.accelerator] if self.accelerator else []
+        if self.graph_level:
+            found.append(f"graph level {self.graph_level}")
+        if self.execution_mode == "parallel":
+            count = self.inter_op_threads
+            found.append("parallel" + (f" with {count} inter-op threads" if count else ""))
+        if self.cuda_graphs:
+            found.append("CUDA graphs")
+        if self.pinned_memory is False:
+            found.append("no pinned memory")
+        return tuple(found)
+
+
+DEFAULT_EXECUTION = Execution()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantKey:
-    """Which file of the model a configuration serves."""
+    """Which file of the model a configuration serves, and what executes it how."""
 
     precision: Precision
     quantization: Quantization | None = None
     backend: Backend = "onnxruntime"
+    execution: Execution = DEFAULT_EXECUTION
 
     @property
     def label(self) -> str:
         """A short name for people: ``fp32``, ``int8-dynamic``, ``fp16 tensorrt``.
 
-        ONNX Runtime is not named; no two variants have the same one.
+        ONNX Runtime is not named; what it does otherwise than by default is added, as in
+        ``fp32+openvino``. No two variants have the same label.
         """
         name = self.precision + (f"-{self.quantization}" if self.quantization else "")
-        return name if self.backend == "onnxruntime" else f"{name} {self.backend}"
+        backend = "" if self.backend == "onnxruntime" else f" {self.backend}"
+        return "+".join((f"{name}{backend}", *self.execution.words))
+
+    @property
+    def compiled(self) -> bool:
+        """Whether TensorRT compiles the graph, as an engine or inside ONNX Runtime."""
+        return "tensorrt" in (self.backend, self.execution.accelerator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +116,9 @@ class Configuration:
         max_queue_delay_us: Triton's field, microseconds; None without dynamic batching.
         instance_count: Instances per device.
         intra_op_threads: ONNX Runtime's threads per instance; None where it has no effect (GPU).
+            OpenVINO takes one per core (0), since Triton's configuration cannot tell it a number.
+        accelerator, graph_level, execution_mode, inter_op_threads, cuda_graphs, pinned_memory: As
+            in :class:`Execution`.
     """
 
     precision: Precision = "fp32"
@@ -59,6 +131,12 @@ class Configuration:
     max_queue_delay_us: int | None = None
     instance_count: int = 1
     intra_op_threads: int | None = None
+    accelerator: Accelerator | None = None
+    graph_level: GraphLevel | None = None
+    execution_mode: ExecutionMode | None = None
+    inter_op_threads: int | None = None
+    cuda_graphs: bool | None = None
+    pinned_memory: bool | None = None
 
     def __post_init__(self) -> None:
         assert self.max_batch_size >= 0, self.max_batch_size
@@ -73,8 +151,19 @@ class Configuration:
     def variant(self) -> VariantKey:
         """The variant that is served."""
         return VariantKey(
-            precision=self.precision, quantization=self.quantization, backend=self.backend
+            precision=self.precision,
+            quantization=self.quantization,
+            backend=self.backend,
+            execution=self.execution,
         )
+
+    @property
+    def execution(self) -> Execution:
+        """How the backend executes the file, canonical."""
+        if not any(getattr(self, name) is not None for name in _EXECUTION):
+            return DEFAULT_EXECUTION
+        own = Execution(**{name: getattr(self, name) for name in _EXECUTION})
+        return own.canonical(self.backend, self.device)
 
     def canonical(self) -> Configuration:
         """The same deployment in its one canonical spelling.
@@ -85,20 +174,30 @@ class Configuration:
         """
         batching = self.dynamic_batching and self.max_batch_size > 1
         preferred = tuple(sorted(set(self.preferred_batch_size or (self.max_batch_size,))))
+        execution = self.execution
+        threads = 0 if execution.accelerator == "openvino" else self.intra_op_threads
         return replace(
             self,
             quantization=self.quantization if self.precision == "int8" else None,
             dynamic_batching=batching,
             preferred_batch_size=preferred if batching else None,
             max_queue_delay_us=(self.max_queue_delay_us or 0) if batching else None,
-            intra_op_threads=self.intra_op_threads if self.device == "cpu" else None,
+            intra_op_threads=threads if self.device == "cpu" else None,
+            **{name: getattr(execution, name) for name in _EXECUTION},
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The canonical configuration as JSON-ready values, keys as in the contract."""
+        """The canonical configuration as JSON-ready values, keys as in the contract.
+
+        How the backend executes stands there only where it differs from Triton's default, so that
+        a configuration has the id that it had before these settings could be told.
+        """
         own = self.canonical()
         # Not dataclasses.asdict, which copies deeply: a report asks this of every measurement.
         values = {name: getattr(own, name) for name in _FIELDS}
+        for name in _EXECUTION:
+            if values[name] is None:
+                del values[name]
         preferred = own.preferred_batch_size
         values["preferred_batch_size"] = list(preferred) if preferred is not None else None
         return values
@@ -118,6 +217,7 @@ class Configuration:
 
 
 _FIELDS = tuple(field.name for field in fields(Configuration))
+_EXECUTION = tuple(field.name for field in fields(Execution))
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from analyzer.domain.configuration import Backend, Configuration, DeviceKind
+from analyzer.domain.configuration import Backend, Configuration, DeviceKind, Execution
 
 # A choice as Optuna stores it: a scalar, never a list (preferred sizes are "4,8").
 Choice = str | int | bool
@@ -17,13 +17,21 @@ PARAMETER_NAMES = (
     "precision",
     "quantization",
     "backend",
+    "accelerator",
     "instance_count",
     "intra_op_threads",
+    "graph_level",
+    "execution_mode",
+    "inter_op_threads",
+    "cuda_graphs",
+    "pinned_memory",
     "dynamic_batching",
     "max_batch_size",
     "preferred_batch_size",
     "max_queue_delay_us",
 )
+
+_EXECUTION = tuple(field.name for field in fields(Execution))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,7 @@ class SearchSpace:
         request_batch_size: Inferences in each request: no smaller batch can be configured.
         batchable: Whether the model can be batched at all.
         onnx_backend: What runs ONNX graphs: ``python`` on a Triton that has only that.
+        left_out: A sentence for each choice of the file that cannot be measured here.
     """
 
     name: str
@@ -80,6 +89,7 @@ class SearchSpace:
     request_batch_size: int = 1
     batchable: bool = True
     onnx_backend: Backend = "onnxruntime"
+    left_out: tuple[str, ...] = ()
 
     def configuration(self, params: Mapping[str, Choice]) -> Configuration | None:
         """The canonical configuration of ``params``; None where they contradict each other."""
@@ -100,11 +110,16 @@ class SearchSpace:
             backend = self.onnx_backend
         if precision == "int8" and quantization is None:
             quantization = "static"
+        execution: dict[str, Any] = {name: params.get(name) for name in _EXECUTION}
+        if execution["accelerator"] == "none":
+            execution["accelerator"] = None
         if self.device == "cpu":
             threads = int(threads) if threads is not None else 1
+            if execution["accelerator"] == "openvino":
+                threads = 0  # it is told no number
             if self.threads_max is not None and count * max(threads, 1) > self.threads_max:
                 return None
-        return Configuration(
+        found = Configuration(
             precision=precision,
             quantization=quantization,
             backend=backend,
@@ -115,7 +130,13 @@ class SearchSpace:
             max_queue_delay_us=int(params.get("max_queue_delay_us", 0)),
             instance_count=count,
             intra_op_threads=int(threads) if threads is not None else None,
+            **execution,
         ).canonical()
+        if precision == "int8" and self.device == "gpu" and not found.variant.compiled:
+            # ONNX Runtime's CUDA provider executes no QDQ graph in int8; its documentation points
+            # to TensorRT ("Quantize ONNX Models", section "Quantization on GPU").
+            return None
+        return found
 
     def assignments(self) -> Iterator[Params]:
         """Every assignment of the parameters, contradictory ones included."""

@@ -7,9 +7,11 @@ benchmarks, and described in ``docs/triton-differences.md``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from analyzer.domain.configuration import DeviceKind
 from analyzer.engine.runtimes.base import Runtime
 from analyzer.engine.runtimes.onnxruntime_ import ORT_DATATYPES, first_line, import_onnxruntime
 from analyzer.engine.runtimes.open import Place, open_runtimes
@@ -22,6 +24,11 @@ from analyzer.engine.runtimes.scripted import (
 )
 from analyzer.engine.signature import Signature, signature_of
 from analyzer.errors import InputError, ModelError
+from analyzer.modelconfig.execution import (
+    accelerator_options,
+    check_accelerators,
+    execution_from_config,
+)
 from analyzer.modelconfig.rules import Instance, OnnxTensor, autocomplete_onnx
 
 TEST_BACKENDS = ("identity", "scripted")
@@ -105,8 +112,25 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
     path = model_file(config, version_dir)
     if config.backend == "onnxruntime":
         _check_onnx(config, signature, path)
-    places = [Place("gpu" if i.kind == "gpu" else "cpu", i.device_id) for i in instances]
-    return open_runtimes(path, places, backend=config.backend, intra_op_threads=_threads(config))
+    runtimes: list[Runtime] = []
+    # Instances of one model may lie on the CPU and on GPUs, each with accelerators of its own.
+    for device, own in groupby(instances, key=lambda i: "gpu" if i.kind == "gpu" else "cpu"):
+        kind: DeviceKind = "gpu" if device == "gpu" else "cpu"
+        check_accelerators(config, kind)
+        try:
+            runtimes += open_runtimes(
+                path,
+                [Place(kind, instance.device_id) for instance in own],
+                backend=config.backend,
+                intra_op_threads=_threads(config),
+                execution=execution_from_config(config, kind),
+                accelerator_options=accelerator_options(config, kind),
+            )
+        except BaseException:
+            for runtime in runtimes:
+                runtime.close()
+            raise
+    return runtimes
 
 
 def _parameter(config: Any, key: str, default: str) -> str:

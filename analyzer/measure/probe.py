@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from analyzer.domain.configuration import Execution
 from analyzer.errors import TargetCrashError, TargetTimeoutError
 from analyzer.resources import child_environment
 from analyzer.twin.probes import Probe, ProbeResult
@@ -24,11 +25,15 @@ class ProbedModel:
     """A file whose executions are timed, and how.
 
     Args:
+        execution: How the backend executes it.
+        accelerator_options: The accelerator's parameters under Triton's names.
         size_bytes: Of the file with its weights.
     """
 
     path: Path
     backend: str
+    execution: Execution
+    accelerator_options: dict[str, str]
     size_bytes: int
     probes: tuple[Probe, ...]
 

@@ -2,9 +2,9 @@
 
 Reads a JSON document from standard input::
 
-    {"models": [{"path", "backend", "size_bytes", "probes": [{"threads", "busy", "batch",
-     "seconds"}, …]}, …], "device", "batchable", "inputs_path", "batch_ms_max", "seconds_max",
-     "parent_pid"}
+    {"models": [{"path", "backend", "execution", "accelerator_options", "size_bytes",
+     "probes": [{"threads", "busy", "batch", "seconds"}, …]}, …], "device", "batchable",
+     "inputs_path", "batch_ms_max", "seconds_max", "parent_pid"}
 
 and writes one JSON line per probe to standard output, with the numbers of ``model`` and ``probe``
 and ``samples_ms`` (milliseconds of each execution while exactly ``busy`` instances were at work);
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzer.domain.configuration import Execution
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.runtimes.open import open_runtime
 from analyzer.errors import AnalyzerError
@@ -51,13 +52,16 @@ class _Instances:
 
     def take(self, model: int, threads: int, count: int) -> list[Runtime]:
         runtimes = self._open.setdefault((model, threads), [])
+        own = self._spec["models"][model]
         while len(runtimes) < count:
             runtimes.append(
                 open_runtime(
-                    Path(self._spec["models"][model]["path"]),
-                    backend=self._spec["models"][model]["backend"],
+                    Path(own["path"]),
+                    backend=own["backend"],
                     device=self._spec["device"],
                     intra_op_threads=threads,
+                    execution=Execution(**own["execution"]),
+                    accelerator_options=own["accelerator_options"],
                 )
             )
         return runtimes[:count]

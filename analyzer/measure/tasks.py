@@ -39,6 +39,7 @@ from analyzer.measure.measure import measure_configuration
 from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.measure.session import Session
+from analyzer.modelconfig.execution import accelerator_settings
 from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
 from analyzer.twin.probes import Probe, ProbeResult
@@ -215,6 +216,10 @@ class ProbeTask:
             models[key] = ProbedModel(
                 path=Path(variant.path),
                 backend=key.backend,
+                execution=key.execution,
+                accelerator_options=accelerator_settings(
+                    self.assets.model, key, self.assets.batch_sizes[-1]
+                ),
                 size_bytes=variant.size_bytes,
                 probes=probes,
             )

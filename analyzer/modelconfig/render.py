@@ -11,7 +11,7 @@ batching that is written (``docs/triton-semantics.md``, section 1, auto-complete
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 
 import jinja2
@@ -28,6 +28,12 @@ from analyzer.domain.configuration import (
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import RepositoryError
+from analyzer.modelconfig.execution import (
+    execution_from_config,
+    execution_parameters,
+    optimization_settings,
+    unexpressed_accelerators,
+)
 from analyzer.modelconfig.rules import normalize_instance_groups
 from analyzer.modelconfig.text import ModelConfig, parse_config
 from analyzer.resources import templates_dir
@@ -99,6 +105,7 @@ def render_config(
             dynamic_batching=wanted.dynamic_batching,
             preferred_batch_size=wanted.preferred_batch_size,
             max_queue_delay_us=wanted.max_queue_delay_us,
+            optimization=optimization_settings(model, wanted),
             parameters=_parameters(wanted),
             warmup_batch_sizes=_warmup_batch_sizes(model, wanted) if warmup else (),
         )
@@ -169,6 +176,7 @@ def configuration_from_config(proto: Any, *, gpus: tuple[int, ...] = ()) -> Conf
             max_queue_delay_us=batching.max_queue_delay_microseconds if dynamic else None,
             instance_count=max(sum(group.count for group in groups), 1),
             intra_op_threads=_threads(filled) if device == "cpu" else None,
+            **asdict(execution_from_config(filled, device)),
         ).canonical()
     except AssertionError as error:
         raise RepositoryError(
@@ -200,7 +208,7 @@ def unexpressed_settings(proto: Any) -> tuple[str, ...]:
         found.append("dynamic_batching.default_queue_policy")
     if len(proto.instance_group) > 1:
         found.append("instance_group (more than one)")
-    if proto.optimization.HasField("execution_accelerators"):
+    if unexpressed_accelerators(proto):
         found.append("optimization.execution_accelerators")
     return tuple(found)
 
@@ -235,7 +243,7 @@ def _parameters(configuration: Configuration) -> list[tuple[str, str]]:
         pairs.append((QUANTIZATION_KEY, configuration.quantization))
     if configuration.intra_op_threads is not None and configuration.backend != "tensorrt":
         pairs.append((THREADS_KEY, str(configuration.intra_op_threads)))
-    return pairs
+    return pairs + execution_parameters(configuration.execution)
 
 
 def _warmup_batch_sizes(model: ModelInfo, configuration: Configuration) -> tuple[int, ...]:

@@ -22,6 +22,12 @@ _CONFIG = (
     "max_queue_delay_us",
     "instance_count",
     "intra_op_threads",
+    "accelerator",
+    "graph_level",
+    "execution_mode",
+    "inter_op_threads",
+    "cuda_graphs",
+    "pinned_memory",
 )
 _LATENCY = ("mean", "p50", "p90", "p95", "p99", "sla")
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.units import format_duration, format_size
 
 NOT_MEASURED = "–"
 
+_ACCELERATORS = {"openvino": "OpenVINO", "tensorrt": "TensorRT"}
 _BACKENDS = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "python": "Python backend"}
 
 
@@ -93,6 +95,8 @@ def precision_label(configuration: Configuration) -> str:
     parts: list[str] = [configuration.precision, configuration.quantization or ""]
     if configuration.backend == "tensorrt":
         parts.append("TensorRT")
+    if configuration.accelerator is not None:
+        parts.append(f"with {_ACCELERATORS[configuration.accelerator]}")
     return " ".join(part for part in parts if part)
 
 
@@ -129,9 +133,12 @@ def configuration_sentence(configuration: Configuration) -> str:
         instances += f" with {threads} thread{'s' if threads > 1 else ''}"
         instances += " each" if count > 1 else ""
     backend = _BACKENDS[configuration.backend]
+    if configuration.accelerator is not None:
+        backend += f" with {_ACCELERATORS[configuration.accelerator]}"
     place = "the GPU" if configuration.device == "gpu" else "the CPU"
     precision = " ".join(filter(None, (configuration.precision, configuration.quantization)))
-    return f"{precision} in {backend} on {place}, {batching}, {instances}"
+    further = [word for word in configuration.execution.words if word not in _ACCELERATORS]
+    return ", ".join((f"{precision} in {backend} on {place}", batching, instances, *further))
 
 
 def configuration_rows(configuration: Configuration) -> list[tuple[str, str]]:
@@ -154,4 +161,9 @@ def configuration_rows(configuration: Configuration) -> list[tuple[str, str]]:
     rows.append(("instance_count", str(configuration.instance_count)))
     if threads is not None:
         rows.append(("intra_op_threads", str(threads) if threads else "one per core"))
+    execution = configuration.execution
+    for field in fields(execution):
+        value = getattr(execution, field.name)
+        if value is not None:
+            rows.append((field.name, str(value).lower()))
     return rows

@@ -122,7 +122,8 @@ def _tell(context: SearchContext, built: BuiltVariants) -> None:
 
 def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest) -> str:
     """Why a variant may not be recommended; empty if it may."""
-    if key.precision == "fp32" or accuracy is None:
+    as_it_is = key.precision == "fp32" and key.execution.accelerator is None
+    if as_it_is or accuracy is None:
         return ""
     limit = request.sla.max_accuracy_drop
     if accuracy.synthetic:

@@ -21,15 +21,31 @@ PredictEdge = Callable[[Configuration], float | None]
 _STEPS = (
     "precision",
     "backend",
+    "accelerator",
     "instance_count",
     "intra_op_threads",
+    "graph_level",
+    "execution_mode",
+    "inter_op_threads",
+    "cuda_graphs",
+    "pinned_memory",
     "dynamic_batching",
     "preferred_batch_size",
     "max_queue_delay_us",
 )
 _SETTINGS = (*_STEPS, "max_batch_size")
 # Of these the values have no order: each is told, not only the neighbours of the winner's.
-_WITHOUT_ORDER = ("precision", "backend", "dynamic_batching", "preferred_batch_size")
+_WITHOUT_ORDER = (
+    "precision",
+    "backend",
+    "accelerator",
+    "graph_level",
+    "execution_mode",
+    "cuda_graphs",
+    "pinned_memory",
+    "dynamic_batching",
+    "preferred_batch_size",
+)
 # A preferred size varies with the largest batch, of which it is a part.
 _IMPORTANT = tuple(name for name in _SETTINGS if name != "preferred_batch_size")
 # Above this utilization of the cores a server is limited by them.
@@ -91,6 +107,12 @@ def _phrase(setting: str, configuration: Configuration) -> str:
         return f"preferred batches {list(configuration.preferred_batch_size or ())}"
     if setting == "backend":
         return configuration.backend
+    if setting == "accelerator":
+        return configuration.accelerator or "no accelerator"
+    if setting in ("graph_level", "execution_mode", "cuda_graphs", "pinned_memory"):
+        return f"{setting.replace('_', ' ')} {_value(configuration, setting)}"
+    if setting == "inter_op_threads":
+        return f"{configuration.inter_op_threads} inter-op threads"
     name = {"instance_count": "instances", "intra_op_threads": "threads"}[setting]
     return f"{getattr(configuration, setting)} {name}"
 

@@ -274,7 +274,7 @@ def groups(configuration: Configuration) -> tuple[str, ...]:
 
 
 def features(configuration: Configuration) -> NDArray[np.float64]:
-    """What residuals are expected to depend on, float64 [9]."""
+    """What residuals are expected to depend on, float64 [13]."""
     variant = configuration.variant
     return np.array(
         [
@@ -287,5 +287,9 @@ def features(configuration: Configuration) -> NDArray[np.float64]:
             float(variant.quantization == "static"),
             float(variant.quantization == "dynamic"),
             float(variant.backend == "tensorrt"),
+            float(variant.execution.accelerator is not None),
+            float(variant.execution.graph_level or 0) / 2.0,
+            float(variant.execution.execution_mode == "parallel"),
+            float(variant.execution.cuda_graphs is True),
         ]
     )

@@ -17,6 +17,12 @@ from analyzer.spaces.yaml_file import read_table
 
 # The file spells the delay with its unit; the parameter carries microseconds.
 _PARAMETER_OF = {"max_queue_delay": "max_queue_delay_us"}
+_ACCELERATOR_ABSENT = {
+    "openvino": "the accelerator openvino needs a CPU and ONNX Runtime's OpenVINO provider, which "
+    "is not here (extra openvino).",
+    "tensorrt": "the accelerator tensorrt needs an NVIDIA GPU and ONNX Runtime's TensorRT "
+    "provider, which is not here (extra gpu).",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class SpaceContext:
         request_batch_size: Inferences in each request.
         precisions: The precisions that ``--precisions`` allows.
         tensorrt: Whether engines can be built here.
+        accelerators: ONNX Runtime's execution accelerators that can be measured.
+        cuda_graphs: Whether the server under test captures CUDA graphs.
         int8_best: The int8 variant that stands where a file says ``quantization: best``.
         onnx_backend: What runs ONNX graphs on the server under test.
     """
@@ -40,6 +48,8 @@ class SpaceContext:
     request_batch_size: int = 1
     precisions: tuple[str, ...] = PRECISIONS
     tensorrt: bool = False
+    accelerators: tuple[str, ...] = ()
+    cuda_graphs: bool = False
     int8_best: str = "dynamic"
     onnx_backend: Backend = "onnxruntime"
 
@@ -79,6 +89,7 @@ class _Resolver:
     def __init__(self, file: str, context: SpaceContext) -> None:
         self._file = file
         self._context = context
+        self._left_out: dict[str, None] = {}
 
     def _fail(self, where: str, what: str, hint: str) -> SpaceError:
         return SpaceError(f"{self._file}, {where}: {what}", hint=hint)
@@ -101,6 +112,7 @@ class _Resolver:
             request_batch_size=context.request_batch_size,
             batchable=context.batchable,
             onnx_backend=context.onnx_backend,
+            left_out=tuple(self._left_out),
         )
         if not space.candidates():
             raise self._fail(
@@ -147,7 +159,23 @@ class _Resolver:
                 )
         if key == "backend" and not self._context.tensorrt:
             found.pop("tensorrt", None)
-        return tuple(found)
+        refused = {choice: self._refusal(key, choice) for choice in found}
+        if found and all(refused.values()):
+            sentence = next(iter(refused.values()))
+            raise self._fail(f"parameters.{key}", sentence, "Add a choice that can be measured.")
+        self._left_out |= dict.fromkeys(filter(None, refused.values()))
+        return tuple(choice for choice, sentence in refused.items() if not sentence)
+
+    def _refusal(self, key: str, choice: Choice) -> str:
+        """Why a choice cannot be measured here; empty if it can be."""
+        if key == "accelerator" and choice not in ("none", *self._context.accelerators):
+            return _ACCELERATOR_ABSENT[str(choice)]
+        if key == "cuda_graphs" and choice is True and not self._context.cuda_graphs:
+            return (
+                "cuda_graphs: true is for Triton's TensorRT backend alone; this program's own "
+                "server runs engines without CUDA graphs."
+            )
+        return ""
 
     def _choice(self, value: Any) -> Choice:
         """A value of the file as Optuna stores it."""
@@ -170,13 +198,23 @@ class _Resolver:
             if accelerated:
                 params.update(self._accelerated())
                 if not self._context.tensorrt:
-                    label += f" (int8-{self._context.int8_best} stands where TensorRT stands)"
+                    instead = "-".join(map(str, self._accelerated().values()))
+                    label += f" ({instead} stands where TensorRT stands)"
+            refused = [self._refusal(key, choice) for key, choice in params.items()]
+            if any(refused):
+                self._left_out |= dict.fromkeys(filter(None, refused))
+                continue
             if params.get("precision", "fp32") in self._context.precisions:
                 found.append(ListedConfiguration(label=label, params=tuple(params.items())))
         return tuple(found)
 
     def _accelerated(self) -> dict[str, Choice]:
-        """What stands for a compiled engine: TensorRT, or the best int8 variant without it."""
+        """What stands for a compiled engine: TensorRT, or without it the fastest ONNX Runtime has.
+
+        That is int8 on a CPU; its CUDA provider has no int8, so there it is fp16.
+        """
         if self._context.tensorrt:
             return {"precision": "fp16", "backend": "tensorrt"}
+        if self._context.device == "gpu":
+            return {"precision": "fp16"}
         return {"precision": "int8", "quantization": self._context.int8_best}

@@ -46,6 +46,14 @@ _PerCore = Literal["cores", "cores/2"]
 Precision = Annotated[Literal["fp32", "fp16", "int8"], _word("fp32", "fp16", "int8")]
 Quantization = Annotated[Literal["static", "dynamic", "best"], _word("static", "dynamic", "best")]
 Backend = Annotated[Literal["onnxruntime", "tensorrt"], _word("onnxruntime", "tensorrt")]
+Accelerator = Annotated[
+    Literal["none", "openvino", "tensorrt"], _word("none", "openvino", "tensorrt")
+]
+GraphLevel = Annotated[
+    Literal[-1, 0, 1, 2], says("is none of -1, 0, 1, 2.", "Write a list of them, like [0, 1].")
+]
+ExecutionMode = Annotated[Literal["sequential", "parallel"], _word("sequential", "parallel")]
+InterOpThreads = Annotated[Annotated[int, Field(ge=0)], _count(0)]
 Instances = Annotated[_Positive | _PerCore, _count(1, _CORES_HINT)]
 Threads = Annotated[Annotated[int, Field(ge=0)] | _PerCore, _count(0, _CORES_HINT)]
 Switch = Annotated[
@@ -79,12 +87,18 @@ class When(Table):
     precision: ListOf[Precision] | None = None
     quantization: ListOf[Quantization] | None = None
     backend: ListOf[Backend] | None = None
+    accelerator: ListOf[Accelerator] | None = None
     instance_count: ListOf[Instances] | None = None
     intra_op_threads: ListOf[Threads] | None = None
     dynamic_batching: ListOf[Switch] | None = None
     max_batch_size: ListOf[BatchSize] | None = None
     preferred_batch_size: ListOf[BatchSizes] | None = None
     max_queue_delay: ListOf[DelayUs] | None = None
+    graph_level: ListOf[GraphLevel] | None = None
+    execution_mode: ListOf[ExecutionMode] | None = None
+    inter_op_threads: ListOf[InterOpThreads] | None = None
+    cuda_graphs: ListOf[Switch] | None = None
+    pinned_memory: ListOf[Switch] | None = None
 
 
 class Choices(Table, Generic[Value]):
@@ -105,12 +119,18 @@ class Parameters(Table):
     precision: Choices[Precision] | None = None
     quantization: Choices[Quantization] | None = None
     backend: Choices[Backend] | None = None
+    accelerator: Choices[Accelerator] | None = None
     instance_count: Choices[Instances] | None = None
     intra_op_threads: Choices[Threads] | None = None
     dynamic_batching: Choices[Switch] | None = None
     max_batch_size: Choices[BatchSize] | None = None
     preferred_batch_size: Choices[BatchSizes] | None = None
     max_queue_delay: Choices[DelayUs] | None = None
+    graph_level: Choices[GraphLevel] | None = None
+    execution_mode: Choices[ExecutionMode] | None = None
+    inter_op_threads: Choices[InterOpThreads] | None = None
+    cuda_graphs: Choices[Switch] | None = None
+    pinned_memory: Choices[Switch] | None = None
 
     # pydantic keeps the order of the class; in the file each comes after those its `when` names.
     _order: tuple[str, ...] = PrivateAttr(default=())
@@ -138,12 +158,18 @@ class Item(Table):
     precision: Precision | None = None
     quantization: Quantization | None = None
     backend: Backend | None = None
+    accelerator: Accelerator | None = None
     instance_count: Instances | None = None
     intra_op_threads: Threads | None = None
     dynamic_batching: Switch | None = None
     max_batch_size: BatchSize | None = None
     preferred_batch_size: BatchSizes | None = None
     max_queue_delay: DelayUs | None = None
+    graph_level: GraphLevel | None = None
+    execution_mode: ExecutionMode | None = None
+    inter_op_threads: InterOpThreads | None = None
+    cuda_graphs: Switch | None = None
+    pinned_memory: Switch | None = None
 
 
 def _items(value: Any) -> Any:

@@ -38,4 +38,6 @@ def open_embedded_runtimes(spec: EmbeddedSpec) -> list[Runtime]:
         [Place(spec.configuration.device)] * count,
         backend=spec.configuration.backend,
         intra_op_threads=spec.configuration.intra_op_threads or 0,
+        execution=spec.configuration.execution,
+        accelerator_options=model.accelerator_options,
     )

@@ -11,9 +11,14 @@ from analyzer.domain.configuration import Configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileModel:
-    """A model's file; what runs it is the backend of the configuration."""
+    """A model's file; what runs it is the backend of the configuration.
+
+    Args:
+        accelerator_options: Parameters of the configuration's accelerator under Triton's names.
+    """
 
     path: str
+    accelerator_options: dict[str, str] = field(default_factory=dict)
     kind: Literal["file"] = "file"
 
 

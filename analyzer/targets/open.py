@@ -61,13 +61,19 @@ def open_target(
 def _embedded(
     model: ModelInfo, model_path: Path, inputs_path: Path, configuration: Configuration
 ) -> AbstractContextManager[Target]:
+    from analyzer.modelconfig.execution import accelerator_settings
     from analyzer.targets.embedded import EmbeddedTarget
     from analyzer.targets.embedded_spec import EmbeddedSpec, FileModel
 
     return EmbeddedTarget(
         EmbeddedSpec(
             name=model.name,
-            model=FileModel(path=str(model_path)),
+            model=FileModel(
+                path=str(model_path),
+                accelerator_options=accelerator_settings(
+                    model, configuration.variant, configuration.max_batch_size
+                ),
+            ),
             configuration=configuration,
             batchable=model.batchable,
             inputs_path=str(inputs_path),

@@ -114,7 +114,17 @@ def python_environment(install: TritonInstall) -> dict[str, str]:
     packages through the first ``python3`` on the PATH, so that of this environment is put first.
     """
     return os.environ | {
-        "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT, sysconfig.get_path("purelib")),
+        # What the user put first stays first, as in this Python.
+        "PYTHONPATH": os.pathsep.join(
+            filter(
+                None,
+                (
+                    os.environ.get("PYTHONPATH"),
+                    str(PACKAGE_ROOT),
+                    sysconfig.get_path("purelib"),
+                ),
+            )
+        ),
         "PATH": search_path("PATH", Path(sys.executable).parent),
         "LD_LIBRARY_PATH": search_path(
             "LD_LIBRARY_PATH", install.libraries, sysconfig.get_config_var("LIBDIR")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from analyzer.domain.configuration import DeviceKind, VariantKey
+from analyzer.engine.runtimes.providers import onnxruntime_versions
 from analyzer.twin.calibration import VariantCalibration
 
 _KIND = "probes"
 # Machines change: drivers, neighbours, clock limits.
 _SECONDS_KEPT = 7 * 86400.0  # a week
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "tensorrt")
+_TENSORRT = "tensorrt"
 
 
 class ProbeCache:
@@ -44,7 +46,7 @@ class ProbeCache:
         self, variant: VariantKey, sha256: str, device: DeviceKind
     ) -> VariantCalibration | None:
         """What earlier studies probed of the file with this hash on ``device``; None if nothing."""
-        key = self._key(sha256, device)
+        key = self._key(variant, sha256, device)
         values = self._read(_KIND, key)
         if values is None:
             return None
@@ -56,20 +58,18 @@ class ProbeCache:
 
     def save(self, sha256: str, calibration: VariantCalibration, device: DeviceKind) -> None:
         """Keeps ``calibration`` for the next study; it is as old as its oldest probe."""
-        key = self._key(sha256, device)
+        key = self._key(calibration.variant, sha256, device)
         recorded = self._recorded.setdefault(key, self._now())
         self._write(_KIND, key, calibration.to_dict() | {"recorded_at": recorded})
 
-    def _key(self, sha256: str, device: DeviceKind) -> str:
-        return f"{sha256}:{self._place}:{device}"
+    def _key(self, variant: VariantKey, sha256: str, device: DeviceKind) -> str:
+        executed = "".join(f":{word}" for word in variant.execution.words)
+        return f"{sha256}:{self._place}:{device}{executed}"
 
 
 def _runtimes() -> str:
     """The runtimes that are installed, with their versions."""
-    found = []
-    for package in _RUNTIMES:
-        try:
-            found.append(f"{package}-{version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ",".join(found)
+    found = onnxruntime_versions()
+    with suppress(PackageNotFoundError):
+        found[_TENSORRT] = version(_TENSORRT)
+    return ",".join(f"{package}-{number}" for package, number in found.items())

@@ -14,9 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from analyzer.domain.configuration import VariantKey
+from analyzer.domain.configuration import Backend, Execution, VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.providers import onnxruntime_versions
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
 from analyzer.errors import AnalyzerError, BuildError
 from analyzer.hardware.gpus import GpuIdentity, first_gpu
@@ -33,7 +34,7 @@ _BUILDER = 5
 _SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
 # End of the name of a cache entry that says why a variant is of no use.
 _REFUSED = "-refused"
-_LIBRARIES = ("onnx", "onnxruntime", "onnxruntime-gpu", "numpy")
+_LIBRARIES = ("onnx", "numpy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ def build_variants(
     rows = _row_facts(model, calibration, device, seed)
     built: dict[VariantKey, Variant | AnalyzerError] = {}
     orders: list[_Order] = []
+    # Keys that differ in nothing that a build or its score depends on.
+    same: dict[str, list[VariantKey]] = {}
     for key in dict.fromkeys(keys):
         tensorrt = key.backend == "tensorrt"
         options = (engine or EngineOptions()) if tensorrt else None
@@ -144,6 +147,9 @@ def build_variants(
             continue
         facts = _variant_facts(key, confidence, accuracy_drop_max, options, place)
         name = cache_key(rows | facts)
+        same.setdefault(name, []).append(key)
+        if len(same[name]) > 1:
+            continue
         found = load_entry(cache_dir, name)
         if found is None and faster_only:
             found = load_entry(cache_dir, name + _REFUSED)
@@ -183,6 +189,10 @@ def build_variants(
         except BaseException:
             cancelled.set()
             raise
+    for first, *others in same.values():
+        variant = built[first]
+        for key in others:
+            built[key] = replace(variant, key=key) if isinstance(variant, Variant) else variant
     return built
 
 
@@ -306,7 +316,7 @@ def _row_facts(
         "device": device,
         "seed": seed,
         "machine": platform.machine(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": {name: _version(name) for name in _LIBRARIES} | onnxruntime_versions(),
     }
 
 
@@ -318,14 +328,20 @@ def _variant_facts(
     place: EngineFacts | None,
 ) -> dict[str, Any]:
     """Everything else that decides what is built and how it is judged."""
-    backend = "onnxruntime" if key.backend == "python" else key.backend
     return {
-        "key": asdict(replace(key, backend=backend)),
+        "key": asdict(_built_as(key)),
         "confidence": confidence,
         "drop_max": drop_max,
         "reduced_range": needs_reduced_range(),
         "engine": asdict(engine) | asdict(place) if engine and place else None,
     }
+
+
+def _built_as(key: VariantKey) -> VariantKey:
+    """``key`` without what neither changes the file nor its answers."""
+    backend: Backend = "onnxruntime" if key.backend == "python" else key.backend
+    execution = Execution(accelerator=key.execution.accelerator)
+    return replace(key, backend=backend, execution=execution)
 
 
 def _version(package: str) -> str | None:

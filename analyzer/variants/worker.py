@@ -33,11 +33,12 @@ from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemory
 from analyzer.hardware.gpu_lock import building_on
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.lifetime import die_with_parent
+from analyzer.modelconfig.execution import accelerator_settings
 from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
-from analyzer.variants.reference import StoredReference, chunks
+from analyzer.variants.reference import ROWS_PER_RUN, StoredReference, chunks
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 REQUEST_FILE = "request.pickle"
@@ -143,11 +144,12 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             request.reference_key,
             model,
             request.scoring,
-            lambda: _open(source, request),
+            lambda: _open_model(request),
         )
-        variant = reference if file == source else _open(file, request)
+        own = file != source or key.execution.accelerator is not None
+        variant = _open(file, request) if own else reference
         if request.faster_only and request.device == "cpu" and variant is not reference:
-            slowdown = _slowdown(request, _open(source, request), variant)
+            slowdown = _slowdown(request, _open_model(request), variant)
             if slowdown > _SLOWDOWN_MAX:
                 return BuildResult(
                     file=None,
@@ -234,19 +236,29 @@ def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) 
         target,
         RowReader(request.calibrating, batchable=model.batchable),
         external=model.external_files,
-        backend=key.backend,
+        backend="tensorrt" if key.compiled else key.backend,
         work=work,
     )
     return (*notes, "calibrated on made-up inputs") if request.synthetic else notes
 
 
 def _open(file: Path, request: BuildRequest) -> Runtime:
-    """The variant in ``file`` on its own backend; the model itself on ONNX Runtime."""
+    """The variant in ``file`` as its key says."""
+    key = request.key
     return open_runtime(
         file,
-        backend="onnxruntime" if file == Path(request.model.path) else request.key.backend,
+        backend=key.backend,
         device=request.device,
         intra_op_threads=request.threads,
+        execution=key.execution,
+        accelerator_options=accelerator_settings(request.model, key, ROWS_PER_RUN),
+    )
+
+
+def _open_model(request: BuildRequest) -> Runtime:
+    """The fp32 model on ONNX Runtime's default provider, which every variant is held against."""
+    return open_runtime(
+        Path(request.model.path), device=request.device, intra_op_threads=request.threads
     )
 
 

@@ -15,9 +15,12 @@ from analyzer.domain.configuration import (
     PRECISIONS,
     Backend,
     Configuration,
+    Execution,
     VariantKey,
     baseline_configuration,
 )
+
+EXECUTION = {field.name for field in fields(Execution)}
 
 
 @st.composite
@@ -38,6 +41,12 @@ def configurations(draw: st.DrawFn) -> Configuration:
         max_queue_delay_us=draw(st.none() | st.integers(0, 10**6)),
         instance_count=draw(st.integers(1, 8)),
         intra_op_threads=draw(st.none() | st.integers(0, 8)),
+        accelerator=draw(st.sampled_from([None, "openvino", "tensorrt"])),
+        graph_level=draw(st.sampled_from([None, -1, 0, 1, 2])),
+        execution_mode=draw(st.sampled_from([None, "sequential", "parallel"])),
+        inter_op_threads=draw(st.none() | st.integers(0, 8)),
+        cuda_graphs=draw(st.sampled_from([None, False, True])),
+        pinned_memory=draw(st.sampled_from([None, False, True])),
     )
 
 
@@ -46,8 +55,11 @@ def test_the_document_holds_every_field_of_the_canonical_form_in_order(
     configuration: Configuration,
 ) -> None:
     document = configuration.to_dict()
-    assert list(document) == [field.name for field in fields(Configuration)]
-    plain = asdict(configuration.canonical())
+    plain = {
+        name: value
+        for name, value in asdict(configuration.canonical()).items()
+        if value is not None or name not in EXECUTION
+    }
     assert json.dumps(document) == json.dumps(plain)  # a tuple and a list look the same there
     preferred = document["preferred_batch_size"]
     assert preferred is None or type(preferred) is list
@@ -67,6 +79,31 @@ def test_ids_of_stored_studies_stay_valid() -> None:
         Configuration(precision="fp16", device="gpu", backend="tensorrt").config_id
         == "8ea37954e6a5"
     )
+
+
+def test_settings_of_the_execution_that_have_no_effect_are_gone() -> None:
+    plain = Configuration(intra_op_threads=2)
+    for nothing in (
+        {"accelerator": "tensorrt"},  # it has no CPU
+        {"graph_level": 0},
+        {"execution_mode": "sequential", "inter_op_threads": 4},
+        {"cuda_graphs": True},
+        {"pinned_memory": False},
+    ):
+        spelled = Configuration(intra_op_threads=2, **nothing)  # type: ignore[arg-type]
+        assert spelled.config_id == plain.config_id, nothing
+    openvino = Configuration(intra_op_threads=2, accelerator="openvino")
+    assert openvino.canonical().intra_op_threads == 0
+    assert openvino.config_id == Configuration(accelerator="openvino").config_id
+    engine = Configuration(device="gpu", backend="tensorrt", cuda_graphs=True, graph_level=1)
+    assert engine.execution == Execution(cuda_graphs=True)
+
+
+def test_what_executes_a_file_otherwise_is_another_variant() -> None:
+    assert VariantKey(precision="int8", quantization="static").label == "int8-static"
+    openvino = Configuration(accelerator="openvino", graph_level=1).variant
+    assert openvino.label == "fp32+openvino+graph level 1"
+    assert openvino != Configuration().variant
 
 
 def test_a_document_is_the_callers_to_change() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.configuration import Configuration
+from analyzer.domain.configuration import DEFAULT_EXECUTION, Configuration
 from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.probes import PROBES_MAX, Probe, ProbeResult, plan_probes
@@ -138,6 +138,8 @@ def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> Non
     model = ProbedModel(
         path=EXAMPLES / "digits.onnx",
         backend="onnxruntime",
+        execution=DEFAULT_EXECUTION,
+        accelerator_options={},
         size_bytes=1 << 20,
         probes=(
             Probe(threads=1, busy=2, batch=1, seconds=0.1),

@@ -48,6 +48,12 @@ def configurations(draw: st.DrawFn) -> Configuration:
         max_queue_delay_us=draw(st.none() | st.integers(0, 10**12)),
         instance_count=draw(st.integers(1, 64)),
         intra_op_threads=draw(st.integers(0, 64)) if device == "cpu" else None,
+        accelerator=draw(st.sampled_from([None, "openvino", "tensorrt"])),
+        graph_level=draw(st.sampled_from([None, -1, 0, 1, 2])),
+        execution_mode=draw(st.sampled_from([None, "sequential", "parallel"])),
+        inter_op_threads=draw(st.none() | st.integers(0, 64)),
+        cuda_graphs=draw(st.sampled_from([None, False, True])),
+        pinned_memory=draw(st.sampled_from([None, False, True])),
     ).canonical()
 
 
@@ -170,6 +176,13 @@ def test_another_backend_keeps_everything_else() -> None:
             "'x'",
         ),
         (
+            (
+                'backend: "onnxruntime" '
+                'parameters { key: "execution_mode" value { string_value: "2" } }'
+            ),
+            "execution_mode is 2",
+        ),
+        (
             'backend: "onnxruntime" max_batch_size: 4 dynamic_batching { preferred_batch_size: 9 }',
             "batching",
         ),
@@ -178,6 +191,65 @@ def test_another_backend_keeps_everything_else() -> None:
 def test_what_cannot_be_tuned_is_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(RepositoryError, match=said):
         configuration_from_config(parse_config(text))
+
+
+def test_openvino_is_written_as_tritons_onnxruntime_backend_reads_it() -> None:
+    wanted = Configuration(
+        accelerator="openvino", graph_level=1, execution_mode="parallel", inter_op_threads=3
+    )
+    proto = parse_config(render_config(model(), wanted))
+    (accelerator,) = proto.optimization.execution_accelerators.cpu_execution_accelerator
+    assert accelerator.name == "openvino" and not accelerator.parameters
+    assert not proto.optimization.execution_accelerators.gpu_execution_accelerator
+    assert proto.optimization.graph.level == 1
+    told = {key: value.string_value for key, value in proto.parameters.items()}
+    assert (told["execution_mode"], told["inter_op_thread_count"]) == ("1", "3")
+    assert unexpressed_settings(proto) == ()
+
+
+@pytest.mark.parametrize(
+    ("precision", "mode"), [("fp32", "FP32"), ("fp16", "FP16"), ("int8", "INT8")]
+)
+def test_tensorrt_in_onnx_runtime_gets_its_mode_its_cache_and_every_batch_size(
+    precision: str, mode: str
+) -> None:
+    wanted = Configuration(
+        precision=precision,  # type: ignore[arg-type]
+        quantization="static" if precision == "int8" else None,
+        device="gpu",
+        accelerator="tensorrt",
+        max_batch_size=16,
+        pinned_memory=False,
+    )
+    proto = parse_config(render_config(model(), wanted))
+    (accelerator,) = proto.optimization.execution_accelerators.gpu_execution_accelerator
+    told = dict(accelerator.parameters)
+    assert told["precision_mode"] == mode
+    assert told["trt_engine_cache_enable"] == "1" and told["trt_engine_cache_path"]
+    shapes = {name: told[f"trt_profile_{name}_shapes"] for name in ("min", "opt", "max")}
+    assert shapes == {"min": "x:1x3x8", "opt": "x:16x3x8", "max": "x:16x3x8"}
+    assert not proto.optimization.input_pinned_memory.enable
+    assert configuration_from_config(proto) == wanted.canonical()
+
+
+def test_no_range_is_told_where_another_dimension_is_dynamic() -> None:
+    wide = (TensorSpec(name="x", datatype="FP32", shape=(3, -1)),)
+    wanted = Configuration(device="gpu", accelerator="tensorrt", max_batch_size=16)
+    text = render_config(model(inputs=wide), wanted)
+    assert "trt_engine_cache_enable" in text and "trt_profile" not in text
+
+
+def test_cuda_graphs_are_the_tensorrt_backends() -> None:
+    wanted = Configuration(backend="tensorrt", device="gpu", cuda_graphs=True)
+    assert parse_config(render_config(model(), wanted)).optimization.cuda.graphs
+
+
+def test_foreign_accelerators_are_named() -> None:
+    text = (
+        'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt"'
+        ' parameters { key: "trt_dla_enable" value: "1" } } } }'
+    )
+    assert unexpressed_settings(parse_config(text)) == ("optimization.execution_accelerators",)
 
 
 def test_settings_that_a_configuration_cannot_say_are_named() -> None:

@@ -90,6 +90,49 @@ def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, says: str) 
     assert any(part in message for part in says.split("|"))
 
 
+def test_a_cpu_space_has_openvino_where_it_is_here() -> None:
+    around = SpaceContext(device="cpu", cores=2, accelerators=("openvino",))
+    candidates = [c for c, _ in load_space("cpu", around).candidates().values()]
+    openvino = [c for c in candidates if c.accelerator == "openvino"]
+    assert {c.variant.label for c in openvino} == {
+        "fp32+openvino",
+        "int8-static+openvino",
+        "int8-dynamic+openvino",
+    }
+    assert {(c.instance_count, c.intra_op_threads) for c in openvino} == {(1, 0), (2, 0)}
+    assert len(candidates) - len(openvino) == 4 * 3 * 31
+
+
+def test_choices_that_cannot_be_measured_are_told_or_refused(tmp_path: Path) -> None:
+    space = _load(tmp_path, "parameters:\n  accelerator: [none, openvino]\n")
+    assert {c.accelerator for c, _ in space.candidates().values()} == {None}
+    assert len(space.left_out) == 1 and "OpenVINO provider" in space.left_out[0]
+    with pytest.raises(SpaceError, match="OpenVINO provider"):
+        _load(tmp_path, "parameters:\n  accelerator: [openvino]\n")
+    listed = "configurations:\n  - {precision: fp32}\n  - {accelerator: openvino}\n"
+    space = _load(tmp_path, listed)
+    assert len(space.candidates()) == 1 and space.left_out
+    gpu = SpaceContext(device="gpu", cores=2, tensorrt=True)
+    with pytest.raises(SpaceError, match="without CUDA graphs"):
+        _load(tmp_path, "parameters:\n  cuda_graphs: [true]\n", gpu)
+
+
+def test_int8_on_a_gpu_is_tensorrts() -> None:
+    around = SpaceContext(device="gpu", cores=16, tensorrt=True, accelerators=("tensorrt",))
+    int8 = [c for c, _ in load_space("gpu", around).candidates().values() if c.precision == "int8"]
+    assert {(c.backend, c.accelerator) for c in int8} == {
+        ("tensorrt", None),
+        ("onnxruntime", "tensorrt"),
+    }
+    alone = SpaceContext(device="gpu", cores=16)
+    assert {c.precision for c, _ in load_space("gpu", alone).candidates().values()} == {
+        "fp32",
+        "fp16",
+    }
+    labels = load_space("ablation", alone).labels()
+    assert "trt-base (fp16 stands where TensorRT stands)" in labels.values()
+
+
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
     with pytest.raises(SpaceError, match="no search space") as caught:
         load_space("cpuu", TWO_CORES)

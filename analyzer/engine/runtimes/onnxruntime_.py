@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from analyzer.domain.configuration import DEFAULT_EXECUTION, Execution
 from analyzer.engine.runtimes.base import Tensors
+from analyzer.engine.runtimes.providers import check_started, configure_session
 from analyzer.errors import (
     AnalyzerError,
     MissingPartError,
@@ -51,7 +54,7 @@ def import_onnxruntime() -> Any:
 
 
 class OrtRuntime:
-    """One ONNX Runtime session with Triton's settings: all optimizations, sequential execution.
+    """One ONNX Runtime session with Triton's settings: by default all optimizations, sequential.
 
     Idle threads of a session spin for a while, which is ONNX Runtime's default and Triton's; it is
     kept, although it costs neighbouring instances time on few cores, because what is measured here
@@ -62,9 +65,11 @@ class OrtRuntime:
         device: ``cpu`` or ``gpu`` (CUDA; operators that it lacks run on the CPU, as in Triton).
         intra_op_threads: Threads inside an operator; 0 is ONNX Runtime's default, one per core.
         device_id: Number of the CUDA device.
+        execution: Accelerator and settings of the session.
+        accelerator_options: The accelerator's parameters under Triton's names.
 
     Raises:
-        MissingPartError: ONNX Runtime, or its CUDA provider, is not here.
+        MissingPartError: ONNX Runtime, or the provider that is asked for, is not here.
         TargetMemoryError: The device is out of memory.
         TargetStartError: The model cannot be loaded.
     """
@@ -76,27 +81,27 @@ class OrtRuntime:
         device: Literal["cpu", "gpu"] = "cpu",
         intra_op_threads: int = 0,
         device_id: int = 0,
+        execution: Execution = DEFAULT_EXECUTION,
+        accelerator_options: Mapping[str, str] | None = None,
     ) -> None:
         ort = import_onnxruntime()
         self._path = str(path)
         options = ort.SessionOptions()
         options.intra_op_num_threads = intra_op_threads
-        options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if device == "gpu":
-            _require_cuda(ort)
-            providers.insert(0, ("CUDAExecutionProvider", {"device_id": device_id}))
+        providers = configure_session(
+            ort,
+            options,
+            execution,
+            device=device,
+            device_id=device_id,
+            accelerator_options=accelerator_options,
+        )
         try:
-            self._session = ort.InferenceSession(self._path, options, providers=providers)
+            self._session = ort.InferenceSession(self._path, options, providers=providers or None)
         except Exception as error:
             raise self._translate(error, "cannot be loaded", TargetStartError) from error
-        if device == "gpu" and "CUDAExecutionProvider" not in self._session.get_providers():
-            raise MissingPartError(
-                f"ONNX Runtime could not start CUDA for {self._path} and fell back to the CPU.",
-                hint="Check that the CUDA and cuDNN libraries match this onnxruntime-gpu"
-                " (`analyze doctor` lists them).",
-            )
+        check_started(self._session, execution, device=device, path=self._path)
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Tensors) -> Tensors:
@@ -125,13 +130,3 @@ def first_line(error: BaseException, *, limit: int = 400) -> str:
     lines = str(error).strip().splitlines()
     text = lines[0].strip() if lines else type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _require_cuda(ort: Any) -> None:
-    available = ort.get_available_providers()
-    if "CUDAExecutionProvider" not in available:
-        raise MissingPartError(
-            f"This ONNX Runtime has no CUDA provider (it has {', '.join(available)}).",
-            hint="Install tritune[gpu] in an environment without the package onnxruntime: the two"
-            " are builds of one module.",
-        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from analyzer.domain.configuration import DEFAULT_EXECUTION, Execution
 from analyzer.engine.runtimes.base import Runtime
 from analyzer.errors import MissingPartError
 
@@ -25,10 +26,17 @@ def open_runtime(
     backend: str = "onnxruntime",
     device: Literal["cpu", "gpu"] = "cpu",
     intra_op_threads: int = 0,
+    execution: Execution = DEFAULT_EXECUTION,
+    accelerator_options: Mapping[str, str] | None = None,
 ) -> Runtime:
     """One instance of the model (or engine) at ``path``; raises as :func:`open_runtimes`."""
     (runtime,) = open_runtimes(
-        path, [Place(device)], backend=backend, intra_op_threads=intra_op_threads
+        path,
+        [Place(device)],
+        backend=backend,
+        intra_op_threads=intra_op_threads,
+        execution=execution,
+        accelerator_options=accelerator_options,
     )
     return runtime
 
@@ -39,6 +47,8 @@ def open_runtimes(
     *,
     backend: str = "onnxruntime",
     intra_op_threads: int = 0,
+    execution: Execution = DEFAULT_EXECUTION,
+    accelerator_options: Mapping[str, str] | None = None,
 ) -> list[Runtime]:
     """An instance of the model (or engine) at ``path`` for each place, in order; all or none.
 
@@ -50,16 +60,23 @@ def open_runtimes(
     Args:
         backend: Triton's name of it; ``python`` stands for a ``model.py`` that runs ONNX Runtime,
             which runs here without it.
+        execution: How it executes the file; of it pinned memory has no effect here.
+        accelerator_options: The accelerator's parameters under Triton's names.
 
     Raises:
-        MissingPartError: The backend, its library or the device is not here.
+        MissingPartError: The backend, its library, the accelerator or the device is not here.
         TargetMemoryError: There is not enough memory for all of them.
         TargetStartError: The file cannot be loaded.
     """
     if backend == "tensorrt":
+        if execution.cuda_graphs:
+            raise MissingPartError(
+                "This program's own server runs TensorRT engines without CUDA graphs.",
+                hint="Leave optimization.cuda.graphs out, or measure it with --server triton.",
+            )
         opening = _engine_instances(path, places)
     elif backend in ("onnxruntime", "python"):
-        opening = _sessions(path, places, intra_op_threads)
+        opening = _sessions(path, places, intra_op_threads, execution, accelerator_options)
     else:
         raise MissingPartError(
             f"Nothing here runs models of the backend {backend!r}.",
@@ -76,12 +93,23 @@ def open_runtimes(
     return opened
 
 
-def _sessions(path: Path, places: Sequence[Place], threads: int) -> Iterator[Runtime]:
+def _sessions(
+    path: Path,
+    places: Sequence[Place],
+    threads: int,
+    execution: Execution,
+    accelerator_options: Mapping[str, str] | None,
+) -> Iterator[Runtime]:
     from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 
     for place in places:
         yield OrtRuntime(
-            path, device=place.device, device_id=place.device_id, intra_op_threads=threads
+            path,
+            device=place.device,
+            device_id=place.device_id,
+            intra_op_threads=threads,
+            execution=execution,
+            accelerator_options=accelerator_options,
         )
 
 
