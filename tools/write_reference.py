@@ -41,7 +41,7 @@ _SPACE_KEYS = {
     "intra_op_threads": "A number, or `cores` or `cores/2`; 0 is ONNX Runtime's own choice.",
     "graph_level": "`optimization.graph.level`: −1 basic, 0 all, 1 extended, 2 no optimizations.",
     "execution_mode": "`sequential` or `parallel` (branches of the graph beside each other).",
-    "inter_op_threads": "A number of threads for the parallel mode; 0 is ONNX Runtime's own choice.",
+    "inter_op_threads": "Threads of the parallel mode; 0 is ONNX Runtime's own choice.",
     "cuda_graphs": "`true` or `false`; of the backend `tensorrt`, and not on the server of this "
     "program.",
     "pinned_memory": "`true` or `false`: input and output through pinned memory, on a GPU.",
