@@ -174,6 +174,10 @@ class ExecutionTimes:
     mean_ms: float
 
 
+SLOWNESS_BIN_S = 0.1
+"""Length of the time bins of ``LoadTest.slowness``, seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTest:
     """One load test, summarised. Rates count requests per second, ``_ips`` inferences.
@@ -191,6 +195,9 @@ class LoadTest:
         send_lag_ms_p99: How late the generator was.
         batch_size_mean: Mean inferences per execution; None where the target does not tell.
         executions: By batch size, warm-up included; empty where the target does not tell.
+        slowness: Time of the executions that began in each bin of SLOWNESS_BIN_S, over the run's
+            median for their batch size: 1 where the machine had its usual speed. Empty where the
+            target does not tell.
         aborted: The run ended early because its rate was hopeless.
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
@@ -212,6 +219,7 @@ class LoadTest:
     send_lag_ms_p99: float | None = None
     batch_size_mean: float | None = None
     executions: tuple[ExecutionTimes, ...] = ()
+    slowness: tuple[float, ...] = ()
     resources: ResourceUse = ResourceUse()
     validity: Validity
     aborted: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from analyzer.domain.configuration import Configuration
@@ -79,6 +79,23 @@ class Explanation:
     contributions: tuple[Step, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     importance: tuple[tuple[str, float], ...] = ()
+
+    def scaled(self, factor: float) -> Explanation:
+        """The same with every edge ``factor`` times as high."""
+        return replace(
+            self,
+            contributions=tuple(
+                replace(step, edge_rps=step.edge_rps and step.edge_rps * factor)
+                for step in self.contributions
+            ),
+            what_if=tuple(
+                replace(
+                    item,
+                    predicted_edge_rps=item.predicted_edge_rps and factor * item.predicted_edge_rps,
+                )
+                for item in self.what_if
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

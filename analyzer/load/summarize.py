@@ -19,6 +19,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.engine.counters import ServerStatistics
 from analyzer.load.record import LoadRun
+from analyzer.load.slowness import slowness_of
 from analyzer.load.warmup import Warmup, detect_warmup
 from analyzer.stats.percentiles import nearest_rank, summarize_latency
 from analyzer.stats.validity import judge
@@ -87,6 +88,7 @@ def summarize(
             else None
         ),
         executions=_executions(counted),
+        slowness=slowness_of(log),
         resources=resources if resources is not None else ResourceUse(),
         validity=_validity(run, budget_ms, lag_ms),
         aborted=run.aborted,

@@ -26,6 +26,7 @@ from analyzer.measure.session import Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.witness import carried, rate_ceiling
 from analyzer.stats.certificate import claim_confidence, expected_requests
+from analyzer.twin.pace import path_of, slowness
 from analyzer.twin.server_model import ServerModel
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: 12 of them
@@ -99,7 +100,7 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
     spent_s = 0.0
     invalid: list[LoadTest] = []
     ease = 1.0
-    slowness: dict[float, Conditions | None] = {}
+    speeds: dict[float, Conditions | None] = {}
     while (rate := search.next_rate_rps()) is not None:
         if spent_s >= plan.seconds and search.kept_rps is not None:
             break
@@ -124,10 +125,10 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
             continue
         ease = 1.0
         search.record(outcome)
-        slowness[rate] = test.conditions
+        speeds[rate] = test.conditions
     edge = search.edge()
-    if (watched := slowness.get(search.kept_rps or 0.0)) is not None and watched.work_us:
-        edge = replace(edge, work_us=float(np.median(watched.work_us)))
+    if (seen := speeds.get(search.kept_rps or 0.0)) is not None and seen.work_us:
+        edge = replace(edge, work_us=float(np.median(seen.work_us)))
     if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
         reasons = "; ".join(invalid[-1].validity.reasons)
         raise TargetError(
@@ -144,7 +145,9 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
     goes through the same search on the same arrivals; how far that lies above its own long-run
     edge is how far the live search lies above the live one (a control variate).
     """
-    twin, predicted = plan.twin, plan.twin_edge_rps
+    predicted = plan.twin_edge_rps
+    # Short runs mostly meet the usual speed; what the others cost is told of all edges alike.
+    twin = replace(plan.twin, path=None) if plan.twin is not None else None
     if twin is None or not predicted or not edge.rate_rps:
         return edge
     ratios = []
@@ -178,8 +181,9 @@ def _step(plan: EdgePlan) -> float:
 def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge: Edge) -> Proof:
     """Certifies the plan's rate, or the highest share of ``edge`` that its time allows."""
     sla = load.sla
-    inflation = cache(inflation_at(plan.twin, load))
-    miss_rate = cache(miss_rate_at(plan.twin, load))
+    twin = watched(plan.twin, session.tests)
+    inflation = cache(inflation_at(twin, load))
+    miss_rate = cache(miss_rate_at(twin, load))
     earlier = {known.rate_rps: known for known in plan.earlier}
     first = len(session.tests)
 
@@ -226,7 +230,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             shares=plan.shares,
             earlier=plan.earlier,
             claims=plan.claims,
-            lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
+            lead_in_s=lambda rate: relaxation_s(twin, load, rate),
             ceiling_rps=lambda: rate_ceiling(edge, study(), sla),
         ),
         lambda rate, lead_s, length_s: session.run(
@@ -248,6 +252,13 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         headline=headline,
         evidence=tuple(known for _, known in sorted(result.evidence.items())),
     )
+
+
+def watched(model: ServerModel | None, tests: Sequence[LoadTest]) -> ServerModel | None:
+    """``model`` on a machine whose speed varies as these runs met it, if it knows no other path."""
+    if model is None or model.path is not None:
+        return model
+    return replace(model, path=path_of(slowness(tests)))
 
 
 def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> float:

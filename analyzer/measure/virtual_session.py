@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.measurement import (
+    SLOWNESS_BIN_S,
     STALLS_KEPT,
     STATUS_OK,
     STATUS_UNFINISHED,
@@ -18,6 +19,7 @@ from analyzer.domain.measurement import (
     ResourceUse,
     Validity,
 )
+from analyzer.load.slowness import SLOWNESS_MAX
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import Schedule, Session
 from analyzer.stats.percentiles import summarize_latency
@@ -91,6 +93,7 @@ class VirtualSession(Session):
         skip = min(int(np.searchsorted(schedule.arrival_s, schedule.lead_in_s)), count - 1)
         log = _log(schedule, latency_s, count, warmup=skip)
         counted_s, end_s = log.latency_s[skip:], float(log.intended_s[-1])
+        path = self._speed or SpeedPath.constant()
         duration = end_s - float(log.intended_s[skip]) + 1e-9
         test = LoadTest(
             kind=schedule.kind,
@@ -108,9 +111,8 @@ class VirtualSession(Session):
             validity=Validity(valid=True),
             aborted=count < len(latency_s),
             seed=self._plan.seed,
-            conditions=_conditions(
-                self._speed or SpeedPath.constant(), self._now_s, self._now_s + end_s
-            ),
+            slowness=_slowness(path, self._now_s, self._now_s + end_s),
+            conditions=_conditions(path, self._now_s, self._now_s + end_s),
         )
         return test, log, end_s
 
@@ -169,6 +171,15 @@ def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:
         stalls_ms=tuple(float(ms) for ms in length_ms[length_ms >= _STALL_MS][:STALLS_KEPT]),
         work_us=tuple(work_us),
     )
+
+
+def _slowness(path: SpeedPath, start_s: float, end_s: float) -> tuple[float, ...]:
+    """What executions would have told of ``path``, without their noise."""
+    edges_s = np.arange(start_s, end_s, SLOWNESS_BIN_S)
+    if len(edges_s) < 2:
+        return ()
+    speed = np.maximum(np.diff(path.work_s(edges_s)) / SLOWNESS_BIN_S, 1.0 / SLOWNESS_MAX)
+    return tuple(round(float(value), 2) for value in np.median(speed) / speed)
 
 
 def _log(schedule: Schedule, latency_s: Floats, count: int, *, warmup: int) -> RequestLog:

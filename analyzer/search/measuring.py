@@ -155,9 +155,9 @@ class Measuring:
             start_s=context.server_start_s,
             edge_s=self._edge_s,
             proven=proven,
-            best_share=_share(best),
+            best_share=_share(best, self.speed_factor),
             climbing=best is not None and _id(best) not in self._stuck,
-            baseline_share=_share(baseline),
+            baseline_share=_share(baseline, self.speed_factor),
             baseline_open=context.baseline.config_id not in self._stuck
             and not _failed(context.log.latest.get(context.baseline.config_id)),
             trials_wanted=self._trials_wanted(),
@@ -170,6 +170,14 @@ class Measuring:
         """The candidate with the best edge (or objective) that keeps every limit."""
         ranked = self._context.log.ranked(self._screening.allowed)
         return next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
+
+    @property
+    def speed_factor(self) -> float:
+        """What the speeds that the study met leave of the edges that short runs found, 0 to 1."""
+        best = self.best
+        if best is None or not self._screening.designer.trusted:
+            return 1.0
+        return min(self._screening.twin.long_run_factor(best.configuration), 1.0)
 
     @property
     def _winner(self) -> Measurement | None:
@@ -396,8 +404,8 @@ def _id(measurement: Measurement) -> str:
     return measurement.configuration.config_id
 
 
-def _share(measurement: Measurement | None) -> float | None:
-    """Certified rate over edge; None where no rate was kept."""
+def _share(measurement: Measurement | None, factor: float = 1.0) -> float | None:
+    """Certified rate over ``factor`` times the edge; None where no rate was kept."""
     if measurement is None or not measurement.edge.at_least_rps:
         return None
-    return (measurement.capacity_rps or 0.0) / measurement.edge.at_least_rps
+    return (measurement.capacity_rps or 0.0) / (factor * measurement.edge.at_least_rps)

@@ -10,6 +10,7 @@ from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Conditions, Failure, Measurement, RequestLog
 from analyzer.domain.space import Params
+from analyzer.measure.edge import edge_over_speeds
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
@@ -145,6 +146,19 @@ class OutcomeLog:
             if measurement.certificate is None or measurement.certificate.verdict != "FAIL"
         ]
         return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
+
+    def restate(self, factor: float) -> None:
+        """Says every edge over all speeds that the study met: ``factor`` times what runs found.
+
+        In memory only, for the result; the stored outcomes keep what the runs found.
+        """
+        allowed = self._request.sla.miss_rate_max
+        for config_id in self.latest:
+            if (known := self.measurement(config_id)) is not None:
+                edge = edge_over_speeds(known, factor, miss_rate_max=allowed)
+                predicted = known.predicted.edge_rps
+                scaled = replace(known.predicted, edge_rps=predicted and predicted * factor)
+                self.latest[config_id] = replace(known, edge=edge, predicted=scaled)
 
     def claims(self, config_ids: Collection[str]) -> int:
         """Claims that these configurations, together one family, have begun."""

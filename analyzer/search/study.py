@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analyzer.domain.measurement import Failure, Measurement
-from analyzer.domain.study import SearchSummary, StudyResult, Verdict
+from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
 from analyzer.search.build import build
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.3
+# A loss by the machine's varying speed above 5 % is worth a sentence.
+_SPEED_TOLD = 0.95
 
 MakeTrials = Callable[[frozenset[str], Designer], "OptunaTrials"]
 """Opens the Optuna study, once the ids of the allowed configurations are known."""
@@ -56,13 +58,31 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     estimate = context.log.best_by_evidence(allowed) if winner is None else None
     if estimate is not None and context.request.accept == "estimated":
         winner, verdict = estimate, "estimated"
+    context.progress.phase("explaining", 1.0)
     sentence = _bound(context, screening, winner)
+    explained = explanation(
+        winner,
+        screening,
+        context.log.outcomes,
+        cores=context.cores,
+        request_batch_size=int(context.request.batch_sizes.max()),
+    )
+    if (factor := measuring.speed_factor) != 1.0:
+        context.log.restate(factor)
+        if factor < _SPEED_TOLD:
+            context.log.warn(
+                "This machine's speed varied while it was measured; edges are told over all of "
+                f"that time, {1 - factor:.0%} below those at its usual speed."
+            )
+        explained = explained.scaled(factor)
+        if winner is not None:
+            winner = context.log.measurement(winner.configuration.config_id)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")
     missing_s = measuring.missing_s_of(estimate) if open_ else None
     needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
-    result = _result(context, screening, winner, verdict, sentence)
+    result = _result(context, screening, winner, verdict, sentence, explained)
     return replace(result, search=replace(result.search, budget_needed_s=needed_s))
 
 
@@ -130,11 +150,11 @@ def _result(
     winner: Measurement | None,
     verdict: Verdict,
     bound: str | None,
+    explained: Explanation,
 ) -> StudyResult:
     request, outcomes = context.request, context.log.outcomes
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     failed = sum(failure.reason != OUT_OF_TIME for failure in failures)
-    context.progress.phase("explaining", 1.0)
     return StudyResult(
         name=request.study,
         verdict=verdict,
@@ -159,13 +179,7 @@ def _result(
             bound=bound,
             budget_s=request.budget_s,
         ),
-        explanation=explanation(
-            winner,
-            screening,
-            outcomes,
-            cores=context.cores,
-            request_batch_size=int(request.batch_sizes.max()),
-        ),
+        explanation=explained,
         provenance=request.provenance,
         warnings=tuple(context.log.warnings),
         accepted=request.accept,

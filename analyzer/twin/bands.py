@@ -17,6 +17,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import Prepared
+from analyzer.twin.speed import SpeedPath
 
 #: Rates above this are not simulated: one request per nanosecond of virtual time is no load test.
 _RATE_RPS_MAX = 1e8
@@ -69,6 +70,7 @@ class RateScan:
 
     Args:
         memory: What the runs write to; one for each thread.
+        path: The machine's speed over time, all of which a run goes through; None for 1.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class RateScan:
         percentile: float,
         overhead_ms: float,
         memory: ScanMemory | None = None,
+        path: SpeedPath | None = None,
     ) -> None:
         assert 0 < percentile <= 100, percentile
         assert int(arrivals.batch_size.max()) <= policy.batch_limit
@@ -90,8 +93,10 @@ class RateScan:
         self._memory = memory or ScanMemory()
         self._noise = service.noise_at(arrivals.quantile)
         self.allowed = 1.0 - percentile / 100.0
+        self._path = path
+        speed = path.mean_speed if path is not None else 1.0
         self.saturation_rps = min(
-            _RATE_RPS_MAX, service.saturation_rps(policy, arrivals.batch_size)
+            _RATE_RPS_MAX, speed * service.saturation_rps(policy, arrivals.batch_size)
         )
         smallest = int(arrivals.batch_size.min())
         alone_ms = float(self._prepared.table_ns[1, smallest]) / 1e6
@@ -108,15 +113,23 @@ class RateScan:
         """What ``requests`` at ``rate_rps`` show; the first fiftieth is not counted."""
         from analyzer.twin import kernel
 
+        path = self._path
+        if path is not None:
+            requests = max(requests, math.ceil(path.period_s * rate_rps))
         n = min(requests, len(self._arrivals.time_s))
         arrival_ns = self._memory.arrival_ns(self._arrivals.time_s[:n], rate_rps)
+        due_ns, limit_ns = arrival_ns, self._limit_ns
+        if path is not None:
+            # On the clock of the work done a request is late at a time of its own.
+            due_ns, limit_ns = path.work_ns(arrival_ns + self._limit_ns), 0
+            arrival_ns = path.work_ns(arrival_ns)
         sizes = self._arrivals.batch_size
         batch_of, executions = self._prepared.run_kernel(
             arrival_ns, sizes[:n], n, self._noise, self._memory.workspace
         )
         blocks = np.zeros(min(_BLOCKS, n), dtype=np.int64)
         first = n // 50
-        kernel.count_over(arrival_ns, batch_of, executions[1], self._limit_ns, first, blocks)
+        kernel.count_over(due_ns, batch_of, executions[1], limit_ns, first, blocks)
         length = (n - first) // len(blocks)
         means = blocks / length
         # Long blocks see long correlations, short ones are many: the larger error counts.

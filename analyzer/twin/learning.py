@@ -88,10 +88,18 @@ def observe(
     model: ServerModel,
     tests: Sequence[LoadTest],
     arrivals: UnitArrivals,
+    slowness: Sequence[Floats] | None = None,
 ) -> list[Observed]:
-    """What the runs of one configuration tell beside ``model``, which learned nothing from them."""
+    """What the runs of one configuration tell beside ``model``, which learned nothing from them.
+
+    Args:
+        slowness: Of each run, as :func:`~analyzer.twin.pace.slowness` tells it: times are then
+            those at the usual speed. None where nothing is known.
+    """
     found = []
-    for test in tests:
+    for index, test in enumerate(tests):
+        trace = slowness[index] if slowness is not None else np.empty(0)
+        pace = float(trace.mean()) if len(trace) else 1.0
         told = [e for e in test.executions if e.count >= _EXECUTIONS_MIN and e.mean_ms > 0]
         # A queue that only grows says nothing of the rate; batches are then as large as they get.
         if not told or test.concurrency is not None or not test.offered_rps:
@@ -109,9 +117,9 @@ def observe(
                     Observed(
                         place=Place.of(configuration),
                         batch_size=execution.batch_size,
-                        log_ratio=float(np.log(execution.mean_ms / mean_ms)),
+                        log_ratio=float(np.log(execution.mean_ms / pace / mean_ms)),
                         variance=_RUN_NOISE**2 + _EXECUTION_NOISE**2 / execution.count,
-                        work_us=speed_of(test),
+                        work_us=speed_of(test) if not len(trace) else None,
                     )
                 )
     return found

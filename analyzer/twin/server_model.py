@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.bands import RateScan, ScanMemory
 from analyzer.twin.inflation import late_inflation
@@ -24,6 +25,7 @@ from analyzer.twin.simulator import (
     Workload,
     simulate,
 )
+from analyzer.twin.speed import SpeedPath
 
 # Requests behind a percentile of the latency: 200 of them beyond p99.
 _LATENCY_REQUESTS = 20_000
@@ -37,12 +39,14 @@ class ServerModel:
         overhead_ms: What a request takes outside of queue and model.
         rate_scale: Simulated over live rate: where the twin's edge is known to be off, rates are
             multiplied by this before they are simulated, and edges divided by it.
+        path: The machine's speed over time, for everything but :meth:`simulate`; None for 1.
     """
 
     policy: BatchingPolicy
     service: ServiceTime
     overhead_ms: float = 0.0
     rate_scale: float = 1.0
+    path: SpeedPath | None = None
 
     @classmethod
     def of(
@@ -52,6 +56,7 @@ class ServerModel:
         *,
         overhead_ms: float,
         rate_scale: float = 1.0,
+        path: SpeedPath | None = None,
     ) -> ServerModel:
         """The model of ``configuration`` with these service times."""
         return cls(
@@ -59,6 +64,7 @@ class ServerModel:
             service=service,
             overhead_ms=overhead_ms,
             rate_scale=rate_scale,
+            path=path,
         )
 
     def saturation_rps(self, request_batch_size: int | NDArray[np.int64] = 1) -> float:
@@ -123,11 +129,18 @@ class ServerModel:
     ) -> float | None:
         """Latency at a percentile at ``rate_rps``; None if that request was not served."""
         time_s = arrivals.time_s[:_LATENCY_REQUESTS]
+        begin_s = time_s / (rate_rps * self.rate_scale)
+        work_s = self.path.work_s(begin_s) if self.path is not None else begin_s
         workload = OpenWorkload(
-            arrival_ns=(time_s * (1e9 / (rate_rps * self.rate_scale))).astype(np.int64),
+            arrival_ns=(work_s * 1e9).astype(np.int64),
             batch_size=arrivals.batch_size[:_LATENCY_REQUESTS],
         )
-        return self.simulate(workload).percentile_ms(percentile)
+        latency_ms = self.simulate(workload).latency_ms()
+        if self.path is not None:
+            served = np.isfinite(latency_ms)
+            ends_s = self.path.real_s(work_s[served] + latency_ms[served] / 1e3)
+            latency_ms[served] = (ends_s - begin_s[served]) * 1e3
+        return nearest_rank(latency_ms, percentile)
 
     def inflation(
         self,
@@ -143,15 +156,18 @@ class ServerModel:
         the first fiftieth.
         """
         rate_rps *= self.rate_scale
-        if rate_rps >= self.service.saturation_rps(self.policy, arrivals.batch_size):
+        speed = self.path.mean_speed if self.path is not None else 1.0
+        if rate_rps >= speed * self.service.saturation_rps(self.policy, arrivals.batch_size):
             return math.inf
         prepared = Prepared.of(self.policy, self.service, self.overhead_ms)
-        arrival_ns = (arrivals.time_s * (1e9 / rate_rps)).astype(np.int64)
+        begin_ns = (arrivals.time_s * (1e9 / rate_rps)).astype(np.int64)
+        arrival_ns = begin_ns if self.path is None else self.path.work_ns(begin_ns)
         requests = len(arrival_ns)
         batch_of, executions = prepared.run_kernel(
             arrival_ns, arrivals.batch_size, requests, self.service.noise_at(arrivals.quantile)
         )
-        latency_ns = np.where(batch_of >= 0, executions[1][batch_of] - arrival_ns, np.int64(2**62))
+        end_ns = executions[1] if self.path is None else self.path.real_ns(executions[1])
+        latency_ns = np.where(batch_of >= 0, end_ns[batch_of] - begin_ns, np.int64(2**62))
         return late_inflation(
             latency_ns[requests // 50 :],
             limit_ns=round((budget_ms - self.overhead_ms) * 1e6),
@@ -167,7 +183,7 @@ class ServerModel:
     ) -> RateScan:
         return RateScan(
             self.policy, self.service, arrivals, budget_ms=budget_ms, percentile=percentile,
-            overhead_ms=self.overhead_ms, memory=memory,
+            overhead_ms=self.overhead_ms, memory=memory, path=self.path,
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Queue delays are timers on the real clock and are only nearly right.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,16 +21,19 @@ _STALLED = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpeedPath:
-    """A piecewise constant speed over real time; the last piece goes on for ever.
+    """A piecewise constant speed over real time.
 
     Args:
         start_s: Where each piece begins, seconds, ascending from 0, shape (k,).
         speed: Relative speed of each piece, 1 for the usual one, at least 0, shape (k,).
+        period_s: After so long it begins again; infinite where the last piece goes on for ever.
     """
 
     start_s: Floats
     speed: Floats
+    period_s: float = math.inf
     _work_s: Floats = field(init=False, repr=False)
+    _work_period_s: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         assert len(self.start_s) == len(self.speed) >= 1 and self.start_s[0] == 0.0
@@ -38,18 +42,51 @@ class SpeedPath:
         work_s = np.concatenate([[0.0], np.cumsum(np.diff(self.start_s) * used[:-1])])
         object.__setattr__(self, "speed", used)
         object.__setattr__(self, "_work_s", work_s)
+        last_s = (self.period_s - self.start_s[-1]) * used[-1]
+        object.__setattr__(self, "_work_period_s", float(work_s[-1] + last_s))
+
+    @property
+    def mean_speed(self) -> float:
+        """Work done per second in the long run."""
+        if math.isinf(self.period_s):
+            return float(self.speed[-1])
+        return self._work_period_s / self.period_s
 
     def work_s(self, real_s: Floats) -> Floats:
         """The work clock at each real time, seconds, shape (n,)."""
+        if not math.isinf(self.period_s):
+            periods = np.floor(real_s / self.period_s)
+            return self._work_in_period(real_s - periods * self.period_s) + (
+                periods * self._work_period_s
+            )
+        return self._work_in_period(real_s)
+
+    def _work_in_period(self, real_s: Floats) -> Floats:
         piece = np.clip(np.searchsorted(self.start_s, real_s, side="right") - 1, 0, None)
         found: Floats = self._work_s[piece] + (real_s - self.start_s[piece]) * self.speed[piece]
         return found
 
     def real_s(self, work_s: Floats) -> Floats:
         """The real time at each reading of the work clock, seconds, shape (n,)."""
+        if not math.isinf(self.period_s):
+            periods = np.floor(work_s / self._work_period_s)
+            return self._real_in_period(work_s - periods * self._work_period_s) + (
+                periods * self.period_s
+            )
+        return self._real_in_period(work_s)
+
+    def _real_in_period(self, work_s: Floats) -> Floats:
         piece = np.clip(np.searchsorted(self._work_s, work_s, side="right") - 1, 0, None)
         found: Floats = self.start_s[piece] + (work_s - self._work_s[piece]) / self.speed[piece]
         return found
+
+    def work_ns(self, real_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """:meth:`work_s` in nanoseconds."""
+        return (self.work_s(real_ns.astype(np.float64) * 1e-9) * 1e9).astype(np.int64)
+
+    def real_ns(self, work_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """:meth:`real_s` in nanoseconds."""
+        return (self.real_s(work_ns.astype(np.float64) * 1e-9) * 1e9).astype(np.int64)
 
     @classmethod
     def constant(cls, speed: float = 1.0) -> SpeedPath:

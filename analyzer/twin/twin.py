@@ -6,8 +6,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
@@ -18,15 +21,19 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.fitted import OVERHEAD_MS_GUESS
 from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
+from analyzer.twin.pace import path_of, slowness
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.screen import screen
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
 
 # After learning so many of the best configurations are simulated again.
 _SIMULATED_AGAIN = 12
 # Arrivals of the longest run: enough for an edge to 0.8 %.
 _ARRIVALS = 400_000
+# How well an edge over varying speeds is known at best: the speeds are a sample themselves.
+_FACTOR_ACCURACY = 0.02
 
 
 class Twin:
@@ -67,6 +74,10 @@ class Twin:
         self._observed: dict[str, list[Observed]] = {}
         self._overheads_ms: dict[str, list[float]] = {}
         self._correction: ServiceCorrection | None = None
+        # When each run began and how the machine's speed varied in it, by configuration.
+        self._traces: dict[str, list[tuple[float, NDArray[np.float64]]]] = {}
+        self._path: SpeedPath | None = None
+        self._long_run: dict[str, float] = {}
         # Edges as they were before that, with the models behind them.
         self._earlier: dict[str, tuple[float, ServerModel]] = {}
         self._models: dict[str, ServerModel] = {}
@@ -83,8 +94,44 @@ class Twin:
         if service is None:
             return None
         return ServerModel.of(
-            configuration, service, overhead_ms=self._overhead_ms, rate_scale=rate_scale
+            configuration,
+            service,
+            overhead_ms=self._overhead_ms,
+            rate_scale=rate_scale,
+            path=self._path,
         )
+
+    def long_run_factor(self, configuration: Configuration) -> float:
+        """The edge over all speeds that the load tests met, over that at the usual speed.
+
+        1 where the speed was constant, or nothing is known. Short runs mostly meet the usual speed.
+        """
+        config_id = configuration.config_id
+        if self._path is None:
+            return 1.0
+        if config_id not in self._long_run:
+            self._long_run[config_id] = self._factor(configuration)
+        return self._long_run[config_id]
+
+    def _factor(self, configuration: Configuration) -> float:
+        model = self.server_model(configuration)
+        if model is None:
+            return 1.0
+        found = [
+            each.edge(
+                self._arrivals,
+                budget_ms=self._sla.latency_budget_ms,
+                percentile=self._sla.percentile,
+                accuracy=_FACTOR_ACCURACY,
+            )
+            for each in (model, replace(model, path=None))
+        ]
+        varying, usual = found
+        return varying / usual if varying and usual else 1.0
+
+    def _usual_model(self, configuration: Configuration) -> ServerModel | None:
+        model = self.server_model(configuration)
+        return replace(model, path=None) if model is not None else None
 
     def _service(self, configuration: Configuration) -> ServiceTime | None:
         """Service times, computed once for all configurations that differ in batching only."""
@@ -121,8 +168,15 @@ class Twin:
         if probed is None or not tests:
             return False
         model = ServerModel.of(configuration, probed, overhead_ms=self._overhead_ms)
+        traces = slowness(tests)
+        self._traces[configuration.config_id] = [
+            (test.started_at, trace) for test, trace in zip(tests, traces, strict=True)
+        ]
+        runs = sorted(chain.from_iterable(self._traces.values()), key=itemgetter(0))
+        self._path = path_of(trace for _, trace in runs)
+        self._long_run.clear()
         self._observed[configuration.config_id] = observe(
-            configuration, model, tests, self._arrivals
+            configuration, model, tests, self._arrivals, traces
         )
         self._overheads_ms[configuration.config_id] = light_overhead_ms(model, tests)
         overheads = [ms for found in self._overheads_ms.values() for ms in found]
@@ -144,6 +198,7 @@ class Twin:
     ) -> list[float | None]:
         """The edges of ``configurations``, requests per second; 0 for no rate, None without probes.
 
+        At the machine's usual speed, as short runs mostly find them.
         Computes on all cores: no load test may run on this machine meanwhile.
 
         Args:
@@ -153,7 +208,7 @@ class Twin:
             configuration.config_id: model
             for configuration in configurations
             if configuration.config_id not in self._edges
-            and (model := self.server_model(configuration)) is not None
+            and (model := self._usual_model(configuration)) is not None
         }
         found = self._changed(waiting, seconds_max)
         for config_id, edge_rps in zip(waiting, found, strict=True):

@@ -1,0 +1,85 @@
+"""The machine's speed over time, as the executions of a study's load tests met it.
+
+On a shared machine a core is slower for a tenth of a second or for a minute, and comes back. A
+queue near saturation feels that far more than independent noise of the same spread, so the twin
+replays the speeds that were seen, one run after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analyzer.domain.measurement import SLOWNESS_BIN_S, LoadTest
+from analyzer.twin.speed import SpeedPath
+
+Floats = NDArray[np.float64]
+
+# Seconds of traces from which there is a path at all, and those that are replayed at most, the
+# latest ones: a simulation must go through all of it.
+_SECONDS_MIN = 3.0
+_SECONDS_MAX = 120.0
+# Runs of one configuration differ by the load too: busy cores are a tenth faster here than cores
+# that sleep in between (docs/twin.md). Only what is beyond that is the machine's.
+_SAME_LEVEL = float(np.log(1.15))
+_EXECUTIONS_MIN = 20
+# The speed is as good as constant where the slowest hundredth of the bins is within this factor of
+# the fastest half; what execution times vary by within is in the service times' own spread.
+_CONSTANT = 1.12
+
+
+def slowness(tests: Sequence[LoadTest]) -> list[Floats]:
+    """Of one configuration's runs: relative execution times by bin, over the usual of all runs.
+
+    Shape (bins,) each; empty for a run that does not tell.
+    """
+    traces = [np.array(test.slowness) for test in tests]
+    levels = _levels(tests, traces)
+    return [trace * level for trace, level in zip(traces, levels, strict=True)]
+
+
+def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
+    """How much slower each run's usual speed was than the median run's, shape (runs,)."""
+    usual: list[dict[int, float]] = []
+    for test, trace in zip(tests, traces, strict=True):
+        mean = float(trace.mean()) if len(trace) else 1.0
+        told = test.executions if len(trace) else ()
+        usual.append({e.batch_size: e.mean_ms / mean for e in told if e.count >= _EXECUTIONS_MIN})
+    sizes = {size for run in usual for size in run}
+    reference = {
+        size: float(np.median([run[size] for run in usual if size in run])) for size in sizes
+    }
+    logs = np.array(
+        [
+            float(np.median([np.log(ms / reference[size]) for size, ms in run.items()]))
+            if run
+            else 0.0
+            for run in usual
+        ]
+    )
+    return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
+
+
+def path_of(traces: Iterable[Floats]) -> SpeedPath | None:
+    """The path that replays ``traces`` again and again; None for too few, or a constant speed.
+
+    Args:
+        traces: Relative execution times by bin of SLOWNESS_BIN_S, in the order of time.
+    """
+    known = [trace for trace in traces if len(trace)]
+    if not known:
+        return None
+    values = np.concatenate(known)[-round(_SECONDS_MAX / SLOWNESS_BIN_S) :]
+    if len(values) < round(_SECONDS_MIN / SLOWNESS_BIN_S):
+        return None
+    fast, slow = np.quantile(values, (0.5, 0.99))
+    if slow < _CONSTANT * fast and values.min() > fast / _CONSTANT:
+        return None
+    change = np.flatnonzero(np.append(True, np.diff(values) != 0.0))
+    return SpeedPath(
+        start_s=change.astype(np.float64) * SLOWNESS_BIN_S,
+        speed=1.0 / values[change],
+        period_s=len(values) * SLOWNESS_BIN_S,
+    )
