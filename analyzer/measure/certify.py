@@ -4,7 +4,7 @@ Pure but for the runs, which the caller gives as a function. Near the edge corre
 weak evidence (docs/statistics.md, section 5), so a part of the time goes to the highest rate that
 it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's
 certificate counts every run ever made at it, so that none is chosen by its luck, and every rate
-that is tried is a claim of its own, which spends a part of the family's error.
+that is tried is a claim of its own, which spends a part of the family's error unless it passes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from analyzer.domain.measurement import Certificate, LoadTest, RateEvidence
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
-_LADDER = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2)
+_LADDER = (
+    *(0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.66, 0.62, 0.58, 0.54, 0.5),
+    *(0.46, 0.42, 0.38, 0.34, 0.3, 0.25, 0.2),
+)
 # Runs that the first plan of a rate is split into, the shortest run, and the longest first one.
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
@@ -45,7 +48,7 @@ class CertifyGoal:
         shares: Shares of the time left that a first proof may be planned to take; the first that
             suffices for a rate counts.
         earlier: What is known by rate; these rates keep their claims' numbers.
-        claims: Claims that the family has begun so far.
+        open_claims: Claims that the family has begun so far and that have not passed.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
         ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
     """
@@ -57,7 +60,7 @@ class CertifyGoal:
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
     earlier: tuple[RateEvidence, ...] = ()
-    claims: int = 0
+    open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
     ceiling_rps: Callable[[], float] = lambda: math.inf
 
@@ -110,7 +113,7 @@ class _Certifying:
     def __init__(self, goal: CertifyGoal, run: Run, judge: Judge) -> None:
         self._goal, self._run, self._judge = goal, run, judge
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
-        self._claims = goal.claims
+        self._open_claims = goal.open_claims
         self._left_s = goal.seconds
         # How much more evidence than planned the runs have needed so far: their own correlation
         # counts where it is larger than the twin's.
@@ -152,9 +155,12 @@ class _Certifying:
         return sorted(filter(None, (*known, *ladder)), reverse=True)
 
     def _claim(self, rate: float) -> int:
-        """The number of the claim that ``rate`` is, or would be."""
+        """The number of the claim that ``rate`` is, or would be.
+
+        A claim that passed gives its part of the error back (docs/statistics.md, section 5).
+        """
         known = self._result.evidence.get(rate)
-        return known.claim if known is not None else self._claims + 1
+        return known.claim if known is not None else self._open_claims + 1
 
     def _choose(self, rates: list[float]) -> tuple[float | None, float]:
         """The rate to try next, and the seconds that it may take.
@@ -164,15 +170,14 @@ class _Certifying:
         above a proven rate that the time does not suffice for.
         """
         if self._result.passed:
-            rate = self._affordable(rates, 0.9 * self._left_s)
-            return rate, self._left_s
+            return self._affordable(rates, self._left_s), self._left_s
         if len(rates) == 1:
             return rates[0], self._left_s
         for share in self._goal.shares:
             rate = self._affordable(rates, share * self._left_s)
             if rate is not None:
                 return rate, share * self._left_s
-        return min(rates[::2], key=self._seconds), self._left_s
+        return min(rates[::3], key=self._seconds), self._left_s
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
         """The highest of ``rates`` whose expected need fits; None if none does.
@@ -198,7 +203,7 @@ class _Certifying:
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
         runs, indices, claim = self._result.runs, [], self._claim(rate)
-        self._claims = max(self._claims, claim)
+        self._open_claims += rate not in self._result.evidence
         needed, gathered = self._goal.requests_needed(rate, claim) or 0.0, 0
         # The first one is short: it shows whether the rate is hopeless.
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
@@ -225,6 +230,7 @@ class _Certifying:
             if passed or not self._result.passed or self._result.rate_rps == rate:
                 self._keep(rate, certificate, indices)
             if passed:
+                self._open_claims -= 1
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
                 return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,6 +11,7 @@ import numpy as np
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
+    SLOWNESS_BIN_S,
     Certificate,
     Conditions,
     Edge,
@@ -55,6 +57,9 @@ _INFLATION_REQUESTS = 400_000
 _INFLATION_REQUESTS_HIGH = 1_600_000
 _HIGH_LOAD = 0.8
 _MISS_RATE_REQUESTS = 50_000
+# The speeds that were met count anew when the runs are so many times as long: each time costs some
+# tenths of a second.
+_REFRESH_FACTOR = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +186,13 @@ def _step(plan: EdgePlan) -> float:
 def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge: Edge) -> Proof:
     """Certifies the plan's rate, or the highest share of ``edge`` that its time allows."""
     sla = load.sla
-    twin = watched(plan.twin, session.tests)
-    inflation = cache(inflation_at(twin, load))
-    miss_rate = cache(miss_rate_at(twin, load))
+    correlation = _Correlation(session, plan, load)
     earlier = {known.rate_rps: known for known in plan.earlier}
     first = len(session.tests)
 
     def requests_needed(rate: float, claim: int) -> float | None:
-        found, share, known = inflation(rate), miss_rate(rate), earlier.get(rate)
+        found, share = correlation.inflation(rate), correlation.miss_rate(rate)
+        known = earlier.get(rate)
         return expected_requests(
             miss_rate=share if share is not None else _MISS_GUESS_SHARE * sla.miss_rate_max,
             inflation=max(
@@ -210,7 +214,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             tests,
             [session.logs[first + index] for index in indices],
             load,
-            inflation(rate) if indices else None,
+            correlation.inflation(rate) if indices else None,
             earlier=earlier.get(rate),
             claim=claim,
             study=watched,
@@ -229,8 +233,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
             earlier=plan.earlier,
-            claims=plan.claims,
-            lead_in_s=lambda rate: relaxation_s(twin, load, rate),
+            open_claims=plan.open_claims,
+            lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
             ceiling_rps=lambda: rate_ceiling(edge, study(), sla),
         ),
         lambda rate, lead_s, length_s: session.run(
@@ -254,11 +258,38 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     )
 
 
-def watched(model: ServerModel | None, tests: Sequence[LoadTest]) -> ServerModel | None:
-    """``model`` on a machine whose speed varies as these runs met it, if it knows no other path."""
-    if model is None or model.path is not None:
-        return model
-    return replace(model, path=path_of(slowness(tests)))
+class _Correlation:
+    """What the twin expects of late requests by rate, at the speeds that were met so far."""
+
+    def __init__(self, session: Session, plan: CertifyPlan, load: LoadPlan) -> None:
+        self._session = session
+        self._plan = plan
+        self._load = load
+        self._seconds = -math.inf
+        self._refreshed()
+
+    def inflation(self, rate_rps: float) -> float | None:
+        """As :func:`inflation_at`."""
+        self._refreshed()
+        return self._inflation(rate_rps)
+
+    def miss_rate(self, rate_rps: float) -> float | None:
+        """As :func:`miss_rate_at`."""
+        self._refreshed()
+        return self._miss_rate(rate_rps)
+
+    def _refreshed(self) -> None:
+        """Takes in the speeds of further runs, as soon as they are a part of what was known."""
+        met_s = SLOWNESS_BIN_S * sum(len(test.slowness) for test in self._session.tests)
+        if met_s < _REFRESH_FACTOR * self._seconds:
+            return
+        self._seconds = met_s or math.inf
+        model = self._plan.twin
+        if model is not None:
+            own = slowness(self._session.tests)
+            model = replace(model, path=path_of((*self._plan.slowness, *own)))
+        self._inflation = cache(inflation_at(model, self._load))
+        self._miss_rate = cache(miss_rate_at(model, self._load))
 
 
 def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> float:

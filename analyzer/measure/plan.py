@@ -97,7 +97,9 @@ class CertifyPlan:
         shares: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
-        claims: Claims that the family (the study's candidates, or its baseline) has begun so far.
+        open_claims: Claims that the family (the study's candidates, or its baseline) has begun so
+            far and that have not passed.
+        slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         conditions: What the machine was like over the whole study so far; None where unknown.
     """
 
@@ -109,7 +111,8 @@ class CertifyPlan:
     stream: int = STREAM_CERTIFY
     kind: LoadTestKind = "certify"
     earlier: tuple[RateEvidence, ...] = ()
-    claims: int = 0
+    open_claims: int = 0
+    slowness: tuple[NDArray[np.float64], ...] = ()
     conditions: Conditions | None = None
 
     @property

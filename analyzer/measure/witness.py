@@ -13,9 +13,8 @@ import numpy as np
 
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
+from analyzer.twin.pace import SLOW_FACTOR
 
-# A second is slow where the canary's work took so many times as long.
-SLOW_FACTOR = 1.25
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
 # The speed was steady where nine tenths of the seconds lie this close.

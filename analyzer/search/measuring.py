@@ -155,9 +155,9 @@ class Measuring:
             start_s=context.server_start_s,
             edge_s=self._edge_s,
             proven=proven,
-            best_share=_share(best, self.speed_factor),
+            best_share=self._share(best),
             climbing=best is not None and _id(best) not in self._stuck,
-            baseline_share=_share(baseline, self.speed_factor),
+            baseline_share=self._share(baseline),
             baseline_open=context.baseline.config_id not in self._stuck
             and not _failed(context.log.latest.get(context.baseline.config_id)),
             trials_wanted=self._trials_wanted(),
@@ -194,6 +194,13 @@ class Measuring:
                 # The rest of the time goes to the proof that nothing keeps the SLA.
                 self._exhausted = self._screening.hopeless
         return not self._exhausted
+
+    def _share(self, measurement: Measurement | None) -> float | None:
+        """Certified rate over the edge at all speeds met; None where no rate was kept."""
+        if measurement is None or not measurement.edge.at_least_rps:
+            return None
+        factor = self.speed_factor * self._screening.twin.level(_id(measurement))
+        return (measurement.capacity_rps or 0.0) / (factor * measurement.edge.at_least_rps)
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -321,7 +328,8 @@ class Measuring:
             twin=self._screening.server_model(configuration, rate_scale=scale),
             shares=shares,
             earlier=known.evidence if known is not None else (),
-            claims=log.claims([config_id] if baseline else self._screening.allowed),
+            open_claims=log.open_claims([config_id] if baseline else self._screening.allowed),
+            slowness=self._screening.twin.slowness,
             conditions=log.conditions,
         )
 
@@ -397,15 +405,8 @@ def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:
         return False
     if pending.step in ("proof", "climb", "baseline_proof"):
         return (outcome.capacity_rps or 0.0) > pending.capacity_before_rps
-    return pending.step != "baseline" or _share(outcome) is not None
+    return pending.step != "baseline" or outcome.edge.at_least_rps is not None
 
 
 def _id(measurement: Measurement) -> str:
     return measurement.configuration.config_id
-
-
-def _share(measurement: Measurement | None, factor: float = 1.0) -> float | None:
-    """Certified rate over ``factor`` times the edge; None where no rate was kept."""
-    if measurement is None or not measurement.edge.at_least_rps:
-        return None
-    return (measurement.capacity_rps or 0.0) / (factor * measurement.edge.at_least_rps)

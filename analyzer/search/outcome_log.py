@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from analyzer.measure.tasks import MeasureResult
 from analyzer.measure.witness import tenable
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of
+from analyzer.stats.certificate import passes
 from analyzer.store.records import StoredOutcome
 
 
@@ -147,23 +148,32 @@ class OutcomeLog:
         ]
         return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
 
-    def restate(self, factor: float) -> None:
-        """Says every edge over all speeds that the study met: ``factor`` times what runs found.
+    def restate(self, factor: float, level: Callable[[str], float]) -> None:
+        """States every edge over all speeds that the study met: ``factor`` times the usual one's.
 
         In memory only, for the result; the stored outcomes keep what the runs found.
+
+        Args:
+            level: By configuration, how much slower than usual the machine was when the edge was
+                measured.
         """
         allowed = self._request.sla.miss_rate_max
         for config_id in self.latest:
             if (known := self.measurement(config_id)) is not None:
-                edge = edge_over_speeds(known, factor, miss_rate_max=allowed)
+                edge = edge_over_speeds(known, factor * level(config_id), miss_rate_max=allowed)
                 predicted = known.predicted.edge_rps
                 scaled = replace(known.predicted, edge_rps=predicted and predicted * factor)
                 self.latest[config_id] = replace(known, edge=edge, predicted=scaled)
 
-    def claims(self, config_ids: Collection[str]) -> int:
-        """Claims that these configurations, together one family, have begun."""
+    def open_claims(self, config_ids: Collection[str]) -> int:
+        """Claims that these configurations, together one family, have begun and not proven."""
+        sla = self._request.sla
         measured = filter(None, map(self.measurement, config_ids))
-        return max((e.claim for m in measured for e in m.evidence), default=0)
+        return sum(
+            not passes(known, percentile=sla.percentile, confidence=sla.confidence)
+            for measurement in measured
+            for known in measurement.evidence
+        )
 
     @property
     def conditions(self) -> Conditions | None:

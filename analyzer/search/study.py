@@ -67,8 +67,8 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
         cores=context.cores,
         request_batch_size=int(context.request.batch_sizes.max()),
     )
-    if (factor := measuring.speed_factor) != 1.0:
-        context.log.restate(factor)
+    if (factor := measuring.speed_factor) < 1.0:
+        context.log.restate(factor, screening.twin.level)
         if factor < _SPEED_TOLD:
             context.log.warn(
                 "This machine's speed varied while it was measured; edges are told over all of "

@@ -44,8 +44,12 @@ class UsedInflation:
 def claim_confidence(confidence: float, claim: int) -> float:
     """Returns the confidence of the ``claim``-th of a family that is right with ``confidence``.
 
-    The chance of error α is spent over the family: α/2 on its first claim, α/4 on the second, so
-    that all claims together, however many, are wrong with probability at most α.
+    The chance of error α is spent over the family: α/2 on its first claim, α/4 on the second, and
+    so on. A claim that passes gives its part back: the next one has the number of those that are
+    begun and have not passed, plus one. Of the wrong claims that are begun before any of them
+    passes, the j-th then has a number of at least j, so that one ever passes with probability at
+    most α/2 + α/4 + ... = α. Source: docs/statistics.md, section 5 (Holm 1979; Bretz et al. 2009,
+    sequentially rejective procedures).
 
     Args:
         claim: From 1; 0 for a claim that stands alone.
@@ -122,6 +126,22 @@ def certify(
         inflation=used.value if used is not None else None,
         inflation_source=used.source if used is not None else "none",
         requests_missing=missing,
+    )
+
+
+def passes(known: RateEvidence, *, percentile: float, confidence: float) -> bool:
+    """Whether what is known of a rate proves it, as the claim that it is."""
+    own = claim_confidence(confidence, known.claim)
+    return (
+        known.inflation is not None
+        and decide(
+            known.requests,
+            known.over_budget,
+            known.inflation,
+            percentile=percentile,
+            confidence=own,
+        )
+        == "PASS"
     )
 
 

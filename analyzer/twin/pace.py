@@ -25,41 +25,67 @@ _SECONDS_MAX = 120.0
 # that sleep in between (docs/twin.md). Only what is beyond that is the machine's.
 _SAME_LEVEL = float(np.log(1.15))
 _EXECUTIONS_MIN = 20
+#: A second is slow where the canary's work took so many times as long; beside sleeping cores it
+#: takes a quarter longer than beside busy ones (docs/twin.md).
+SLOW_FACTOR = 1.25
 # The speed is as good as constant where the slowest hundredth of the bins is within this factor of
 # the fastest half; what execution times vary by within is in the service times' own spread.
 _CONSTANT = 1.12
 
 
 def slowness(tests: Sequence[LoadTest]) -> list[Floats]:
-    """Of one configuration's runs: relative execution times by bin, over the usual of all runs.
+    """Of one configuration's runs: relative execution times by bin, 1 in its edge's runs.
 
-    Shape (bins,) each; empty for a run that does not tell.
+    Where the target does not tell execution times, the witness of the machine's speed does, by the
+    second. Shape (bins,) each; empty for a run of which nothing is known.
     """
-    traces = [np.array(test.slowness) for test in tests]
-    levels = _levels(tests, traces)
-    return [trace * level for trace, level in zip(traces, levels, strict=True)]
+    told = [np.array(test.slowness) for test in tests]
+    levels = _levels(tests, told)
+    witnessed = _witnessed(tests)
+    return [
+        trace * level if len(trace) else other
+        for trace, level, other in zip(told, levels, witnessed, strict=True)
+    ]
+
+
+def level(work_us: float | None, usual_us: float | None) -> float:
+    """How much slower the machine was, by its witness's work; 1 where it was as usual."""
+    if not work_us or not usual_us:
+        return 1.0
+    ratio = work_us / usual_us
+    return ratio if max(ratio, 1.0 / ratio) > SLOW_FACTOR else 1.0
 
 
 def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
-    """How much slower each run's usual speed was than the median run's, shape (runs,)."""
+    """How much slower the usual speed of each run was than that of the edge's runs, shape (runs,).
+
+    Where none of the edge's runs has a batch size, it is held against all runs.
+    """
     usual: list[dict[int, float]] = []
     for test, trace in zip(tests, traces, strict=True):
         mean = float(trace.mean()) if len(trace) else 1.0
         told = test.executions if len(trace) else ()
         usual.append({e.batch_size: e.mean_ms / mean for e in told if e.count >= _EXECUTIONS_MIN})
-    sizes = {size for run in usual for size in run}
-    reference = {
-        size: float(np.median([run[size] for run in usual if size in run])) for size in sizes
-    }
-    logs = np.array(
-        [
-            float(np.median([np.log(ms / reference[size]) for size, ms in run.items()]))
-            if run
-            else 0.0
-            for run in usual
-        ]
-    )
+    of_edge = [run for test, run in zip(tests, usual, strict=True) if test.kind == "edge"]
+    reference: dict[int, float] = {}
+    for size in {size for run in usual for size in run}:
+        same = [run[size] for run in of_edge if size in run]
+        reference[size] = float(np.median(same or [run[size] for run in usual if size in run]))
+    logs = [
+        float(np.median([np.log(ms / reference[size]) for size, ms in run.items()])) if run else 0.0
+        for run in usual
+    ]
     return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
+
+
+def _witnessed(tests: Sequence[LoadTest]) -> list[Floats]:
+    """The same from the canary's work by the second."""
+    work = [np.array(t.conditions.work_us if t.conditions is not None else ()) for t in tests]
+    of_edge = [w for test, w in zip(tests, work, strict=True) if test.kind == "edge" and len(w)]
+    known = of_edge or [w for w in work if len(w)]
+    usual_us = float(np.median(np.concatenate(known))) if known else None
+    bins = round(1.0 / SLOWNESS_BIN_S)
+    return [np.repeat([level(float(us), usual_us) for us in w], bins) for w in work]
 
 
 def path_of(traces: Iterable[Floats]) -> SpeedPath | None:

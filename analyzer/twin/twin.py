@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -21,7 +20,7 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.fitted import OVERHEAD_MS_GUESS
 from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
-from analyzer.twin.pace import path_of, slowness
+from analyzer.twin.pace import level, path_of, slowness
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.screen import screen
 from analyzer.twin.server_model import ServerModel
@@ -76,6 +75,8 @@ class Twin:
         self._correction: ServiceCorrection | None = None
         # When each run began and how the machine's speed varied in it, by configuration.
         self._traces: dict[str, list[tuple[float, NDArray[np.float64]]]] = {}
+        # The witness's work meanwhile, and what the machine's speed was in all runs together.
+        self._work_us: dict[str, float | None] = {}
         self._path: SpeedPath | None = None
         self._long_run: dict[str, float] = {}
         # Edges as they were before that, with the models behind them.
@@ -101,10 +102,28 @@ class Twin:
             path=self._path,
         )
 
+    @property
+    def slowness(self) -> tuple[NDArray[np.float64], ...]:
+        """How the machine's speed varied in each run that was learned from, in order of time."""
+        runs = [
+            (started_at, trace * self.level(config_id))
+            for config_id, known in self._traces.items()
+            for started_at, trace in known
+        ]
+        return tuple(trace for _, trace in sorted(runs, key=itemgetter(0)))
+
+    def level(self, config_id: str) -> float:
+        """How much slower than usual the machine was while the edge was measured; mostly 1.
+
+        The usual speed is the highest that the edge of any configuration was measured at.
+        """
+        known = [us for us in self._work_us.values() if us]
+        return level(self._work_us.get(config_id), min(known, default=None))
+
     def long_run_factor(self, configuration: Configuration) -> float:
         """The edge over all speeds that the load tests met, over that at the usual speed.
 
-        1 where the speed was constant, or nothing is known. Short runs mostly meet the usual speed.
+        1 where the speed was constant, or nothing is known.
         """
         config_id = configuration.config_id
         if self._path is None:
@@ -172,15 +191,19 @@ class Twin:
         self._traces[configuration.config_id] = [
             (test.started_at, trace) for test, trace in zip(tests, traces, strict=True)
         ]
-        runs = sorted(chain.from_iterable(self._traces.values()), key=itemgetter(0))
-        self._path = path_of(trace for _, trace in runs)
+        self._work_us[configuration.config_id] = measurement.edge.work_us
+        self._path = path_of(self.slowness)
         self._long_run.clear()
         self._observed[configuration.config_id] = observe(
             configuration, model, tests, self._arrivals, traces
         )
         self._overheads_ms[configuration.config_id] = light_overhead_ms(model, tests)
         overheads = [ms for found in self._overheads_ms.values() for ms in found]
-        everything = [each for found in self._observed.values() for each in found]
+        everything = [
+            replace(each, log_ratio=each.log_ratio - math.log(self.level(config_id)))
+            for config_id, found in self._observed.items()
+            for each in found
+        ]
         if not everything and not overheads:
             return False
         if overheads:

@@ -199,7 +199,7 @@ def test_after_a_pass_the_time_left_climbs_and_a_fail_keeps_what_passed() -> Non
         edge_rps=100.0,
         seconds=60.0,
         requests_needed=lambda rate, claim: (
-            500 if rate <= 70.5 else 1500 if rate <= 85.5 else 10**6
+            500 if rate <= 70.5 else 2500 if rate <= 85.5 else 10**6
         ),
     )
     result = certify_capacity(by_rate, script.run, script.judge)
@@ -233,11 +233,25 @@ def test_each_rate_is_a_claim_of_its_own_and_keeps_its_number() -> None:
         rate_rps=70.0, requests=100, over_budget=0, inflation=1.0, claim=2, blocks=1
     )
     result = certify_capacity(
-        goal(100.0, needed=500, earlier=(known,), claims=4), script.run, script.judge
+        goal(100.0, needed=500, earlier=(known,), open_claims=4), script.run, script.judge
     )
     assert script.claims.pop(70.0) == 2
     assert sorted(script.claims.values()) == list(range(5, 5 + len(script.claims)))
     assert {found.claim for found in result.evidence.values()} == {2, *script.claims.values()}
+
+
+def test_a_claim_that_passed_gives_its_part_of_the_error_back() -> None:
+    script = Script(passes_up_to=80.0, needed=500)
+    by_rate = CertifyGoal(
+        edge_rps=100.0,
+        seconds=60.0,
+        requests_needed=lambda rate, claim: (
+            500 if rate <= 70.5 else 2500 if rate <= 85.5 else 10**6
+        ),
+    )
+    certify_capacity(by_rate, script.run, script.judge)
+    numbers = {round(rate): claim for rate, claim in script.claims.items()}
+    assert numbers == {70: 1, 85: 1, 82: 2, 78: 3}, "the first passed, the next two did not"
 
 
 def test_what_an_earlier_walk_proved_stands_without_a_run(
@@ -246,7 +260,7 @@ def test_what_an_earlier_walk_proved_stands_without_a_run(
     known = RateEvidence(
         rate_rps=500.0, requests=5000, over_budget=0, inflation=5.0, claim=1, blocks=2
     )
-    plan = CertifyPlan(seconds=0.1, earlier=(known,), claims=1)
+    plan = CertifyPlan(seconds=0.1, earlier=(known,), open_claims=1)
     edge = Edge(rate_rps=600.0, interval_rps=(None, None))
     proof = certify_target(session, load, plan, edge=edge)
     assert proof.rate_rps == 500.0 and proof.evidence == (known,) and not session.tests
