@@ -43,12 +43,13 @@ def rate_ceiling(edge: Edge, study: Conditions | None, sla: Sla) -> float:
     Where such a state is slower than the machine was when the edge was measured, its edge is lower
     by as much.
     """
-    if study is None or not edge.work_us or not edge.at_least_rps:
+    least_rps = edge.interval_rps[0] or edge.at_least_rps
+    if study is None or not edge.work_us or not least_rps:
         return inf
     slow = slow_work_us(study, sla.miss_rate_max)
     if slow is None or slow <= SLOW_FACTOR * edge.work_us:
         return inf
-    return edge.at_least_rps * edge.work_us / slow
+    return least_rps * edge.work_us / slow
 
 
 def carried(

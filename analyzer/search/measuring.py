@@ -172,14 +172,6 @@ class Measuring:
         return next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
 
     @property
-    def speed_factor(self) -> float:
-        """What the speeds that the study met leave of the edges that short runs found, 0 to 1."""
-        best = self.best
-        if best is None or not self._screening.designer.trusted:
-            return 1.0
-        return min(self._screening.twin.long_run_factor(best.configuration), 1.0)
-
-    @property
     def _winner(self) -> Measurement | None:
         return self._context.log.certified(self._screening.allowed)
 
@@ -199,7 +191,7 @@ class Measuring:
         """Certified rate over the edge at all speeds met; None where no rate was kept."""
         if measurement is None or not measurement.edge.at_least_rps:
             return None
-        factor = self.speed_factor * self._screening.twin.level(_id(measurement))
+        factor = self._screening.speed_factor(measurement.configuration)
         return (measurement.capacity_rps or 0.0) / (factor * measurement.edge.at_least_rps)
 
     # --- steps -----------------------------------------------------------------------------------

@@ -148,21 +148,18 @@ class OutcomeLog:
         ]
         return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
 
-    def restate(self, factor: float, level: Callable[[str], float]) -> None:
-        """States every edge over all speeds that the study met: ``factor`` times the usual one's.
+    def restate(self, factor: Callable[[Configuration], float]) -> None:
+        """States every edge over all speeds that the study met: ``factor`` times what runs found.
 
         In memory only, for the result; the stored outcomes keep what the runs found.
-
-        Args:
-            level: By configuration, how much slower than usual the machine was when the edge was
-                measured.
         """
         allowed = self._request.sla.miss_rate_max
         for config_id in self.latest:
             if (known := self.measurement(config_id)) is not None:
-                edge = edge_over_speeds(known, factor * level(config_id), miss_rate_max=allowed)
+                by = factor(known.configuration)
+                edge = edge_over_speeds(known, by, miss_rate_max=allowed)
                 predicted = known.predicted.edge_rps
-                scaled = replace(known.predicted, edge_rps=predicted and predicted * factor)
+                scaled = replace(known.predicted, edge_rps=predicted and predicted * by)
                 self.latest[config_id] = replace(known, edge=edge, predicted=scaled)
 
     def open_claims(self, config_ids: Collection[str]) -> int:

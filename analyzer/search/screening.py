@@ -170,6 +170,10 @@ class Screening:
             return None
         return self.twin.server_model(configuration, rate_scale=rate_scale)
 
+    def speed_factor(self, configuration: Configuration) -> float:
+        """What the speeds that the study met make of an edge that short runs found."""
+        return self.twin.long_run_factor(configuration) if self.designer.trusted else 1.0
+
     def _log_ratios(self) -> list[float]:
         """log(measured / predicted) of every edge that was measured."""
         return [

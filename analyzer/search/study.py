@@ -67,16 +67,16 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
         cores=context.cores,
         request_batch_size=int(context.request.batch_sizes.max()),
     )
-    if (factor := measuring.speed_factor) < 1.0:
-        context.log.restate(factor, screening.twin.level)
+    context.log.restate(screening.speed_factor)
+    if winner is not None:
+        factor = screening.speed_factor(winner.configuration)
+        explained = explained.scaled(factor)
+        winner = context.log.measurement(winner.configuration.config_id)
         if factor < _SPEED_TOLD:
             context.log.warn(
                 "This machine's speed varied while it was measured; edges are told over all of "
-                f"that time, {1 - factor:.0%} below those at its usual speed."
+                f"that time, {1 - factor:.0%} below those that short runs found."
             )
-        explained = explained.scaled(factor)
-        if winner is not None:
-            winner = context.log.measurement(winner.configuration.config_id)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")

@@ -114,7 +114,7 @@ class RateScan:
         from analyzer.twin import kernel
 
         path = self._path
-        if path is not None:
+        if path is not None and math.isfinite(path.period_s):
             requests = max(requests, math.ceil(path.period_s * rate_rps))
         n = min(requests, len(self._arrivals.time_s))
         arrival_ns = self._memory.arrival_ns(self._arrivals.time_s[:n], rate_rps)

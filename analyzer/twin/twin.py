@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
@@ -33,6 +33,15 @@ _SIMULATED_AGAIN = 12
 _ARRIVALS = 400_000
 # How well an edge over varying speeds is known at best: the speeds are a sample themselves.
 _FACTOR_ACCURACY = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trace:
+    """How the machine's speed varied in one run, over that in the runs of the edge."""
+
+    kind: str
+    started_at: float
+    slowness: NDArray[np.float64]
 
 
 class Twin:
@@ -73,8 +82,8 @@ class Twin:
         self._observed: dict[str, list[Observed]] = {}
         self._overheads_ms: dict[str, list[float]] = {}
         self._correction: ServiceCorrection | None = None
-        # When each run began and how the machine's speed varied in it, by configuration.
-        self._traces: dict[str, list[tuple[float, NDArray[np.float64]]]] = {}
+        # How the machine's speed varied in each run, by configuration.
+        self._traces: dict[str, list[_Trace]] = {}
         # The witness's work meanwhile, and what the machine's speed was in all runs together.
         self._work_us: dict[str, float | None] = {}
         self._path: SpeedPath | None = None
@@ -106,9 +115,9 @@ class Twin:
     def slowness(self) -> tuple[NDArray[np.float64], ...]:
         """How the machine's speed varied in each run that was learned from, in order of time."""
         runs = [
-            (started_at, trace * self.level(config_id))
+            (run.started_at, run.slowness * self.level(config_id))
             for config_id, known in self._traces.items()
-            for started_at, trace in known
+            for run in known
         ]
         return tuple(trace for _, trace in sorted(runs, key=itemgetter(0)))
 
@@ -121,7 +130,7 @@ class Twin:
         return level(self._work_us.get(config_id), min(known, default=None))
 
     def long_run_factor(self, configuration: Configuration) -> float:
-        """The edge over all speeds that the load tests met, over that at the usual speed.
+        """The edge over all speeds that the load tests met, over that at its own runs' speeds.
 
         1 where the speed was constant, or nothing is known.
         """
@@ -136,17 +145,22 @@ class Twin:
         model = self.server_model(configuration)
         if model is None:
             return 1.0
-        found = [
+        config_id = configuration.config_id
+        level = self.level(config_id)
+        own = [
+            run.slowness * level for run in self._traces.get(config_id, ()) if run.kind == "edge"
+        ]
+        met = path_of(own) or SpeedPath.constant(1.0 / level)
+        everywhere, there = (
             each.edge(
                 self._arrivals,
                 budget_ms=self._sla.latency_budget_ms,
                 percentile=self._sla.percentile,
                 accuracy=_FACTOR_ACCURACY,
             )
-            for each in (model, replace(model, path=None))
-        ]
-        varying, usual = found
-        return varying / usual if varying and usual else 1.0
+            for each in (model, replace(model, path=met))
+        )
+        return everywhere / there if everywhere and there else 1.0
 
     def _usual_model(self, configuration: Configuration) -> ServerModel | None:
         model = self.server_model(configuration)
@@ -189,7 +203,8 @@ class Twin:
         model = ServerModel.of(configuration, probed, overhead_ms=self._overhead_ms)
         traces = slowness(tests)
         self._traces[configuration.config_id] = [
-            (test.started_at, trace) for test, trace in zip(tests, traces, strict=True)
+            _Trace(kind=test.kind, started_at=test.started_at, slowness=trace)
+            for test, trace in zip(tests, traces, strict=True)
         ]
         self._work_us[configuration.config_id] = measurement.edge.work_us
         self._path = path_of(self.slowness)

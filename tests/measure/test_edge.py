@@ -9,12 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.measurement import Edge, LatencySummary, LoadTest, RequestLog, Validity
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    Edge,
+    LatencySummary,
+    LoadTest,
+    Measurement,
+    RateEvidence,
+    RequestLog,
+    Validity,
+)
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import TargetError
-from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, revised_edge
+from analyzer.measure.edge import (
+    EdgeGoal,
+    EdgeSearch,
+    RateOutcome,
+    edge_over_speeds,
+    revised_edge,
+)
 from analyzer.measure.measure import long_run_edge, measure_edge
 from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.measure.session import Schedule
@@ -236,3 +251,26 @@ def test_an_edge_stays_where_the_long_runs_agree_or_say_less() -> None:
 
 def test_an_edge_without_a_rate_that_was_kept_is_unknown() -> None:
     assert revised(load_test(1200.0, 9000, 900)) == Edge(rate_rps=None, interval_rps=(0.0, 1700.0))
+
+
+def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
+    def evidence(rate: float, requests: int, over: int) -> RateEvidence:
+        return RateEvidence(
+            rate_rps=rate, requests=requests, over_budget=over, inflation=5.0, claim=1, blocks=1
+        )
+
+    measured = Measurement(
+        configuration=Configuration(),
+        edge=Edge(rate_rps=1000.0, interval_rps=(950.0, 1050.0)),
+        capacity_rps=300.0,
+        evidence=(evidence(300.0, 9000, 10), evidence(700.0, 200, 0), evidence(800.0, 5000, 900)),
+    )
+    lowered = edge_over_speeds(measured, 0.5, miss_rate_max=0.01)
+    assert lowered.rate_rps == 500.0 and lowered.interval_rps == (475.0, 1050.0)
+    kept = edge_over_speeds(
+        replace(measured, evidence=(*measured.evidence[:1], evidence(600.0, 4000, 20))),
+        0.5,
+        miss_rate_max=0.01,
+    )
+    assert kept.rate_rps == 600.0 and kept.interval_rps[0] == 600.0
+    assert edge_over_speeds(measured, 1.0, miss_rate_max=0.01) == measured.edge

@@ -1,0 +1,145 @@
+"""The machine's speed as executions tell it, and the twin on a machine whose speed varies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import (
+    STATUS_OK,
+    Conditions,
+    ExecutionTimes,
+    LatencySummary,
+    LoadTest,
+    RequestLog,
+    Validity,
+)
+from analyzer.domain.workload import Poisson
+from analyzer.load.slowness import slowness_of
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.pace import level, path_of, slowness
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
+
+
+def log(begin_s: np.ndarray, time_s: np.ndarray, sizes: np.ndarray | None = None) -> RequestLog:
+    n = len(begin_s)
+    return RequestLog(
+        intended_s=begin_s,
+        send_lag_s=np.zeros(n),
+        latency_s=time_s,
+        batch_size=np.ones(n, dtype=np.int32) if sizes is None else sizes,
+        status=np.full(n, STATUS_OK, dtype=np.uint8),
+        queue_s=np.zeros(n, dtype=np.float32),
+        compute_input_s=np.zeros(n, dtype=np.float32),
+        compute_infer_s=time_s.astype(np.float32),
+        compute_output_s=np.zeros(n, dtype=np.float32),
+    )
+
+
+def load_test(
+    trace: Sequence[float],
+    *,
+    kind: str = "edge",
+    mean_ms: float = 2.0,
+    work_us: tuple[float, ...] = (),
+) -> LoadTest:
+    return LoadTest(
+        kind=kind,
+        offered_rps=100.0,
+        achieved_rps=100.0,
+        throughput_ips=100.0,
+        requests=1000,
+        over_budget=0,
+        errors=0,
+        duration_s=10.0,
+        latency_ms=LatencySummary(),
+        executions=(ExecutionTimes(batch_size=1, count=1000, mean_ms=mean_ms),),
+        slowness=tuple(trace),
+        validity=Validity(valid=True),
+        conditions=Conditions(seconds=10.0, work_us=work_us) if work_us else None,
+    )
+
+
+def test_a_slow_second_shows_in_its_bins() -> None:
+    begin_s = np.arange(0.0, 4.0, 0.005)
+    slow = (begin_s >= 1.0) & (begin_s < 2.0)
+    rng = np.random.default_rng(1)
+    time_s = np.where(slow, 0.003, 0.002) * rng.uniform(0.99, 1.01, len(begin_s))
+    found = np.array(slowness_of(log(begin_s, time_s)))
+    assert len(found) == 40
+    np.testing.assert_allclose(found[10:20], 1.5, atol=0.02)
+    np.testing.assert_allclose(np.delete(found, range(10, 20)), 1.0, atol=0.02)
+
+
+def test_batches_are_held_against_batches_of_their_size() -> None:
+    # Executions of one and of four requests in turns: a batch of four takes thrice as long.
+    size = np.tile([1, 4], 200)
+    begin_s = np.repeat(np.arange(400) * 0.01, size)
+    rng = np.random.default_rng(2)
+    time_s = np.repeat(np.where(size == 1, 0.002, 0.006) * rng.uniform(0.98, 1.02, 400), size)
+    np.testing.assert_allclose(slowness_of(log(begin_s, time_s)), 1.0, atol=0.03)
+
+
+def test_a_target_that_tells_no_times_tells_no_speed() -> None:
+    begin_s = np.arange(0.0, 1.0, 0.01)
+    assert slowness_of(log(begin_s, np.full(100, np.nan))) == ()
+
+
+def test_runs_are_held_against_those_of_the_edge() -> None:
+    edge, slow = load_test([1.0] * 30), load_test([1.0] * 40, kind="certify", mean_ms=3.0)
+    busy = load_test([1.0] * 40, kind="certify", mean_ms=2.1)
+    found = slowness([edge, slow, busy])
+    assert [float(trace.mean()) for trace in found] == pytest.approx([1.0, 1.5, 1.0])
+
+
+def test_the_witness_tells_where_the_target_does_not() -> None:
+    edge = load_test([], work_us=(100.0, 101.0))
+    later = load_test([], kind="certify", work_us=(102.0, 180.0))
+    first, second = slowness([edge, later])
+    assert first.tolist() == [1.0] * 20
+    assert second == pytest.approx([1.0] * 10 + [180 / 100.5] * 10)
+    assert level(120.0, 100.0) == 1.0 and level(180.0, 100.0) == 1.8 and level(None, 1.0) == 1.0
+
+
+def test_a_path_needs_some_seconds_and_a_speed_that_varies() -> None:
+    assert path_of([]) is None
+    assert path_of([np.array([1.0, 2.0] * 5)]) is None
+    assert path_of([np.full(100, 1.03)]) is None
+    path = path_of([np.array([1.0] * 30 + [2.0] * 10)])
+    assert path is not None and path.period_s == pytest.approx(4.0)
+    assert path.mean_speed == pytest.approx((3.0 + 0.5) / 4.0)
+
+
+def test_a_periodic_path_begins_again() -> None:
+    path = SpeedPath(start_s=np.array([0.0, 3.0]), speed=np.array([1.0, 0.5]), period_s=4.0)
+    real_s = np.linspace(0.0, 40.0, 401)
+    work_s = path.work_s(real_s)
+    assert work_s[-1] == pytest.approx(35.0)
+    np.testing.assert_allclose(path.real_s(work_s), real_s, atol=1e-9)
+
+
+def test_slow_episodes_cost_edge_and_correlate_misses() -> None:
+    arrivals = UnitArrivals.draw(Poisson(), count=100_000)
+    service = ServiceTime(batch_sizes=(1,), service_ms=(2.0,))
+    configuration = Configuration(dynamic_batching=False, intra_op_threads=1)
+    steady = ServerModel.of(configuration, service, overhead_ms=0.2)
+    path = path_of([np.array([1.0] * 80 + [1.6] * 20)])
+    varying = ServerModel.of(configuration, service, overhead_ms=0.2, path=path)
+    usual = steady.edge(arrivals, budget_ms=30.0)
+    found = varying.edge(arrivals, budget_ms=30.0, accuracy=0.02)
+    assert usual is not None and found is not None
+    # The slow state lasts far longer than the budget, so that it must carry the rate.
+    assert found == pytest.approx(usual / 1.6, rel=0.07)
+    rate = 0.5 * usual
+    ratio = varying.inflation(arrivals, rate, budget_ms=30.0) / steady.inflation(
+        arrivals, rate, budget_ms=30.0
+    )
+    assert ratio > 2.0
+    assert varying.miss_rate(arrivals, 0.8 * usual, budget_ms=30.0) > 0.01
+    slow_p99 = varying.latency_ms(arrivals, rate, 99.0)
+    assert slow_p99 is not None and slow_p99 > 1.2 * (steady.latency_ms(arrivals, rate, 99.0) or 0)
