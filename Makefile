@@ -11,7 +11,7 @@ PYTEST ?= $(BIN)/python -m pytest -q
 # Exit codes of the demo that are no failure (4: the budget ended undecided).
 DEMO_ACCEPTS ?= 0
 
-.PHONY: help demo test test-long test-gpu fuzz check lint type bench docs tools clean
+.PHONY: help env demo test test-long test-gpu fuzz check lint type bench docs tools clean
 
 help:            ## shows the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14

@@ -1,4 +1,4 @@
-"""Compares the guided search with others on tables of our own models.
+"""Compares the sampler ``twin`` with others on tables of our own models.
 
     python bench/search.py [--seeds 30] [--evaluations 100] [--processes 2]
     python bench/search.py --table FILE.csv …            on a table measured on a real server
@@ -15,7 +15,7 @@ embedded server, beside the twin's prediction.
 Everything a sampler reads is the truth with 1.5 % of noise. Its recommendation after n evaluations
 is the best that it read; it is judged by the truth. Seconds are those of the load tests that the
 search for the edge of each configuration takes, which starts at the twin's corrected prediction
-for the guided search, and at 0.8 times the saturation throughput for the others, who have no twin.
+for ``twin``, and at 0.8 times the saturation throughput for the others, who have no twin.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def shown(document: dict[str, Any]) -> str:
                 )
             if stop["stopped_at_median"] is not None:
                 lines.append(
-                    f"\nThe guided search stops by itself after {stop['stopped_at_median']:g} "
+                    f"\nThe search stops by itself after {stop['stopped_at_median']:g} "
                     f"evaluations ({stop['stop_seconds_median']:.1f} s, medians) with a regret of "
                     f"{stop['stop_regret_mean']:.2%} (mean), {stop['stop_regret_p90']:.2%} (p90)."
                 )

@@ -1,9 +1,13 @@
-"""Pages that code and pages name exist, and so do the sections that are cited by number."""
+"""What pages and code name is there: pages, sections by number, files, and options of commands."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import click
+
+from analyzer.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("analyzer", "bench", "docs", "examples", "search_spaces", "templates", "tests", "tools")
@@ -50,3 +54,72 @@ def test_wrong_citations_are_found() -> None:
     found = CITED.findall(text)
     assert found == [("docs/statistics.md", "4"), ("certificate.md", "99"), ("field.md", "")]
     assert [fault(*one, ROOT / "Makefile") is not None for one in found] == [False, True, True]
+
+
+# Code in a page: in a line, or fenced.
+CODE = re.compile(r"```.*?```|`[^`]+`", flags=re.S)
+# A file or a folder of this repository, from the root or from the package. Those of Triton's have
+# a folder "src".
+TOPS = {path.name for folder in (ROOT, ROOT / "analyzer") for path in folder.iterdir()}
+NAMED_FILE = re.compile(r"(?<![\w./<{$-])([a-z_]+)(/[\w*/-]*(?:\.[a-z0-9]+)*)(?![\w<{])")
+NAMED_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+# Options of Triton's own programs.
+OTHERS = {"--exit-timeout-secs", "--input-data", "--metrics-config", "--rate-limit"}
+
+
+def pages() -> list[Path]:
+    """The pages that describe the present: a decision that was superseded does not."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in found if "**Superseded" not in path.read_text(encoding="utf-8")]
+
+
+def missing_files(text: str) -> set[str]:
+    """Files and folders that the code in a page names and that are not there."""
+    found = set()
+    for code in CODE.findall(text):
+        for top, rest in NAMED_FILE.findall(code):
+            name = (top + rest).rstrip("/")
+            if (
+                top in TOPS
+                and "/src/" not in f"{name}/"
+                and not any(list(base.glob(name)) for base in (ROOT, ROOT / "analyzer"))
+            ):
+                found.add(name)
+    return found
+
+
+def options() -> set[str]:
+    """Every option of our commands, benches and tools."""
+    context = click.Context(cli)
+    found = {"--help", "--version"}
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        for parameter in command.params:
+            found |= {*parameter.opts, *parameter.secondary_opts}
+    for folder in ("bench", "tools", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r'argument\(\s*"(--[a-z-]+)"', path.read_text("utf-8")))
+    return found
+
+
+def test_files_that_pages_name_are_there() -> None:
+    missing = {page.name: missing_files(page.read_text(encoding="utf-8")) for page in pages()}
+    assert {page: names for page, names in missing.items() if names} == {}
+
+
+def test_options_that_pages_name_are_there() -> None:
+    known = options() | OTHERS
+    missing = {
+        page.name: set(NAMED_OPTION.findall("\n".join(CODE.findall(page.read_text("utf-8")))))
+        for page in pages()
+    }
+    assert {page: names - known for page, names in missing.items() if names - known} == {}
+
+
+def test_files_that_are_not_there_are_found() -> None:
+    text = "`search/none.py:f`, `bench/search.py`, `python bench/none.py --x`, `docs/*.md`, a/b"
+    assert missing_files(text + "\n```\nmake bench\ncat tools/none.py tools/\n```\n") == {
+        "search/none.py", "bench/none.py", "tools/none.py",
+    }  # fmt: skip
+    assert NAMED_OPTION.findall("analyze m.onnx --no-such 5 -v a--b") == ["--no-such"]

@@ -94,7 +94,7 @@ def _score(configuration: Configuration, value: float) -> Score:
 
 
 def twin(replay: Replay, seed: int) -> Ids:
-    """The guided search."""
+    """The search's own, as `--sampler twin`."""
     table = replay.table
     candidates = table.space.candidates()
     designer = Designer(

@@ -78,7 +78,7 @@ def compare(subject: ServedSubject, document: dict[str, Any]) -> list[dict[str, 
 def _calibrated(points: NDArray[np.float64], rows: list[dict[str, Any]], at: int) -> float | None:
     """The prediction as a search has it that has measured ``LIVE_TRIALS`` other configurations.
 
-    What they teach is the residual that the guided search learns; the row itself is never among
+    What they teach is the residual that the search learns; the row itself is never among
     them.
     """
     others = [(at + step) % len(rows) for step in range(1, len(rows))]
