@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from analyzer.cli.options import cache_dir
@@ -58,10 +59,13 @@ def inspect_path(
     config = path / "config.pbtxt"
     if not (path.is_dir() and config.is_file()):
         return model, None
-    from analyzer.modelconfig.render import configuration_from_config
+    from analyzer.modelconfig.render import configuration_from_config, unexpressed_settings
     from analyzer.modelconfig.rules import normalize
     from analyzer.modelconfig.text import read_config
 
     proto = read_config(config)
+    if ignored := unexpressed_settings(proto):
+        note = f"What is measured leaves out settings of config.pbtxt: {', '.join(ignored)}."
+        model = replace(model, notes=(*model.notes, note))
     normalize(proto)
     return model, configuration_from_config(proto)

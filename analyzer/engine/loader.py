@@ -115,7 +115,7 @@ def _load(
         validate_ensemble(config, resolve)
         engine: Engine = Ensemble(config, resolve)
     else:
-        engine = _open_engine(folder, version, config, settings)
+        engine = _open_engine(folder, version, config)
     cached = settings.cache is not None and config.response_cache.enable
     return LoadedModel(
         config=config,
@@ -128,7 +128,7 @@ def _load(
     )
 
 
-def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings) -> ServedModel:
+def _open_engine(folder: Path, version: int, config: Any) -> ServedModel:
     if config.HasField("sequence_batching"):
         raise RepositoryError(
             f"model '{config.name}' uses sequence batching, which this server does not have.",

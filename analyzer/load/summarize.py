@@ -36,7 +36,6 @@ def summarize(
     resources: ResourceUse | None = None,
     statistics: tuple[ServerStatistics | None, ServerStatistics | None] = (None, None),
     seed: int = 0,
-    started_at: float | None = None,
 ) -> LoadTest:
     """Returns the run's facts, its warm-up set apart, and whether it is valid.
 
@@ -50,7 +49,6 @@ def summarize(
         resources: What was sampled meanwhile.
         statistics: The server's counters before and after.
         seed: Seed of the schedule.
-        started_at: Seconds since the epoch; None for the run's own.
     """
     log = run.log
     if warmup is None:
@@ -93,7 +91,7 @@ def summarize(
         validity=_validity(run, budget_ms, lag_ms),
         aborted=run.aborted,
         seed=seed,
-        started_at=run.started_at if started_at is None else started_at,
+        started_at=run.started_at,
     )
 
 

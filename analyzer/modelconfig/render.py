@@ -188,7 +188,7 @@ def configuration_from_config(proto: Any, *, gpus: tuple[int, ...] = ()) -> Conf
 def unexpressed_settings(proto: Any) -> tuple[str, ...]:
     """Settings of ``proto`` that change how it serves and that a Configuration cannot say.
 
-    Each is a dotted field name, for a warning that the baseline will be measured without them.
+    Each is a dotted field name, for the note that what is measured leaves them out.
     """
     found = [
         name

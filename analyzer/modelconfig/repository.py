@@ -75,13 +75,12 @@ def list_versions(model_dir: Path) -> list[int]:
     )
 
 
-def version_files(model_dir: Path, version: int | None = None) -> list[str]:
-    """Names in one version's folder (the newest by default), sorted; empty without a version."""
+def version_files(model_dir: Path) -> list[str]:
+    """Names in the newest version's folder, sorted; empty without a version."""
     versions = list_versions(model_dir)
     if not versions:
         return []
-    folder = model_dir / str(versions[-1] if version is None else version)
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return sorted(entry.name for entry in (model_dir / str(versions[-1])).iterdir())
 
 
 def load_config(model_dir: Path, *, config_name: str | None = None) -> Any:

@@ -73,11 +73,6 @@ def read_config(path: Path) -> Any:
         raise RepositoryError(f"{path} is not text in UTF-8.") from error
 
 
-def config_to_text(proto: Any) -> str:
-    """``proto`` in protobuf text format."""
-    return str(text_format.MessageToString(proto))
-
-
 def config_from_json(text: str | dict[str, Any], *, where: str = "config") -> Any:
     """The ``ModelConfig`` that a load request's ``config`` (JSON, proto field names) spells.
 

@@ -51,7 +51,7 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     measuring = Measuring(context, built, screening, trials)
     measuring.run()
     if context.log.certified(allowed) is None:
-        _overrun(context, screening, measuring)
+        _overrun(context, measuring)
     _note_unmeasured_baseline(context)
     winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
@@ -102,7 +102,7 @@ def _plan_proof(context: SearchContext, screening: Screening) -> None:
         )
 
 
-def _overrun(context: SearchContext, screening: Screening, measuring: Measuring) -> None:
+def _overrun(context: SearchContext, measuring: Measuring) -> None:
     """Completes a first proof beyond the budget, where that takes at most a quarter of it."""
     missing_s = measuring.missing_s
     if missing_s is None:

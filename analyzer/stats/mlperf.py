@@ -1,11 +1,10 @@
-"""MLPerf Inference's rules for a percentile's limit, which take requests for independent.
+"""MLPerf Inference's rule for a percentile's limit, which takes requests for independent.
 
 Source: MLPerf Inference rules and LoadGen's ``early_stopping.cc``.
 """
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Literal
 
 MlperfVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
@@ -14,22 +13,6 @@ MlperfVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
 def tail_share(percentile: float) -> float:
     """Returns the share of requests that may be over budget: 0.01 for 99."""
     return (100.0 - percentile) / 100.0
-
-
-def fixed_size(percentile: float, *, confidence: float = 0.99) -> int:
-    """Returns LoadGen's fixed number of queries, ``n = z² p(1-p) / m²`` with ``m = (1-p) / 20``.
-
-    Args:
-        percentile: 0 to 100, both exclusive.
-        confidence: Two-sided.
-    """
-    from scipy.special import ndtri
-
-    share = tail_share(percentile)
-    z = float(ndtri(1.0 - (1.0 - confidence) / 2.0))
-    margin = share / 20.0
-    # LoadGen rounds to the nearest query.
-    return round(z * z * share * (1.0 - share) / (margin * margin))
 
 
 def pass_probability(requests: float, over_budget: float, share: float) -> float:
@@ -75,19 +58,3 @@ def verdict(
     if fail_probability(requests, over_budget, share) <= 1.0 - confidence:
         return "FAIL"
     return "UNDECIDED"
-
-
-def least_requests(over_budget: int, *, percentile: float, confidence: float) -> int:
-    """Returns the least number of requests at which ``over_budget`` misses pass."""
-    share = tail_share(percentile)
-    alpha = 1.0 - confidence
-    low, high = over_budget, max(2, ceil((over_budget + 1) / share))
-    while pass_probability(high, over_budget, share) > alpha:
-        low, high = high, high * 2
-    while high - low > 1:  # the probability falls as requests grow
-        middle = (low + high) // 2
-        if pass_probability(middle, over_budget, share) <= alpha:
-            high = middle
-        else:
-            low = middle
-    return high

@@ -83,15 +83,15 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     return pairs
 
 
-def read_number(payload: bytes, offset: int = 0) -> int:
-    """The 31 bits of a window's increment or of a stream's number at ``offset``.
+def read_number(payload: bytes) -> int:
+    """The 31 bits of a window's increment or of a stream's number, which it begins with.
 
     Raises:
         Http2Error: The payload is too short.
     """
-    if len(payload) < offset + 4:
+    if len(payload) < 4:
         raise Http2Error(f"a frame of {len(payload)} bytes is too short")
-    return int.from_bytes(payload[offset : offset + 4], "big") & STREAM_MAX
+    return int.from_bytes(payload[:4], "big") & STREAM_MAX
 
 
 class FrameReader:

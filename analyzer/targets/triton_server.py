@@ -110,11 +110,6 @@ class TritonServer:
         return f"{LOOPBACK}:{self.grpc_port}"
 
     @property
-    def metrics_url(self) -> str:
-        """Where Prometheus' metrics are."""
-        return f"http://{LOOPBACK}:{self.metrics_port}/metrics"
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """The server and its children (a python backend runs each instance in one)."""
         if self._process is None:

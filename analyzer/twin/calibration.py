@@ -138,15 +138,6 @@ class VariantCalibration:
             ordered = np.quantile(ordered, (np.arange(_RESIDUALS_MAX) + 0.5) / _RESIDUALS_MAX)
         return tuple(round(float(value), 5) for value in ordered)
 
-    def cost_ms(self) -> float | None:
-        """Milliseconds of one core per inference at its best; None without a probe."""
-        costs = [
-            result.mean_ms * max(result.probe.threads, 1) / result.probe.batch
-            for result in self.results
-            if result.samples_ms and result.probe.busy == 1 and result.probe.threads > 0
-        ]
-        return min(costs) if costs else None
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the cache."""
         return {

@@ -90,7 +90,6 @@ def test_unprobed_threads_are_taken_from_probed_ones() -> None:
 
 def test_without_probes_nothing_is_known() -> None:
     assert calibrated().service(1, 1, cores=2) is None
-    assert calibrated().cost_ms() is None
     skipped = ProbeResult(probe=Probe(threads=1, busy=1, batch=64), samples_ms=())
     assert calibrated(skipped).service(1, 1, cores=2) is None
 
@@ -116,11 +115,6 @@ def test_only_what_was_not_probed_is_probed_again() -> None:
     assert known.lacks(plan) == plan[1:]
     newer = result(1, 1, 1, 3.0)
     assert known.merged([newer]).results == (newer,)
-
-
-def test_the_cost_is_core_time_per_inference() -> None:
-    known = calibrated(result(2, 1, 1, 4.0), result(2, 1, 8, 16.0))
-    assert known.cost_ms() == pytest.approx(4.0, rel=0.01)
 
 
 def test_a_batch_that_was_too_slow_is_tried_again_only_under_a_longer_budget() -> None:

@@ -49,7 +49,6 @@ def test_versions_are_numbers_without_leading_zeros(tmp_path: Path) -> None:
     (model / "10" / "model.onnx").touch()
     assert list_versions(model) == [1, 2, 10]
     assert version_files(model) == ["model.onnx"]
-    assert version_files(model, 2) == []
     assert load_config(model).name == ""
     (tmp_path / ".hidden").mkdir()
     assert list_models(tmp_path) == ["m"]

@@ -22,6 +22,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from analyzer.server.app import ServeOptions, serving
+from analyzer.targets.ports import LOOPBACK
 from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_server import TritonServer
 
@@ -122,7 +123,7 @@ def pair(triton_install: TritonInstall, tmp_path_factory: pytest.TempPathFactory
             allow_shared_memory=True,
         )
         ours, _ = stack.enter_context(serving(options, log=lambda line: None))
-        metrics = real.metrics_url.removeprefix("http://").removesuffix("/metrics")
+        metrics = f"{LOOPBACK}:{real.metrics_port}"
         both = Pair(
             [real.http_address, ours.http], [real.grpc_address, ours.grpc], [metrics, ours.metrics]
         )
