@@ -179,8 +179,8 @@ def open_below(measurement: Measurement, sla: Sla) -> bool:
 
 def accuracy_drop_worst(measurement: Measurement) -> float | None:
     """The bad end of the interval of the accuracy's drop; None without real data."""
-    accuracy = measurement.accuracy
-    if accuracy is None or accuracy.synthetic:
+    accuracy = measurement.real_accuracy
+    if accuracy is None:
         return None
     return accuracy.interval[1] if accuracy.interval is not None else accuracy.drop
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -94,6 +94,9 @@ class Breakdown:
     compute_infer: float | None = None
     compute_output: float | None = None
     overhead: float | None = None
+
+
+STAGES = tuple(stage.name for stage in fields(Breakdown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +361,11 @@ class Measurement:
     hardware: str = ""
     notes: tuple[str, ...] = field(default=())
     evidence: tuple[RateEvidence, ...] = ()
+
+    @property
+    def real_accuracy(self) -> Accuracy | None:
+        """None without real data: agreement on made-up inputs says nothing about accuracy."""
+        return None if self.accuracy is None or self.accuracy.synthetic else self.accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from analyzer.domain.measurement import (
+    STAGES,
     Breakdown,
     Certificate,
     Conditions,
@@ -83,7 +84,6 @@ def merge_tests(
         pairs = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
         return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else None
 
-    stages = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
     reasons = tuple(dict.fromkeys(r for test in tests for r in test.validity.reasons))
     kinds = tuple(dict.fromkeys(k for test in tests for k in test.validity.kinds))
     over = [test.over_budget for test in tests]
@@ -98,7 +98,7 @@ def merge_tests(
         duration_s=sum(test.duration_s for test in tests),
         latency_ms=summarize_latency(pooled, percentile),
         breakdown_ms=Breakdown(
-            **{stage: mean([getattr(t.breakdown_ms, stage) for t in tests]) for stage in stages}
+            **{stage: mean([getattr(t.breakdown_ms, stage) for t in tests]) for stage in STAGES}
         ),
         send_lag_ms_p99=max(
             (test.send_lag_ms_p99 for test in tests if test.send_lag_ms_p99 is not None),

@@ -40,8 +40,8 @@ _EDGE_REQUESTS_MIN = 20  # in the longest run at the lowest rate of an edge: as 
 _STEP_DOWN_TRUSTED = 1.12
 # Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
 # at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
-_INFLATION_GUESS = 10.0
-_MISS_GUESS_SHARE = 0.2
+INFLATION_GUESS = 10.0
+MISS_GUESS_SHARE = 0.2
 # The lead-in of a certificate's run without a twin, in latency budgets.
 _LEAD_IN_BUDGETS = 5.0
 # However light the load, a machine has slow moments that no twin of the queue knows.
@@ -194,9 +194,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         found, share = correlation.inflation(rate), correlation.miss_rate(rate)
         known = earlier.get(rate)
         return expected_requests(
-            miss_rate=share if share is not None else _MISS_GUESS_SHARE * sla.miss_rate_max,
+            miss_rate=share if share is not None else MISS_GUESS_SHARE * sla.miss_rate_max,
             inflation=max(
-                found if found is not None else _INFLATION_GUESS,
+                found if found is not None else INFLATION_GUESS,
                 (known.inflation if known is not None else None) or _INFLATION_FLOOR,
             ),
             percentile=sla.percentile,

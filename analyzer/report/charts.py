@@ -17,7 +17,7 @@ from analyzer.domain.answer import (
     representative_test,
 )
 from analyzer.domain.cost import cost_per_million_inferences
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.measurement import STAGES, Measurement
 from analyzer.domain.study import Step, StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
@@ -30,8 +30,6 @@ POINTS_MAX = 600
 NEXT_BEST = 200
 CURVES_MAX = 5
 BARS_MAX = 8
-
-STAGES = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
     assert edge_rps
     price = result.pricing.price_per_hour
     low, high = measurement.edge.interval_rps
-    accuracy = measurement.accuracy
+    accuracy = measurement.real_accuracy
     return FrontPoint(
         config_id=measurement.configuration.config_id,
         label=configuration_label(measurement.configuration),
@@ -192,7 +190,7 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
         if price is not None
         else None,
         capacity_rps=measurement.capacity_rps,
-        accuracy=accuracy.value if accuracy is not None and not accuracy.synthetic else None,
+        accuracy=accuracy.value if accuracy else None,
     )
 
 

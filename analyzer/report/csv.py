@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from analyzer.domain.answer import representative_test
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import STAGES, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 
@@ -30,7 +30,6 @@ _CONFIG = (
     "pinned_memory",
 )
 _LATENCY = ("mean", "p50", "p90", "p95", "p99", "sla")
-_STAGES = ("queue", "compute_input", "compute_infer", "compute_output", "overhead")
 _USE = (
     "memory_bytes_peak",
     "gpu_memory_bytes_peak",
@@ -53,7 +52,7 @@ COLUMNS = (
     "measured_at_rps",
     "throughput_ips",
     *(f"latency_ms_{name}" for name in _LATENCY),
-    *(f"{name}_ms_mean" for name in _STAGES),
+    *(f"{name}_ms_mean" for name in STAGES),
     "errors",
     *_USE,
     "accuracy_metric",
@@ -131,12 +130,12 @@ def _measurement_cells(measurement: Measurement, sla: Sla) -> dict[str, Any]:
             "errors": test.errors,
         }
         cells |= {f"latency_ms_{name}": getattr(test.latency_ms, name) for name in _LATENCY}
-        cells |= {f"{name}_ms_mean": getattr(test.breakdown_ms, name) for name in _STAGES}
+        cells |= {f"{name}_ms_mean": getattr(test.breakdown_ms, name) for name in STAGES}
     for name in _USE:
         own = getattr(test.resources, name) if test is not None else None
         cells[name] = own if own is not None else getattr(use, name)
-    accuracy = measurement.accuracy
-    if accuracy is not None and not accuracy.synthetic:
+    accuracy = measurement.real_accuracy
+    if accuracy is not None:
         cells |= {
             "accuracy_metric": accuracy.metric,
             "accuracy": accuracy.value,

@@ -30,7 +30,7 @@ from analyzer.domain.study import Claim, Explanation, StudyResult
 from analyzer.report.advice import next_budget_s, next_command
 from analyzer.report.conditions_text import watched
 from analyzer.report.entries import Closest, Entry, StudyReport, study_entry
-from analyzer.report.summary import notes_of, statement
+from analyzer.report.summary import notes_of, provenance, statement
 
 # Raised when a key of --json changes its meaning or goes.
 SCHEMA = 1
@@ -73,11 +73,7 @@ def build_document(report: StudyReport) -> dict[str, Any]:
             for item, measured in report.verifications
         ],
         "warnings": list(notes_of(result)),
-        "provenance": {
-            key: result.provenance.get(key)
-            for key in ("analyzer", "hardware", "libraries", "seeds", "started_at")
-        }
-        | result.provenance,
+        "provenance": provenance(result),
     }
     return _strict_table(document)
 

@@ -70,9 +70,8 @@ class Entry:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """None without real data: agreement on made-up inputs says nothing about accuracy."""
-        accuracy = self.measurement.accuracy
-        return None if accuracy is None or accuracy.synthetic else accuracy
+        """As :attr:`Measurement.real_accuracy`."""
+        return self.measurement.real_accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

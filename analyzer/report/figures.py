@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from analyzer.domain.measurement import STAGES
 from analyzer.domain.sla import Sla
-from analyzer.report.charts import STAGES, Charts, Curve, FrontPoint, Role
+from analyzer.report.charts import Charts, Curve, FrontPoint, Role
 from analyzer.report.wording import (
     dollars,
     milliseconds,

@@ -22,15 +22,12 @@ from analyzer.report.figures import (
     steps_figure,
 )
 from analyzer.report.gain_text import edge_text
-from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
+from analyzer.report.page import render_template
 from analyzer.report.wording import (
     configuration_label,
-    configuration_rows,
     milliseconds,
     percent,
-    percentile_name,
     rate,
-    signed_percent,
     size,
 )
 from analyzer.resources import templates_dir
@@ -63,47 +60,26 @@ def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
     Args:
         config_pbtxt: Triton's configuration of the recommended model, shown where it is given.
     """
-    import jinja2
     from markupsafe import Markup
 
-    folder = templates_dir()
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_keep_units,
-    )
-    result, summary = report.result, summarize(report)
+    folder, result = templates_dir(), report.result
     charts = make_charts(report)
     figures = draw_figures(charts, result.sla)
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        result=result,
-        summary=summary,
-        charts=charts,
-        figures=figures,
-        figures_json=Markup(_script_json(figures)),
-        explanation=result.explanation,
-        predicted_steps=any(not step.measured for step in charts.steps),
-        configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
-        config_pbtxt=config_pbtxt,
-        table=[_table_row(measurement, result) for measurement in charts.best],
-        tail=percentile_name(result.sla.percentile),
-        failures_caption=_failures_caption(report),
-        failures_shown=FAILURES_SHOWN,
-        sla_rows=sla_rows(result),
-        search_rows=search_rows(result, summary.conditions),
-        provenance_rows=provenance_rows(result),
-        label=configuration_label,
-        rate=rate,
-        edge_text=edge_text,
-        signed_percent=signed_percent,
-        css=Markup((folder / "report.css").read_text(encoding="utf-8")),
-        js=Markup((folder / "report.js").read_text(encoding="utf-8")),
-        plotly_js=Markup(_plotly_js()) if figures else "",
-    )
+    own = {
+        "charts": charts,
+        "figures": figures,
+        "figures_json": Markup(_script_json(figures)),
+        "explanation": result.explanation,
+        "predicted_steps": any(not step.measured for step in charts.steps),
+        "config_pbtxt": config_pbtxt,
+        "table": [_table_row(measurement, result) for measurement in charts.best],
+        "failures_caption": _failures_caption(report),
+        "failures_shown": FAILURES_SHOWN,
+        "css": Markup((folder / "report.css").read_text(encoding="utf-8")),
+        "js": Markup((folder / "report.js").read_text(encoding="utf-8")),
+        "plotly_js": Markup(_plotly_js()) if figures else "",
+    }
+    return render_template("report.html.j2", report, own, html=True, finalize=_keep_units)
 
 
 def draw_figures(charts: Charts, sla: Sla) -> dict[str, Figure]:
@@ -121,13 +97,12 @@ def draw_figures(charts: Charts, sla: Sla) -> dict[str, Figure]:
 def _table_row(measurement: Measurement, result: StudyResult) -> TableRow:
     config_id = measurement.configuration.config_id
     test = representative_test(measurement, result.sla)
-    accuracy = measurement.accuracy
+    accuracy = measurement.real_accuracy
     role: Role = "other"
     if config_id == result.recommended_id:
         role = "recommended"
     elif config_id == result.baseline_id:
         role = "baseline"
-    scored = accuracy is not None and not accuracy.synthetic
     return TableRow(
         config_id=config_id,
         label=configuration_label(measurement.configuration),
@@ -137,7 +112,7 @@ def _table_row(measurement: Measurement, result: StudyResult) -> TableRow:
         latency=milliseconds(test.latency_ms.sla if test else None),
         at=rate(test.offered_rps if test else None),
         memory=size(memory_bytes(measurement)),
-        accuracy=percent(accuracy.value if accuracy is not None and scored else None),
+        accuracy=percent(accuracy.value if accuracy else None),
         predicted=rate(measurement.predicted.edge_rps),
     )
 

@@ -379,11 +379,15 @@ def time_text(search: SearchSummary) -> str:
 
 
 def provenance_rows(result: StudyResult) -> list[Row]:
-    """Versions, seeds and hardware, what every study has first."""
+    """:func:`provenance` as rows."""
+    own = provenance(result)
+    return [row for key in own for row in _flatten(own[key], key)]
+
+
+def provenance(result: StudyResult) -> dict[str, Any]:
+    """Versions, seeds and hardware; what every study has comes first, None where unknown."""
     first = ("analyzer", "hardware", "libraries", "seeds", "started_at")
-    own = result.provenance
-    order = (*first, *(key for key in own if key not in first))
-    return [row for key in order for row in _flatten(own.get(key), key)]
+    return {key: result.provenance.get(key) for key in first} | result.provenance
 
 
 def _flatten(value: Any, prefix: str) -> list[Row]:

@@ -11,6 +11,7 @@ from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.screening import Screening
+from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import complexity
 from analyzer.twin.calibration import VariantCalibration
 
@@ -22,9 +23,6 @@ _QUIET_UTILIZATION = 0.3
 _QUIET_RPS_MAX = 50.0
 _QUIET_REQUESTS = 60.0
 _TIME_MIN_S = 1.5
-# A worker is held to hang after so many seconds, and these times the seconds under load.
-_TIMEOUT_S = 120.0
-_TIMEOUT_FACTOR = 4.0
 
 
 def prove_infeasible(
@@ -69,7 +67,7 @@ def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Scr
             twin=screening.server_model(best.configuration),
         ),
     )
-    timeout_s = _TIMEOUT_S + _TIMEOUT_FACTOR * seconds
+    timeout_s = hangs_after_s(seconds)
     for result in context.run([Job("refute", task, timeout_s, "refute")]):
         outcome, logs = outcome_of(result, best.configuration)
         if isinstance(outcome, Measurement):

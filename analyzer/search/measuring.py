@@ -20,6 +20,7 @@ from analyzer.search.next_step import Standing, Step, next_step
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
+from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import describe
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ _TRIALS_SHARE = 0.45
 _BASELINE_SHARE = 0.25
 # The reason of a baseline that had no turn.
 OUT_OF_TIME = "budget"
-# A worker is held to hang after so many seconds, and these times the seconds under load.
-_TIMEOUT_S = 120.0
-_TIMEOUT_FACTOR = 4.0
 _LOAD_S_MIN = 1.0  # of any task
 
 
@@ -111,7 +109,7 @@ class Measuring:
         if best is not None:
             pending = _Pending(step="proof", configuration=best.configuration)
             task = self._certify_task(best.configuration, best.edge, seconds, AT_ONCE)
-            timeout_s = _TIMEOUT_S + _TIMEOUT_FACTOR * seconds
+            timeout_s = hangs_after_s(seconds)
             (result,) = self._context.run([Job("complete", task, timeout_s, "complete")])
             self._finish(pending, result)
 
@@ -222,7 +220,7 @@ class Measuring:
             capacity_before_rps=(known.capacity_rps or 0.0) if known is not None else 0.0,
         )
         context.progress.detail(f"{step.replace('_', ' ')}: {describe(configuration)}")
-        timeout_s = _TIMEOUT_S + _TIMEOUT_FACTOR * seconds
+        timeout_s = hangs_after_s(seconds)
         context.executor.submit(Job(job_id, task, timeout_s, configuration.config_id))
         return True
 

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.measure.measure import inflation_at, miss_rate_at
+from analyzer.measure.measure import (
+    INFLATION_GUESS,
+    MISS_GUESS_SHARE,
+    inflation_at,
+    miss_rate_at,
+)
 from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
@@ -27,11 +32,8 @@ _SECONDS = 3.0
 _BUDGET_SHARE = 0.05
 # The same after each measurement.
 _LEARN_SECONDS = 0.3
-# A rate that is safe to certify first, as a share of the edge, and what a plan of its certificate
-# supposes where nothing is known of the requests' correlation.
+# A rate that is safe to certify first, as a share of the edge.
 _SAFE_SHARE = 0.6
-_INFLATION_GUESS = 10.0
-_MISS_GUESS_SHARE = 0.2
 # Where no queue is stable it is infinite, and so is the need.
 _INFLATION_MAX = 1e6
 # Memory of a server: what any has, and its share for each copy of the weights.
@@ -152,10 +154,10 @@ class Screening:
         load = self.load
         sla, rate_rps = load.sla, _SAFE_SHARE * edge_rps
         model = self.server_model(configuration)
-        inflation = inflation_at(model, load)(rate_rps) or _INFLATION_GUESS
+        inflation = inflation_at(model, load)(rate_rps) or INFLATION_GUESS
         miss_rate = miss_rate_at(model, load)(rate_rps)
         needed = expected_requests(
-            miss_rate=_MISS_GUESS_SHARE * sla.miss_rate_max if miss_rate is None else miss_rate,
+            miss_rate=MISS_GUESS_SHARE * sla.miss_rate_max if miss_rate is None else miss_rate,
             inflation=min(inflation, _INFLATION_MAX),
             percentile=sla.percentile,
             confidence=sla.confidence,

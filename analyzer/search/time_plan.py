@@ -21,6 +21,14 @@ _PROOF_SHARE = 0.4
 _PROOF_CAUTION = 1.5
 # The part of the budget that may be spent beyond it, where that completes a first proof.
 OVERRUN_SHARE = 0.25
+# A worker is held to hang after so many seconds, and these times the seconds under load.
+_TIMEOUT_S = 120.0
+_TIMEOUT_FACTOR = 4.0
+
+
+def hangs_after_s(load_s: float) -> float:
+    """Seconds after which a job with ``load_s`` seconds under load is given up."""
+    return _TIMEOUT_S + _TIMEOUT_FACTOR * load_s
 
 
 @dataclass(slots=True, kw_only=True)

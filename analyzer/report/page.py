@@ -1,0 +1,66 @@
+"""What the page and Markdown have in common: their templates, and what these may show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from analyzer.domain.study import StudyResult
+from analyzer.report.entries import StudyReport
+from analyzer.report.gain_text import edge_text
+from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
+from analyzer.report.wording import (
+    configuration_label,
+    configuration_rows,
+    percentile_name,
+    rate,
+    signed_percent,
+)
+from analyzer.resources import templates_dir
+
+
+def render_template(
+    name: str,
+    report: StudyReport,
+    own: Mapping[str, Any],
+    *,
+    html: bool,
+    filters: Mapping[str, Callable[[str], str]] | None = None,
+    finalize: Callable[[Any], Any] | None = None,
+) -> str:
+    """The template filled with what every page shows, and with ``own``; an unknown name raises.
+
+    Args:
+        html: Whether what is put in is escaped as HTML wants it.
+        filters: That the template may use, by name.
+        finalize: What is done to each value first.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        autoescape=html,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=finalize,
+    )
+    environment.filters.update(filters or {})
+    result: StudyResult = report.result
+    summary = summarize(report)
+    text: str = environment.get_template(name).render(
+        report=report,
+        result=result,
+        summary=summary,
+        configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
+        sla_rows=sla_rows(result),
+        search_rows=search_rows(result, summary.conditions),
+        provenance_rows=provenance_rows(result),
+        tail=percentile_name(result.sla.percentile),
+        label=configuration_label,
+        rate=rate,
+        edge_text=edge_text,
+        signed_percent=signed_percent,
+        **own,
+    )
+    return text
