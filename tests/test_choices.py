@@ -20,6 +20,7 @@ from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import draw_arrivals_s, parse_arrivals
 from analyzer.engine.runtimes.open import open_runtime
 from analyzer.errors import AnalyzerError
+from analyzer.export import rtx
 from analyzer.modelconfig.render import MODEL_FILENAMES, configuration_from_config, render_config
 from analyzer.modelconfig.text import parse_config
 from analyzer.report.wording import configuration_sentence
@@ -91,7 +92,8 @@ def test_every_sampler_can_be_chosen() -> None:
 
 
 def test_every_backend_can_be_exported() -> None:
-    assert choices("export", "--backend") == ("auto", *BACKENDS)
+    # TensorRT for RTX is no backend of Triton's: its engines are for other programs.
+    assert choices("export", "--backend") == ("auto", *BACKENDS, rtx.BACKEND)
     assert set(MODEL_FILENAMES) == set(BACKENDS)
 
 

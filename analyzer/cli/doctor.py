@@ -59,6 +59,11 @@ def inspect_parts(store_url: str) -> list[Part]:
         ("Ray", "ray", "workers on several GPUs and machines"),
         ("Optuna", "optuna", "the search's study and samplers"),
         ("Numba", "numba", "the twin at speed"),
+        (
+            "TensorRT for RTX",
+            "tensorrt_rtx",
+            "export --backend tensorrt-rtx: engines for RTX GPUs, compiled without one (extra rtx)",
+        ),
         ("NVML", "pynvml", "GPU memory, utilization and power (package nvidia-ml-py)"),
         ("PyTorch", "torch", "--sampler gp"),
         ("psycopg", "psycopg", "results in PostgreSQL"),

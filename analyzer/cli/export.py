@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
+from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
     from analyzer.domain.study import StudyResult
@@ -21,6 +22,7 @@ def export_with_evidence(
     *,
     config_id: str | None = None,
     backend: Any = "auto",
+    compute_capabilities: str | None = None,
     force: bool = False,
     quiet: bool = False,
 ) -> ExportResult:
@@ -31,19 +33,38 @@ def export_with_evidence(
     Raises:
         UsageError, RepositoryError: There is nothing to export, or it cannot be written.
     """
+    from analyzer.export.rtx import check_capabilities, export_rtx_engine
     from analyzer.export.study import chosen_measurement, export_study
     from analyzer.report.document import evidence_document
 
+    rtx = backend == "tensorrt-rtx"
+    if not rtx and compute_capabilities is not None:
+        raise UsageError(
+            "--compute-capabilities belongs to --backend tensorrt-rtx.",
+            hint="An engine of TensorRT itself is for the GPU that the study measured.",
+        )
+    named = check_capabilities(compute_capabilities) if rtx else ()
     measurement = chosen_measurement(result, config_id)
-    done = export_study(
-        result,
-        measurement,
-        destination,
-        evidence=evidence_document(result, measurement),
-        cache_dir=options.cache_dir(),
-        backend=backend,
-        force=force,
-    )
+    evidence = evidence_document(result, measurement)
+    if rtx:
+        done = export_rtx_engine(
+            result,
+            measurement,
+            destination,
+            evidence=evidence,
+            cache_dir=options.cache_dir(),
+            compute_capabilities=named,
+        )
+    else:
+        done = export_study(
+            result,
+            measurement,
+            destination,
+            evidence=evidence,
+            cache_dir=options.cache_dir(),
+            backend=backend,
+            force=force,
+        )
     for note in () if quiet else done.notes:
         click.echo(f"Note: {note}", err=True)
     return done
@@ -66,10 +87,16 @@ def export_with_evidence(
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "onnxruntime", "tensorrt", "python"]),
+    type=click.Choice(["auto", "onnxruntime", "tensorrt", "python", "tensorrt-rtx"]),
     default="auto",
     show_default=True,
-    help="python: for a Triton that has only that.",
+    help="python: for a Triton that has only that. tensorrt-rtx: no repository for Triton, but an "
+    "engine of TensorRT for RTX, compiled without a GPU and not measured.",
+)
+@click.option(
+    "--compute-capabilities",
+    metavar="LIST",
+    help="What an engine of TensorRT for RTX is for, like 8.6,8.9.",
 )
 @click.option("--force", is_flag=True, help="Replace a configuration that differs.")
 @options.store
@@ -79,6 +106,7 @@ def export(
     repository: Path,
     config_id: str | None,
     backend: str,
+    compute_capabilities: str | None,
     force: bool,
     store_url: str,
     as_json: bool,
@@ -91,7 +119,13 @@ def export(
     with open_store(store_url, create=False) as store:
         result = store.load_result(study)
     done = export_with_evidence(
-        result, repository, config_id=config_id, backend=backend, force=force, quiet=quiet
+        result,
+        repository,
+        config_id=config_id,
+        backend=backend,
+        compute_capabilities=compute_capabilities,
+        force=force,
+        quiet=quiet,
     )
     if as_json:
         click.echo(json.dumps(done.to_dict()))

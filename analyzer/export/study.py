@@ -12,7 +12,7 @@ from analyzer.domain.study import StudyResult
 from analyzer.errors import BuildError, ModelError, UsageError
 from analyzer.export.repository import ExportResult, export_repository
 from analyzer.variants.build import Variant, build_variant, stored_variant
-from analyzer.variants.inputs import load_calibration
+from analyzer.variants.inputs import CalibrationData, load_calibration
 
 
 def chosen_measurement(result: StudyResult, config_id: str | None) -> Measurement:
@@ -42,6 +42,16 @@ def chosen_measurement(result: StudyResult, config_id: str | None) -> Measuremen
     return measured[found[0]]
 
 
+def calibration_of(result: StudyResult) -> CalibrationData | None:
+    """The real data that the study was given; None without any.
+
+    Raises:
+        DataError: The file is gone, or does not fit the model.
+    """
+    data = result.provenance.get("calibration_data")
+    return load_calibration(Path(data), result.model) if data else None
+
+
 def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Path) -> Variant:
     """The file that ``configuration`` of a study serves, from the cache or made anew.
 
@@ -56,7 +66,6 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
     """
     if configuration.backend == "tensorrt":
         return _measured_engine(result, configuration, cache_dir)
-    data = result.provenance.get("calibration_data")
     if not Path(result.model.path).is_file():
         raise ModelError(
             f"The model of {result.name!r} is no longer at {result.model.path}.",
@@ -65,7 +74,7 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
     return build_variant(
         result.model,
         configuration.variant,
-        calibration=load_calibration(Path(data), result.model) if data else None,
+        calibration=calibration_of(result),
         cache_dir=cache_dir,
         device=configuration.device,
         confidence=result.sla.confidence,

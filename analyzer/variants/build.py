@@ -157,7 +157,7 @@ def build_variants(
             built[key] = _from_record(model, key, name, *found, cached=True)
             continue
         request = partial(
-            _request, model, key, calibration, seed,
+            make_request, model, key, calibration, seed,
             device=device,
             confidence=confidence,
             drop_max=accuracy_drop_max,
@@ -292,13 +292,14 @@ def _publish(
     return _from_record(model, order.key, name, *found)
 
 
-def _request(
+def make_request(
     model: ModelInfo,
     key: VariantKey,
     calibration: CalibrationData | None,
     rows_seed: int,
     **facts: Any,
 ) -> BuildRequest:
+    """What the builder of one variant is told: its rows, chosen by the seed, and ``facts``."""
     rows = _choose_rows(model, key, calibration, rows_seed)
     return BuildRequest(model=model, key=key, **facts, **rows)
 

@@ -17,6 +17,7 @@ from analyzer.engine.runtimes.tensorrt_ import (
     import_tensorrt,
     library_version,
     load_plugins,
+    product,
     recording_logger,
 )
 from analyzer.errors import BuildError, MissingPartError, TargetMemoryError, is_out_of_memory
@@ -32,11 +33,14 @@ class EngineOptions:
         batch_size_usual: What kernels are chosen for.
         batch_size_max: The optimization profile goes from 1 to it.
         workspace_bytes: Limit of the memory that a layer may use for its computation.
+        compute_capabilities: What an engine of TensorRT for RTX is for, as ``8.9``; empty for the
+            GPU that is here.
     """
 
     batch_size_usual: int = ROWS_PER_RUN
     batch_size_max: int = ROWS_PER_RUN
     workspace_bytes: int = 4 << 30
+    compute_capabilities: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert 1 <= self.batch_size_usual <= self.batch_size_max, self
@@ -111,7 +115,7 @@ def build_engine(
     for part in ("Builder", "OnnxParser"):
         if not hasattr(trt, part):
             raise MissingPartError(
-                f"This TensorRT {trt.__version__} has no {part} (it is the lean runtime).",
+                f"This {product(trt)} has no {part} (it is the lean runtime).",
                 hint="Install the full package tensorrt; its builder compiles engines.",
             )
     logger = recording_logger(trt)
@@ -128,6 +132,8 @@ def build_engine(
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     _add_profile(builder, network, config, model, options)
+    if options.compute_capabilities:
+        _choose_capabilities(trt, config, options.compute_capabilities)
     notes = _load_timings(config, timing_cache)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
@@ -137,12 +143,12 @@ def build_engine(
                 hint="End what else runs on it, or leave TensorRT out.",
             )
         raise BuildError(
-            f"TensorRT {trt.__version__} cannot compile {graph.name}: {_reason(logger)}",
+            f"{product(trt)} cannot compile {graph.name}: {_reason(logger)}",
             hint="Leave TensorRT or this precision out; ONNX Runtime can serve the same graph.",
         )
     target.write_bytes(bytes(plan))
     _save_timings(config, timing_cache)
-    return (*notes, f"compiled by TensorRT {trt.__version__}")
+    return (*notes, f"compiled by {product(trt)}")
 
 
 def _network_flags(trt: Any) -> int:
@@ -156,12 +162,19 @@ def _parse(trt: Any, network: Any, logger: Any, graph: Path) -> None:
     # The path, since external weights are found relative to it.
     if parser.parse_from_file(str(graph)):
         return
-    errors = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+    errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
     raise BuildError(
-        f"TensorRT {trt.__version__} cannot read {graph.name}:"
-        f" {'; '.join(errors[:3]) or _reason(logger)}",
+        f"{product(trt)} cannot read {graph.name}: {'; '.join(errors[:3]) or _reason(logger)}",
         hint="The model has an operator that TensorRT lacks; serve it with ONNX Runtime.",
     )
+
+
+def _parser_error(error: Any) -> str:
+    """The operator and what is wrong with it: the description alone may be a bare condition."""
+    lines = [line.strip() for line in error.desc().splitlines() if line.strip()]
+    description = ", ".join(lines[:2])
+    operator = error.node_operator()
+    return f"{operator} ({error.node_name()}): {description}" if operator else description
 
 
 def _add_profile(
@@ -185,6 +198,24 @@ def _add_profile(
         profile.set_shape(tensor.name, *ranges)
     if dynamic:
         config.add_optimization_profile(profile)
+
+
+def known_capabilities(trt: Any) -> dict[str, Any]:
+    """What engines can be compiled for, as ``8.9``, with the library's own value of each."""
+    members = trt.ComputeCapability.__members__.items()
+    numbers = {name.removeprefix("SM"): value for name, value in members}
+    return {f"{n[:-1]}.{n[-1]}": value for n, value in numbers.items() if n.isdecimal()}
+
+
+def _choose_capabilities(trt: Any, config: Any, wanted: tuple[str, ...]) -> None:
+    known = known_capabilities(trt)
+    config.num_compute_capabilities = len(wanted)
+    for index, name in enumerate(wanted):
+        if name not in known or not config.set_compute_capability(known[name], index):
+            raise BuildError(
+                f"{product(trt)} compiles nothing for compute capability {name}.",
+                hint=f"It knows {', '.join(known)}.",
+            )
 
 
 def _load_timings(config: Any, path: Path | None) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Runtime
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.engine.runtimes.open import open_runtime
+from analyzer.engine.runtimes.tensorrt_ import import_tensorrt_rtx
 from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemoryError
 from analyzer.hardware.gpu_lock import building_on
 from analyzer.hardware.gpus import GpuIdentity
@@ -63,7 +64,8 @@ class BuildRequest:
         scoring: Rows that score.
         labels: Their classes, if known.
         synthetic: Whether the rows are made up.
-        engine, gpu: How to build a TensorRT engine, and on which GPU; None for other backends.
+        engine, gpu: How to build a TensorRT engine, and on which GPU; None for other backends. One
+            for named compute capabilities needs no GPU, and cannot be scored.
         drop_max: The limit on the accuracy's drop: rows are scored until its side is clear.
         reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
         faster_only: Whether a variant is refused, unscored, if it is slower than the model itself.
@@ -94,7 +96,7 @@ class BuildResult:
     """The file in ``out`` (None: the model's own file serves), and what is known of it.
 
     Args:
-        accuracy: None of a variant that was refused.
+        accuracy: None of a variant that was refused, or that cannot run here.
         seconds: That building and scoring took.
         refused: Why the variant is of no use; empty if it may be.
     """
@@ -126,7 +128,13 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     file = graph
     if key.backend == "tensorrt":
         file = out / "model.plan"
-        assert request.engine is not None and request.gpu is not None
+        assert request.engine is not None
+        if request.engine.compute_capabilities:
+            rtx = import_tensorrt_rtx()
+            notes += build_engine(graph, model, file, request.engine, trt=rtx)
+            seconds = time.monotonic() - started
+            return BuildResult(file=file.name, accuracy=None, seconds=seconds, notes=notes)
+        assert request.gpu is not None
         with building_on(request.gpu):
             notes += build_engine(
                 graph, model, file, request.engine, timing_cache=request.timing_cache

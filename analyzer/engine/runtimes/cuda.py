@@ -6,6 +6,13 @@ from typing import Any
 
 from analyzer.errors import MissingPartError, TargetError, TargetMemoryError, is_out_of_memory
 
+_UNUSABLE = {
+    "cudaErrorInsufficientDriver": "the NVIDIA driver is missing, or older than this CUDA",
+    "cudaErrorNoDevice": "CUDA sees no GPU here",
+    "cudaErrorInvalidDevice": "CUDA sees no GPU of this number",
+    "cudaErrorSystemDriverMismatch": "the driver's libraries and its kernel module differ",
+}
+
 
 def import_cudart() -> Any:
     """The module of CUDA's runtime functions.
@@ -30,6 +37,7 @@ class CudaStream:
     """A stream of its own on one device, with grow-only named buffers; ends with :meth:`close`.
 
     Raises:
+        MissingPartError: There is no driver or no such GPU.
         TargetMemoryError: The device is out of memory.
         TargetError: Any other CUDA error.
     """
@@ -87,6 +95,12 @@ class CudaStream:
         if int(status) == 0:
             return results[0] if results else None
         name = getattr(status, "name", str(status))
+        if name in _UNUSABLE:
+            raise MissingPartError(
+                f"GPU {self._device_id} cannot be used: {_UNUSABLE[name]} ({function}: {name}).",
+                hint="Compare `nvidia-smi` with the CUDA version of the installed packages; analyze"
+                " doctor shows what is here.",
+            )
         if is_out_of_memory(name):
             raise TargetMemoryError(
                 f"GPU {self._device_id} is out of memory ({function}: {name}).",

@@ -27,7 +27,7 @@ TENSORRT_NAMES = (
     "Runtime", "deserialize_cuda_engine", "create_execution_context", "num_io_tensors",
     "get_tensor_name", "get_tensor_mode", "get_tensor_dtype", "get_tensor_shape",
     "TensorIOMode", "INPUT", "set_input_shape", "set_tensor_address", "execute_async_v3",
-    "init_libnvinfer_plugins", "nptype",
+    "init_libnvinfer_plugins", "nptype", "node_operator", "node_name",
 )  # fmt: skip
 # Functions of ``cuda.bindings.runtime`` that we use.
 CUDA_NAMES = (
@@ -119,7 +119,11 @@ def make_tensorrt(
             return Path(path).is_file() and not parse_errors
 
         def get_error(self, index: int) -> Any:
-            return SimpleNamespace(desc=lambda: parse_errors[index])
+            return SimpleNamespace(
+                desc=lambda: parse_errors[index],
+                node_operator=lambda: "",
+                node_name=lambda: "",
+            )
 
     class Runtime:
         def __init__(self, logger: Any) -> None:

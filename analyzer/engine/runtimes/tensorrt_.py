@@ -56,6 +56,28 @@ def import_tensorrt() -> Any:
     return tensorrt
 
 
+def import_tensorrt_rtx() -> Any:
+    """The module ``tensorrt_rtx``: TensorRT for RTX, whose builder needs no GPU.
+
+    Raises:
+        MissingPartError: It is not here.
+    """
+    try:
+        import tensorrt_rtx
+    except ImportError as error:
+        raise MissingPartError(
+            f"TensorRT for RTX cannot be imported: {error}.",
+            hint="Install the package tensorrt-rtx (the extra rtx of tritune); it needs no GPU.",
+        ) from error
+    return tensorrt_rtx
+
+
+def product(trt: Any) -> str:
+    """Name and version for people: ``TensorRT 10.9.0.34``, ``TensorRT for RTX 1.7.1.116``."""
+    rtx = getattr(trt, "__name__", "").startswith("tensorrt_rtx")
+    return f"TensorRT{' for RTX' if rtx else ''} {trt.__version__}"
+
+
 def library_version(trt: Any) -> str:
     """Version of the library behind the bindings ``trt``, to which engines are bound.
 
@@ -141,7 +163,7 @@ class TensorRtEngine:
         before = self.logger.seen
         self.engine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
-            raise _load_error(self.path, self.logger.since(before), self.trt.__version__)
+            raise _load_error(self.path, self.logger.since(before), product(self.trt))
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         mode = self.trt.TensorIOMode.INPUT
         self.inputs = frozenset(n for n in names if self.engine.get_tensor_mode(n) == mode)
@@ -249,7 +271,7 @@ class TensorRtRuntime:
         self._stream.close()
 
 
-def _load_error(path: Path, said: list[str], version: str) -> TargetError:
+def _load_error(path: Path, said: list[str], library: str) -> TargetError:
     """Why a plan could not be loaded, from what TensorRT said of it."""
     text = " ".join(said) or "TensorRT gave no reason."
     if any(map(is_out_of_memory, said)):
@@ -265,7 +287,7 @@ def _load_error(path: Path, said: list[str], version: str) -> TargetError:
             " that version.",
         )
     return TargetStartError(
-        f"{path} cannot be loaded by TensorRT {version}: {text}",
+        f"{path} cannot be loaded by {library}: {text}",
         hint="An engine belongs to one TensorRT version and one GPU model; build it anew.",
     )
 
