@@ -37,6 +37,7 @@ tools:           ## fetches a real Triton server, perf_analyzer and OpenVINO int
 
 test: $(STAMP)   ## runs the tests (below 20 minutes on two cores)
 	-$(PYTHON) tools/fetch_tools.py
+	-$(BIN)/python tools/real_tensorrt.py --fetch
 	$(PYTEST) -m 'not gpu and not long' $(TESTS)
 
 test-long: $(STAMP) ## runs the long tests as well

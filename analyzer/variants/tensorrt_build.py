@@ -19,6 +19,7 @@ from analyzer.engine.runtimes.tensorrt_ import (
     load_plugins,
     product,
     recording_logger,
+    started,
 )
 from analyzer.errors import BuildError, MissingPartError, TargetMemoryError, is_out_of_memory
 from analyzer.hardware.gpus import GpuIdentity
@@ -119,13 +120,7 @@ def build_engine(
                 hint="Install the full package tensorrt; its builder compiles engines.",
             )
     logger = recording_logger(trt)
-    try:
-        builder = trt.Builder(logger)
-    except (TypeError, RuntimeError) as error:  # pybind11: the factory returned no object
-        raise MissingPartError(
-            f"TensorRT's builder does not start: {_reason(logger) or error}",
-            hint="It needs an NVIDIA GPU with a driver that fits (`analyze doctor`).",
-        ) from error
+    builder = started(trt.Builder, logger, f"{product(trt)}'s builder")
     load_plugins(trt, logger)
     network = builder.create_network(_network_flags(trt))
     _parse(trt, network, logger, graph)

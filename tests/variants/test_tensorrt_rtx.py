@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import real_tensorrt
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.fake_tensorrt import FakeCuda
@@ -239,6 +240,10 @@ def test_int8_weights_take_a_byte_each_beside_a_fixed_part(
     assert (large["int8"] - small["int8"]) / more == pytest.approx(1.0, rel=0.1)
     fixed = small["int8"] - small["weights"]
     assert fixed > small["weights"]
+
+
+def test_the_fake_fits_the_real_module() -> None:
+    assert real_tensorrt.disagreements(rtx) == []
 
 
 def test_the_version_is_the_librarys() -> None:

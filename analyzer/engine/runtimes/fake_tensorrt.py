@@ -1,8 +1,8 @@
 """A stand-in for ``tensorrt`` and CUDA's runtime, with the surface that we use, for tests.
 
 Where no builder library or GPU is at hand, the code that compiles and runs engines runs against
-this. It has exactly the names that we call, and ``tools/check_tensorrt_names.py`` holds them
-against the real bindings. An engine of this fake doubles its inputs.
+this. It has exactly the names that we call, and ``tools/real_tensorrt.py`` holds them against
+the real bindings. An engine of this fake doubles its inputs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-
-# Names of ``tensorrt`` that we use, as its bindings spell them.
-TENSORRT_NAMES = (
-    "Builder", "create_network", "create_builder_config", "create_optimization_profile",
-    "build_serialized_network", "NetworkDefinitionCreationFlag", "STRONGLY_TYPED",
-    "num_inputs", "get_input", "shape", "name", "OnnxParser", "parse_from_file", "num_errors",
-    "get_error", "desc", "set_memory_pool_limit", "MemoryPoolType", "WORKSPACE",
-    "add_optimization_profile", "set_shape", "create_timing_cache", "set_timing_cache",
-    "get_timing_cache", "serialize", "ILogger", "Severity", "ERROR", "INTERNAL_ERROR", "log",
-    "Runtime", "deserialize_cuda_engine", "create_execution_context", "num_io_tensors",
-    "get_tensor_name", "get_tensor_mode", "get_tensor_dtype", "get_tensor_shape",
-    "TensorIOMode", "INPUT", "set_input_shape", "set_tensor_address", "execute_async_v3",
-    "init_libnvinfer_plugins", "nptype", "node_operator", "node_name",
-)  # fmt: skip
-# Functions of ``cuda.bindings.runtime`` that we use.
-CUDA_NAMES = (
-    "cudaSetDevice", "cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy",
-    "cudaMalloc", "cudaFree", "cudaMemcpyAsync", "cudaMemcpyKind", "cudaMemcpyHostToDevice",
-    "cudaMemcpyDeviceToHost", "cudaErrorMemoryAllocation",
-)  # fmt: skip
 
 
 def make_tensorrt(

@@ -115,6 +115,22 @@ def recording_logger(trt: Any) -> Any:
     return RecordingLogger()
 
 
+def started(factory: Any, logger: Any, name: str) -> Any:
+    """What ``factory`` (TensorRT's ``Builder`` or ``Runtime``) makes.
+
+    Raises:
+        MissingPartError: It makes nothing, which pybind11 tells as a TypeError.
+    """
+    before = logger.seen
+    try:
+        return factory(logger)
+    except (TypeError, RuntimeError) as error:
+        raise MissingPartError(
+            f"{name} does not start: {' '.join(logger.since(before)) or error}",
+            hint="It needs an NVIDIA GPU with a driver that fits (`analyze doctor`).",
+        ) from error
+
+
 def load_plugins(trt: Any, logger: Any) -> None:
     """Registers the plugins that come with TensorRT, which parser and engines may name.
 
@@ -139,7 +155,7 @@ class TensorRtEngine:
             gives each instance an engine of its own then.
 
     Raises:
-        MissingPartError: TensorRT or CUDA's bindings are not here.
+        MissingPartError: TensorRT or CUDA's bindings are not here, or TensorRT does not start.
         TargetMemoryError: The device is out of memory.
         TargetStartError: The plan cannot be loaded (another TensorRT, another GPU model), or has
             tensors that numpy cannot hold.
@@ -154,7 +170,7 @@ class TensorRtEngine:
         self.cudart = cudart
         self.logger = recording_logger(self.trt)
         CudaStream(device_id=device_id, cudart=cudart).close()  # selects the device
-        self.runtime = self.trt.Runtime(self.logger)
+        self.runtime = started(self.trt.Runtime, self.logger, f"{product(self.trt)}'s runtime")
         try:
             plan = self.path.read_bytes()
         except OSError as error:
