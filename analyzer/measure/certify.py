@@ -198,7 +198,9 @@ class _Certifying:
         needed = self._goal.requests_needed(rate, self._claim(rate))
         if needed is None:
             return math.inf
-        return needed * self._factor / rate + self._goal.lead_in_s(rate)
+        # Beyond a PASS nothing is lost but time, so that no caution is needed.
+        factor = max(self._factor / _CAUTION, 1.0) if self._result.passed else self._factor
+        return needed * factor / rate + self._goal.lead_in_s(rate)
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""

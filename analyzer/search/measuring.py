@@ -157,7 +157,8 @@ class Measuring:
             climbing=best is not None and _id(best) not in self._stuck,
             baseline_share=self._share(baseline),
             baseline_open=context.baseline.config_id not in self._stuck
-            and not _failed(context.log.latest.get(context.baseline.config_id)),
+            and not _failed(context.log.latest.get(context.baseline.config_id))
+            and self._baseline_proof_fits(left_s),
             trials_wanted=self._trials_wanted(),
             trials_s=trials_s,
             pending=frozenset(pending.step for pending in self._pending.values()),
@@ -240,7 +241,9 @@ class Measuring:
         left_s = max(self._context.plan.left_s - self._context.server_start_s, _LOAD_S_MIN)
         if step in ("proof", "climb", "baseline_proof"):
             assert known is not None
-            share = 1.0 - _BASELINE_SHARE if step == "climb" and self._baseline_waits else 1.0
+            waits = step == "climb" and self._baseline_waits
+            waits = waits and self._baseline_proof_fits(_BASELINE_SHARE * left_s)
+            share = 1.0 - _BASELINE_SHARE if waits else 1.0
             seconds = max(share * left_s, _LOAD_S_MIN)
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
             return seconds, self._certify_task(configuration, known.edge, seconds, shares)
@@ -262,6 +265,14 @@ class Measuring:
         baseline = self._context.baseline.config_id
         known = self._context.log.measurement(baseline)
         return known is not None and not known.capacity_rps and baseline not in self._stuck
+
+    def _baseline_proof_fits(self, seconds: float) -> bool:
+        """Whether a certificate of the baseline may end in so many seconds; its edge counts too."""
+        known = self._context.log.measurement(self._context.baseline.config_id)
+        if known is None or not known.edge.at_least_rps:
+            return True
+        needed_s = self.missing_s_of(known)
+        return needed_s is None or self._context.server_start_s + needed_s <= seconds
 
     def _edge_task(self, configuration: Configuration, seconds: float) -> MeasureTask:
         sla = self._context.request.sla
