@@ -47,6 +47,7 @@ class CertifyGoal:
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
         shares: Shares of the time left that a first proof may be planned to take; the first that
             suffices for a rate counts.
+        above_rps: No rate up to this is tried, a fixed one excepted.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: Claims that the family has begun so far and that have not passed.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
@@ -59,6 +60,7 @@ class CertifyGoal:
     percentile: float = 99.0
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
+    above_rps: float = 0.0
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
@@ -152,7 +154,7 @@ class _Certifying:
             for rate in (goal.edge_rps * share for share in _LADDER)
             if all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
         ]
-        return sorted(filter(None, (*known, *ladder)), reverse=True)
+        return sorted((rate for rate in (*known, *ladder) if rate > goal.above_rps), reverse=True)
 
     def _claim(self, rate: float) -> int:
         """The number of the claim that ``rate`` is, or would be.

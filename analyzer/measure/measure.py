@@ -232,6 +232,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             percentile=sla.percentile,
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
+            above_rps=plan.above_rps,
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),

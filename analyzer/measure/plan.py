@@ -95,6 +95,7 @@ class CertifyPlan:
         rate_rps: The one rate to certify; None for the highest that the time allows.
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
+        above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
         open_claims: Claims that the family (the study's candidates, or its baseline) has begun so
@@ -108,6 +109,7 @@ class CertifyPlan:
     rate_rps: float | None = None
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
+    above_rps: float = 0.0
     stream: int = STREAM_CERTIFY
     kind: LoadTestKind = "certify"
     earlier: tuple[RateEvidence, ...] = ()

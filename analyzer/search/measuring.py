@@ -40,6 +40,9 @@ _FIRST_PROOF_S_MIN = 3.0  # for the two runs of a first plan
 # later that a climb leaves to the baseline's certificate.
 _TRIALS_SHARE = 0.45
 _BASELINE_SHARE = 0.25
+# A candidate takes the place of the one that is proven already if its edge is so many times as
+# high: edges of short runs are known to a few per cent (docs/twin.md).
+_WORTH_A_CHANGE = 1.05
 # The reason of a baseline that had no turn.
 OUT_OF_TIME = "budget"
 _LOAD_S_MIN = 1.0  # of any task
@@ -168,7 +171,17 @@ class Measuring:
     def best(self) -> Measurement | None:
         """The candidate with the best edge (or objective) that keeps every limit."""
         ranked = self._context.log.ranked(self._screening.allowed)
-        return next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
+        best = next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
+        winner = self._winner
+        if best is None or winner is None or not self._by_edge or _id(winner) in self._stuck:
+            return best
+        edge, proven = best.edge.at_least_rps or 0.0, winner.edge.at_least_rps or 0.0
+        # What another candidate would have to prove first is worth more than its little gain.
+        return winner if edge < _WORTH_A_CHANGE * proven else best
+
+    @property
+    def _by_edge(self) -> bool:
+        return self._context.request.sla.objective in ("capacity", "cost")
 
     @property
     def _winner(self) -> Measurement | None:
@@ -322,12 +335,17 @@ class Measuring:
         log, config_id = self._context.log, configuration.config_id
         known = log.measurement(config_id)
         baseline = config_id == self._context.baseline.config_id
+        winner = self._winner
         return CertifyPlan(
             seconds=seconds,
             edge=edge,
             rate_rps=fixed,
             twin=self._screening.server_model(configuration, rate_scale=scale),
             shares=shares,
+            # A candidate that proves less than what is proven already changes nothing.
+            above_rps=(winner.capacity_rps or 0.0)
+            if winner is not None and not baseline and fixed is None
+            else 0.0,
             earlier=known.evidence if known is not None else (),
             open_claims=log.open_claims([config_id] if baseline else self._screening.allowed),
             slowness=self._screening.twin.slowness,

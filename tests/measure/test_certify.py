@@ -254,6 +254,12 @@ def test_a_claim_that_passed_gives_its_part_of_the_error_back() -> None:
     assert numbers == {70: 1, 85: 1, 82: 2, 78: 3}, "the first passed, the next two did not"
 
 
+def test_nothing_is_tried_that_would_prove_less_than_what_is_proven() -> None:
+    script = Script(passes_up_to=80.0, needed=500)
+    result = certify_capacity(goal(100.0, needed=500, above_rps=72.0), script.run, script.judge)
+    assert result.passed and min(script.rates) > 72.0
+
+
 def test_what_an_earlier_walk_proved_stands_without_a_run(
     session: VirtualSession, load: LoadPlan
 ) -> None:
