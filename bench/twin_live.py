@@ -10,7 +10,8 @@ the machine for itself; ``probe`` repeats its probes alone. ``report`` asks the 
 figures, prints the errors, and writes
 ``bench/results/twin_live.json``. No load test of a configuration ever calibrates what is predicted
 of it: the first error is that of probes alone, the second that of a search which has measured three
-other configurations.
+other configurations. Beside the first stand the model's part of it and the machine's drift, told
+apart by the witness that watched while each edge was measured.
 """
 
 from __future__ import annotations

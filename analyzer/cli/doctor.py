@@ -7,12 +7,16 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from analyzer.cli import options
 from analyzer.cli.studies import format_table
-from analyzer.errors import AnalyzerError
+from analyzer.errors import AnalyzerError, InputError
+
+if TYPE_CHECKING:
+    from analyzer.twin.machine_constants import MachineConstants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +171,83 @@ def _database(store_url: str) -> Part:
         return Part(name="Database", version=None, usable=False, adds=f"{adds}: {error.message}")
 
 
+def _calibrated(calibrate: bool, quiet: bool) -> MachineConstants:
+    """What is known of this machine; measured now if that is asked for."""
+    from analyzer.cli.machine import constants_of, machine_cache
+    from analyzer.hardware.machine import inspect_machine
+
+    machine = inspect_machine()
+    if not calibrate:
+        return constants_of(machine)
+    from analyzer.measure.machine import measure_machine
+
+    def told(what: str, seconds: float) -> None:
+        if not quiet:
+            click.echo(f"{what} (about {seconds:.0f} s)", err=True)
+
+    found = measure_machine(cores=machine.cores, on_phase=told)
+    try:
+        machine_cache(machine).save(found)
+    except OSError as error:
+        raise InputError(
+            f"The calibration cannot be kept: {error.strerror}.",
+            hint="Set TRITUNE_CACHE to a folder that can be written.",
+        ) from error
+    return found
+
+
+def _calibration(constants: MachineConstants) -> dict[str, Any]:
+    """``calibration`` of ``--json``; null what was not measured and is not supposed either."""
+    variation = constants.variation
+    return {
+        "source": "fallback" if constants.measured_at is None else "measured",
+        "measured_at": constants.measured_at,
+        "overhead_ms": constants.overhead_ms,
+        "host_ms_per_request": constants.host_ms,
+        "interference": {str(k): factor for k, factor in constants.interference} or None,
+        "speed_variation": asdict(variation) if variation else None,
+        "wake_ms_p99": constants.wake_ms_p99,
+        "witness_core_share": constants.witness_share,
+    }
+
+
+def _calibration_rows(constants: MachineConstants) -> list[tuple[str, str]]:
+    rows = [
+        ("calibration", constants.sentence()),
+        ("a request outside queue and model", f"{constants.overhead_ms:.3g} ms"),
+        ("server and generator, CPU per request", f"{constants.host_ms:.3g} ms"),
+    ]
+    if constants.measured_at is None:
+        return rows
+    beside = ", ".join(f"{k}: {factor:.3g}" for k, factor in constants.interference)
+    return [
+        *rows,
+        ("slower with so many cores busy", beside or "one core"),
+        ("speed", str(constants.variation or "steady while it was watched")),
+        ("a sleeping thread wakes up late by, p99", f"{constants.wake_ms_p99 or 0.0:.3g} ms"),
+        ("the witness takes of one core", f"{constants.witness_share or 0.0:.2%}"),
+    ]
+
+
 @click.command()
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Measure this machine for the twin (20 s, nothing else should run); kept for a week.",
+)
 @options.store
 @options.common
-def doctor(store_url: str, as_json: bool, verbose: bool, quiet: bool) -> None:
+def doctor(calibrate: bool, store_url: str, as_json: bool, verbose: bool, quiet: bool) -> None:
     """Show what this machine has, and what each missing part would add."""
+    constants = _calibrated(calibrate, quiet or as_json)
     parts = inspect_parts(store_url)
     if as_json:
-        click.echo(json.dumps({"schema": 1, "parts": [asdict(part) for part in parts]}))
+        document = {"schema": 1, "parts": [asdict(part) for part in parts]}
+        click.echo(json.dumps(document | {"calibration": _calibration(constants)}))
         return
     table = [("", "part", "version", "adds")]
     table += [("✓" if p.usable else "–", p.name, p.version or "missing", p.adds) for p in parts]
     click.echo(format_table(table))
+    click.echo("\nWhat the twin supposes of this machine\n")
+    for name, value in _calibration_rows(constants):
+        click.echo(f"  {name:<40} {value}")

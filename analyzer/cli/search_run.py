@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.cli.answer import deliver
+from analyzer.cli.machine import constants_of
 from analyzer.cli.models import find_model, inspect_path
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
@@ -289,6 +290,7 @@ def _search(
         hardware=machine.hardware,
         hardware_key=machine.hardware_key,
         cores=machine.cores,
+        constants=constants_of(machine, local=options.ray_address is None),
         started=options.started,
         settle=settle,
     )

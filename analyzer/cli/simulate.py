@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from analyzer.engine.policy import BatchingPolicy
     from analyzer.twin.service import ServiceTime
     from analyzer.twin.simulator import SimulationResult
+    from analyzer.twin.speed import SpeedPath
 
 # Bounds of memory, and of a run that is too short to see a queue.
 _REQUESTS_MAX = 20_000_000
@@ -82,6 +83,12 @@ _CAPACITY_REQUESTS_MIN = 200_000
 @click.option("--requests-out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.csv",
               help="Write a row per request.")  # fmt: skip
 @click.option("--find-capacity", is_flag=True, help="Find the rates that keep the budget.")
+@click.option(
+    "--calibrated",
+    is_flag=True,
+    help="With --find-capacity: at the speed of this machine as analyze doctor --calibrate saw it "
+    "vary, about the given times.",
+)
 @click.option("--latency-budget", "budget_ms", type=options.DURATION_MS,
               help="The budget, with --find-capacity.")  # fmt: skip
 @click.option("--percentile", type=options.Percentile(), default=99.0, show_default=True,
@@ -103,6 +110,7 @@ def simulate(
     seed: int | None,
     requests_out: Path | None,
     find_capacity: bool,
+    calibrated: bool,
     budget_ms: float | None,
     percentile: float,
     as_json: bool,
@@ -132,6 +140,11 @@ def simulate(
         raise UsageError(
             "--requests-out has no meaning with --find-capacity.", hint="Simulate one rate for it."
         )
+    if calibrated and not find_capacity:
+        raise UsageError(
+            "--calibrated has no effect without --find-capacity.", hint="Add --find-capacity."
+        )
+    path = _speeds() if calibrated else None
     policy = parse_policy(
         max_batch_size=max_batch_size,
         dynamic_batching=not no_dynamic_batching,
@@ -153,6 +166,7 @@ def simulate(
         answer = _capacity(
             policy, service, arrivals.process, budget_ms=budget_ms, percentile=percentile,
             overhead_ms=overhead_ms, request_batch_size=batch_size, seed=seed, count=count,
+            path=path,
         )  # fmt: skip
     else:
         from analyzer.twin.simulator import simulate as run
@@ -169,6 +183,25 @@ def simulate(
     click.echo(json.dumps(answer, allow_nan=False) if as_json else _table(answer))
 
 
+def _speeds() -> SpeedPath | None:
+    """How the speed of this machine varies; None where it was seen to be steady.
+
+    Raises:
+        UsageError: Nobody has measured it.
+    """
+    from analyzer.cli.machine import constants_of
+    from analyzer.hardware.machine import inspect_machine
+
+    constants = constants_of(inspect_machine())
+    if constants.measured_at is None:
+        raise UsageError(
+            "--calibrated: this machine was not measured in the last week.",
+            hint="Run analyze doctor --calibrate first.",
+        )
+    variation = constants.variation
+    return variation.path() if variation is not None else None
+
+
 def _capacity(
     policy: BatchingPolicy,
     service: ServiceTime,
@@ -180,6 +213,7 @@ def _capacity(
     request_batch_size: int,
     seed: int,
     count: int | None,
+    path: SpeedPath | None,
 ) -> dict[str, Any]:
     from analyzer.twin.arrivals import UnitArrivals
     from analyzer.twin.server_model import ServerModel
@@ -190,7 +224,7 @@ def _capacity(
         seed=seed,
         **({} if count is None else {"count": count}),
     )
-    model = ServerModel(policy=policy, service=service, overhead_ms=overhead_ms)
+    model = ServerModel(policy=policy, service=service, overhead_ms=overhead_ms, path=path)
     bands = model.feasible_bands(drawn, budget_ms=budget_ms, percentile=percentile)
     return {
         "feasible_rates": [{"from_rps": low, "to_rps": high} for low, high in bands],

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from analyzer import __version__
+from analyzer.cli.machine import constants_of
 from analyzer.cli.search_options import SearchOptions
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
@@ -89,6 +90,7 @@ def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
     return {
         "analyzer": __version__,
         "hardware": machine.hardware,
+        "twin_constants": constants_of(machine, local=options.ray_address is None).sentence(),
         "libraries": libraries,
         "seeds": {"study": options.seed, "drawn": not options.seed_given},
         "calibration_data": str(options.calibration_data.absolute())

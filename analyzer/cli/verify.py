@@ -218,6 +218,7 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
 
 def _twin(subject: ClaimedModel, store_url: str) -> ServerModel | None:
     """The twin from the probes that the search has kept; None where this machine has none."""
+    from analyzer.cli.machine import constants_of
     from analyzer.hardware.machine import inspect_machine
     from analyzer.store.results import open_store
     from analyzer.twin.probe_cache import ProbeCache
@@ -233,6 +234,7 @@ def _twin(subject: ClaimedModel, store_url: str) -> ServerModel | None:
             subject.variant_sha256,
             cores=machine.cores,
             rate_scale=subject.rate_scale,
+            constants=constants_of(machine),
         )
 
 

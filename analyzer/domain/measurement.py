@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -231,6 +232,13 @@ class LoadTest:
     notes: tuple[str, ...] = ()
     conditions: Conditions | None = None
 
+    @property
+    def work_us(self) -> float | None:
+        """CPU time of the witness's piece of work meanwhile, microseconds; None if unknown."""
+        if self.conditions is None or not self.conditions.work_us:
+            return None
+        return float(median(self.conditions.work_us))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
@@ -324,11 +332,20 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the twin says of a configuration, and how far off it was where both are known."""
+    """What the twin says of a configuration, and how far off it was where both are known.
+
+    Args:
+        error: Predicted over measured edge - 1.
+        model_error: What it would be at the study's usual speed of the machine, and ``drift``
+            how much slower the machine was than that; None where nobody watched
+            (:mod:`analyzer.domain.twin_error`).
+    """
 
     edge_rps: float | None = None
     latency_ms_p99: float | None = None
     error: float | None = None
+    model_error: float | None = None
+    drift: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,12 @@ class Canary:
             self._process.kill()
             self._process.wait(_END_S)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that samples."""
+        assert self._process is not None, "not entered"
+        return self._process.pid
+
     def since(self, start_ns: int | None = None) -> Conditions | None:
         """What the machine was like from ``start_ns`` (CLOCK_MONOTONIC) on; None without samples.
 

@@ -101,6 +101,7 @@ def run_probes(
             probe=models[record["model"]].probes[record["probe"]],
             samples_ms=tuple(record["samples_ms"]),
             limit_ms=batch_ms_max if record["skipped"] else None,
+            rounds=tuple((start, mean) for start, mean in record["rounds"]),
         )
         results[record["model"]].append(result)
     return results

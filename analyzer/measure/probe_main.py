@@ -8,6 +8,7 @@ Reads a JSON document from standard input::
 
 and writes one JSON line per probe to standard output, with the numbers of ``model`` and ``probe``
 and ``samples_ms`` (milliseconds of each execution while exactly ``busy`` instances were at work);
+``rounds`` has the begin of each round, seconds since 1970, with its mean, milliseconds;
 ``skipped`` where a smaller batch already took longer than ``batch_ms_max``. Probes that
 ``seconds_max`` did not suffice for have no line. A line with ``error`` ends the stream.
 """
@@ -129,7 +130,8 @@ def _groups(models: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         for index, probe in enumerate(model["probes"]):
             # ONNX Runtime's own choice of threads (0) comes last, as in the plan of the probes.
             place = (0 if together else number, probe["threads"] or 1 << 30)
-            record = probe | {"model": number, "probe": index, "samples_ms": [], "skipped": False}
+            record = probe | {"model": number, "probe": index, "samples_ms": [], "rounds": []}
+            record["skipped"] = False
             groups.setdefault(place, []).append(record)
     return [groups[place] for place in sorted(groups)]
 
@@ -166,9 +168,12 @@ def _run_group(
                 continue
             runtimes = instances.take(record["model"], record["threads"], busy)
             inputs = _batch(pool, batch, spec["batchable"])
+            began_s = time.time()
             samples = _time_executions(
                 runtimes, inputs, record["seconds"] / rounds, record["threads"]
             )
+            if samples:
+                record["rounds"].append([round(began_s, 3), round(float(np.mean(samples)), 5)])
             kept = samples[: _SAMPLES_MAX // rounds]
             record["samples_ms"] += [round(value, 5) for value in kept]
             if samples and float(np.median(samples)) > spec["batch_ms_max"]:

@@ -29,6 +29,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Pricing, StudyResult, Verification
+from analyzer.domain.twin_error import with_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ class StudyReport:
 
 def make_report(result: StudyResult) -> StudyReport:
     """The report of a study; its outcomes may be many (100,000 are fine)."""
-    measurements = measured(result.outcomes)
+    measurements = with_errors(measured(result.outcomes))
     failures = tuple(outcome for outcome in result.outcomes if isinstance(outcome, Failure))
     recommendation = find(measurements, result.recommended_id)
     baseline = find(measurements, result.baseline_id)

@@ -15,6 +15,7 @@ from analyzer.search.outcome_log import OutcomeLog, TrialStore
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.time_plan import TimePlan
 from analyzer.store.records import StoredOutcome
+from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.probe_cache import ProbeCache
 
 # Seconds that starting a server (or loading a model) and warming it up take, by and large.
@@ -34,6 +35,7 @@ class SearchContext:
         assets: The model and its data, and ``load`` how targets are loaded.
         hardware: A short name of the machine, for people.
         cores: That this process may use.
+        constants: What the twin supposes of the machine.
         plan: What is left of the budget, and for what.
         settle: Waits until nothing of ours runs any more beside what will be measured.
     """
@@ -51,6 +53,7 @@ class SearchContext:
     load: LoadPlan
     hardware: str
     cores: int
+    constants: MachineConstants
     plan: TimePlan
     settle: Callable[[], None]
 
@@ -112,6 +115,7 @@ def make_context(
     hardware: str = "",
     hardware_key: str = "",
     cores: int = 1,
+    constants: MachineConstants = FALLBACK,
     clock: Callable[[], float] = time.monotonic,
     started: float | None = None,
     settle: Callable[[], None] = lambda: None,
@@ -162,6 +166,7 @@ def make_context(
         ),
         hardware=hardware,
         cores=cores,
+        constants=constants,
         plan=TimePlan.begun(
             budget_s=request.budget_s,
             started=clock() if started is None else started,

@@ -11,8 +11,8 @@ import numpy as np
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import Explanation, Step, WhatIf
+from analyzer.domain.twin_error import with_errors
 from analyzer.search.screening import Screening
-from analyzer.twin.learning import speed_of
 
 # A configuration's predicted edge, corrected by what was measured; None if unknown.
 PredictEdge = Callable[[Configuration], float | None]
@@ -248,19 +248,13 @@ def drift_sentence(outcomes: Sequence[Measurement | Failure]) -> str:
 
     Empty where nobody watched the machine beside at least two measured edges.
     """
-    ratios, works_us = [], []
-    for outcome in outcomes:
-        if isinstance(outcome, Failure) or not outcome.edge.rate_rps:
-            continue
-        speeds = [us for test in outcome.load_tests if (us := speed_of(test)) is not None]
-        if outcome.predicted.edge_rps and speeds:
-            ratios.append(outcome.predicted.edge_rps / outcome.edge.rate_rps)
-            works_us.append(float(np.median(speeds)))
-    if len(ratios) < 2:
+    measured = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
+    found = [m.predicted for m in with_errors(measured)]
+    models = [abs(p.model_error) for p in found if p.model_error is not None]
+    if len(models) < 2:
         return ""
-    slowness = np.array(works_us) / np.median(works_us)
-    model = float(np.median(np.abs(np.array(ratios) / slowness - 1.0)))
-    drift = float(np.median(np.abs(slowness - 1.0)))
+    model = float(np.median(models))
+    drift = float(np.median([abs(p.drift) for p in found if p.drift is not None]))
     return (
         f" At one and the same speed of the machine it would be {model:.0%}; between these"
         f" measurements the speed differed by {drift:.0%}."

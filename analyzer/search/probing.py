@@ -15,7 +15,6 @@ from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
-from analyzer.twin.fitted import OVERHEAD_MS_GUESS
 from analyzer.twin.heavy_traffic import heavy_traffic_edges
 from analyzer.twin.probes import Probe, plan_probes
 from analyzer.twin.screen import dispersion
@@ -73,14 +72,18 @@ def _promising(
     sla, arrivals = context.request.sla, context.request.arrivals
     unit = UnitArrivals.draw(arrivals, count=_DISPERSION_REQUESTS, seed=0)
     edges: dict[VariantKey, float] = {}
+    constants = context.constants
     for key, configurations in by_variant.items():
         known = built.calibrations.get(key)
         if known is None or not configurations:
             continue
         servers = [
-            (BatchingPolicy.from_configuration(configuration), service, OVERHEAD_MS_GUESS)
+            (BatchingPolicy.from_configuration(configuration), service, constants.overhead_ms)
             for configuration in configurations
-            if (service := known.service_of(configuration, cores=context.cores)) is not None
+            if (
+                service := known.service_of(configuration, cores=context.cores, constants=constants)
+            )
+            is not None
         ]
         edges[key] = float(
             heavy_traffic_edges(

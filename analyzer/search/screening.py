@@ -205,6 +205,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         seed=request.seed % 2**32,
         cores=context.cores,
         clock=context.clock,
+        constants=context.constants,
     )
     seconds = min(_SECONDS, _BUDGET_SHARE * request.budget_s)
     context.progress.phase("simulating the space", seconds)

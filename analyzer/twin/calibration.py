@@ -10,7 +10,6 @@ import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.twin.fitted import (
-    HOST_MS,
     HOST_MS_THREADS,
     HOST_SHARE_MAX,
     HOST_SHARE_THREADS,
@@ -18,11 +17,14 @@ from analyzer.twin.fitted import (
     PYTHON_BACKEND_MS,
     THREADS_GAIN,
 )
+from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.probes import Probe, ProbeResult
 from analyzer.twin.service import ServiceTime
 
 # Enough for the shape of the noise; more only makes the records longer.
 _RESIDUALS_MAX = 256
+# A slow-down of the machine below this is not told from none, and gives no shape.
+_RISE_MIN = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +38,37 @@ class VariantCalibration:
     variant: VariantKey
     results: tuple[ProbeResult, ...]
 
-    def service_of(self, configuration: Configuration, *, cores: int) -> ServiceTime | None:
+    def service_of(
+        self,
+        configuration: Configuration,
+        *,
+        cores: int,
+        constants: MachineConstants = FALLBACK,
+    ) -> ServiceTime | None:
         """The service times that the twin uses for ``configuration``; None if they are unknown.
 
         Args:
             cores: That the server, and a load generator beside it, may use.
+            constants: Of the machine.
         """
         threads, instances = configuration.intra_op_threads or 0, configuration.instance_count
-        service = self.service(threads, instances, cores=cores)
+        service = self.service(threads, instances, cores=cores, constants=constants)
         if service is not None and configuration.backend == "python":
             service = _slower(
                 service, lambda size, mean: PYTHON_BACKEND_MS + PYTHON_BACKEND_ITEM_MS * size
             )
         if service is None or configuration.device != "cpu" or threads * instances < cores:
             return service
-        return beside_host(service, threads or 1)
+        return beside_host(service, threads or 1, constants.host_ms)
 
-    def service(self, threads: int, instances: int, *, cores: int) -> ServiceTime | None:
+    def service(
+        self,
+        threads: int,
+        instances: int,
+        *,
+        cores: int,
+        constants: MachineConstants = FALLBACK,
+    ) -> ServiceTime | None:
         """Service times with ``threads`` threads and up to ``instances`` busy; None if unknown.
 
         Of the model alone, without server and generator. The curve comes from one busy instance. A
@@ -76,7 +92,7 @@ class VariantCalibration:
             service_ms=tuple(alone[size] for size in sizes),
             distribution="empirical" if len(residuals) >= 8 else "deterministic",
             residuals=residuals if len(residuals) >= 8 else (),
-            interference_by_size=self._interference(threads, instances, alone, cores),
+            interference_by_size=self._interference(threads, instances, alone, cores, constants),
         )
 
     def _means(self, threads: int, busy: int) -> dict[int, float]:
@@ -103,11 +119,17 @@ class VariantCalibration:
         return 0.0
 
     def _interference(
-        self, threads: int, instances: int, alone: dict[int, float], cores: int
+        self,
+        threads: int,
+        instances: int,
+        alone: dict[int, float],
+        cores: int,
+        constants: MachineConstants,
     ) -> tuple[tuple[int, tuple[float, ...]], ...]:
         """Slow-down by batch size and busy instances, as ``ServiceTime.interference_by_size``.
 
-        Between probed numbers of instances a straight line, beyond them the last one.
+        Between probed numbers of instances it grows as what was measured of the machine does, else
+        as a straight line; beyond them the last one.
         """
         known: dict[int, dict[int, float]] = {}
         for busy in {result.probe.busy for result in self.results} - {1}:
@@ -117,14 +139,18 @@ class VariantCalibration:
                 if beside > 0:
                     ratio = self._typical(threads, busy, size, crowded) / beside
                     known.setdefault(size, {1: 1.0})[busy] = max(1.0, ratio)
+        most = max([instances, *(k for at in known.values() for k in at)])
+        cores_of = threads or cores
+        slower: Sequence[float] = [float(k) for k in range(1, most + 1)]
+        if constants.interference:
+            slower = constants.slower([k * cores_of for k in range(1, most + 1)])
         if not known and instances > 1:
-            # Never probed side by side: as if the cores were shared in turn.
-            known[1] = {1: 1.0, instances: max(1.0, instances * (threads or cores) / cores)}
-        busy_instances = np.arange(1, instances + 1)
-        return tuple(
-            (size, tuple(np.interp(busy_instances, sorted(at), [at[k] for k in sorted(at)])))
-            for size, at in sorted(known.items())
-        )
+            # Never probed side by side: as measured, or as if the cores were shared in turn.
+            shared = max(1.0, instances * cores_of / cores)
+            known[1] = {1: 1.0, instances: slower[-1] / slower[0]}
+            if not constants.interference:
+                known[1][instances] = shared
+        return tuple((size, _filled(at, slower)[:instances]) for size, at in sorted(known.items()))
 
     def _residuals(self, threads: int) -> tuple[float, ...]:
         """Single executions over their probe's mean, thinned to 256, ascending."""
@@ -149,6 +175,7 @@ class VariantCalibration:
                     "seconds": result.probe.seconds,
                     "samples_ms": list(result.samples_ms),
                     "limit_ms": result.limit_ms,
+                    "rounds": [list(pair) for pair in result.rounds],
                 }
                 for result in self.results
             ]
@@ -163,7 +190,12 @@ class VariantCalibration:
             probe = Probe(**{name: record[name] for name in names})
             samples = tuple(record["samples_ms"])
             results.append(
-                ProbeResult(probe=probe, samples_ms=samples, limit_ms=record["limit_ms"])
+                ProbeResult(
+                    probe=probe,
+                    samples_ms=samples,
+                    limit_ms=record["limit_ms"],
+                    rounds=tuple((start, mean) for start, mean in record.get("rounds", ())),
+                )
             )
         return cls(variant=variant, results=tuple(results))
 
@@ -186,17 +218,39 @@ class VariantCalibration:
         return [probe for probe in probes if _place(probe) not in have]
 
 
+def _filled(at: dict[int, float], slower: Sequence[float]) -> tuple[float, ...]:
+    """Factors from 1 on: those known (``at``, by busy instances), and between them as ``slower``.
+
+    Where ``slower`` does not rise between two that are known, a straight line.
+    """
+    found = []
+    numbers = sorted(at)
+    for k in range(1, len(slower) + 1):
+        low = max((n for n in numbers if n <= k), default=numbers[0])
+        high = min((n for n in numbers if n >= k), default=numbers[-1])
+        rise = slower[high - 1] - slower[low - 1]
+        share = (k - low) / (high - low) if high > low else 0.0
+        if rise > _RISE_MIN:
+            share = (slower[k - 1] - slower[low - 1]) / rise
+        found.append(at[low] + share * (at[high] - at[low]))
+    return tuple(found)
+
+
 def _place(probe: Probe) -> tuple[int, int, int]:
     return probe.threads, probe.busy, probe.batch
 
 
-def beside_host(service: ServiceTime, threads: int) -> ServiceTime:
-    """``service`` where instances times threads leave no core to the server and the generator."""
+def beside_host(service: ServiceTime, threads: int, host_ms: float) -> ServiceTime:
+    """``service`` where instances times threads leave no core to the server and the generator.
+
+    Args:
+        host_ms: CPU time of these per inference.
+    """
     if threads > 1:
         return _slower(
             service, lambda size, mean: max(HOST_SHARE_THREADS * mean, HOST_MS_THREADS * size)
         )
-    return _slower(service, lambda size, mean: min(HOST_MS * size, HOST_SHARE_MAX * mean))
+    return _slower(service, lambda size, mean: min(host_ms * size, HOST_SHARE_MAX * mean))
 
 
 def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:

@@ -76,13 +76,6 @@ class Observed:
     work_us: float | None = None
 
 
-def speed_of(test: LoadTest) -> float | None:
-    """CPU time of the witness's piece of work during a run, microseconds; None if unknown."""
-    if test.conditions is None or not test.conditions.work_us:
-        return None
-    return float(np.median(test.conditions.work_us))
-
-
 def observe(
     configuration: Configuration,
     model: ServerModel,
@@ -119,7 +112,7 @@ def observe(
                         batch_size=execution.batch_size,
                         log_ratio=float(np.log(execution.mean_ms / pace / mean_ms)),
                         variance=_RUN_NOISE**2 + _EXECUTION_NOISE**2 / execution.count,
-                        work_us=speed_of(test) if not len(trace) else None,
+                        work_us=test.work_us if not len(trace) else None,
                     )
                 )
     return found

@@ -13,8 +13,8 @@ from analyzer.engine.runtimes.providers import onnxruntime_versions
 from analyzer.twin.calibration import VariantCalibration
 
 _KIND = "probes"
-# Machines change: drivers, neighbours, clock limits.
-_SECONDS_KEPT = 7 * 86400.0  # a week
+#: Machines change: drivers, neighbours, clock limits.
+SECONDS_KEPT = 7 * 86400.0  # a week
 _TENSORRT = "tensorrt"
 
 
@@ -38,7 +38,7 @@ class ProbeCache:
     ) -> None:
         self._read = read
         self._write = write
-        self._place = f"{hardware_key}:{_runtimes()}"
+        self._place = f"{hardware_key}:{runtimes()}"
         self._now = now
         self._recorded: dict[str, float] = {}
 
@@ -51,7 +51,7 @@ class ProbeCache:
         if values is None:
             return None
         recorded = float(values.get("recorded_at", 0.0))
-        if self._now() - recorded > _SECONDS_KEPT:
+        if self._now() - recorded > SECONDS_KEPT:
             return None
         self._recorded[key] = recorded
         return VariantCalibration.from_dict(variant, values)
@@ -67,7 +67,7 @@ class ProbeCache:
         return f"{sha256}:{self._place}:{device}{executed}"
 
 
-def _runtimes() -> str:
+def runtimes() -> str:
     """The runtimes that are installed, with their versions."""
     found = onnxruntime_versions()
     with suppress(PackageNotFoundError):

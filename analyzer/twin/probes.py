@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.stats.percentiles import nearest_rank_position
 from analyzer.twin.fitted import SHARED_CORE_FACTOR, TRIMMED_PERCENT
+from analyzer.twin.variation import windows
 
 #: Probes of one variant; at 0.15 s each, 3 s.
 PROBES_MAX = 20
+# Rounds further apart than this are not of one stretch of time: another process, or another day.
+_GAP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +35,14 @@ class ProbeResult:
 
     Args:
         limit_ms: Of a probe that was skipped: a smaller batch already took longer than this.
+        rounds: When each round began (seconds since 1970), and its mean time, milliseconds.
         mean_ms: :func:`trimmed_mean_ms` of the samples, computed here once; NaN without any.
     """
 
     probe: Probe
     samples_ms: tuple[float, ...]
     limit_ms: float | None = None
+    rounds: tuple[tuple[float, float], ...] = ()
     mean_ms: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +68,26 @@ def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
     if len(ordered) < 10:
         return float(np.median(ordered))
     return float(ordered[: nearest_rank_position(len(ordered), TRIMMED_PERCENT)].mean())
+
+
+def speed_series(results: Iterable[ProbeResult], *, cores: int) -> list[NDArray[np.float64]]:
+    """How slow the machine was while it probed: stretches as of :func:`~.variation.windows`.
+
+    Each round stands in the window that it began in, over the mean of its probe's rounds. Probes
+    take turns, so that neighbours in time are rounds of different probes. Those with several
+    threads or more instances than cores are left out: they vary by themselves.
+    """
+    rounds: list[tuple[float, float]] = []
+    for result in results:
+        means = [mean_ms for _, mean_ms in result.rounds]
+        if len(means) > 1 and result.probe.threads == 1 and result.probe.busy <= cores:
+            usual = float(np.mean(means))
+            rounds += [(start_s, mean_ms / usual) for start_s, mean_ms in result.rounds]
+    rounds.sort()
+    starts = np.array([start_s for start_s, _ in rounds])
+    values = np.array([value for _, value in rounds])
+    stretches = np.split(np.arange(len(rounds)), np.flatnonzero(np.diff(starts) > _GAP_S) + 1)
+    return [windows(starts[each], values[each]) for each in stretches if len(each) > 1]
 
 
 def plan_probes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -13,19 +13,21 @@ from numpy.typing import NDArray
 
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import SLOWNESS_BIN_S, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
-from analyzer.twin.fitted import OVERHEAD_MS_GUESS
 from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
+from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.pace import level, path_of, slowness
 from analyzer.twin.probe_cache import ProbeCache
+from analyzer.twin.probes import ProbeResult, speed_series
 from analyzer.twin.screen import screen
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
+from analyzer.twin.variation import WINDOW_S, estimate
 
 # After learning so many of the best configurations are simulated again.
 _SIMULATED_AGAIN = 12
@@ -53,7 +55,7 @@ class Twin:
         seed: Of arrivals and noise.
         cores: That servers may use, and this process for its computations.
         clock: Seconds, for the time limit.
-        overhead_ms: What a request takes outside of queue and model, until runs at light load tell.
+        constants: Of the machine that servers run on.
     """
 
     def __init__(
@@ -66,13 +68,15 @@ class Twin:
         seed: int,
         cores: int,
         clock: Callable[[], float] = time.monotonic,
-        overhead_ms: float = OVERHEAD_MS_GUESS,
+        constants: MachineConstants = FALLBACK,
     ) -> None:
         self._calibrations = dict(calibrations)
         self._sla = sla
         self._cores = cores
         self._clock = clock
-        self._overhead_ms = overhead_ms
+        self._constants = constants
+        # Until runs at light load tell.
+        self._overhead_ms = constants.overhead_ms
         self._arrivals = UnitArrivals.draw(
             arrivals, request_batch_size=request_batch_size, seed=seed, count=_ARRIVALS
         )
@@ -84,9 +88,13 @@ class Twin:
         self._correction: ServiceCorrection | None = None
         # How the machine's speed varied in each run, by configuration.
         self._traces: dict[str, list[_Trace]] = {}
+        self._crowded: set[str] = set()
         # The witness's work meanwhile, and what the machine's speed was in all runs together.
         self._work_us: dict[str, float | None] = {}
         self._path: SpeedPath | None = None
+        # The same before load tests told, from so many seconds of calibration and probes.
+        probed = (result for known in self._calibrations.values() for result in known.results)
+        self._before, self._before_s = _path_before(constants, probed, cores)
         self._long_run: dict[str, float] = {}
         # Edges as they were before that, with the models behind them.
         self._earlier: dict[str, tuple[float, ServerModel]] = {}
@@ -108,15 +116,27 @@ class Twin:
             service,
             overhead_ms=self._overhead_ms,
             rate_scale=rate_scale,
-            path=self._path,
+            path=self._speeds,
         )
 
     @property
+    def _speeds(self) -> SpeedPath | None:
+        """The machine's speed: as load tests met it; before they have told as much, as probed."""
+        if self._path is not None or self._before is None:
+            return self._path
+        told_s = SLOWNESS_BIN_S * sum(map(len, self.slowness))
+        return self._before if told_s < self._before_s else None
+
+    @property
     def slowness(self) -> tuple[NDArray[np.float64], ...]:
-        """How the machine's speed varied in each run that was learned from, in order of time."""
+        """How the machine's speed varied in each run that was learned from, in order of time.
+
+        Without deployments of more threads than cores, which vary by themselves.
+        """
         runs = [
             (run.started_at, run.slowness * self.level(config_id))
             for config_id, known in self._traces.items()
+            if config_id not in self._crowded
             for run in known
         ]
         return tuple(trace for _, trace in sorted(runs, key=itemgetter(0)))
@@ -184,7 +204,9 @@ class Twin:
 
     def _probed(self, configuration: Configuration) -> ServiceTime | None:
         known = self._calibrations.get(configuration.variant)
-        return known.service_of(configuration, cores=self._cores) if known is not None else None
+        if known is None:
+            return None
+        return known.service_of(configuration, cores=self._cores, constants=self._constants)
 
     def learn(self, measurement: Measurement) -> bool:
         """Fits the service times and the overhead to what a measurement's load tests told.
@@ -202,6 +224,10 @@ class Twin:
             return False
         model = ServerModel.of(configuration, probed, overhead_ms=self._overhead_ms)
         traces = slowness(tests)
+        if configuration.device == "cpu":
+            threads = configuration.intra_op_threads or self._cores
+            if threads * configuration.instance_count > self._cores:
+                self._crowded.add(configuration.config_id)
         self._traces[configuration.config_id] = [
             _Trace(kind=test.kind, started_at=test.started_at, slowness=trace)
             for test, trace in zip(tests, traces, strict=True)
@@ -313,6 +339,16 @@ class Twin:
         return replace(outcome, predicted=replace(outcome.predicted, latency_ms_p99=p99_ms))
 
 
+def _path_before(
+    constants: MachineConstants, probed: Iterable[ProbeResult], cores: int
+) -> tuple[SpeedPath | None, float]:
+    """How the machine's speed varies as far as calibration and probes tell, and their seconds."""
+    series = [*constants.series, *speed_series(probed, cores=cores)]
+    found = estimate(series)
+    seconds = WINDOW_S * sum(int(np.isfinite(each).sum()) for each in series)
+    return (found.path() if found is not None else None), seconds
+
+
 def kept_server_model(
     cache: ProbeCache,
     configuration: Configuration,
@@ -320,12 +356,20 @@ def kept_server_model(
     *,
     cores: int,
     rate_scale: float = 1.0,
+    constants: MachineConstants = FALLBACK,
 ) -> ServerModel | None:
     """The simulated server of a file that an earlier study probed on this machine; else None."""
     known = cache.load(configuration.variant, sha256, configuration.device)
-    service = known.service_of(configuration, cores=cores) if known is not None else None
+    if known is None:
+        return None
+    service = known.service_of(configuration, cores=cores, constants=constants)
     if service is None:
         return None
+    path, _ = _path_before(constants, known.results, cores)
     return ServerModel.of(
-        configuration, service, overhead_ms=OVERHEAD_MS_GUESS, rate_scale=rate_scale
+        configuration,
+        service,
+        overhead_ms=constants.overhead_ms,
+        rate_scale=rate_scale,
+        path=path,
     )

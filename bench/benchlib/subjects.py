@@ -167,14 +167,14 @@ class ServedSubject:
     def session(self, configuration: Configuration) -> Iterator[tuple[LiveSession, float]]:
         """A warmed-up session on a server of its own, and its saturation throughput, 1/s."""
         variant = self.assets.variant(configuration.variant, self.context)
-        with open_target(
+        opened = open_target(
             self.server,
             model=self.model,
             model_path=Path(variant.path),
             inputs_path=self.assets.request_inputs(self.context.cache_dir),
             configuration=configuration,
-        ) as target:
-            session = LiveSession(target, self.load)
+        )
+        with opened as target, LiveSession(target, self.load) as session:
             yield session, session.warm_up(concurrency=32)
 
     def measure(
@@ -203,6 +203,7 @@ class ServedSubject:
             "edge_rps": edge.rate_rps,
             "short_run_edge_rps": found.rate_rps,
             "edge_interval_rps": list(edge.interval_rps),
+            "work_us": found.work_us,
             "points": [a | {"again": b} for a, b in zip(first, again, strict=True)],
         }
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Backend, Configuration
+from analyzer.domain.twin_error import twin_errors
 from analyzer.domain.workload import draw_arrivals_s
 from analyzer.measure.plan import STREAM_EDGE
 from analyzer.report.wording import configuration_label
@@ -65,6 +66,16 @@ def compare(subject: ServedSubject, document: dict[str, Any]) -> list[dict[str, 
                 "points": points,
             }
         )
+    split = twin_errors(
+        [
+            (row["predicted_rps"], row["edge_rps"], record.get("work_us"))
+            for row, record in zip(rows, measured, strict=True)
+        ]
+    )
+    for row, error in zip(rows, split, strict=True):
+        told = error is not None and row["edge_pinned"]
+        row["model_error"] = error.model if error is not None and told else None
+        row["drift"] = error.drift if error is not None and told else None
     coordinates = np.array(
         [features(Configuration.from_dict(r["configuration"])) for r in measured]
     )
@@ -117,6 +128,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Median and 90th percentile of the errors, and how many of p99 keep the goal."""
     edges = [abs(row["edge_error"]) for row in rows if row["edge_error"] is not None]
     calibrated = [abs(row["calibrated_error"]) for row in rows if "calibrated_error" in row]
+    models = [abs(row["model_error"]) for row in rows if row["model_error"] is not None]
+    drifts = [abs(row["drift"]) for row in rows if row["drift"] is not None]
     points = [point for row in rows for point in row["points"]]
     errors = [abs(point["error"]) for point in points]
     repeat = [point["repeatability"] for point in points]
@@ -130,6 +143,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "edges_compared": len(edges),
         "edge_error_median": quantile(edges, 0.5),
         "edge_error_p90": quantile(edges, 0.9),
+        "edge_model_error_median": quantile(models, 0.5),
+        "edge_model_error_p90": quantile(models, 0.9),
+        "edge_drift_median": quantile(drifts, 0.5),
+        "edge_drift_p90": quantile(drifts, 0.9),
         "edge_error_after_trials_median": quantile(calibrated, 0.5),
         "edge_error_after_trials_p90": quantile(calibrated, 0.9),
         "p99_error_median": quantile(errors, 0.5),

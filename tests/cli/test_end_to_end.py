@@ -73,7 +73,13 @@ ENTRY: dict[str, Any] = {
     "fleet": (dict, NONE),
     "hardware": (TEXT, NONE),
     "instance_type": (TEXT, NONE),
-    "predicted": {"edge_rps": MAYBE, "latency_ms_p99": MAYBE, "error": MAYBE},
+    "predicted": {
+        "edge_rps": MAYBE,
+        "latency_ms_p99": MAYBE,
+        "error": MAYBE,
+        "model_error": MAYBE,
+        "drift": MAYBE,
+    },
 }
 CERTIFICATE = {
     "verdict": TEXT,
@@ -274,7 +280,9 @@ def test_studies_tell_the_search(searched: Answer, run: Run) -> None:
 
 
 def test_doctor_names_what_is_here(searched: Answer, run: Run) -> None:
-    parts = {part["name"]: part for part in run("doctor", "--json").document["parts"]}
+    document = run("doctor", "--json").document
+    assert document["calibration"]["source"] in ("fallback", "measured")
+    parts = {part["name"]: part for part in document["parts"]}
     assert all(part.keys() == {"name", "version", "usable", "adds"} for part in parts.values())
     assert parts["CPU"]["usable"] and parts["ONNX Runtime"]["usable"]
     assert "1 studies" in parts["Database"]["version"]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from analyzer.cli.machine import machine_cache
 from analyzer.cli.simulate import simulate
 from analyzer.errors import AnalyzerError, DataError, UsageError
+from analyzer.hardware.machine import inspect_machine
+from analyzer.twin.machine_constants import MachineConstants
+from analyzer.twin.variation import WINDOW_S, TwoSpeeds
 
 
 def run(*args: str) -> dict[str, Any]:
@@ -189,3 +195,29 @@ def test_too_large_a_request_is_named_by_its_row_in_the_file(tmp_path: Path) -> 
         run("--service-time", "1=1ms", "--arrivals", f"trace:{trace}")
     with pytest.raises(UsageError, match="of its own"):
         run("--service-time", "1=1ms", "--arrivals", f"trace:{trace}", "--request-batch-size", "2")
+
+
+def test_a_calibrated_machine_lowers_the_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a speed that varies about the same mean; refused where nobody has measured it."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    options = (
+        "--service-time", "1=2ms", "--no-dynamic-batching", "--arrivals", "poisson",
+        "--requests", "200000", "--seed", "3",
+    )  # fmt: skip
+    find = (*options, "--find-capacity", "--latency-budget", "30ms")
+    with pytest.raises(UsageError, match="was not measured"):
+        run(*find, "--calibrated")
+    with pytest.raises(UsageError, match="no effect without --find-capacity"):
+        run(*options[:-4], "--arrivals", "poisson:80/s", "--calibrated")
+    cache = machine_cache(inspect_machine())
+    path = TwoSpeeds(slow_factor=1.6, share=0.3, dwell_s=0.3).path(seed=1)
+    work_s = path.work_s(np.arange(601) * WINDOW_S)
+    noise = np.random.default_rng(1).normal(1.0, 0.02, 600)
+    steady, found = run(*find), []
+    for slowness in (noise / (np.diff(work_s) / WINDOW_S), noise):
+        cache.save(MachineConstants(slowness=tuple(slowness.tolist()), measured_at=time.time()))
+        found.append(run(*find, "--calibrated")["capacity_rps"])
+    assert found[0] < 0.9 * steady["capacity_rps"]
+    assert found[1] == steady["capacity_rps"], "a machine that was seen to be steady"

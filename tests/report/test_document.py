@@ -61,7 +61,9 @@ def check_entry(entry: dict[str, Any]) -> None:
     assert set(entry["breakdown_ms"]) == {
         "queue", "compute_input", "compute_infer", "compute_output", "overhead",
     }  # fmt: skip
-    assert set(entry["predicted"]) == {"edge_rps", "latency_ms_p99", "error"}
+    assert set(entry["predicted"]) == {
+        "edge_rps", "latency_ms_p99", "error", "model_error", "drift",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

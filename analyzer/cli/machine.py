@@ -1,0 +1,30 @@
+"""The constants of this machine, for the commands that ask the twin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analyzer.cli.options import cache_dir
+
+if TYPE_CHECKING:
+    from analyzer.hardware.machine import Machine
+    from analyzer.twin.machine_cache import MachineCache
+    from analyzer.twin.machine_constants import MachineConstants
+
+
+def machine_cache(machine: Machine) -> MachineCache:
+    """Where ``analyze doctor --calibrate`` keeps what it measured of ``machine``."""
+    from analyzer.twin.machine_cache import MachineCache
+
+    return MachineCache(cache_dir() / "machine", machine.hardware_key)
+
+
+def constants_of(machine: Machine, *, local: bool = True) -> MachineConstants:
+    """What was measured of ``machine``; the fallback where nothing was.
+
+    Args:
+        local: Whether servers run on it; of a cluster's machines nothing is known here.
+    """
+    from analyzer.twin.machine_constants import FALLBACK
+
+    return machine_cache(machine).load() if local else FALLBACK

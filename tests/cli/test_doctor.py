@@ -1,0 +1,54 @@
+"""``analyze doctor``: where the twin's constants come from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from analyzer.cli.machine import machine_cache
+from analyzer.hardware.machine import inspect_machine
+from analyzer.twin.machine_constants import FALLBACK, MachineConstants
+
+Call = Callable[..., Any]
+
+MEASURED = MachineConstants(
+    overhead_ms=0.41,
+    host_ms=0.23,
+    interference=((2, 1.07),),
+    slowness=(1.0, 1.0),
+    wake_ms_p99=0.2,
+    witness_share=0.003,
+    measured_at=time.time(),
+)
+
+
+def test_fallbacks_are_named_as_such(call: Call) -> None:
+    answer = call("doctor")
+    assert answer.code == 0 and "fitted on another machine" in answer.stdout
+    found = call("doctor", "--json").document["calibration"]
+    assert found["source"] == "fallback" and found["measured_at"] is None
+    assert found["overhead_ms"] == FALLBACK.overhead_ms and found["interference"] is None
+
+
+def test_calibrating_measures_and_keeps(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def measured(*, cores: int, on_phase: object) -> MachineConstants:
+        seen.append(cores)
+        return MEASURED
+
+    monkeypatch.setattr("analyzer.measure.machine.measure_machine", measured)
+    answer = call("doctor", "--calibrate")
+    assert answer.code == 0 and seen == [inspect_machine().cores]
+    assert "measured here" in answer.stdout and "0.41 ms" in answer.stdout
+    assert "steady while it was watched" in answer.stdout
+    found = call("doctor", "--json").document["calibration"]
+    assert (found["source"], found["host_ms_per_request"]) == ("measured", 0.23)
+    assert found["interference"] == {"2": 1.07} and found["speed_variation"] is None
+    assert len(seen) == 1, "kept"
+    machine_cache(inspect_machine()).save(replace(MEASURED, measured_at=time.time() - 8 * 86400))
+    assert call("doctor", "--json").document["calibration"]["source"] == "fallback"
