@@ -1,6 +1,8 @@
 """Every number of the twin that was fitted to measurements, and what it was fitted to.
 
 All come from one machine of two cores (machine E of docs/figures.md) with ONNX Runtime on its CPU.
+``OVERHEAD_MS_GUESS`` and ``HOST_MS`` are fallbacks where ``analyze doctor --calibrate`` was not run
+(:mod:`analyzer.twin.machine_constants`).
 Run again, for each subject and server, what they were fitted to::
 
     python bench/twin_live.py measure --model NAME --raw DIR [--server triton]
