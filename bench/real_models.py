@@ -56,7 +56,7 @@ def check(model: PackagedModel) -> dict[str, Any]:
     cache = FOLDER / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     context = WorkerContext(
-        worker_id="bench", device="cpu", gpu_index=None, cores=1, cache_dir=cache, node=""
+        worker_id="bench", device="cpu", gpu=None, cores=1, cache_dir=cache, node=""
     )
     assets = Assets(model=info, calibration_path=str(data) if data else None)
     start = time.monotonic()

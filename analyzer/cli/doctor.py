@@ -31,6 +31,7 @@ class Part:
 
 def inspect_parts(store_url: str) -> list[Part]:
     """Every part that the program can use, in the order in which people meet them."""
+    from analyzer.hardware.gpus import VISIBLE, list_gpus
     from analyzer.hardware.machine import inspect_machine
 
     machine = inspect_machine()
@@ -42,15 +43,17 @@ def inspect_parts(store_url: str) -> list[Part]:
             adds="searches with ONNX Runtime on the CPU",
         )
     ]
-    if machine.gpus:
+    gpus = list_gpus()
+    if gpus:
         parts += [
             Part(
                 name=f"GPU {gpu.index}",
-                version=f"{gpu.name}, driver {gpu.driver}",
-                usable=True,
+                version=f"{gpu.name}, driver {gpu.driver}, {gpu.uuid}"
+                + ("" if gpu in machine.gpus else f", hidden by {VISIBLE}"),
+                usable=gpu in machine.gpus,
                 adds="one worker, with memory, utilization and power",
             )
-            for gpu in machine.gpus
+            for gpu in gpus
         ]
     else:
         parts.append(
@@ -147,7 +150,7 @@ def _triton() -> str | None:
     found = find_triton()
     if found is None:
         return None
-    return f"{found.version or found.executable} ({', '.join(found.backends)}), {found.source}"
+    return f"{found.described}, {found.source}"
 
 
 def _perf_analyzer() -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
+from analyzer.cli.devices import default_device
 from analyzer.cli.studies import format_table
 from analyzer.errors import ModelError, UsageError
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
     from analyzer.domain.measurement import LoadTest
     from analyzer.domain.model import ModelInfo
+    from analyzer.hardware.gpus import GpuIdentity
     from analyzer.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is loaded: a target that is ready, and where perf_analyzer finds it."""
+    """What is loaded: a target that is ready, where perf_analyzer finds it, and on which GPU."""
 
     target: Target
     address: str | None
@@ -34,6 +36,8 @@ class Subject:
     inputs: Mapping[str, NDArray[Any]]
     batchable: bool
     hardware: str
+    gpu: GpuIdentity | None = None
+    gpu_base_bytes: int | None = None
 
 
 @click.command()
@@ -206,10 +210,16 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.cli.models import inspect_path
     from analyzer.cli.options import cache_dir
     from analyzer.domain.configuration import baseline_configuration
+    from analyzer.hardware.gpus import first_gpu
+    from analyzer.hardware.sampler import gpu_used_bytes
     from analyzer.measure.tasks import Assets
     from analyzer.targets.open import open_target
 
     model, configuration = inspect_path(path, values["input_shapes"])
+    if configuration is None:
+        configuration = baseline_configuration(batchable=model.batchable, device=default_device())
+    gpu = first_gpu() if configuration.device == "gpu" else None
+    gpu_base = gpu_used_bytes(gpu) if gpu is not None else None
     data = values["calibration_data"]
     assets = Assets(model=model, calibration_path=str(data) if data else None)
     with open_target(
@@ -217,7 +227,7 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
         model=model,
         model_path=Path(model.path),
         inputs_path=assets.request_inputs(cache_dir()),
-        configuration=configuration or baseline_configuration(batchable=model.batchable),
+        configuration=configuration,
     ) as ready:
         yield Subject(
             target=ready,
@@ -226,6 +236,8 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
             inputs={},
             batchable=model.batchable,
             hardware=hardware,
+            gpu=gpu,
+            gpu_base_bytes=gpu_base,
         )
 
 
@@ -250,7 +262,13 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         request_batch_size=values["request_batch_size"],
         seed=seed,
     )
-    session = LiveSession(subject.target, load, budgeted=budget_ms is not None)
+    session = LiveSession(
+        subject.target,
+        load,
+        gpu=subject.gpu,
+        gpu_base_bytes=subject.gpu_base_bytes,
+        budgeted=budget_ms is not None,
+    )
     session.warm_up(concurrency=values["concurrency"] or 4)
     certificate = None
     if values["concurrency"] is not None:
@@ -304,6 +322,15 @@ def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
     line("requests", lambda r: r["requests"], "requests")
     line("errors", lambda r: r["errors"], "errors")
     line("valid", lambda r: r["validity"]["valid"], "stable")
+    own = rows[0][1] if rows[0][0] == "tritune" else {}
+    for title, key in (
+        ("GPU memory, peak, bytes", "gpu_memory_bytes_peak"),
+        ("GPU utilization", "gpu_utilization"),
+        ("power, W", "power_watts"),
+        ("energy, J per inference", "energy_joules_per_inference"),
+    ):
+        if own.get(key) is not None:
+            line(title, lambda r, key=key: r[key], "")
     click.echo(format_table(table))
     for name, row in rows:
         if name == "tritune":

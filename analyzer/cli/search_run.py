@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.cli.answer import deliver
+from analyzer.cli.devices import gpu_backends, require_gpu_backends
 from analyzer.cli.machine import constants_of
 from analyzer.cli.models import find_model, inspect_path
 from analyzer.cli.options import cache_dir
@@ -45,7 +46,7 @@ def run_search_command(options: SearchOptions) -> str:
     pricing = _pricing(options)
     arrivals = parse_arrivals(options.arrivals)
     machine = inspect_machine()
-    device = _device(options, machine)
+    device, onnx_backend = _device(options)
     path = options.model or find_model(Path.cwd())
     check_search(options)
     twin_ready = start_compiling()
@@ -55,7 +56,7 @@ def run_search_command(options: SearchOptions) -> str:
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = _largest_request(options, arrivals, model)
-        space = _space(options, model, device, machine, largest, progress.warn)
+        space = _space(options, model, device, machine, largest, onnx_backend, progress.warn)
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
         with _executor(options, device, machine) as executor:
             model = _verified(options, model)
@@ -66,7 +67,7 @@ def run_search_command(options: SearchOptions) -> str:
                 _ = executor.workers
             take_sigterm()
             with open_store(options.store_url) as store:
-                record = begin_study(options, store, model, sla, machine)
+                record = begin_study(options, store, model, sla, machine, device)
                 from analyzer.search.request import SearchRequest
 
                 request = SearchRequest(
@@ -137,23 +138,20 @@ def _pricing(options: SearchOptions) -> Pricing:
     return Pricing()
 
 
-def _device(options: SearchOptions, machine: Machine) -> DeviceKind:
+def _device(options: SearchOptions) -> tuple[DeviceKind, Backend]:
+    """Where the instances run, and what runs ONNX graphs there: on a GPU, TensorRT if need be."""
     if options.device == "cpu":
-        return "cpu"
-    usable = bool(machine.gpus) and _cuda_provider()
-    if options.device == "gpu" and not usable and options.ray_address is None:
-        lacks = "ONNX Runtime's CUDA provider" if machine.gpus else "an NVIDIA GPU"
-        raise UsageError(
-            f"--device gpu: this machine lacks {lacks}.",
-            hint="Use --device cpu, or install tritune[gpu]; analyze doctor shows what is here.",
-        )
-    return "gpu" if usable or options.device == "gpu" else "cpu"
-
-
-def _cuda_provider() -> bool:
-    from analyzer.engine.runtimes.onnxruntime_ import import_onnxruntime
-
-    return "CUDAExecutionProvider" in import_onnxruntime().get_available_providers()
+        return "cpu", "onnxruntime"
+    if options.device == "gpu" and options.ray_address is None:
+        try:
+            backends = require_gpu_backends()
+        except MissingPartError as error:
+            raise UsageError(f"--device gpu: {error.message}", hint=error.hint) from error
+    else:
+        backends = gpu_backends()
+        if not backends:
+            return ("gpu" if options.device == "gpu" else "cpu"), "onnxruntime"
+    return "gpu", backends[0]
 
 
 def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> Executor:
@@ -207,6 +205,7 @@ def _space(
     device: DeviceKind,
     machine: Machine,
     largest: int,
+    onnx_backend: Backend,
     warn: Callable[[str], None],
 ) -> Any:
     from analyzer.spaces.loader import SpaceContext, load_space
@@ -222,18 +221,18 @@ def _space(
             tensorrt=device == "gpu" and _tensorrt(options.server, warn),
             accelerators=_accelerators(device),
             cuda_graphs=device == "gpu" and options.server != "embedded",
-            onnx_backend=_onnx_backend(options.server),
+            onnx_backend=_onnx_backend(options.server, onnx_backend),
         ),
     )
 
 
-def _onnx_backend(server: str) -> Backend:
+def _onnx_backend(server: str, here: Backend) -> Backend:
     """What will run ONNX graphs on ``server``, as far as that is known before it is started."""
-    if server != "triton":
-        return "onnxruntime"
+    if server != "triton" or here != "onnxruntime":
+        return here
     from analyzer.targets.triton_install import require_triton
 
-    return require_triton().backend_for("onnxruntime")
+    return require_triton().backend_for(here)
 
 
 def _accelerators(device: DeviceKind) -> tuple[str, ...]:

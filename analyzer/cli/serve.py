@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,13 @@ def serve(
     drains and ends on SIGTERM or Ctrl-C.
     """
     from analyzer.engine.backends import usable_gpus
-    from analyzer.hardware.machine import inspect_machine
+    from analyzer.hardware.gpus import cuda_environment, visible_gpus
     from analyzer.server.app import ServeOptions
     from analyzer.server.app import serve as run
 
+    visible = visible_gpus()
+    # CUDA then counts them in this order, whatever it would have chosen.
+    os.environ.update(cuda_environment(*visible) if visible else {})
     run(
         ServeOptions(
             repository=repository,
@@ -119,6 +123,6 @@ def serve(
             cache_bytes=int(cache_bytes),
             allow_shared_memory=allow_client_shm,
             exit_on_error=exit_on_error,
-            gpus=usable_gpus([gpu.index for gpu in inspect_machine().gpus]),
+            gpus=usable_gpus(len(visible)),
         )
     )

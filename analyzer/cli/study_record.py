@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analyzer import __version__
 from analyzer.cli.machine import constants_of
 from analyzer.cli.search_options import SearchOptions
+from analyzer.domain.configuration import DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import inferences_per_request, parse_arrivals
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 
 def begin_study(
-    options: SearchOptions, store: ResultStore, model: ModelInfo, sla: Sla, machine: Machine
+    options: SearchOptions,
+    store: ResultStore,
+    model: ModelInfo,
+    sla: Sla,
+    machine: Machine,
+    device: DeviceKind,
 ) -> StudyRecord:
     """The study's record: a new one, or the one that ``--resume`` goes on with.
 
@@ -60,6 +66,7 @@ def begin_study(
                 "server": options.server,
                 "sampler": options.sampler,
                 "space": options.space,
+                "device": device,
                 "calibration_data": str(options.calibration_data or "") or None,
                 "model_path": model.path,
                 "budget_s": options.budget,

@@ -169,6 +169,7 @@ def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:
 
 def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> Measurement:
     from analyzer.domain.workload import parse_arrivals
+    from analyzer.hardware.gpus import first_gpu
     from analyzer.measure.plan import LoadPlan
     from analyzer.measure.tasks import Assets
     from analyzer.measure.verify import VerifyPlan, verify_claim
@@ -189,6 +190,9 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
     )
     inputs = assets.request_inputs(options.cache_dir())
 
+    here = "://" not in values["server"]
+    gpu = first_gpu() if here and claim.configuration.device == "gpu" else None
+
     def start() -> AbstractContextManager[Target]:
         return open_target(
             values["server"],
@@ -196,6 +200,7 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
             model_path=subject.model_path,
             inputs_path=inputs,
             configuration=claim.configuration,
+            exported=subject.exported,
         )
 
     def told(test: LoadTest, certificate: Certificate) -> None:
@@ -212,6 +217,7 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
         rate_rps=claim.rate_rps,
         seconds=values["budget"],
         twin=_twin(subject, values["store_url"]),
+        gpu=gpu,
     )
     return verify_claim(claim.configuration, plan, start, on_block=told)
 
@@ -284,7 +290,9 @@ def _print(verification: Verification, subject: ClaimedModel) -> None:
         )
     _print_conditions(subject.conditions, measured)
     for reason in test.validity.reasons:
-        click.echo(f"  invalid      {reason}")
+        click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
+    if (energy := measured.resources.energy_joules_per_inference) is not None:
+        click.echo(f"  energy       {energy:.3g} J per inference, the whole GPU's")
     for note in measured.notes:
         click.echo(f"  note         {note}")
 

@@ -18,6 +18,7 @@ from analyzer.cluster import job_results, processes
 from analyzer.cluster.job_queue import JobQueue
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import TargetTimeoutError
+from analyzer.hardware.gpus import GpuIdentity, cuda_environment, first_gpu
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
@@ -70,7 +71,7 @@ class InProcessExecutor:
         device: What the lease is for.
         cache_dir: See :class:`WorkerContext`; made here.
         cores: CPU cores of the lease; None for all that this process may use.
-        gpu_index: See :class:`WorkerContext`.
+        gpu: See :class:`WorkerContext`; None for the first that this process may use.
         kill_timeout_s: How long ending a job may take.
     """
 
@@ -80,20 +81,21 @@ class InProcessExecutor:
         device: DeviceKind,
         cache_dir: Path,
         cores: int | None = None,
-        gpu_index: int | None = None,
+        gpu: GpuIdentity | None = None,
         kill_timeout_s: float = _KILL_TIMEOUT_S,
     ) -> None:
         cache_dir.mkdir(parents=True, exist_ok=True)
         self._context = WorkerContext(
             worker_id="in-process",
             device=device,
-            gpu_index=0 if gpu_index is None and device == "gpu" else gpu_index,
+            gpu=(gpu or first_gpu()) if device == "gpu" else None,
             cores=cores or usable_cores(),
             cache_dir=cache_dir,
             node=socket.gethostname(),
         )
         self._kill_timeout_s = kill_timeout_s
         self._mark = uuid.uuid4().hex
+        self._before: dict[str, str | None] = {}
         self._queue = JobQueue()
         self._stuck: _Run | None = None
         self._thread: threading.Thread | None = None
@@ -113,7 +115,11 @@ class InProcessExecutor:
             self._thread.join(self._kill_timeout_s)
             self._thread = None
         if os.environ.get(processes.MARK) == self._mark:
-            del os.environ[processes.MARK]
+            for name, before in self._before.items():
+                if before is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = before
 
     @property
     def workers(self) -> int:
@@ -125,7 +131,12 @@ class InProcessExecutor:
 
     def submit(self, job: Job) -> None:
         if self._thread is None:
-            os.environ[processes.MARK] = self._mark
+            # What jobs start inherits these: the mark, and the leased GPU as the only one.
+            own = {processes.MARK: self._mark}
+            if self._context.gpu is not None:
+                own |= cuda_environment(self._context.gpu)
+            self._before = {name: os.environ.get(name) for name in own}
+            os.environ.update(own)
             self._thread = threading.Thread(
                 target=self._work, name="in-process worker", daemon=True
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ from analyzer.cluster.ray_lease import Lease, choose_devices, find_devices
 from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import AnalyzerError, UsageError
+from analyzer.hardware.gpus import GpuIdentity, visible_gpus
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
@@ -38,6 +39,7 @@ class RayExecutor:
         ray_address: A running cluster (``auto``, ``HOST:PORT``), on whose machines this package is
             installed in the same version; None starts Ray on this machine, and ends it.
         cores: CPU cores that a local Ray gives out; None for all that this process may use.
+        gpus: GPUs that a local Ray gives out; None for all that this process may use.
         start_timeout_s: How long a worker may take to come up.
 
     Raises:
@@ -52,6 +54,7 @@ class RayExecutor:
         workers: int | None = None,
         ray_address: str | None = None,
         cores: int | None = None,
+        gpus: Sequence[GpuIdentity] | None = None,
         start_timeout_s: float = _START_TIMEOUT_S,
     ) -> None:
         if ray_address is None and device == "cpu" and workers not in (None, 1):
@@ -65,6 +68,9 @@ class RayExecutor:
         self._asked = workers
         self._address = ray_address
         self._cores = cores or usable_cores()
+        self._gpus = tuple(gpus or ())
+        if gpus is None and device == "gpu" and ray_address is None:
+            self._gpus = visible_gpus()
         self._start_timeout_s = start_timeout_s
         self._queue = JobQueue()
         self._leases: list[Lease] = []
@@ -120,7 +126,7 @@ class RayExecutor:
         return WorkerContext(
             worker_id="local",
             device=self._kind,
-            gpu_index=None,
+            gpu=None,
             cores=self._cores,
             cache_dir=self._cache_dir,
             node=socket.gethostname(),
@@ -154,7 +160,7 @@ class RayExecutor:
     def _host(self) -> None:
         """The thread of Ray's session, in which the session is entered and left."""
         try:
-            with ray_session(address=self._address, cores=self._cores) as ray:
+            with ray_session(address=self._address, cores=self._cores, gpus=self._gpus) as ray:
                 self._open_leases(ray)
                 self._ready.set()
                 self._stop.wait()

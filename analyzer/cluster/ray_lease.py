@@ -118,7 +118,7 @@ class Lease:
         self._context = WorkerContext(
             worker_id=device.worker_id,
             device=device.kind,
-            gpu_index=None,
+            gpu=None,
             cores=device.cores,
             cache_dir=cache_dir,
             node="",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from typing import Any
 
 from analyzer.cluster import guardian
 from analyzer.errors import AnalyzerError, MissingPartError, UsageError
+from analyzer.hardware.gpus import GpuIdentity, cuda_environment
 
 _SESSION = "TRITUNE_SESSION"
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MiB
@@ -45,7 +46,9 @@ _HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
 @contextmanager
-def ray_session(*, address: str | None, cores: int) -> Iterator[ModuleType]:
+def ray_session(
+    *, address: str | None, cores: int, gpus: Sequence[GpuIdentity] = ()
+) -> Iterator[ModuleType]:
     """Ray's module, connected; disconnected or ended at the end.
 
     Must be entered and left by one thread that lives as long: the kernel ends Ray's daemons with
@@ -54,6 +57,8 @@ def ray_session(*, address: str | None, cores: int) -> Iterator[ModuleType]:
     Args:
         address: A running cluster (``auto``, ``HOST:PORT``); None to start Ray on this machine.
         cores: CPU cores that a local Ray may give out.
+        gpus: GPUs that it may give out, by their UUIDs; it would count a GPU in MIG mode as one,
+            and name GPUs by numbers.
 
     Raises:
         MissingPartError: Ray is not installed, or cannot be started.
@@ -67,7 +72,7 @@ def ray_session(*, address: str | None, cores: int) -> Iterator[ModuleType]:
             elif address is not None:
                 yield from _connected(ray, address)
             else:
-                yield from _local(ray, cores)
+                yield from _local(ray, cores, gpus)
 
 
 @contextmanager
@@ -125,15 +130,16 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_TIMEOUT_S).close()
 
 
-def _local(ray: ModuleType, cores: int) -> Iterator[ModuleType]:
+def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator[ModuleType]:
     folder = _make_folder()
     mark = uuid.uuid4().hex
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
-            with _environment({_SESSION: mark}), _without_helpers(ray):
+            with _environment({_SESSION: mark}), _given_out(gpus), _without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=cores,
+                    num_gpus=len(gpus),
                     include_dashboard=False,
                     log_to_driver=False,
                     configure_logging=False,
@@ -226,6 +232,20 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
             # Ray reads the token once more in each session, and keeps its own copy of the first.
             if not name.startswith("RAY_AUTH"):
                 os.environ.pop(name, None)
+
+
+@contextmanager
+def _given_out(gpus: Sequence[GpuIdentity]) -> Iterator[None]:
+    """Shows Ray's daemons these GPUs, which they hand out by the names that they find there."""
+    before = dict(os.environ)
+    os.environ.update(cuda_environment(*gpus) if gpus else {})
+    try:
+        yield
+    finally:
+        for name in cuda_environment():
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """What runs on a worker's machine: the body of the Ray actor, and the end of its process tree.
 
-Of Ray it uses the number of the leased GPU alone; a remote machine needs this package installed,
+Of Ray it uses the name of the leased GPU alone; a remote machine needs this package installed,
 since Ray sends the class by its name.
 """
 
@@ -19,6 +19,7 @@ import psutil
 import analyzer
 from analyzer.cluster import job_results, processes
 from analyzer.errors import AnalyzerError
+from analyzer.hardware.gpus import GpuIdentity, cuda_environment, find_gpu
 from analyzer.hardware.processes import oom_kills
 from analyzer.measure.jobs import WorkerContext
 
@@ -48,7 +49,7 @@ class Worker:
 
     Args:
         mark: What the processes that jobs start are found by.
-        context: What jobs see; ``gpu_index`` and ``node`` are filled in here.
+        context: What jobs see; ``gpu`` and ``node`` are filled in here.
         environment: Variables to set, or (None) to remove, before the first job.
     """
 
@@ -61,10 +62,14 @@ class Worker:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        gpu = _leased_gpu() if context.device == "gpu" else None
+        if gpu is not None:
+            # What jobs start inherits it: CUDA there sees the leased GPU alone, as device 0.
+            os.environ.update(cuda_environment(gpu))
         self._context = WorkerContext(
             worker_id=context.worker_id,
             device=context.device,
-            gpu_index=_leased_gpu() if context.device == "gpu" else None,
+            gpu=gpu,
             cores=context.cores,
             cache_dir=context.cache_dir,
             node=socket.gethostname(),
@@ -94,14 +99,12 @@ class Worker:
             return PackedResult("error", b"", ours, traceback.format_exc())
 
 
-def _leased_gpu() -> int | None:
-    """The number of the GPU that Ray gave to this process; None if it is named otherwise (MIG)."""
+def _leased_gpu() -> GpuIdentity | None:
+    """The GPU that Ray gave to this process, which it names by number or UUID (MIG too)."""
     import ray
 
-    leased = ray.get_gpu_ids()
-    with suppress(ValueError, IndexError):
-        return int(leased[0])
-    return None
+    leased = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return find_gpu(str(leased[0])) if leased else None
 
 
 class TreeEnd(NamedTuple):

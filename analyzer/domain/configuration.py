@@ -186,6 +186,18 @@ class Configuration:
             **{name: getattr(execution, name) for name in _EXECUTION},
         )
 
+    @property
+    def warmup_batch_sizes(self) -> tuple[int, ...]:
+        """The batch sizes that an instance runs before it is ready, ascending.
+
+        On a CPU 1, the preferred sizes and the largest; on a GPU every size, since libraries choose
+        kernels and claim memory for each new shape.
+        """
+        largest = max(self.max_batch_size, 1)
+        if self.device == "gpu":
+            return tuple(range(1, largest + 1))
+        return tuple(sorted({1, *(self.preferred_batch_size or ()), largest}))
+
     def to_dict(self) -> dict[str, Any]:
         """The canonical configuration as JSON-ready values, keys as in the contract.
 

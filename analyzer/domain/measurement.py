@@ -14,7 +14,7 @@ from analyzer.domain.configuration import Configuration
 
 CertificateVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
 LoadTestKind = Literal["edge", "certify", "target", "verify", "measure"]
-InvalidityKind = Literal["lag", "offered_rate", "littles_law"]
+InvalidityKind = Literal["lag", "offered_rate", "littles_law", "throttled"]
 
 # Outcome of one request, as the generator saw it.
 STATUS_OK = 0
@@ -110,7 +110,13 @@ class ResourceUse:
         gpu_memory_source: ``process`` (NVML, the server's own) or ``device`` (difference under the
             exclusive lease).
         gpu_utilization: Mean, 0 to 1.
-        power_watts: Mean.
+        power_watts: Mean, of the whole GPU.
+        energy_joules: Energy of the whole GPU, by its own counter.
+        energy_joules_per_inference: That over the inferences that were answered meanwhile.
+        gpu_clock_mhz: Mean clock of the streaming multiprocessors.
+        gpu_clock_limits: What held the clocks down at any time, by NVML's names of the reasons
+            (``sw_power_cap``, ``hw_thermal_slowdown``).
+        gpu_throttled: Fraction of the time in which heat or the power supply did, 0 to 1.
         cpu_utilization: Mean CPU of the server's processes over the machine's cores, 0 to 1.
     """
 
@@ -119,6 +125,11 @@ class ResourceUse:
     gpu_memory_source: str | None = None
     gpu_utilization: float | None = None
     power_watts: float | None = None
+    energy_joules: float | None = None
+    energy_joules_per_inference: float | None = None
+    gpu_clock_mhz: float | None = None
+    gpu_clock_limits: tuple[str, ...] = ()
+    gpu_throttled: float | None = None
     cpu_utilization: float | None = None
 
 
@@ -276,6 +287,7 @@ class Certificate:
         inflation_source: ``batch_means``, ``twin``, ``lower_threshold`` or ``none``.
         requests_missing: Requests still needed for a decision; None if decided or unknown.
         conditions: What the machine was like during the runs; None where nobody watched.
+        void_reasons: Why runs of it prove nothing, a sentence each (the GPU throttled).
     """
 
     verdict: CertificateVerdict
@@ -288,6 +300,7 @@ class Certificate:
     inflation_source: str = "none"
     requests_missing: int | None = None
     conditions: Conditions | None = None
+    void_reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,8 @@ class SearchSpace:
         threads_max: Upper limit of instances × threads on a CPU; None if there is none.
         request_batch_size: Inferences in each request: no smaller batch can be configured.
         batchable: Whether the model can be batched at all.
-        onnx_backend: What runs ONNX graphs: ``python`` on a Triton that has only that.
+        onnx_backend: What runs ONNX graphs: ``python`` on a Triton that has only that,
+            ``tensorrt`` on a GPU where ONNX Runtime cannot.
         left_out: A sentence for each choice of the file that cannot be measured here.
     """
 

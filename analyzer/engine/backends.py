@@ -7,6 +7,7 @@ benchmarks, and described in ``docs/triton-differences.md``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -140,15 +141,19 @@ def _parameter(config: Any, key: str, default: str) -> str:
     return str(config.parameters[key].string_value)
 
 
-def usable_gpus(indices: Sequence[int]) -> tuple[int, ...]:
-    """Those of the machine's GPUs on which ONNX Runtime can run: all of them or none.
+def usable_gpus(visible: int) -> dict[str, tuple[int, ...]]:
+    """CUDA's numbers of the GPUs that each backend can run on, of ``visible`` ones.
 
     Without this, KIND_AUTO would put models on a GPU that the installed build cannot use.
     """
-    if not indices:
-        return ()
-    providers = import_onnxruntime().get_available_providers()
-    return tuple(indices) if "CUDAExecutionProvider" in providers else ()
+    if not visible:
+        return {}
+    numbers, found = tuple(range(visible)), {}
+    if "CUDAExecutionProvider" in import_onnxruntime().get_available_providers():
+        found["onnxruntime"] = numbers
+    if find_spec("tensorrt") is not None:
+        found["tensorrt"] = numbers
+    return found
 
 
 def _threads(config: Any) -> int:

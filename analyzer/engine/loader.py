@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from analyzer.modelconfig.repository import list_versions, load_config, version_
 from analyzer.modelconfig.rules import (
     MAX_BATCH_SIZE_DEFAULT,
     expand_instances,
+    fill_from_repository,
     finish,
     prepare,
     select_versions,
@@ -34,14 +35,14 @@ class LoadSettings:
 
     Args:
         auto_complete: Whether backends complete configurations (Triton's default).
-        gpus: Ids of the usable GPUs.
+        gpus: CUDA's numbers of the GPUs that each backend can run on, by its name.
         cache: The response cache; None if it is off.
         config_name: ``--model-config-name``; None for ``config.pbtxt``.
         max_batch_size_default: ``--backend-config=default-max-batch-size``.
     """
 
     auto_complete: bool = True
-    gpus: tuple[int, ...] = ()
+    gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cache: ResponseCache | None = None
     config_name: str | None = None
     max_batch_size_default: int = MAX_BATCH_SIZE_DEFAULT
@@ -59,7 +60,10 @@ def read_model_config(folder: Path, name: str, settings: LoadSettings, override:
     config = (
         override if override is not None else load_config(folder, config_name=settings.config_name)
     )
-    prepare(config, directory_name=name, version_files=version_files(folder), gpus=settings.gpus)
+    files = version_files(folder)
+    fill_from_repository(config, directory_name=name, version_files=files)
+    usable = settings.gpus.get(config.backend, ())
+    prepare(config, directory_name=name, version_files=files, gpus=usable)
     return config
 
 

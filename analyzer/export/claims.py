@@ -26,6 +26,7 @@ class ClaimedModel:
     Args:
         model_path: The file that is served.
         data_path: Real inputs; None for made-up ones.
+        exported: The folder of the exported version; None for a study's.
         variant_sha256: Of the file that is served, under which its probes are kept; empty if
             unknown.
         rate_scale: The twin's edge over the measured one; 1 if unknown.
@@ -38,6 +39,7 @@ class ClaimedModel:
     model: ModelInfo
     model_path: Path
     data_path: Path | None = None
+    exported: Path | None = None
     variant_sha256: str = ""
     rate_scale: float = 1.0
     notes: tuple[str, ...] = ()
@@ -144,6 +146,7 @@ def claim_of_repository(
         ),
         model=_served_model(manifest, model_path),
         model_path=model_path,
+        exported=manifest.version_dir,
         data_path=_data_path(evidence.get("provenance", {})),
         notes=(note,) if changed else (),
         conditions=_kept_conditions(entry),

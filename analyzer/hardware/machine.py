@@ -10,26 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzer.hardware.nvml import nvml_session, text
+from analyzer.hardware.gpus import GpuIdentity, visible_gpus
 
 _UNLIMITED_BYTES = 1 << 60  # more than any machine has
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInfo:
-    """One GPU.
-
-    Args:
-        index: NVML's number.
-        name: For example ``NVIDIA H200``.
-        memory_bytes: Total.
-        driver: Version of the driver.
-    """
-
-    index: int
-    name: str
-    memory_bytes: int
-    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +24,7 @@ class Machine:
         cores: Cores that this process may use: its affinity, at most what its control group allows.
         cores_total: Cores of the machine.
         memory_bytes: Memory that this process may use.
-        gpus: By NVML's number.
+        gpus: Those that this process may use (``hardware/gpus.py:visible_gpus``).
         system: Kernel and architecture.
     """
 
@@ -49,7 +32,7 @@ class Machine:
     cores: int
     cores_total: int
     memory_bytes: int
-    gpus: tuple[GpuInfo, ...] = ()
+    gpus: tuple[GpuIdentity, ...] = ()
     system: str = ""
 
     @property
@@ -68,7 +51,7 @@ class Machine:
         Of CPU, cores and GPUs with their driver; not of the memory, which a restart may change by
         a few pages.
         """
-        gpus = [(gpu.name, gpu.memory_bytes >> 30, gpu.driver) for gpu in self.gpus]
+        gpus = [(gpu.name, (gpu.memory_bytes or 0) >> 30, gpu.driver) for gpu in self.gpus]
         facts = repr((self.cpu, self.cores, platform.machine(), gpus))
         return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
@@ -100,7 +83,7 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
         cores=cores,
         cores_total=os.cpu_count() or cores,
         memory_bytes=min(_memory_total(root), _memory_limit(root)),
-        gpus=_gpus(nvml),
+        gpus=visible_gpus(nvml=nvml),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
     )
 
@@ -162,25 +145,3 @@ def _memory_limit(root: Path) -> int:
             if value.isdecimal():
                 limits.append(int(value))
     return min(limits)
-
-
-def _gpus(library: Any | None) -> tuple[GpuInfo, ...]:
-    with nvml_session(library) as nvml:
-        if nvml is None:
-            return ()
-        try:
-            driver = text(nvml.nvmlSystemGetDriverVersion())
-            gpus = []
-            for index in range(nvml.nvmlDeviceGetCount()):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                gpus.append(
-                    GpuInfo(
-                        index=index,
-                        name=text(nvml.nvmlDeviceGetName(handle)),
-                        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                        driver=driver,
-                    )
-                )
-        except nvml.NVMLError:
-            return ()
-        return tuple(gpus)

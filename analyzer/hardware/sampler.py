@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from analyzer.domain.measurement import ResourceUse
+from analyzer.hardware.gpu_meter import GpuMeter
+from analyzer.hardware.gpus import GpuIdentity, open_handle
 from analyzer.hardware.machine import usable_cores
 from analyzer.hardware.nvml import nvml_session
 from analyzer.hardware.processes import (
@@ -30,7 +32,7 @@ class ResourceSampler:
 
     Args:
         pids: The target's processes; their children count too. Empty for a target elsewhere.
-        gpu_index: NVML's number of the GPU; None for none.
+        gpu: The GPU that the target runs on; None for none.
         gpu_base_bytes: What was in use on the GPU before the target started, under the exclusive
             lease. Needed where NVML does not tell the memory of single processes.
         interval_s: Between two samples.
@@ -41,14 +43,14 @@ class ResourceSampler:
         self,
         pids: Sequence[int],
         *,
-        gpu_index: int | None = None,
+        gpu: GpuIdentity | None = None,
         gpu_base_bytes: int | None = None,
         interval_s: float = 0.1,
         nvml: Any | None = None,
     ) -> None:
         self._roots = tuple(pids)
         self._interval_s = interval_s
-        self._gpu = _GpuMeter(gpu_index, gpu_base_bytes, nvml) if gpu_index is not None else None
+        self._gpu = GpuMeter(gpu, gpu_base_bytes, nvml) if gpu is not None else None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pids: tuple[int, ...] = ()
@@ -91,14 +93,7 @@ class ResourceSampler:
             used_s = sum(last - self._cpu_start.get(p, 0.0) for p, last in self._cpu_last.items())
             cpu = min(max(used_s / (elapsed_s * usable_cores()), 0.0), 1.0)
         gpu = self._gpu.result() if self._gpu is not None else ResourceUse()
-        return ResourceUse(
-            memory_bytes_peak=self._memory_peak or None,
-            gpu_memory_bytes_peak=gpu.gpu_memory_bytes_peak,
-            gpu_memory_source=gpu.gpu_memory_source,
-            gpu_utilization=gpu.gpu_utilization,
-            power_watts=gpu.power_watts,
-            cpu_utilization=cpu,
-        )
+        return replace(gpu, memory_bytes_peak=self._memory_peak or None, cpu_utilization=cpu)
 
     def _run(self) -> None:
         count = 0
@@ -124,83 +119,13 @@ class ResourceSampler:
             self._gpu.sample(self._pids)
 
 
-def gpu_used_bytes(index: int, *, nvml: Any | None = None) -> int | None:
+def gpu_used_bytes(gpu: GpuIdentity, *, nvml: Any | None = None) -> int | None:
     """Memory in use on the GPU now, all processes together; None where NVML does not tell."""
     with nvml_session(nvml) as library:
-        if library is None:
+        handle = open_handle(library, gpu) if library is not None else None
+        if library is None or handle is None:
             return None
         try:
-            handle = library.nvmlDeviceGetHandleByIndex(index)
             return int(library.nvmlDeviceGetMemoryInfo(handle).used)
         except library.NVMLError:
             return None
-
-
-class _GpuMeter:
-    """Memory, utilization and power of one GPU."""
-
-    def __init__(self, index: int, base_bytes: int | None, library: Any | None) -> None:
-        self._index = index
-        self._base_bytes = base_bytes
-        self._library = library
-        self._stack = ExitStack()
-        self._nvml: Any | None = None
-        self._handle: Any = None
-        self._own_peak = 0
-        self._device_peak = 0
-        self._utilization: list[float] = []
-        self._power: list[float] = []
-
-    def open(self) -> None:
-        self._nvml = self._stack.enter_context(nvml_session(self._library))
-        if self._nvml is None:
-            return
-        try:
-            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
-        except self._nvml.NVMLError:
-            self._nvml = None
-
-    def close(self) -> None:
-        self._stack.close()
-        self._nvml = None
-
-    def sample(self, pids: Sequence[int]) -> None:
-        nvml, handle = self._nvml, self._handle
-        if nvml is None:
-            return
-        for own in self._ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)):
-            # None where the driver does not tell (a container's own process numbers, MIG).
-            used = [p.usedGpuMemory for p in own if p.pid in pids and p.usedGpuMemory is not None]
-            self._own_peak = max(self._own_peak, sum(used))
-        for memory in self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle)):
-            self._device_peak = max(self._device_peak, int(memory.used))
-        for rates in self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle)):
-            self._utilization.append(rates.gpu / 100.0)
-        for milliwatts in self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)):
-            self._power.append(milliwatts / 1000.0)
-
-    def result(self) -> ResourceUse:
-        memory, source = None, None
-        if self._own_peak:
-            memory, source = self._own_peak, "process"
-        elif self._device_peak and self._base_bytes is not None:
-            memory, source = max(self._device_peak - self._base_bytes, 0), "device"
-        return ResourceUse(
-            gpu_memory_bytes_peak=memory,
-            gpu_memory_source=source,
-            gpu_utilization=_mean(self._utilization),
-            power_watts=_mean(self._power),
-        )
-
-    def _ask(self, question: Callable[[], Any]) -> Iterator[Any]:
-        """The answer, or nothing where this GPU does not tell."""
-        assert self._nvml is not None
-        try:
-            answer = question()
-        except self._nvml.NVMLError:
-            return
-        yield answer
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -67,6 +67,7 @@ def summarize(
     if budget_ms is not None:
         over = int(np.count_nonzero(~(latency_s * 1e3 <= budget_ms)))
     latency_ms = summarize_latency(latency_s, percentile)
+    resources = _with_energy(resources if resources is not None else ResourceUse(), log)
     return LoadTest(
         kind=kind,
         offered_rps=offered,
@@ -87,12 +88,21 @@ def summarize(
         ),
         executions=_executions(counted),
         slowness=slowness_of(log),
-        resources=resources if resources is not None else ResourceUse(),
-        validity=_validity(run, budget_ms, lag_ms),
+        resources=resources,
+        validity=_validity(run, budget_ms, lag_ms, resources),
         aborted=run.aborted,
         seed=seed,
         started_at=run.started_at,
     )
+
+
+def _with_energy(resources: ResourceUse, log: RequestLog) -> ResourceUse:
+    """With the energy of an inference; those of the warm-up and the lead-in took theirs too."""
+    answered = int(log.batch_size[log.status == STATUS_OK].sum())
+    if resources.energy_joules is None or not answered:
+        return resources
+    per_inference = resources.energy_joules / answered
+    return replace(resources, energy_joules_per_inference=per_inference)
 
 
 def set_warmup_apart(log: RequestLog, warmup: Warmup | int) -> RequestLog:
@@ -170,7 +180,9 @@ def _breakdown(
     )
 
 
-def _validity(run: LoadRun, budget_ms: float | None, lag_ms: float | None) -> Validity:
+def _validity(
+    run: LoadRun, budget_ms: float | None, lag_ms: float | None, resources: ResourceUse
+) -> Validity:
     """Judges the whole run, warm-up included: Little's law knows no warm-up.
 
     The rate sent is held against the rate of this very schedule. The nominal rate would blame the
@@ -189,6 +201,8 @@ def _validity(run: LoadRun, budget_ms: float | None, lag_ms: float | None) -> Va
         latency_s_mean=run.in_flight_s_mean,
         closed_loop=run.concurrency is not None,
         requests=len(log),
+        throttled=resources.gpu_throttled,
+        clock_limits=resources.gpu_clock_limits,
     )
 
 

@@ -225,6 +225,10 @@ class _Certifying:
             limit_s -= test.duration_s + lead_s
             if not excused(test):
                 self._take_back(rate)
+                if not self._result.passed:
+                    # Nothing is decided by it, and the certificate says why.
+                    last = [*indices, len(runs) - 1]
+                    self._keep(rate, self._judge(rate, last, claim), indices)
                 return False
             indices.append(len(runs) - 1)
             gathered += test.requests

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import AnalyzerError
+from analyzer.hardware.gpus import GpuIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +24,7 @@ class WorkerContext:
     Args:
         worker_id: Names the lease; stays the same when a fresh process takes it over.
         device: What the lease is for.
-        gpu_index: The GPU's number as NVML counts; None on a CPU, or where it cannot be told. CUDA
-            sees the leased GPU as device 0.
+        gpu: The leased GPU, which CUDA sees as device 0; None on a CPU.
         cores: CPU cores that belong to the lease.
         cache_dir: A folder on the worker's machine, made before the job runs, for variants and
             engines; it outlives the study.
@@ -33,7 +33,7 @@ class WorkerContext:
 
     worker_id: str
     device: DeviceKind
-    gpu_index: int | None
+    gpu: GpuIdentity | None
     cores: int
     cache_dir: Path
     node: str

@@ -60,7 +60,10 @@ def judge_runs(
         earlier=earlier,
         claim=claim,
     )
-    certificate = replace(certificate, conditions=study)
+    void = dict.fromkeys(
+        reason for test in tests if not excused(test) for reason in test.validity.reasons
+    )
+    certificate = replace(certificate, conditions=study, void_reasons=tuple(void))
     medians = [test.latency_ms.p50 for test in tests if test.latency_ms.p50 is not None]
     doubtful = {
         "PASS": not all(map(excused, tests))

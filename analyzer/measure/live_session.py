@@ -13,6 +13,7 @@ from analyzer.domain.measurement import LoadTest, LoadTestKind, RequestLog, Reso
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import TargetCrashError
 from analyzer.hardware.canary import Canary
+from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, summarize
@@ -32,7 +33,7 @@ class LiveSession(Session):
 
     Args:
         target: Ready to answer.
-        gpu_index: The GPU whose memory and power are sampled; None for none.
+        gpu: The GPU whose memory, power and clocks are sampled; None for none.
         gpu_base_bytes: What of its memory was in use before the target started.
         budgeted: Whether the plan's latency budget is one, or only a bound on time-outs.
         first: As of :class:`Session`.
@@ -43,14 +44,14 @@ class LiveSession(Session):
         target: Target,
         plan: LoadPlan,
         *,
-        gpu_index: int | None = None,
+        gpu: GpuIdentity | None = None,
         gpu_base_bytes: int | None = None,
         budgeted: bool = True,
         first: int = 0,
     ) -> None:
         super().__init__(plan, first=first)
         self._target = target
-        self._gpu_index = gpu_index
+        self._gpu = gpu
         self._gpu_base_bytes = gpu_base_bytes
         self._budgeted = budgeted
         self._canary: Canary | None = None
@@ -144,7 +145,7 @@ class LiveSession(Session):
 
     def _sampler(self) -> ResourceSampler:
         return ResourceSampler(
-            self._target.pids, gpu_index=self._gpu_index, gpu_base_bytes=self._gpu_base_bytes
+            self._target.pids, gpu=self._gpu, gpu_base_bytes=self._gpu_base_bytes
         )
 
     def _summarized(

@@ -173,5 +173,12 @@ def combine(uses: list[ResourceUse]) -> ResourceUse:
         gpu_memory_source=sources[-1] if sources else None,
         gpu_utilization=mean("gpu_utilization"),
         power_watts=mean("power_watts"),
+        energy_joules=sum(values("energy_joules")) or None,
+        energy_joules_per_inference=mean("energy_joules_per_inference"),
+        gpu_clock_mhz=mean("gpu_clock_mhz"),
+        gpu_clock_limits=tuple(
+            dict.fromkeys(name for use in uses for name in use.gpu_clock_limits)
+        ),
+        gpu_throttled=mean("gpu_throttled"),
         cpu_utilization=mean("cpu_utilization"),
     )

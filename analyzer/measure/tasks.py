@@ -282,13 +282,13 @@ class MeasureTask:
             inputs = self.assets.request_inputs(context.cache_dir)
             stage = "start"
             # Where NVML cannot match the process, its memory is what the device gained by it.
-            gpu_base = gpu_used_bytes(context.gpu_index) if context.gpu_index is not None else None
+            gpu_base = gpu_used_bytes(context.gpu) if context.gpu is not None else None
             with _nothing_built(context), self._open(Path(variant.path), inputs) as target:
                 stage = "load"
                 session = LiveSession(
                     target,
                     self.load,
-                    gpu_index=context.gpu_index,
+                    gpu=context.gpu,
                     gpu_base_bytes=gpu_base,
                     first=self.certify.blocks if self.certify is not None else 0,
                 )

@@ -14,6 +14,8 @@ from analyzer.domain.measurement import (
     Measurement,
     RequestLog,
 )
+from analyzer.hardware.gpus import GpuIdentity
+from analyzer.hardware.sampler import gpu_used_bytes
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.measure import inflation_at
@@ -35,14 +37,14 @@ class VerifyPlan:
         rate_rps: The claimed rate.
         seconds: Time under load at most; it ends earlier where the claim is decided.
         twin: For the requests' correlation; None where it is unknown.
-        gpu_index: The GPU whose memory is sampled; None for none.
+        gpu: The GPU whose memory, power and clocks are sampled; None for none.
     """
 
     load: LoadPlan
     rate_rps: float
     seconds: float
     twin: ServerModel | None = None
-    gpu_index: int | None = None
+    gpu: GpuIdentity | None = None
 
 
 def verify_claim(
@@ -72,11 +74,12 @@ def verify_claim(
     certificate: Certificate | None = None
     block_s = max(plan.seconds / (4 * STARTS), _BLOCK_S_MIN)
     for start in range(STARTS):
+        gpu_base = gpu_used_bytes(plan.gpu) if plan.gpu is not None else None
         with open_target() as target:
             # Each start draws from its own stream of arrivals.
             load = replace(plan.load, seed=plan.load.seed + start)
             share_s = plan.seconds * (start + 1) / STARTS
-            with LiveSession(target, load, gpu_index=plan.gpu_index) as session:
+            with LiveSession(target, load, gpu=plan.gpu, gpu_base_bytes=gpu_base) as session:
                 session.warm_up(concurrency=load.saturating_concurrency(configuration))
                 while sum(test.duration_s for test in tests) < share_s - 0.1:
                     test = session.run(

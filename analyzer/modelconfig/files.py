@@ -13,11 +13,14 @@ from analyzer.domain.model import ModelInfo
 from analyzer.errors import RepositoryError
 from analyzer.modelconfig.render import (
     MODEL_FILENAMES,
+    configuration_from_config,
     render_config,
     served_configuration,
     template_environment,
 )
 from analyzer.modelconfig.repository import check_model_name
+from analyzer.modelconfig.rules import normalize
+from analyzer.modelconfig.text import CONFIG_NAME, read_config
 
 ONNX_FILENAME = "model.onnx"
 _ENGINE_SUFFIXES = (".plan", ".engine", ".trt")
@@ -101,10 +104,41 @@ def model_files(
     )
 
 
+def exported_files(version_dir: Path) -> ModelFiles:
+    """A version that lies in a repository, with the ``config.pbtxt`` that is there, unmodified.
+
+    Raises:
+        RepositoryError: The configuration cannot be read, or is none that we serve.
+    """
+    folder = version_dir.parent
+    path = folder / CONFIG_NAME
+    config = read_config(path)
+    normalize(config)
+    return ModelFiles(
+        name=config.name or folder.name,
+        config_text=path.read_text(encoding="utf-8"),
+        configuration=configuration_from_config(config),
+        version_files={
+            file.relative_to(version_dir).as_posix(): file
+            for file in sorted(version_dir.rglob("*"))
+            if file.is_file()
+        },
+    )
+
+
 def python_model() -> str:
     """The ``model.py`` that runs ``model.onnx`` in Triton's python backend."""
+    return _model_py(ONNX_FILENAME)
+
+
+def onnxruntime_backend() -> str:
+    """The ``model.py`` of a Python-based backend that stands in for Triton's ``onnxruntime``."""
+    return _model_py(None)
+
+
+def _model_py(filename: str | None) -> str:
     template = template_environment().get_template("model.py.j2")
-    return template.render(filename=ONNX_FILENAME, generator_version=__version__)
+    return template.render(filename=filename, generator_version=__version__)
 
 
 def external_files(onnx_file: Path) -> dict[str, Path]:

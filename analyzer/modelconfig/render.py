@@ -64,8 +64,9 @@ def render_config(
         model: What is served; its shapes are without the batch axis where it is batchable.
         configuration: How; made canonical first.
         backend: Triton's backend if it is not the configuration's own.
-        warmup: Whether each instance runs zeros (valid for every input, tables included) at batch 1
-            and at the maximum before it is ready. Left out where 0 is no valid input.
+        warmup: Whether each instance runs zeros (valid for every input, tables included) at the
+            configuration's ``warmup_batch_sizes`` before it is ready. Left out where 0 is no valid
+            input.
         name: Name under which it is served; the model's own by default.
         filename: Name of the file in the version's folder; the backend's default by default.
 
@@ -102,6 +103,7 @@ def render_config(
             outputs=[_tensor(model, wanted, tensor) for tensor in model.outputs],
             instance_kind="KIND_GPU" if wanted.device == "gpu" else "KIND_CPU",
             instance_count=wanted.instance_count,
+            gpus=(0,) if wanted.device == "gpu" else (),
             dynamic_batching=wanted.dynamic_batching,
             preferred_batch_size=wanted.preferred_batch_size,
             max_queue_delay_us=wanted.max_queue_delay_us,
@@ -253,7 +255,7 @@ def _warmup_batch_sizes(model: ModelInfo, configuration: Configuration) -> tuple
             return ()
         if -1 in tensor.shape or (model.batchable and configuration.max_batch_size == 0):
             return ()  # a sample needs every dimension
-    return tuple(sorted({1, max(configuration.max_batch_size, 1)}))
+    return configuration.warmup_batch_sizes
 
 
 def _choice(proto: Any, key: str, allowed: tuple[str, ...]) -> str | None:

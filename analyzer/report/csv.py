@@ -36,6 +36,9 @@ _USE = (
     "gpu_memory_source",
     "gpu_utilization",
     "power_watts",
+    "energy_joules_per_inference",
+    "gpu_clock_mhz",
+    "gpu_throttled",
     "cpu_utilization",
 )
 

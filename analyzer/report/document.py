@@ -157,7 +157,7 @@ def render_json(document: dict[str, Any]) -> str:
 
 
 def _load_test_values(test: LoadTest | None, use: ResourceUse) -> dict[str, Any]:
-    """Everything from ``throughput_ips`` to ``power_watts``; null what was not measured."""
+    """Everything from ``throughput_ips`` to ``gpu_throttled``; null what was not measured."""
     return {
         "throughput_ips": test.throughput_ips if test is not None else None,
         "latency_ms": asdict(test.latency_ms if test is not None else LatencySummary()),
@@ -168,6 +168,10 @@ def _load_test_values(test: LoadTest | None, use: ResourceUse) -> dict[str, Any]
         "gpu_memory_source": use.gpu_memory_source,
         "gpu_utilization": use.gpu_utilization,
         "power_watts": use.power_watts,
+        "energy_joules_per_inference": use.energy_joules_per_inference,
+        "gpu_clock_mhz": use.gpu_clock_mhz,
+        "gpu_clock_limits": list(use.gpu_clock_limits),
+        "gpu_throttled": use.gpu_throttled,
     }
 
 

@@ -229,6 +229,11 @@ def _measured_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
         rows.append(("GPU utilization", percent(use.gpu_utilization)))
     if use.power_watts is not None:
         rows.append(("power", f"{number(use.power_watts)} W"))
+    if use.energy_joules_per_inference is not None:
+        rows.append(("energy", f"{number(use.energy_joules_per_inference)} J per inference"))
+    if use.gpu_clock_mhz is not None:
+        held = f", held down by {', '.join(use.gpu_clock_limits)}" if use.gpu_clock_limits else ""
+        rows.append(("GPU clock", f"{number(use.gpu_clock_mhz, 4)} MHz{held}"))
     rows.append(("accuracy", accuracy_text(entry.accuracy)))
     return tuple(rows)
 
@@ -265,6 +270,7 @@ def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
         ("effective requests", _effective_text(certificate)),
         ("MLPerf's early stopping", certificate.mlperf),
     ]
+    rows += [("void", reason) for reason in certificate.void_reasons]
     if certificate.requests_missing is not None:
         rows.append(("requests missing", f"{certificate.requests_missing:,}"))
     if certificate.conditions is not None:

@@ -107,6 +107,7 @@ def _plan(context: SearchContext, configurations: Sequence[Configuration]) -> li
         batch_max=max(1, *(c.max_batch_size for c in configurations)),
         request_batch_size=int(context.request.batch_sizes.min()),
         seconds=seconds,
+        on_gpu=context.request.device == "gpu",
     )
 
 

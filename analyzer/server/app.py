@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +59,7 @@ class ServeOptions:
     cache_bytes: int = 0
     allow_shared_memory: bool = False
     exit_on_error: bool = False
-    gpus: tuple[int, ...] = ()
+    gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     drain_timeout_s: int = 30
 

@@ -1,7 +1,8 @@
-"""Whether a load test says anything: the generator's lag, the offered rate, Little's law."""
+"""Whether a load test says anything: the generator, the offered rate, Little's law, the GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 from analyzer.domain.measurement import InvalidityKind, Validity
@@ -39,6 +40,8 @@ def judge(
     latency_s_mean: float | None,
     closed_loop: bool,
     requests: int | None = None,
+    throttled: float | None = None,
+    clock_limits: Sequence[str] = (),
 ) -> Validity:
     """Returns whether the run is valid, with a sentence for each reason against it.
 
@@ -54,6 +57,9 @@ def judge(
             counts as in flight; None if there are none.
         closed_loop: There is no schedule: lag and offered rate are not judged.
         requests: Requests of the run, for the allowance that a small sample gets; None if unknown.
+        throttled: Fraction of the run in which heat or the power supply slowed the GPU down; None
+            where nobody watched.
+        clock_limits: What held its clocks down, NVML's names.
     """
     reasons: dict[InvalidityKind, str] = {}
     if not closed_loop:
@@ -80,6 +86,11 @@ def judge(
                 f"Little's law fails: {in_flight_mean:.4g} requests in flight, but"
                 f" throughput × mean latency is {expected:.4g}"
             )
+    if throttled:
+        reasons["throttled"] = (
+            f"the GPU throttled in {throttled:.0%} of the run ({', '.join(clock_limits)}): what was"
+            " measured meanwhile proves nothing"
+        )
     return Validity(valid=not reasons, reasons=tuple(reasons.values()), kinds=tuple(reasons))
 
 

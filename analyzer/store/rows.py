@@ -70,7 +70,9 @@ def unfinished(record: StudyRecord) -> StoredResult:
         arrivals=options.get("arrivals", "poisson"),
         request_batch_size=options.get("request_batch_size", 1),
         server=options.get("server", "embedded"),
-        baseline_id=baseline_configuration(batchable=record.model.batchable).config_id,
+        baseline_id=baseline_configuration(
+            batchable=record.model.batchable, device=options.get("device", "cpu")
+        ).config_id,
         pricing=Pricing(),
         explanation=Explanation(),
         search=SearchSummary(sampler=options.get("sampler", "twin")),

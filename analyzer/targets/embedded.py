@@ -22,6 +22,7 @@ from analyzer.errors import (
     TargetTimeoutError,
     is_out_of_memory,
 )
+from analyzer.hardware.gpus import cuda_environment, first_gpu
 from analyzer.hardware.processes import oom_kills
 from analyzer.resources import child_environment
 from analyzer.targets.embedded_connection import EmbeddedConnection
@@ -53,6 +54,7 @@ class EmbeddedTarget:
         TargetStartError: On entering, the server did not come up; its last log lines are told.
         TargetMemoryError: It ran out of memory.
         TargetTimeoutError: It was not ready in time.
+        MissingPartError: It is for a GPU, and there is none that this process may use.
     """
 
     notes: tuple[str, ...] = ()
@@ -171,11 +173,11 @@ class EmbeddedTarget:
     def _start(self) -> None:
         assert self._process is None, "an embedded target is started once"
         self._oom_kills = oom_kills()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", "analyzer.targets.embedded_main"]
         environment = child_environment()
         if self.spec.configuration.device == "gpu":
-            environment["CUDA_VISIBLE_DEVICES"] = _visible_device(self.spec.device_index)
+            environment |= cuda_environment(first_gpu())
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
@@ -256,10 +258,3 @@ class EmbeddedTarget:
         if not poller.poll(max(timeout_s, 0.0) * 1e3):
             return None
         return decode_message(self._control.recv(CONTROL_BYTES))
-
-
-def _visible_device(index: int) -> str:
-    """The name of GPU ``index`` of those that this process may see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    return names[index] if index < len(names) else str(index)

@@ -74,7 +74,6 @@ class EmbeddedSpec:
         inputs_path: A ``.npz`` with an array per input. Its first axis counts rows: single
             inferences where the model is batchable, else whole inputs. Requests take their rows
             from it in turn. None where the model needs no inputs.
-        device_index: Which GPU, for a configuration on a GPU.
         warmup_batch_sizes: What every instance runs before the server is ready; empty for the
             sizes that follow from the configuration.
         memory_limit_bytes: Resident memory beyond which the server ends itself as out of memory;
@@ -86,7 +85,6 @@ class EmbeddedSpec:
     configuration: Configuration
     batchable: bool
     inputs_path: str | None = None
-    device_index: int = 0
     warmup_batch_sizes: tuple[int, ...] = field(default=())
     memory_limit_bytes: int | None = None
 
@@ -109,13 +107,10 @@ class EmbeddedSpec:
     def warmup_sizes(self) -> tuple[int, ...]:
         """The batch sizes to warm up, largest first so that memory is claimed once.
 
-        On a CPU the extremes and the preferred sizes; on a GPU, where kernels are chosen by shape,
-        also the powers of two between them.
+        On a CPU the extremes and the preferred sizes; on a GPU, where kernels are chosen and memory
+        is claimed for each new shape, every size.
         """
         if self.warmup_batch_sizes:
             return self.warmup_batch_sizes
-        largest = max(self.configuration.max_batch_size, 1)
-        sizes = {1, largest, *(self.configuration.preferred_batch_size or ())}
-        if self.configuration.device == "gpu":
-            sizes |= {1 << power for power in range(largest.bit_length())}
+        sizes = self.configuration.warmup_batch_sizes
         return tuple(sorted(sizes, reverse=True)) if self.batchable else (1,)

@@ -33,6 +33,7 @@ def open_target(
     model_path: Path,
     inputs_path: Path,
     configuration: Configuration,
+    exported: Path | None = None,
 ) -> AbstractContextManager[Target]:
     """The target, to be entered and left on one thread.
 
@@ -43,6 +44,8 @@ def open_target(
         model_path: Its variant's file.
         inputs_path: A ``.npz`` with an array of rows per input.
         configuration: How it is served.
+        exported: The folder of a version in a repository, which a Triton that is started here
+            serves with the ``config.pbtxt`` that is there, unmodified.
 
     Raises (all but the first also on entering):
         UsageError: ``server`` names none.
@@ -54,7 +57,7 @@ def open_target(
     if server == "embedded":
         return _embedded(model, model_path, inputs_path, configuration)
     if server == "triton":
-        return _started_triton(model, model_path, inputs_path, configuration)
+        return _started_triton(model, model_path, inputs_path, configuration, exported)
     return _running_server(server, model, model_path, inputs_path, configuration)
 
 
@@ -83,24 +86,36 @@ def _embedded(
 
 @contextmanager
 def _started_triton(
-    model: ModelInfo, model_path: Path, inputs_path: Path, configuration: Configuration
+    model: ModelInfo,
+    model_path: Path,
+    inputs_path: Path,
+    configuration: Configuration,
+    exported: Path | None,
 ) -> Iterator[Target]:
-    from analyzer.modelconfig.files import model_files
+    from analyzer.hardware.gpus import first_gpu
+    from analyzer.modelconfig.files import exported_files, model_files
     from analyzer.targets.endpoint_target import local_target, temporary_name
     from analyzer.targets.triton_install import require_triton
     from analyzer.targets.triton_server import TritonServer
 
     install = require_triton()
     backend = install.backend_for(configuration.backend)
-    name = temporary_name(model.name, configuration)
-    files = model_files(model, model_path, configuration, backend=backend, name=name)
+    if exported is not None and backend == configuration.backend:
+        files = exported_files(exported)
+    else:
+        name = temporary_name(model.name, configuration)
+        files = model_files(model, model_path, configuration, backend=backend, name=name)
     notes: tuple[str, ...] = ()
     if backend != configuration.backend:
         absent = f"Triton here has no {configuration.backend} backend"
         notes = (f"{absent}; ONNX Runtime was measured inside its {backend} backend.",)
+    elif install.stand_in and backend == "onnxruntime":
+        own = "on ONNX Runtime in a Python-based backend"
+        notes = (f"Triton here has no onnxruntime backend: the native configuration ran {own}.",)
     inputs = _read_inputs(model, inputs_path)
+    gpu = first_gpu() if configuration.device == "gpu" else None
     with (
-        TritonServer(install) as server,
+        TritonServer(install, gpu=gpu) as server,
         # Over HTTP the generator has the least work.
         local_target(server, files, inputs, model=model, notes=notes, unload=False) as target,
     ):

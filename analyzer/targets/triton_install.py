@@ -18,6 +18,8 @@ HOME_VARIABLE = "TRITUNE_TRITON_HOME"
 _WHEEL_SERVER = Path("pytriton") / "tritonserver"
 _WHEEL_LIBRARIES = "nvidia_pytriton.libs"
 _STUB = "triton_python_backend_stub"
+# The release notes of Triton 23.12 (server 2.41) introduce Python-based backends.
+_PYTHON_BASED_SINCE = (2, 41)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,8 @@ class TritonInstall:
         executable: The ``tritonserver`` program.
         source: How it was found, for people.
         backend_dir: ``--backend-directory``.
-        backends: Names of the backends in it.
+        backends: Names of the backends that it can have, ours among them.
+        stand_in: Whether its ``onnxruntime`` is ours: a Python-based backend beside its own.
         libraries: Folder for ``LD_LIBRARY_PATH`` (the wheel's own libraries); None if the system's
             linker knows them.
         stub: The python backend's stub where it does not lie in ``backend_dir`` yet (a plain
@@ -43,6 +46,16 @@ class TritonInstall:
     libraries: Path | None = None
     stub: Path | None = None
     version: str | None = None
+    stand_in: bool = False
+
+    @property
+    def described(self) -> str:
+        """For people: version or program, and the backends."""
+        names = [
+            f"{name}, ours in Python" if self.stand_in and name == "onnxruntime" else name
+            for name in self.backends
+        ]
+        return f"{self.version or self.executable} ({'; '.join(names)})"
 
     def backend_for(self, backend: Backend) -> Backend:
         """The backend on which a configuration for ``backend`` can be served here.
@@ -152,12 +165,16 @@ def _install(executable: Path, source: str) -> TritonInstall | None:
         if not (folder / f"libtriton_{folder.name}.so").is_file():
             continue
         if folder.name == "python" and not (folder / _STUB).is_file():
-            version = f"{sys.version_info.major}.{sys.version_info.minor}"
-            stub = server / "python_backend_stubs" / version / _STUB
+            python = f"{sys.version_info.major}.{sys.version_info.minor}"
+            stub = server / "python_backend_stubs" / python / _STUB
             if not stub.is_file():
                 continue
         backends.append(folder.name)
     told = server / "TRITON_VERSION"
+    version = told.read_text().strip() if told.is_file() else None
+    stand_in = "python" in backends and "onnxruntime" not in backends and _python_based(version)
+    if stand_in:
+        backends = sorted([*backends, "onnxruntime"])
     return TritonInstall(
         executable=executable,
         source=source,
@@ -165,5 +182,12 @@ def _install(executable: Path, source: str) -> TritonInstall | None:
         backends=tuple(backends),
         libraries=libraries if libraries.is_dir() else None,
         stub=stub,
-        version=told.read_text().strip() if told.is_file() else None,
+        version=version,
+        stand_in=stand_in,
     )
+
+
+def _python_based(version: str | None) -> bool:
+    """Whether a server loads Python-based backends."""
+    numbers = (version or "").split(".")[:2]
+    return all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= _PYTHON_BASED_SINCE

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from analyzer.errors import TargetCrashError, TargetStartError, TargetTimeoutError
+from analyzer.hardware.gpus import GpuIdentity, cuda_environment
 from analyzer.hardware.processes import is_running
-from analyzer.modelconfig.files import ModelFiles
+from analyzer.modelconfig.files import ModelFiles, onnxruntime_backend
 from analyzer.modelconfig.text import CONFIG_NAME
 from analyzer.targets.http_endpoint import HttpEndpoint
 from analyzer.targets.ports import LOOPBACK, free_ports, shared_with_others
@@ -28,6 +29,7 @@ _POLL_S = 0.05
 _END_S = 5.0  # for the rest of the log once the server is gone
 _KILLED_S = 30.0  # the kernel frees a large process's memory first
 _START_ATTEMPTS = 3  # another process may take a port between our choice and the server's start
+_STRICT = "--disable-auto-complete-config"
 _FOLDER_PREFIX = "tritune-triton-"
 _SHARED_MEMORY = Path("/dev/shm")
 # The server stands back behind a generator that may not run with real-time priority
@@ -56,6 +58,9 @@ class TritonServer:
         install: Which server.
         start_timeout_s: Until it must be ready.
         arguments: Further arguments of ``tritonserver``.
+        gpu: The one GPU that it sees; None for those that this process sees.
+        auto_complete: Whether backends may complete configurations. What we render is complete, and
+            the TensorRT backend would add dynamic batching to it.
 
     Raises:
         TargetStartError: On entering, it did not come up; its last log lines are told.
@@ -68,11 +73,14 @@ class TritonServer:
         *,
         start_timeout_s: float = 60.0,
         arguments: tuple[str, ...] = (),
+        gpu: GpuIdentity | None = None,
+        auto_complete: bool = False,
     ) -> None:
         self.install = install
         self.http_port = self.grpc_port = self.metrics_port = 0
         self._start_timeout_s = start_timeout_s
-        self._arguments = arguments
+        self._arguments = arguments if auto_complete else (_STRICT, *arguments)
+        self._gpu = gpu
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._log = ServerLog()
@@ -208,7 +216,7 @@ class TritonServer:
         try:
             self._process = subprocess.Popen(
                 command,
-                env=python_environment(self.install),
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -262,6 +270,11 @@ class TritonServer:
                 return f"port {port} is also listened to by another process"
         return None
 
+    def _environment(self) -> dict[str, str]:
+        """With one GPU alone, since Triton starts the instances of a group on each that it sees."""
+        own = cuda_environment(self._gpu) if self._gpu is not None else {}
+        return python_environment(self.install) | own
+
     def _reason(self) -> str:
         """The last log lines; of a usage text (a wrong option) what came before it."""
         lines = self._log.lines()
@@ -269,15 +282,29 @@ class TritonServer:
         return "\n".join(lines[:usage][-12:])
 
     def _backend_dir(self) -> Path:
-        """The backends' folder; for a plain wheel a copy in which the stub lies where it must."""
-        if self.install.stub is None:
-            return self.install.backend_dir
+        """The backends' folder: the installation's, or one of ours that has what it lacks.
+
+        That is the python backend's stub of a plain wheel, and ONNX Runtime as a Python-based
+        backend, which serves native configurations unmodified.
+        """
+        install = self.install
+        if install.stub is None and not install.stand_in:
+            return install.backend_dir
         assert self._folder is not None
-        copy = self._folder / "backends"
-        if not copy.exists():
-            shutil.copytree(self.install.backend_dir, copy)
-            shutil.copy2(self.install.stub, copy / "python" / self.install.stub.name)
-        return copy
+        own = self._folder / "backends"
+        if own.exists():
+            return own
+        own.mkdir()
+        for backend in install.backend_dir.iterdir():
+            if install.stub is not None and backend.name == "python":
+                shutil.copytree(backend, own / "python")
+                shutil.copy2(install.stub, own / "python" / install.stub.name)
+            elif not (install.stand_in and backend.name == "onnxruntime"):
+                (own / backend.name).symlink_to(backend.resolve())
+        if install.stand_in:
+            (own / "onnxruntime").mkdir()
+            (own / "onnxruntime" / "model.py").write_text(onnxruntime_backend(), encoding="utf-8")
+        return own
 
 
 def _sweep() -> None:

@@ -173,6 +173,7 @@ class VariantCalibration:
                     "busy": result.probe.busy,
                     "batch": result.probe.batch,
                     "seconds": result.probe.seconds,
+                    "on_gpu": result.probe.on_gpu,
                     "samples_ms": list(result.samples_ms),
                     "limit_ms": result.limit_ms,
                     "rounds": [list(pair) for pair in result.rounds],
@@ -186,8 +187,8 @@ class VariantCalibration:
         """What :meth:`to_dict` wrote."""
         results = []
         for record in values["results"]:
-            names = ("threads", "busy", "batch", "seconds")
-            probe = Probe(**{name: record[name] for name in names})
+            names = ("threads", "busy", "batch", "seconds", "on_gpu")
+            probe = Probe(**{name: record[name] for name in names if name in record})
             samples = tuple(record["samples_ms"])
             results.append(
                 ProbeResult(

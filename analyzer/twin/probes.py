@@ -21,12 +21,16 @@ _GAP_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One short run: ``busy`` instances with ``threads`` threads each execute ``batch``."""
+    """One short run: ``busy`` instances with ``threads`` threads each execute ``batch``.
+
+    On a GPU there are no ``threads`` (0), and its instances share it.
+    """
 
     threads: int
     busy: int
     batch: int
     seconds: float = 0.15
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,8 @@ class ProbeResult:
     def __post_init__(self) -> None:
         mean_ms = math.nan
         if self.samples_ms:
-            mean_ms = trimmed_mean_ms(self.samples_ms, crowded=self.probe.threads != 1)
+            crowded = self.probe.threads != 1 and not self.probe.on_gpu
+            mean_ms = trimmed_mean_ms(self.samples_ms, crowded=crowded)
         object.__setattr__(self, "mean_ms", mean_ms)
 
 
@@ -59,8 +64,10 @@ def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
 
     Args:
         samples_ms: At least one.
-        crowded: With several threads the executions of which two shared a core are left out: they
-            take up to three times as long, and their share in a short probe is random.
+        crowded: With several threads of a CPU the executions of which two shared a core are left
+            out: they take up to three times as long, and their share in a short probe is random.
+            What instances on a GPU cost each other looks the same and stays in: it is the
+            deployment's own.
     """
     ordered = np.sort(np.asarray(samples_ms))
     if crowded:
@@ -96,6 +103,7 @@ def plan_probes(
     batch_max: int,
     request_batch_size: int = 1,
     seconds: float = 0.15,
+    on_gpu: bool = False,
 ) -> list[Probe]:
     """The probes of one variant, at most 20, where they inform most.
 
@@ -105,6 +113,7 @@ def plan_probes(
     Args:
         deployments: (instances, threads) pairs of the space, the simplest first.
         batch_max: Largest batch of the space; 1 for a model that cannot be batched.
+        on_gpu: Whether the instances run on a GPU.
     """
     smallest = min(request_batch_size, batch_max)
     sizes = sorted({smallest, *(s for s in (2, 4, 8, 16, 32, 64) if smallest < s <= batch_max)})
@@ -112,6 +121,10 @@ def plan_probes(
         sizes = [sizes[0], *sizes[2:-1:2], sizes[-1]] if len(sizes) > 6 else sizes
     ends = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
     probes: dict[Probe, None] = {}
+
+    def probe(threads: int, busy: int, size: int) -> Probe:
+        return Probe(threads=threads, busy=busy, batch=size, seconds=seconds, on_gpu=on_gpu)
+
     threads_seen: set[int] = set()
     # ONNX Runtime's own default (0) comes last: it is the baseline's, hardly ever the winner's.
     for instances, threads in sorted(deployments, key=lambda pair: (pair[1] or 1 << 30, pair[0])):
@@ -119,9 +132,9 @@ def plan_probes(
             threads_seen.add(threads)
             first = len(threads_seen) == 1
             for size in sizes if first else ends:
-                probes[Probe(threads=threads, busy=1, batch=size, seconds=seconds)] = None
+                probes[probe(threads, 1, size)] = None
         if instances > 1:
             for size in ends:
-                probes[Probe(threads=threads, busy=instances, batch=size, seconds=seconds)] = None
+                probes[probe(threads, instances, size)] = None
     ordered = sorted(probes, key=lambda p: (p.threads or 1 << 30, p.busy, p.batch))
     return ordered[:PROBES_MAX]

@@ -130,7 +130,7 @@ class ServedSubject:
             context=WorkerContext(
                 worker_id="bench",
                 device="cpu",
-                gpu_index=None,
+                gpu=None,
                 cores=usable_cores(),
                 cache_dir=folder,
                 node="bench",

@@ -94,7 +94,7 @@ def test_a_value_comes_back(executor: Executor, tmp_path: Path) -> None:
     assert result.error is None and not result.lost
     value, context = result.value  # type: ignore[misc]
     assert value == 42
-    assert context.device == "cpu" and context.gpu_index is None and context.cores >= 1
+    assert context.device == "cpu" and context.gpu is None and context.cores >= 1
     assert context.worker_id == result.worker_id
     assert 0 <= result.seconds < RUN_S
 

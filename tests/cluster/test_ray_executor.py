@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -160,6 +161,41 @@ def test_the_environment_is_the_users(ray_executor: RayExecutor) -> None:
     assert result.value == [os.environ.get(name) for name in names]
 
 
+@pytest.mark.ray
+@pytest.mark.timing
+def test_leases_of_a_local_ray_are_by_uuid_mig_too(tmp_path: Path) -> None:
+    """Two made-up devices; what a job starts sees its own alone, in the order of the PCI bus."""
+    code = """
+import json, subprocess, sys, time
+from pathlib import Path
+from analyzer.cluster.ray_executor import RayExecutor
+from analyzer.hardware.gpus import GpuIdentity
+from analyzer.measure.jobs import Job
+
+def run(context):
+    time.sleep(0.5)  # so that both workers take one
+    code = "import os; print(*(os.environ[f'CUDA_{n}'] for n in ('DEVICE_ORDER', 'VISIBLE_DEVICES')))"
+    return context.gpu.uuid, subprocess.check_output([sys.executable, "-c", code], text=True)
+
+gpus = [GpuIdentity(uuid="GPU-aaaa"), GpuIdentity(uuid="MIG-bbbb")]
+with RayExecutor(device="gpu", cache_dir=Path(sys.argv[1]), cores=2, gpus=gpus) as executor:
+    assert executor.workers == 2
+    for number in range(2):
+        executor.submit(Job(str(number), run, 60.0))
+    print(json.dumps([executor.next_result(60.0).value for _ in range(2)]))
+"""
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("CUDA")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=110,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(done.stdout)) == [
+        ["GPU-aaaa", "PCI_BUS_ID GPU-aaaa\n"],
+        ["MIG-bbbb", "PCI_BUS_ID MIG-bbbb\n"],
+    ]
+
+
 @pytest.fixture
 def cluster() -> Iterator[SimpleNamespace]:
     """Two machines with made-up GPUs, one without, beside the driver's; in a process of its own."""
@@ -208,7 +244,7 @@ address, folder = sys.argv[1], Path(sys.argv[2])
 def run(context):
     start = time.time()
     time.sleep(0.5)
-    return context.worker_id, context.gpu_index, context.cores, start, time.time(), os.getpid()
+    return context.worker_id, context.gpu.uuid, context.cores, start, time.time(), os.getpid()
 
 def wait(executor, count):
     return [executor.next_result(60.0) for _ in range(count)]
@@ -244,8 +280,6 @@ except AnalyzerError as error:
 @pytest.mark.timeout(240)
 @pytest.mark.timing
 def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: SimpleNamespace, tmp_path: Path) -> None:
-    import json
-
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path)], env=environment, text=True,
@@ -256,7 +290,7 @@ def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: SimpleNamespace, tmp_path
         assert found["workers"] == 3
         by_worker: dict[str, list[tuple[float, float]]] = {}
         for worker, gpu, cores, start, end, _ in found["runs"]:
-            assert cores == 2 and gpu in (0, 1)
+            assert cores == 2 and gpu in ("0", "1")
             by_worker.setdefault(worker, []).append((start, end))
         assert sorted(by_worker) == ["gpu-0", "gpu-1", "gpu-2"]
         for spans in by_worker.values():

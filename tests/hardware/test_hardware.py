@@ -1,70 +1,20 @@
-"""Facts of the machine and sampling, with a made-up NVML of the real one's names."""
+"""Facts of the machine and sampling of processes; GPUs are in test_gpus.py."""
 
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from analyzer.hardware.machine import GpuInfo, Machine, inspect_machine, usable_cores
+from analyzer.hardware.fake_nvml import FakeGpu, FakeNvml
+from analyzer.hardware.machine import Machine, inspect_machine, usable_cores
 from analyzer.hardware.processes import cpu_seconds, resident_bytes, with_children
-from analyzer.hardware.sampler import ResourceSampler, gpu_used_bytes
+from analyzer.hardware.sampler import ResourceSampler
 from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
 
-
-class FakeNvml:
-    """The part of ``pynvml`` that is used, with its names and units."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, processes=(), used=5 << 30, power=True) -> None:
-        self.processes = processes
-        self.used = used
-        self.power = power
-        self.sessions = 0
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self.sessions += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.sessions -= 1
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
-        return b"580.1"
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        if index > 1:
-            raise self.NVMLError("Invalid Argument")
-        return index
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(total=139 << 30, used=self.used, free=0)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(gpu=50, memory=10)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
-        if not self.power:
-            raise self.NVMLError("Not Supported")
-        return 250_000
-
-
-class NoDriver(FakeNvml):
-    def nvmlInit(self) -> None:  # noqa: N802
-        raise self.NVMLError("Driver Not Loaded")
+NO_DRIVER = {"nvmlInit": "NVML_ERROR_DRIVER_NOT_LOADED"}
 
 
 def test_this_machine() -> None:
@@ -85,12 +35,12 @@ def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
     (group / "cpu.max").write_text("max 100000\n")
     (group.parent / "cpu.max").write_text("100000 100000\n")
     (group / "memory.max").write_text(f"{2 << 30}\n")
-    machine = inspect_machine(root=tmp_path, nvml=NoDriver())
+    machine = inspect_machine(root=tmp_path, nvml=FakeNvml(faults=NO_DRIVER))
     assert machine.cores == 1
     assert machine.memory_bytes == 2 << 30
     assert machine.hardware == "1 × Intel Xeon @ 2.10GHz, 2 GiB"
     (group / "memory.max").write_text("max\n")
-    assert inspect_machine(root=tmp_path, nvml=NoDriver()).memory_bytes == 8 << 30
+    assert inspect_machine(root=tmp_path, nvml=FakeNvml(faults=NO_DRIVER)).memory_bytes == 8 << 30
 
 
 @pytest.mark.parametrize(
@@ -134,13 +84,11 @@ def test_usable_cores_know_affinity_and_quotas(
 
 
 def test_gpus_are_told_and_part_of_the_key() -> None:
-    nvml = FakeNvml()
+    nvml = FakeNvml([FakeGpu(uuid="GPU-1"), FakeGpu(uuid="GPU-2")])
     machine = inspect_machine(nvml=nvml)
-    assert machine.gpus[1] == GpuInfo(
-        index=1, name="NVIDIA H200", memory_bytes=139 << 30, driver="580.1"
-    )
     assert machine.hardware.endswith("2 × NVIDIA H200")
-    assert machine.hardware_key != inspect_machine(nvml=NoDriver()).hardware_key
+    without = inspect_machine(nvml=FakeNvml(faults=NO_DRIVER))
+    assert machine.hardware_key != without.hardware_key
     assert nvml.sessions == 0
     plain = Machine(cpu="x", cores=1, cores_total=1, memory_bytes=1 << 30)
     assert (
@@ -208,47 +156,6 @@ def test_processes_that_are_gone_do_no_harm() -> None:
     assert sampler.result().memory_bytes_peak is None
     assert resident_bytes(process.pid) == 0
     assert cpu_seconds(process.pid) == 0
-
-
-def sample_gpu(nvml: FakeNvml, **options):
-    sampler = ResourceSampler([os.getpid()], gpu_index=0, nvml=nvml, interval_s=0.01, **options)
-    with sampler:
-        time.sleep(0.05)
-    assert nvml.sessions == 0
-    return sampler.result()
-
-
-@pytest.mark.timing
-def test_gpu_memory_of_the_process_where_nvml_tells() -> None:
-    use = sample_gpu(FakeNvml(processes=((os.getpid(), 3 << 30), (1, 9 << 30))))
-    assert use.gpu_memory_bytes_peak == 3 << 30
-    assert use.gpu_memory_source == "process"
-    assert use.gpu_utilization == pytest.approx(0.5)
-    assert use.power_watts == pytest.approx(250)
-
-
-@pytest.mark.parametrize("processes", [(), ((1, 9 << 30),), ((os.getpid(), None),)])
-@pytest.mark.timing
-def test_gpu_memory_of_the_device_elsewhere(processes) -> None:
-    use = sample_gpu(FakeNvml(processes=processes, power=False), gpu_base_bytes=1 << 30)
-    assert use.gpu_memory_bytes_peak == 4 << 30
-    assert use.gpu_memory_source == "device"
-    assert use.power_watts is None
-
-
-def test_without_a_base_the_device_says_nothing() -> None:
-    use = sample_gpu(FakeNvml())
-    assert use.gpu_memory_bytes_peak is None
-    assert use.gpu_memory_source is None
-
-
-def test_without_a_driver_or_the_gpu_nothing_is_told() -> None:
-    assert gpu_used_bytes(0, nvml=NoDriver()) is None
-    assert gpu_used_bytes(7, nvml=FakeNvml()) is None
-    assert gpu_used_bytes(0, nvml=FakeNvml()) == 5 << 30
-    with ResourceSampler([os.getpid()], gpu_index=7, nvml=FakeNvml()) as sampler:
-        pass
-    assert sampler.result().gpu_utilization is None
 
 
 def test_timer_slack_is_put_back() -> None:

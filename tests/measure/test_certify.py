@@ -167,6 +167,21 @@ def test_an_invalid_run_turns_a_fail_into_undecided(
     assert judge_runs([disturbed], session.logs, load, None).verdict == "UNDECIDED"
 
 
+@pytest.mark.parametrize(("rate_rps", "verdict"), [(200.0, "PASS"), (2000.0, "FAIL")])
+def test_a_certificate_taken_while_the_gpu_throttled_is_void_and_says_so(
+    session: VirtualSession, load: LoadPlan, rate_rps: float, verdict: str
+) -> None:
+    test = session.run(rate_rps, 60.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    assert judge_runs([test], session.logs, load, 1.0).verdict == verdict
+    reason = "the GPU throttled in 34% of the run (hw_slowdown)"
+    hot = replace(test, validity=Validity(valid=False, reasons=(reason,), kinds=("throttled",)))
+    assert judge_runs([hot], session.logs, load, 1.0).verdict == "UNDECIDED"
+    assert judge_runs([hot], session.logs, load, 1.0).void_reasons == (reason,)
+    assert judge_runs([test], session.logs, load, 1.0).void_reasons == ()
+    merged = merge_tests([hot], session.logs, percentile=99.0)
+    assert merged.validity.reasons == (reason,)
+
+
 def test_merged_runs_pool_requests_and_latencies(session: VirtualSession) -> None:
     for seconds in (1.0, 3.0):
         session.run(100.0, seconds, kind="certify", stream=STREAM_CERTIFY, abort=False)

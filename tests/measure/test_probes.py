@@ -47,6 +47,19 @@ def test_a_plan_has_at_most_twenty_probes_that_the_space_allows(
     assert any(probe.busy == 1 for probe in probes)
 
 
+def test_contention_on_a_gpu_stays_in_and_that_of_crowded_cores_goes() -> None:
+    # Half of the executions wait for another instance's kernels.
+    samples = (1.0, 2.0) * 20
+    crowded = ProbeResult(probe=Probe(threads=0, busy=4, batch=8), samples_ms=samples)
+    shared = ProbeResult(probe=Probe(threads=0, busy=4, batch=8, on_gpu=True), samples_ms=samples)
+    assert crowded.mean_ms == pytest.approx(1.0)
+    assert shared.mean_ms == pytest.approx(1.5, abs=0.03)
+    calibration = VariantCalibration(variant=FP32, results=(shared,))
+    assert VariantCalibration.from_dict(FP32, calibration.to_dict()) == calibration
+    plan = plan_probes(deployments=[(1, 0), (4, 0)], batch_max=64, on_gpu=True)
+    assert all(probe.on_gpu for probe in plan)
+
+
 def test_a_model_that_cannot_be_batched_is_probed_with_one() -> None:
     probes = plan_probes(deployments=[(1, 1), (2, 1)], batch_max=1)
     assert {probe.batch for probe in probes} == {1}

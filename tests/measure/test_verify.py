@@ -11,6 +11,7 @@ import pytest
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Certificate, LoadTest, Measurement
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.hardware.gpus import GpuIdentity
 from analyzer.measure import verify
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
@@ -35,6 +36,7 @@ class Machine:
         self.starts = 0
         self.running = 0
         self.seeds: list[int] = []
+        self.watched: list[tuple[object, int | None]] = []
         self.told: list[tuple[int, str]] = []
 
     @contextmanager
@@ -45,7 +47,10 @@ class Machine:
         yield self
         self.running -= 1
 
-    def session(self, target: Any, load: LoadPlan, *, gpu_index: int | None) -> VirtualSession:
+    def session(
+        self, target: Any, load: LoadPlan, *, gpu: object, gpu_base_bytes: int | None
+    ) -> VirtualSession:
+        self.watched.append((gpu, gpu_base_bytes))
         self.seeds.append(load.seed)
         slow = self.starts > self.slow_from
         service = self.slower if slow else self.service
@@ -54,12 +59,15 @@ class Machine:
     def on_block(self, test: LoadTest, certificate: Certificate) -> None:
         self.told.append((self.starts, certificate.verdict))
 
-    def verify(self, load: LoadPlan, rate_rps: float, seconds: float) -> Measurement:
+    def verify(
+        self, load: LoadPlan, rate_rps: float, seconds: float, gpu: GpuIdentity | None = None
+    ) -> Measurement:
         plan = verify.VerifyPlan(
             load=load,
             rate_rps=rate_rps,
             seconds=seconds,
             twin=ServerModel(policy=self.policy, service=self.service, overhead_ms=0.0),
+            gpu=gpu,
         )
         return verify.verify_claim(CONFIGURATION, plan, self.open, on_block=self.on_block)
 
@@ -89,6 +97,19 @@ def test_a_true_claim_holds_after_a_restart(make: Any, load: LoadPlan) -> None:
     assert found.headline is not None
     assert found.headline.requests == found.certificate.requests
     assert found.certificate.requests == sum(test.requests for test in found.load_tests)
+
+
+def test_the_gpu_is_watched_and_its_memory_read_before_each_start(
+    make: Any, load: LoadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = make()
+    gpu = GpuIdentity(uuid="GPU-1")
+    # What is in use while no server runs belongs to others.
+    monkeypatch.setattr(
+        verify, "gpu_used_bytes", lambda asked: asked is gpu and (1 + machine.starts) << 30
+    )
+    machine.verify(load, 200.0, 120.0, gpu)
+    assert machine.watched == [(gpu, 1 << 30), (gpu, 2 << 30)]
 
 
 def test_a_false_claim_is_refuted_before_any_restart(make: Any, load: LoadPlan) -> None:

@@ -77,7 +77,7 @@ CONFIGURATIONS = [
 
 @pytest.fixture(scope="module")
 def endpoint(triton_install: TritonInstall) -> Iterator[HttpEndpoint]:
-    with TritonServer(triton_install) as server:
+    with TritonServer(triton_install, auto_complete=True) as server:
         yield HttpEndpoint("127.0.0.1", server.http_port)
 
 

@@ -134,6 +134,17 @@ def test_warm_up_runs_zeros_at_one_and_at_the_maximum() -> None:
     ).model_warmup
 
 
+def test_on_a_gpu_every_batch_size_is_warmed_and_one_gpu_is_named() -> None:
+    wanted = Configuration(device="gpu", max_batch_size=6, dynamic_batching=True, instance_count=3)
+    proto = parse_config(render_config(model(), wanted))
+    assert [w.batch_size for w in proto.model_warmup] == [1, 2, 3, 4, 5, 6]
+    # Without gpus Triton starts the instances on each GPU of the machine.
+    [group] = proto.instance_group
+    assert (list(group.gpus), group.count) == ([0], 3)
+    on_cpu = parse_config(render_config(model(), Configuration(max_batch_size=8)))
+    assert not on_cpu.instance_group[0].gpus
+
+
 def test_there_is_no_warm_up_where_zero_is_no_valid_index() -> None:
     table = (TensorSpec(name="x", datatype="INT64", shape=(4,), value_range=(1, 9)),)
     assert not parse_config(render_config(model(inputs=table), Configuration())).model_warmup

@@ -40,6 +40,7 @@ ENTRY = {
     "config_id", "config", "capacity_rps", "edge_rps", "edge_interval_rps", "measured_at_rps",
     "throughput_ips", "latency_ms", "breakdown_ms", "errors", "memory_bytes_peak",
     "gpu_memory_bytes_peak", "gpu_memory_source", "gpu_utilization", "power_watts", "accuracy",
+    "energy_joules_per_inference", "gpu_clock_mhz", "gpu_clock_limits", "gpu_throttled",
     "certificate", "fleet", "hardware", "instance_type", "predicted",
 }  # fmt: skip
 CONFIG = {

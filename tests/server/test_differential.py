@@ -105,7 +105,7 @@ class Pair:
 def pair(triton_install: TritonInstall, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("ours")
     with ExitStack() as stack:
-        real = stack.enter_context(TritonServer(triton_install))
+        real = stack.enter_context(TritonServer(triton_install, auto_complete=True))
         for name, config in MODELS.items():
             for folder, backend in ((root, "identity"), (real.repository, "python")):
                 version = folder / name / "1"

@@ -80,7 +80,7 @@ SLEEPING_ARRIVALS_S = np.concatenate([0.6 * k + np.array([0.0, 0.04, 0.1]) for k
 
 @pytest.fixture(scope="module")
 def server(triton_install: TritonInstall) -> Iterator[TritonServer]:
-    with TritonServer(triton_install) as started:
+    with TritonServer(triton_install, auto_complete=True) as started:
         yield started
 
 

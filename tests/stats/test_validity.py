@@ -33,6 +33,10 @@ def test_a_clean_run_is_valid() -> None:
         ({"achieved_offered_rps": 80.0}, "80/s sent of 100/s"),
         ({"latency_s_mean": 0.028}, "Little's law"),
         ({"latency_s_mean": 0.004}, "Little's law"),
+        (
+            {"throttled": 0.25, "clock_limits": ("hw_thermal_slowdown",)},
+            "the GPU throttled in 25% of the run (hw_thermal_slowdown)",
+        ),
     ],
 )
 def test_each_fault_is_named(change: dict[str, Any], words: str) -> None:

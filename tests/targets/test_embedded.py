@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK, STATUS_TIMEOUT
 from analyzer.errors import (
+    MissingPartError,
     TargetCrashError,
     TargetMemoryError,
     TargetStartError,
@@ -37,6 +39,36 @@ def spec(model=None, configuration=BATCHED, **fields) -> EmbeddedSpec:
         batchable=True,
         **fields,
     )
+
+
+def test_warm_up_covers_every_batch_size_on_a_gpu_largest_first() -> None:
+    assert spec(configuration=replace(BATCHED, device="gpu")).warmup_sizes() == tuple(
+        range(8, 0, -1)
+    )
+    assert spec(configuration=replace(BATCHED, preferred_batch_size=(4,))).warmup_sizes() == (
+        8, 4, 1,
+    )  # fmt: skip
+
+
+def test_a_hidden_gpu_is_a_sentence_and_not_unhidden(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    on_gpu = replace(BATCHED, device="gpu")
+    with (
+        pytest.raises(MissingPartError, match="GPU"),
+        EmbeddedTarget(spec(configuration=on_gpu)),
+    ):
+        pass
+
+
+def test_the_child_sees_the_one_gpu_by_uuid(monkeypatch) -> None:
+    uuid = "GPU-11111111-2222-3333-4444-555555555555"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    with EmbeddedTarget(spec(configuration=replace(BATCHED, device="gpu"))) as target:
+        (pid,) = target.pids
+        environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    assert f"CUDA_VISIBLE_DEVICES={uuid}" in environment
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in environment
 
 
 def wait_until_gone(pid: int) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,20 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import MissingPartError, TargetError, TargetStartError
 from analyzer.export.repository import export_repository
+from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.processes import is_running
 from analyzer.modelconfig.files import ModelFiles, model_files
 from analyzer.modelconfig.rules import finish, prepare
 from analyzer.modelconfig.text import config_to_json, read_config
 from analyzer.targets.endpoint_target import (
+    EndpointTarget,
     attached_target,
     existing_model_target,
     local_target,
     temporary_name,
 )
 from analyzer.targets.http_endpoint import HttpEndpoint
+from analyzer.targets.open import open_target
 from analyzer.targets.ports import shared_with_others
 from analyzer.targets.triton_install import (
     HOME_VARIABLE,
@@ -41,6 +45,7 @@ from analyzer.targets.triton_install import (
     require_triton,
 )
 from analyzer.targets.triton_server import TritonServer
+from analyzer.variants.inspect import inspect_model
 
 BATCHED = Configuration(
     max_batch_size=8,
@@ -54,7 +59,8 @@ ROWS = 32
 
 @pytest.fixture(scope="module")
 def server(triton_install: TritonInstall) -> Iterator[TritonServer]:
-    with TritonServer(triton_install) as started:
+    """One that has the python backend alone."""
+    with TritonServer(replace(triton_install, stand_in=False)) as started:
         yield started
 
 
@@ -150,6 +156,54 @@ def test_an_exported_repository_answers_what_onnx_runtime_answers(
     assert endpoint.config_json("gather") == config_to_json(written)
     endpoint.unload("gather")
     server.remove_model("gather")
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_native_repository_runs_unmodified_and_answers_what_onnx_runtime_answers(
+    triton_install: TritonInstall, tmp_path: Path, batched: bool
+) -> None:
+    from tritonclient import grpc as client
+
+    digits = Path(__file__).resolve().parents[2] / "examples" / "digits.onnx"
+    info = inspect_model(digits)
+    configuration = Configuration(
+        max_batch_size=8, dynamic_batching=batched, instance_count=2, intra_op_threads=1
+    )
+    exported = tmp_path / "repository"
+    export_repository(info, digits, configuration, exported)
+    written = (exported / "digits" / "config.pbtxt").read_text()
+    assert 'platform: "onnxruntime_onnx"' in written
+    rows = {"image": np.random.default_rng(0).random((16, 1, 64, 64), np.float32)}
+    np.savez(tmp_path / "inputs.npz", **rows)
+    session = ort.InferenceSession(str(digits), providers=["CPUExecutionProvider"])
+    with open_target(
+        "triton", model=info, model_path=digits, inputs_path=tmp_path / "inputs.npz",
+        configuration=configuration, exported=exported / "digits" / "1",
+    ) as target:  # fmt: skip
+        assert isinstance(target, EndpointTarget)
+        assert target.configuration == configuration.canonical()
+        assert "native configuration ran" in target.notes[0] or not triton_install.stand_in
+        server = target._server
+        assert server is not None
+        assert (server.repository / "digits" / "config.pbtxt").read_text() == written
+        with client.InferenceServerClient(server.grpc_address) as triton_client:
+            for size in (1, 3, 8):
+                tensor = client.InferInput("image", [size, 1, 64, 64], "FP32")
+                tensor.set_data_from_numpy(rows["image"][:size])
+                answer = triton_client.infer("digits", [tensor]).as_numpy("logits")
+                expected = session.run(None, {"image": rows["image"][:size]})[0]
+                np.testing.assert_allclose(answer, expected, atol=1e-5)
+        with target.connect() as connection:
+            for request in range(24):
+                connection.send(request, 1)
+            assert receive_all(connection, 24) == dict.fromkeys(range(24), 0)
+        time.sleep(0.1)  # Triton counts a request after its reply was sent
+        statistics = target.statistics()
+    assert statistics is not None
+    # A Triton that completes configurations would batch where nothing says so.
+    largest = max(size for size, _ in statistics.batches)
+    assert largest == 8 if not batched else largest > 3
 
 
 @pytest.mark.triton
@@ -415,6 +469,33 @@ def fake_install(tmp_path: Path, *backends: str) -> None:
     (tmp_path / "TRITON_VERSION").write_text("9.9.9\n")
 
 
+def test_a_server_is_started_strictly_and_with_the_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_install(tmp_path, "onnxruntime", "tensorrt")
+    program = tmp_path / "bin" / "tritonserver"
+    program.write_text('#!/bin/sh\necho "$@"; env | grep ^CUDA_ | sort; exit 3\n')
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = GpuIdentity(uuid="GPU-bbbb0000-2", index=1)
+    with (
+        pytest.raises(TargetStartError) as caught,
+        TritonServer(require_triton(), gpu=gpu),
+    ):
+        pass
+    # Otherwise the TensorRT backend adds dynamic batching, and KIND_GPU counts on each GPU.
+    assert "--disable-auto-complete-config" in caught.value.message
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in caught.value.message
+    assert "CUDA_VISIBLE_DEVICES=GPU-bbbb0000-2" in caught.value.message
+    with (
+        pytest.raises(TargetStartError) as caught,
+        TritonServer(require_triton(), auto_complete=True),
+    ):
+        pass
+    assert "--disable-auto-complete-config" not in caught.value.message
+    assert "CUDA_VISIBLE" not in caught.value.message
+
+
 def test_an_installation_says_what_it_can_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +516,13 @@ def test_onnx_runtime_inside_the_python_backend_stands_in(
     fake_install(tmp_path, "python")
     (tmp_path / "backends" / "python" / "triton_python_backend_stub").touch()
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    # Ours, in Python: native configurations are loaded unmodified.
+    assert require_triton().stand_in
+    assert require_triton().backend_for("onnxruntime") == "onnxruntime"
+    assert "onnxruntime, ours in Python; python" in require_triton().described
+    # A server too old for backends in Python.
+    (tmp_path / "TRITON_VERSION").write_text("2.40.0\n")
+    assert not require_triton().stand_in
     assert require_triton().backend_for("onnxruntime") == "python"
     with pytest.raises(MissingPartError, match="no tensorrt backend"):
         require_triton().backend_for("tensorrt")
