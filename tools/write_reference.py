@@ -45,6 +45,8 @@ _SPACE_KEYS = {
     "cuda_graphs": "`true` or `false`; of the backend `tensorrt`, and not on the server of this "
     "program.",
     "pinned_memory": "`true` or `false`: input and output through pinned memory, on a GPU.",
+    "cudnn_search": "`heuristic`, `exhaustive` (Triton's default: slow at each new shape) or "
+    "`default`: how cuDNN chooses algorithms for ONNX Runtime on a GPU.",
     "dynamic_batching": "`true` or `false`.",
     "max_batch_size": "A number of inferences.",
     "preferred_batch_size": "A list of batch sizes; empty means the maximum.",

@@ -15,11 +15,15 @@ DeviceKind = Literal["cpu", "gpu"]
 Accelerator = Literal["openvino", "tensorrt"]
 GraphLevel = Literal[-1, 0, 1, 2]
 ExecutionMode = Literal["sequential", "parallel"]
+CudnnSearch = Literal["heuristic", "exhaustive", "default"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How the backend executes a file, in Triton's settings; None is Triton's default.
+    """How the backend executes a file, in Triton's settings; None is the default.
+
+    Which is Triton's own but for ``cudnn_search``: Triton's is exhaustive and takes hundreds of
+    milliseconds at each new shape, so that the baseline alone has it.
 
     Args:
         accelerator: An execution accelerator of ONNX Runtime's backend: ``openvino`` (on a CPU) or
@@ -30,6 +34,8 @@ class Execution:
         cuda_graphs: ``optimization.cuda.graphs`` of the backend tensorrt.
         pinned_memory: ``optimization.input_pinned_memory`` and ``output_pinned_memory`` of
             instances on a GPU; Triton's default is true.
+        cudnn_search: How cuDNN chooses the algorithm of a convolution in ONNX Runtime's CUDA
+            provider (``cudnn_conv_algo_search``); None for ``heuristic``.
     """
 
     accelerator: Accelerator | None = None
@@ -38,15 +44,17 @@ class Execution:
     inter_op_threads: int | None = None
     cuda_graphs: bool | None = None
     pinned_memory: bool | None = None
+    cudnn_search: CudnnSearch | None = None
 
     def __post_init__(self) -> None:
         assert self.inter_op_threads is None or self.inter_op_threads >= 0
 
     def canonical(self, backend: Backend, device: DeviceKind) -> Execution:
-        """The same with None for whatever is Triton's default or has no effect there."""
+        """The same with None for whatever is the default or has no effect there."""
         onnx = backend != "tensorrt"
         place: Accelerator = "openvino" if device == "cpu" else "tensorrt"
         parallel = onnx and self.execution_mode == "parallel"
+        search = self.cudnn_search if self.cudnn_search != "heuristic" else None
         return Execution(
             accelerator=place if onnx and self.accelerator == place else None,
             graph_level=(self.graph_level or None) if onnx else None,
@@ -54,11 +62,12 @@ class Execution:
             inter_op_threads=(self.inter_op_threads or None) if parallel else None,
             cuda_graphs=True if self.cuda_graphs and not onnx and device == "gpu" else None,
             pinned_memory=False if self.pinned_memory is False and device == "gpu" else None,
+            cudnn_search=search if onnx and device == "gpu" else None,
         )
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What differs from Triton's default, for people: ``openvino``, ``graph level 1``."""
+        """What differs from the default, for people: ``openvino``, ``graph level 1``."""
         found: list[str] = [self.accelerator] if self.accelerator else []
         if self.graph_level:
             found.append(f"graph level {self.graph_level}")
@@ -69,6 +78,8 @@ class Execution:
             found.append("CUDA graphs")
         if self.pinned_memory is False:
             found.append("no pinned memory")
+        if self.cudnn_search:
+            found.append(f"{self.cudnn_search} cuDNN search")
         return tuple(found)
 
 
@@ -117,8 +128,8 @@ class Configuration:
         instance_count: Instances per device.
         intra_op_threads: ONNX Runtime's threads per instance; None where it has no effect (GPU).
             OpenVINO takes one per core (0), since Triton's configuration cannot tell it a number.
-        accelerator, graph_level, execution_mode, inter_op_threads, cuda_graphs, pinned_memory: As
-            in :class:`Execution`.
+        accelerator, graph_level, execution_mode, inter_op_threads, cuda_graphs, pinned_memory,
+            cudnn_search: As in :class:`Execution`.
     """
 
     precision: Precision = "fp32"
@@ -137,6 +148,7 @@ class Configuration:
     inter_op_threads: int | None = None
     cuda_graphs: bool | None = None
     pinned_memory: bool | None = None
+    cudnn_search: CudnnSearch | None = None
 
     def __post_init__(self) -> None:
         assert self.max_batch_size >= 0, self.max_batch_size
@@ -201,7 +213,7 @@ class Configuration:
     def to_dict(self) -> dict[str, Any]:
         """The canonical configuration as JSON-ready values, keys as in the contract.
 
-        How the backend executes stands there only where it differs from Triton's default, so that
+        How the backend executes stands there only where it differs from the default, so that
         a configuration has the id that it had before these settings could be told.
         """
         own = self.canonical()
@@ -237,8 +249,8 @@ def baseline_configuration(*, batchable: bool, device: DeviceKind = "cpu") -> Co
     """What Triton would do with an ONNX model alone (its automatic configuration).
 
     On a CPU with ONNX Runtime: two instances, ``max_batch_size`` 4 and ``dynamic_batching {}``
-    where the model can be batched; one instance on a GPU. Threads are ONNX Runtime's default (0:
-    one per core).
+    where the model can be batched; one instance on a GPU, with the exhaustive search of cuDNN.
+    Threads are ONNX Runtime's default (0: one per core).
     """
     return Configuration(
         device=device,
@@ -246,4 +258,5 @@ def baseline_configuration(*, batchable: bool, device: DeviceKind = "cpu") -> Co
         dynamic_batching=batchable,
         instance_count=2 if device == "cpu" else 1,
         intra_op_threads=0 if device == "cpu" else None,
+        cudnn_search="exhaustive",
     ).canonical()

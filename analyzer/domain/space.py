@@ -25,6 +25,7 @@ PARAMETER_NAMES = (
     "inter_op_threads",
     "cuda_graphs",
     "pinned_memory",
+    "cudnn_search",
     "dynamic_batching",
     "max_batch_size",
     "preferred_batch_size",

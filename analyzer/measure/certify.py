@@ -206,7 +206,8 @@ class _Certifying:
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
-        runs, indices, claim = self._result.runs, [], self._claim(rate)
+        runs, claim = self._result.runs, self._claim(rate)
+        indices: list[int] = []
         self._open_claims += rate not in self._result.evidence
         needed, gathered = self._goal.requests_needed(rate, claim) or 0.0, 0
         # The first one is short: it shows whether the rate is hopeless.

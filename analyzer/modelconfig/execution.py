@@ -11,6 +11,7 @@ from typing import Any, cast
 from analyzer.domain.configuration import (
     Accelerator,
     Configuration,
+    CudnnSearch,
     DeviceKind,
     Execution,
     GraphLevel,
@@ -22,6 +23,9 @@ from analyzer.errors import RepositoryError
 
 MODE_KEY = "execution_mode"
 INTER_OP_KEY = "inter_op_thread_count"
+CUDNN_KEY = "cudnn_conv_algo_search"
+# Triton's numbers of cuDNN's searches; its own default is the first.
+_CUDNN_SEARCHES: tuple[CudnnSearch, ...] = ("exhaustive", "heuristic", "default")
 _ACCELERATOR_FIELDS: dict[DeviceKind, str] = {
     "cpu": "cpu_execution_accelerator",
     "gpu": "gpu_execution_accelerator",
@@ -90,13 +94,17 @@ def accelerator_settings(model: ModelInfo, key: VariantKey, batch_max: int) -> d
     return found
 
 
-def execution_parameters(execution: Execution) -> list[tuple[str, str]]:
+def execution_parameters(configuration: Configuration) -> list[tuple[str, str]]:
     """The pairs of ``parameters`` that ONNX Runtime's backend reads."""
+    execution = configuration.execution
     pairs = []
     if execution.execution_mode == "parallel":
         pairs.append((MODE_KEY, "1"))
     if execution.inter_op_threads:
         pairs.append((INTER_OP_KEY, str(execution.inter_op_threads)))
+    if configuration.device == "gpu" and configuration.backend != "tensorrt":
+        number = _CUDNN_SEARCHES.index(execution.cudnn_search or "heuristic")
+        pairs.append((CUDNN_KEY, str(number)))
     return pairs
 
 
@@ -116,6 +124,12 @@ def execution_from_config(proto: Any, device: DeviceKind) -> Execution:
             f"Model {proto.name!r}: parameter {MODE_KEY} is {mode}.",
             hint="0 executes operators one after the other, 1 in parallel.",
         )
+    search = _number(proto, CUDNN_KEY)
+    if search >= len(_CUDNN_SEARCHES):
+        raise RepositoryError(
+            f"Model {proto.name!r}: parameter {CUDNN_KEY} is {search}.",
+            hint="0 is the exhaustive search, 1 the heuristic one, 2 cuDNN's default.",
+        )
     unpinned = any(
         optimization.HasField(name) and not getattr(optimization, name).enable
         for name in ("input_pinned_memory", "output_pinned_memory")
@@ -128,6 +142,7 @@ def execution_from_config(proto: Any, device: DeviceKind) -> Execution:
         inter_op_threads=_number(proto, INTER_OP_KEY),
         cuda_graphs=bool(optimization.cuda.graphs),
         pinned_memory=not unpinned,
+        cudnn_search=_CUDNN_SEARCHES[search],
     ).canonical(proto.backend, device)
 
 

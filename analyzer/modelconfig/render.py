@@ -245,7 +245,7 @@ def _parameters(configuration: Configuration) -> list[tuple[str, str]]:
         pairs.append((QUANTIZATION_KEY, configuration.quantization))
     if configuration.intra_op_threads is not None and configuration.backend != "tensorrt":
         pairs.append((THREADS_KEY, str(configuration.intra_op_threads)))
-    return pairs + execution_parameters(configuration.execution)
+    return pairs + execution_parameters(configuration)
 
 
 def _warmup_batch_sizes(model: ModelInfo, configuration: Configuration) -> tuple[int, ...]:

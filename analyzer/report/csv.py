@@ -28,6 +28,7 @@ _CONFIG = (
     "inter_op_threads",
     "cuda_graphs",
     "pinned_memory",
+    "cudnn_search",
 )
 _LATENCY = ("mean", "p50", "p90", "p95", "p99", "sla")
 _USE = (

@@ -29,6 +29,7 @@ _STEPS = (
     "inter_op_threads",
     "cuda_graphs",
     "pinned_memory",
+    "cudnn_search",
     "dynamic_batching",
     "preferred_batch_size",
     "max_queue_delay_us",
@@ -43,9 +44,12 @@ _WITHOUT_ORDER = (
     "execution_mode",
     "cuda_graphs",
     "pinned_memory",
+    "cudnn_search",
     "dynamic_batching",
     "preferred_batch_size",
 )
+# Told by their name and value.
+_NAMED = ("graph_level", "execution_mode", "cuda_graphs", "pinned_memory", "cudnn_search")
 # A preferred size varies with the largest batch, of which it is a part.
 _IMPORTANT = tuple(name for name in _SETTINGS if name != "preferred_batch_size")
 # Above this utilization of the cores a server is limited by them.
@@ -109,7 +113,7 @@ def _phrase(setting: str, configuration: Configuration) -> str:
         return configuration.backend
     if setting == "accelerator":
         return configuration.accelerator or "no accelerator"
-    if setting in ("graph_level", "execution_mode", "cuda_graphs", "pinned_memory"):
+    if setting in _NAMED:
         return f"{setting.replace('_', ' ')} {_value(configuration, setting)}"
     if setting == "inter_op_threads":
         return f"{configuration.inter_op_threads} inter-op threads"

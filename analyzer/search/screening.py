@@ -281,7 +281,7 @@ def groups(configuration: Configuration) -> tuple[str, ...]:
 
 
 def features(configuration: Configuration) -> NDArray[np.float64]:
-    """What residuals are expected to depend on, float64 [13]."""
+    """What residuals are expected to depend on, float64 [14]."""
     variant = configuration.variant
     return np.array(
         [
@@ -298,5 +298,6 @@ def features(configuration: Configuration) -> NDArray[np.float64]:
             float(variant.execution.graph_level or 0) / 2.0,
             float(variant.execution.execution_mode == "parallel"),
             float(variant.execution.cuda_graphs is True),
+            float(variant.execution.cudnn_search is not None),
         ]
     )

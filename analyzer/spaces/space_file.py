@@ -53,6 +53,9 @@ GraphLevel = Annotated[
     Literal[-1, 0, 1, 2], says("is none of -1, 0, 1, 2.", "Write a list of them, like [0, 1].")
 ]
 ExecutionMode = Annotated[Literal["sequential", "parallel"], _word("sequential", "parallel")]
+CudnnSearch = Annotated[
+    Literal["heuristic", "exhaustive", "default"], _word("heuristic", "exhaustive", "default")
+]
 InterOpThreads = Annotated[Annotated[int, Field(ge=0)], _count(0)]
 Instances = Annotated[_Positive | _PerCore, _count(1, _CORES_HINT)]
 Threads = Annotated[Annotated[int, Field(ge=0)] | _PerCore, _count(0, _CORES_HINT)]
@@ -99,6 +102,7 @@ class When(Table):
     inter_op_threads: ListOf[InterOpThreads] | None = None
     cuda_graphs: ListOf[Switch] | None = None
     pinned_memory: ListOf[Switch] | None = None
+    cudnn_search: ListOf[CudnnSearch] | None = None
 
 
 class Choices(Table, Generic[Value]):
@@ -131,6 +135,7 @@ class Parameters(Table):
     inter_op_threads: Choices[InterOpThreads] | None = None
     cuda_graphs: Choices[Switch] | None = None
     pinned_memory: Choices[Switch] | None = None
+    cudnn_search: Choices[CudnnSearch] | None = None
 
     # pydantic keeps the order of the class; in the file each comes after those its `when` names.
     _order: tuple[str, ...] = PrivateAttr(default=())
@@ -170,6 +175,7 @@ class Item(Table):
     inter_op_threads: InterOpThreads | None = None
     cuda_graphs: Switch | None = None
     pinned_memory: Switch | None = None
+    cudnn_search: CudnnSearch | None = None
 
 
 def _items(value: Any) -> Any:

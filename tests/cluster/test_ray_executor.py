@@ -174,7 +174,8 @@ from analyzer.measure.jobs import Job
 
 def run(context):
     time.sleep(0.5)  # so that both workers take one
-    code = "import os; print(*(os.environ[f'CUDA_{n}'] for n in ('DEVICE_ORDER', 'VISIBLE_DEVICES')))"
+    names = "('CUDA_DEVICE_ORDER', 'CUDA_VISIBLE_DEVICES')"
+    code = f"import os; print(*map(os.environ.get, {names}))"
     return context.gpu.uuid, subprocess.check_output([sys.executable, "-c", code], text=True)
 
 gpus = [GpuIdentity(uuid="GPU-aaaa"), GpuIdentity(uuid="MIG-bbbb")]

@@ -47,6 +47,7 @@ def configurations(draw: st.DrawFn) -> Configuration:
         inter_op_threads=draw(st.none() | st.integers(0, 8)),
         cuda_graphs=draw(st.sampled_from([None, False, True])),
         pinned_memory=draw(st.sampled_from([None, False, True])),
+        cudnn_search=draw(st.sampled_from([None, "heuristic", "exhaustive", "default"])),
     )
 
 
@@ -89,6 +90,7 @@ def test_settings_of_the_execution_that_have_no_effect_are_gone() -> None:
         {"execution_mode": "sequential", "inter_op_threads": 4},
         {"cuda_graphs": True},
         {"pinned_memory": False},
+        {"cudnn_search": "exhaustive"},
     ):
         spelled = Configuration(intra_op_threads=2, **nothing)  # type: ignore[arg-type]
         assert spelled.config_id == plain.config_id, nothing

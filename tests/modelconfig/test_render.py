@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.domain.configuration import Configuration, CudnnSearch, baseline_configuration
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import RepositoryError
 from analyzer.modelconfig.render import (
@@ -54,6 +56,7 @@ def configurations(draw: st.DrawFn) -> Configuration:
         inter_op_threads=draw(st.none() | st.integers(0, 64)),
         cuda_graphs=draw(st.sampled_from([None, False, True])),
         pinned_memory=draw(st.sampled_from([None, False, True])),
+        cudnn_search=draw(st.sampled_from([None, "heuristic", "exhaustive", "default"])),
     ).canonical()
 
 
@@ -132,6 +135,32 @@ def test_warm_up_runs_zeros_at_one_and_at_the_maximum() -> None:
     assert not parse_config(
         render_config(model(), Configuration(max_batch_size=8), warmup=False)
     ).model_warmup
+
+
+@pytest.mark.parametrize(("search", "number"), [(None, "1"), ("exhaustive", "0"), ("default", "2")])
+def test_cudnn_searches_by_heuristics_unless_told_otherwise(
+    search: CudnnSearch | None, number: str
+) -> None:
+    wanted = Configuration(device="gpu", max_batch_size=4, cudnn_search=search)
+    proto = parse_config(render_config(model(), wanted))
+    assert proto.parameters["cudnn_conv_algo_search"].string_value == number
+    assert configuration_from_config(proto) == wanted.canonical()
+    for without in (Configuration(), replace(wanted, backend="tensorrt")):
+        parameters = parse_config(render_config(model(), without)).parameters
+        assert "cudnn_conv_algo_search" not in parameters
+
+
+def test_tritons_own_search_is_exhaustive_and_so_is_the_baselines() -> None:
+    proto = parse_config(
+        'name: "m" platform: "onnxruntime_onnx" max_batch_size: 4 dynamic_batching {} '
+        "instance_group { kind: KIND_GPU }"
+    )
+    found = configuration_from_config(proto, gpus=(0,))
+    assert found.cudnn_search == "exhaustive"
+    assert found == baseline_configuration(batchable=True, device="gpu")
+    text = 'parameters { key: "cudnn_conv_algo_search" value { string_value: "3" } }'
+    with pytest.raises(RepositoryError, match="cudnn_conv_algo_search is 3"):
+        configuration_from_config(parse_config(f'name: "m" backend: "onnxruntime" {text}'))
 
 
 def test_on_a_gpu_every_batch_size_is_warmed_and_one_gpu_is_named() -> None:

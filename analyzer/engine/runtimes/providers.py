@@ -6,8 +6,9 @@ The order is Triton's: the accelerator, CUDA on a GPU, the CPU (onnxruntime_back
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -78,7 +79,10 @@ def configure_session(
     providers: list[Any] = [_CPU]
     if device == "gpu":
         _require_cuda(ort)
-        providers.insert(0, (_CUDA, {"device_id": device_id}))
+        _preload(ort)
+        search = (execution.cudnn_search or "heuristic").upper()
+        own = {"device_id": str(device_id), "cudnn_conv_algo_search": search}
+        providers.insert(0, (_CUDA, own))
     if execution.accelerator == "tensorrt":
         _require(ort, "tensorrt")
         own = _tensorrt_options(accelerator_options or {}) | {"device_id": str(device_id)}
@@ -166,6 +170,16 @@ def _require_cuda(ort: Any) -> None:
             hint="Install tritune[gpu] in an environment without the package onnxruntime: the two"
             " are builds of one module.",
         )
+
+
+def _preload(ort: Any) -> None:
+    """Loads the libraries of CUDA and cuDNN that lie in NVIDIA's packages, off the linker's path.
+
+    ONNX Runtime prints what it does not find, which may still be on that path.
+    """
+    if hasattr(ort, "preload_dlls"):  # since 1.21
+        with redirect_stdout(sys.stderr):
+            ort.preload_dlls()
 
 
 def _openvino_device(ort: Any) -> Any | None:

@@ -177,3 +177,33 @@ def test_cuda_graphs_of_an_engine_are_refused_here() -> None:
 
 def test_the_build_that_is_imported_is_the_one_that_is_told() -> None:
     assert onnxruntime.__version__ in onnxruntime_versions().values()
+
+
+def test_cuda_searches_by_heuristics_and_loads_the_libraries_of_nvidias_packages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loaded = []
+
+    def preload() -> None:
+        loaded.append("here")
+        print("Failed to load libcudnn.so.9")  # as ONNX Runtime does
+
+    def providers_of(execution: Execution) -> dict[str, str]:
+        ort = Ort("CUDAExecutionProvider", "CPUExecutionProvider")
+        ort.preload_dlls = preload
+        (name, own), _ = configure_session(
+            ort, SimpleNamespace(), execution, device="gpu", device_id=1
+        )
+        assert name == "CUDAExecutionProvider"
+        return dict(own)
+
+    assert providers_of(Execution()) == {
+        "device_id": "1",
+        "cudnn_conv_algo_search": "HEURISTIC",
+    }
+    assert providers_of(Execution(cudnn_search="exhaustive"))["cudnn_conv_algo_search"] == (
+        "EXHAUSTIVE"
+    )
+    assert loaded == ["here"] * 2
+    # Standard output is for answers alone.
+    assert capsys.readouterr().out == ""
