@@ -17,7 +17,7 @@ from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
 #: One sample: when it was due (CLOCK_MONOTONIC, ns), how late it was (ns), CPU time of the fixed
 #: work (ns). The due time is written last, so that a reader never sees half a sample.
 SAMPLE = struct.Struct("<qqq")
-# Long enough for the clock's resolution, short enough to take no capacity: some 10 µs.
+# Long enough for the clock's resolution, short enough to take no capacity: some 4 µs.
 _WORK = range(400)
 
 
@@ -36,6 +36,9 @@ def main(arguments: list[str]) -> None:
             if ahead_ns > 0:
                 time.sleep(ahead_ns / 1e9)
             late_ns = max(time.monotonic_ns() - due_ns, 0)
+            # Of the first one the time tells how long this core slept: 5 µs beside a model under
+            # load, 8 to 15 on an idle machine. The second one takes 4 in both cases.
+            sum(_WORK)
             before_ns = time.thread_time_ns()
             sum(_WORK)
             work_ns = time.thread_time_ns() - before_ns

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
-from analyzer.hardware.canary import Canary, conditions_of
+from analyzer.hardware.canary import STUDY_PERIOD_NS, Canary, conditions_of
+from analyzer.measure.witness import SLOW_FACTOR
 
 PERIOD_NS = 10_000_000
 
@@ -59,3 +63,39 @@ def test_a_real_witness_sees_a_stall_and_ends() -> None:
     assert found.seconds > 0.5
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.timing
+def test_an_idle_machine_is_as_fast_as_a_busy_one() -> None:
+    """Else the seconds between load tests would pass for a slow state of the machine."""
+    command = [sys.executable, "-c", "while True: pass"]
+    with Canary() as canary:
+        time.sleep(0.5)
+        idle_ns = time.monotonic_ns()
+        time.sleep(3.0)
+        idle = canary.since(idle_ns)
+        burners = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+        try:
+            time.sleep(0.5)
+            busy_ns = time.monotonic_ns()
+            time.sleep(3.0)
+            busy = canary.since(busy_ns)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+    assert idle is not None and busy is not None
+    # The fastest second of each: other things happen on this machine too.
+    assert min(idle.work_us) < SLOW_FACTOR * min(busy.work_us)
+
+
+@pytest.mark.timing
+def test_watching_a_study_costs_less_than_a_hundredth_of_a_core() -> None:
+    with Canary(period_ns=STUDY_PERIOD_NS) as canary:
+        assert canary._process is not None
+        process = psutil.Process(canary._process.pid)
+        time.sleep(1.0)
+        before = process.cpu_times()
+        time.sleep(8.0)
+        after = process.cpu_times()
+    assert after.user + after.system - before.user - before.system < 0.08
