@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,8 +272,10 @@ def _search(
     baseline: Configuration | None,
     twin_ready: Callable[[], None],
 ) -> StudyResult:
+    from analyzer.hardware.canary import STUDY_PERIOD_NS, Canary
     from analyzer.search.context import make_context
     from analyzer.search.study import run_search
+    from analyzer.search.watch import StudyWatch
 
     def settle() -> None:
         # Ray is up by now, and has put its own handler in the place of ours.
@@ -292,6 +295,10 @@ def _search(
         constants=constants_of(machine, local=options.ray_address is None),
         started=options.started,
         settle=settle,
+        # On a cluster other machines are measured, each beside its load tests.
+        watch=StudyWatch(
+            partial(Canary, period_ns=STUDY_PERIOD_NS) if options.ray_address is None else None
+        ),
     )
     try:
         return run_search(context, _trials_maker(request, store, executor))

@@ -376,6 +376,8 @@ class Measurement:
         load_test_seconds: Time under load, warm-up included.
         memory_bytes_peak: Peak over all load tests.
         evidence: What certificates rest on, by rate in ascending order.
+        watched: What the machine was like from the study's outcome before to this one, load tests
+            included; None where nobody watched.
     """
 
     configuration: Configuration
@@ -391,6 +393,7 @@ class Measurement:
     hardware: str = ""
     notes: tuple[str, ...] = field(default=())
     evidence: tuple[RateEvidence, ...] = ()
+    watched: Conditions | None = None
 
     @property
     def real_accuracy(self) -> Accuracy | None:
@@ -405,8 +408,9 @@ class Failure:
     Args:
         stage: ``build``, ``start``, ``load``, ``worker``.
         reason: A short class for tables: ``build``, ``out_of_memory``, ``timeout``, ``crash``,
-            ``start``, ``worker_lost``, ``invalid``, ``accuracy``.
+            ``start``, ``worker_lost``, ``invalid``, ``accuracy``, ``budget`` (no time).
         message: The sentence for people.
+        watched: As in :class:`Measurement`.
     """
 
     configuration: Configuration
@@ -415,3 +419,4 @@ class Failure:
     message: str
     hint: str = ""
     load_test_seconds: float = 0.0
+    watched: Conditions | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import CertificateVerdict, Failure, Measurement
+from analyzer.domain.measurement import CertificateVerdict, Conditions, Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 
@@ -204,6 +204,8 @@ class StudyResult:
         provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``.
         warnings: Sentences that qualify the result (fallbacks taken, data that was not there).
         engines: The TensorRT engines that were measured, one of each variant.
+        conditions: What the machine was like from the first probe to the end of measuring, over
+            every walk of the study; None where nobody watched.
     """
 
     name: str
@@ -225,6 +227,7 @@ class StudyResult:
     accepted: Acceptance = "certified"
     recommendable: tuple[str, ...] | None = None
     engines: tuple[MeasuredEngine, ...] = ()
+    conditions: Conditions | None = None
 
     def engine_of(self, configuration: Configuration) -> MeasuredEngine | None:
         """The engine that ``configuration`` was measured with; None if it serves a graph."""

@@ -93,9 +93,7 @@ class Canary:
         return conditions_of(copy[copy[:, 0] >= first_ns], period_ns=self._period_ns)
 
 
-def conditions_of(
-    samples: NDArray[np.int64], *, period_ns: int = PERIOD_NS
-) -> Conditions | None:
+def conditions_of(samples: NDArray[np.int64], *, period_ns: int = PERIOD_NS) -> Conditions | None:
     """The summary of samples.
 
     Args:

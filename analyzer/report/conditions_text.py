@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from analyzer.domain.answer import measured
 from analyzer.domain.conditions import STALL_MS, ConditionsSummary, summary_of
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.study import StudyResult
 from analyzer.report.wording import milliseconds, number, percent
 
 
-def watched(measurements: Iterable[Measurement]) -> ConditionsSummary | None:
-    """What the machine was like during all load tests; None where nobody watched."""
-    return summary_of(test.conditions for m in measurements for test in m.load_tests)
+def watched(result: StudyResult) -> ConditionsSummary | None:
+    """What the machine was like during a study; None where nobody watched.
+
+    Where only its load tests were watched, and where it did not end, during those.
+    """
+    if result.conditions is not None:
+        return summary_of([result.conditions])
+    return summary_of(test.conditions for m in measured(result.outcomes) for test in m.load_tests)
 
 
 def conditions_sentence(summary: ConditionsSummary | None) -> str:

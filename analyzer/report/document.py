@@ -59,7 +59,7 @@ def build_document(report: StudyReport) -> dict[str, Any]:
         "pareto": [entry(item) for item in report.front],
         "closest": _closest(report.closest, result) if report.closest is not None else None,
         "search": _search(result)
-        | {"server": result.server, "conditions": _conditions(watched(report.measured))},
+        | {"server": result.server, "conditions": _conditions(watched(result))},
         "explanation": _explanation(result.explanation),
         "failures": [_failure(failure) for failure in report.failures[:FAILURES_MAX]],
         "verifications": [

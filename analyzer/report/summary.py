@@ -64,7 +64,7 @@ class Summary:
         misses: What was missed or is not proven, a sentence each; empty for a found study.
         advice: What to do next, a sentence each.
         command: The command line that the first advice means; None without one.
-        conditions: What the machine was like under load; empty where nobody watched.
+        conditions: What the machine was like meanwhile; empty where nobody watched.
         notes: What qualifies the result: what the model cannot do, fallbacks taken.
     """
 
@@ -102,7 +102,7 @@ def summarize(report: StudyReport) -> Summary:
         misses=_misses(report),
         advice=advice(report),
         command=next_command(report.result),
-        conditions=conditions_sentence(watched(report.measured)),
+        conditions=conditions_sentence(watched(report.result)),
         notes=notes_of(report.result),
     )
 
@@ -372,7 +372,7 @@ def search_rows(result: StudyResult, conditions: str) -> list[Row]:
     if search.bound:
         rows.append(("bound", search.bound))
     if conditions:
-        rows.append(("machine under load", conditions))
+        rows.append(("machine", conditions))
     return rows
 
 

@@ -14,6 +14,7 @@ from analyzer.measure.tasks import Assets, MeasureTask
 from analyzer.search.outcome_log import OutcomeLog, TrialStore
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.time_plan import TimePlan
+from analyzer.search.watch import StudyWatch
 from analyzer.store.records import StoredOutcome
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.probe_cache import ProbeCache
@@ -37,6 +38,7 @@ class SearchContext:
         cores: That this process may use.
         constants: What the twin supposes of the machine.
         plan: What is left of the budget, and for what.
+        watch: Watches the machine from the first probe to the end of measuring.
         settle: Waits until nothing of ours runs any more beside what will be measured.
     """
 
@@ -55,6 +57,7 @@ class SearchContext:
     cores: int
     constants: MachineConstants
     plan: TimePlan
+    watch: StudyWatch
     settle: Callable[[], None]
 
     @property
@@ -119,6 +122,7 @@ def make_context(
     clock: Callable[[], float] = time.monotonic,
     started: float | None = None,
     settle: Callable[[], None] = lambda: None,
+    watch: StudyWatch | None = None,
 ) -> SearchContext:
     """The context of one search.
 
@@ -128,7 +132,9 @@ def make_context(
         hardware_key: Equal for machines whose probes can be shared.
         started: When the budget began to run; now if None.
         settle: Waits for what the caller has begun beside the search.
+        watch: Watches the machine that is measured; None for nobody.
     """
+    watch = watch or StudyWatch()
     baseline = (
         baseline or baseline_configuration(batchable=request.model.batchable, device=request.device)
     ).canonical()
@@ -145,7 +151,7 @@ def make_context(
         executor=executor,
         store=store,
         progress=progress,
-        log=OutcomeLog(request, store, progress, stored=stored),
+        log=OutcomeLog(request, store, progress, stored=stored, watch=watch),
         probe_cache=ProbeCache(store.get_cache, store.put_cache, hardware_key),
         candidates=candidates,
         labels=request.space.labels(),
@@ -172,5 +178,6 @@ def make_context(
             started=clock() if started is None else started,
             clock=clock,
         ),
+        watch=watch,
         settle=settle,
     )

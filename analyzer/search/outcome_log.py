@@ -18,6 +18,7 @@ from analyzer.measure.tasks import MeasureResult
 from analyzer.measure.witness import tenable
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of
+from analyzer.search.watch import StudyWatch
 from analyzer.stats.certificate import passes
 from analyzer.store.records import StoredOutcome
 
@@ -49,6 +50,7 @@ class OutcomeLog:
 
     Args:
         stored: Outcomes of an interrupted run of this study; none of them is stored again.
+        watch: Who watches the machine; what is seen up to an outcome is stored with it.
 
     Attributes:
         latest: The outcome that stands for each configuration, by id, in the order of their first
@@ -64,6 +66,7 @@ class OutcomeLog:
         progress: Progress,
         *,
         stored: Sequence[StoredOutcome] = (),
+        watch: StudyWatch | None = None,
     ) -> None:
         self._request = request
         self._store = store
@@ -72,6 +75,8 @@ class OutcomeLog:
         self.latest: dict[str, Measurement | Failure] = {}
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
+        self._watch = watch or StudyWatch()
+        self._watched: list[Conditions | None] = []
         for earlier in stored:
             self._remember(earlier.outcome)
 
@@ -89,14 +94,24 @@ class OutcomeLog:
         Raises:
             StoreError: It cannot be written; everything before it is stored.
         """
-        if not any(s.outcome == outcome and s.role == role for s in self.stored):
+        watched = self._watch.take()
+        if any(replace(s.outcome, watched=None) == outcome and s.role == role for s in self.stored):
+            # It is remembered already; what was watched meanwhile counts.
+            self._watched.append(watched)
+        else:
+            outcome = replace(outcome, watched=watched)
             self._store.add_outcome(
                 self._request.study, trial_number, params or {}, outcome, role=role, logs=logs
             )
-        self._remember(outcome)
+            self._remember(outcome)
 
     def _remember(self, outcome: Measurement | Failure) -> None:
         config_id = outcome.configuration.config_id
+        self._watched.append(outcome.watched)
+        if outcome.watched is None and isinstance(outcome, Measurement):
+            known = self.measurement(config_id)
+            before = len(known.load_tests) if known is not None else 0
+            self._watched += [test.conditions for test in outcome.load_tests[before:]]
         self.first.setdefault(config_id, outcome)
         if isinstance(outcome, Measurement) or self.measurement(config_id) is None:
             self.latest[config_id] = outcome
@@ -174,11 +189,11 @@ class OutcomeLog:
 
     @property
     def conditions(self) -> Conditions | None:
-        """What the machine was like over every load test so far; None where nobody watched."""
-        tests = [
-            test for key in self.latest if (m := self.measurement(key)) for test in m.load_tests
-        ]
-        return Conditions.pooled(test.conditions for test in tests)
+        """What the machine was like over the study so far; None where nobody watched.
+
+        From the first probe on, earlier walks included; where only load tests were watched, those.
+        """
+        return Conditions.pooled([*self._watched, self._watch.so_far()])
 
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.

@@ -11,7 +11,7 @@ from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
-from analyzer.search.build import build
+from analyzer.search.build import BuiltVariants, build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
 from analyzer.search.engines import keep_engines, with_measured_engines
@@ -43,6 +43,14 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     context = with_measured_engines(context)
     built = build(context)
     context = keep_engines(context, built)
+    with context.watch:
+        if context.watch.error:
+            context.log.warn(context.watch.error)
+        return _search(context, built, make_trials)
+
+
+def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrials) -> StudyResult:
+    """From the first probe on."""
     probe(context, built)
     screening = screen(context, built)
     _plan_proof(context, screening)
@@ -184,6 +192,7 @@ def _result(
         warnings=tuple(context.log.warnings),
         accepted=request.accept,
         engines=context.assets.engines,
+        conditions=context.log.conditions,
         recommendable=tuple(
             config_id
             for outcome in outcomes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import Conditions, Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import (
@@ -60,6 +60,7 @@ class StoredResult:
     accepted: Acceptance = "certified"
     recommendable: tuple[str, ...] | None = None
     engines: tuple[MeasuredEngine, ...] = ()
+    conditions: Conditions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

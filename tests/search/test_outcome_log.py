@@ -1,19 +1,37 @@
-"""One record from several measurements of a configuration."""
+"""One record from several measurements of a configuration, and what the machine was like."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
     Certificate,
     CertificateVerdict,
+    Conditions,
     Edge,
+    Failure,
+    LatencySummary,
+    LoadTest,
     Measurement,
     Prediction,
     RateEvidence,
+    Validity,
 )
-from analyzer.search.outcome_log import merged
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.sla import Sla
+from analyzer.domain.space import SearchSpace
+from analyzer.domain.workload import Poisson
+from analyzer.search.outcome_log import OutcomeLog, merged
+from analyzer.search.request import SearchRequest, SilentProgress
+from analyzer.search.watch import StudyWatch
+from analyzer.store.records import StudyRecord
+from analyzer.store.results import ResultStore, open_store
 
 
 def measurement(
@@ -29,7 +47,7 @@ def measurement(
             over_budget=0,
             effective_requests=400.0,
             confidence=0.95,
-            mlperf=None,
+            mlperf=verdict,
         ),
         load_test_seconds=2.0,
         predicted=Prediction(edge_rps=edge_rps),
@@ -65,3 +83,89 @@ def test_a_walk_that_knew_of_a_proof_may_take_it_back() -> None:
     assert merged(found, measurement(None, "UNDECIDED")).evidence == (known,)
     stands = replace(measurement(80.0, "PASS"), evidence=(known,))
     assert merged(first, stands).certificate is first.certificate
+
+
+# --- what the machine was like --------------------------------------------------------------------
+
+
+class Scripted:
+    """A witness that has seen what it is told."""
+
+    def __init__(self, *seen: Conditions) -> None:
+        self.seen = list(seen)
+
+    def since(self, start_ns: int | None = None) -> Conditions | None:
+        return self.seen[0] if self.seen else None
+
+
+def loaded(name: str, *conditions: Conditions | None) -> Measurement:
+    tests = tuple(
+        LoadTest(
+            kind="edge",
+            offered_rps=1.0,
+            achieved_rps=1.0,
+            throughput_ips=1.0,
+            requests=10,
+            errors=0,
+            duration_s=1.0,
+            latency_ms=LatencySummary(),
+            validity=Validity(valid=True),
+            conditions=each,
+        )
+        for each in conditions
+    )
+    found = measurement(None, "UNDECIDED")
+    configuration = replace(found.configuration, instance_count=int(name))
+    return replace(found, configuration=configuration, load_tests=tests)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[tuple[SearchRequest, ResultStore]]:
+    """A request, and a real store with its study."""
+    model = ModelInfo(name="m", path="m.onnx", sha256="0", batchable=True, inputs=(), outputs=())
+    sla = Sla(latency_budget_ms=40.0)
+    request = SearchRequest(
+        study="one", model=model, sla=sla, arrivals=Poisson(), provenance={},
+        space=SearchSpace(name="s", device="cpu", parameters=()),
+    )  # fmt: skip
+    with open_store(f"sqlite:///{tmp_path / 'results.db'}") as store:
+        store.create_study(StudyRecord(name="one", model=model, sla=sla))
+        yield request, store
+
+
+def test_what_happens_between_load_tests_counts_and_is_stored(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    request, store = place
+    stall = Conditions(seconds=10.0, stalls_ms=(500.0,), work_us=(4.0,) * 10)
+    quiet = Conditions(seconds=2.0, work_us=(4.0, 4.0))
+    witness = Scripted(stall)
+    with StudyWatch(lambda: nullcontext(witness)) as watch:
+        log = OutcomeLog(request, store, SilentProgress(), watch=watch)
+        log.record(loaded("1", quiet), role="trial")
+        witness.seen = [quiet]
+        assert log.conditions == Conditions.pooled([stall, quiet]), "the load test is part of it"
+        witness.seen = []
+    # A walk that resumes has what was seen, and where nobody watched the load tests.
+    resumed = OutcomeLog(request, store, SilentProgress(), stored=store.outcomes("one"))
+    assert resumed.conditions == stall
+    slow = Conditions(seconds=1.0, work_us=(9.0,))
+    resumed.record(loaded("2", slow, None), role="trial")
+    resumed.record(merged(loaded("2", slow, None), loaded("2", quiet)), role="recommendation")
+    assert resumed.conditions == Conditions.pooled([stall, slow, quiet])
+
+
+def test_a_failure_that_is_stored_already_is_not_stored_again(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    request, store = place
+    failure = Failure(
+        configuration=Configuration().canonical(), stage="build", reason="build", message="no"
+    )
+    seen = Conditions(seconds=1.0)
+    for _ in range(2):
+        with StudyWatch(lambda: nullcontext(Scripted(seen))) as watch:
+            stored = store.outcomes("one")
+            log = OutcomeLog(request, store, SilentProgress(), stored=stored, watch=watch)
+            log.record(failure, role="variant")
+    assert len(store.outcomes("one")) == 1
