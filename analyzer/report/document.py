@@ -29,7 +29,7 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.study import Claim, Explanation, StudyResult
 from analyzer.report.advice import next_budget_s, next_command
 from analyzer.report.conditions_text import watched
-from analyzer.report.entries import Closest, Entry, StudyReport, study_entry
+from analyzer.report.entries import Entry, StudyReport, study_entry
 from analyzer.report.summary import notes_of, provenance, statement
 
 # Raised when a key of --json changes its meaning or goes.
@@ -57,7 +57,7 @@ def build_document(report: StudyReport) -> dict[str, Any]:
         "baseline": entry(report.baseline),
         **_speedup(report.gain),
         "pareto": [entry(item) for item in report.front],
-        "closest": _closest(report.closest, result) if report.closest is not None else None,
+        "closest": _closest(report),
         "search": _search(result)
         | {"server": result.server, "conditions": _conditions(watched(result))},
         "explanation": _explanation(result.explanation),
@@ -255,12 +255,15 @@ def _fleet(entry: Entry) -> dict[str, Any] | None:
     }
 
 
-def _closest(closest: Closest, result: StudyResult) -> dict[str, Any]:
-    misses = [asdict(miss) for miss in closest.misses]
+def _closest(report: StudyReport) -> dict[str, Any] | None:
+    closest = report.closest
+    if closest is None:
+        return None
     return {
         "entry": entry_document(closest.entry),
-        "misses": misses,
-        "command": next_command(result),
+        "misses": [asdict(miss) for miss in closest.misses],
+        **_speedup(report.closest_gain),
+        "command": next_command(report.result),
     }
 
 

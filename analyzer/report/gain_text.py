@@ -39,7 +39,9 @@ def rate_text(measurement: Measurement) -> str:
     if measurement.capacity_rps is not None:
         return f"{rate(measurement.capacity_rps)} certified"
     edge = edge_text(measurement.edge)
-    return "no rate" if edge == NOT_MEASURED else f"edge {edge}, not certified"
+    if edge != NOT_MEASURED:
+        return f"edge {edge}, not certified"
+    return "no rate" if measurement.load_tests else "not measured"
 
 
 def ratio_text(gain: Gain) -> str:
@@ -64,6 +66,8 @@ def gain_sentence(report: StudyReport) -> str:
         return "the baseline was not measured"
     for failure in report.failures:
         if failure.configuration == baseline.configuration:
+            if failure.reason == "budget":
+                return "no gain to tell, since the budget ended before the baseline was measured"
             return f"it has no gain to tell: {failure.message.rstrip('.')}"
     if baseline.test is None and baseline.measurement.certificate is None:
         return "the baseline could not be measured"

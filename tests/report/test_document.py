@@ -31,6 +31,8 @@ from analyzer.report.document import (
     render_json,
 )
 from analyzer.report.entries import make_report, study_entry
+from analyzer.report.markdown import render_markdown
+from analyzer.report.terminal import render_terminal
 
 TOP = {
     "schema", "study", "verdict", "model", "sla", "recommendation", "baseline", "speedup",
@@ -93,6 +95,7 @@ def test_every_key_of_the_contract_is_there(facts: StudyResult) -> None:
         check_entry(entry)
     if document["closest"]:
         check_entry(document["closest"]["entry"])
+        assert {"speedup", "speedup_basis", "speedup_interval"} <= set(document["closest"])
         for miss in document["closest"]["misses"]:
             assert set(miss) == {"limit", "required", "observed"}
     assert json.loads(render_json(document)) == document
@@ -266,3 +269,30 @@ def test_a_single_load_test_has_the_keys_of_measure() -> None:
     assert entry["validity"] == {"valid": True, "reasons": []}
     assert entry["edge_rps"] is None
     json.loads(render_json(entry))
+
+
+def test_what_came_closest_tells_its_gain() -> None:
+    report = make_report(undecided_facts())
+    document = build_document(report)
+    assert document["speedup"] is None and report.closest_gain is not None
+    assert document["closest"]["speedup"] == pytest.approx(report.closest_gain.ratio)
+    assert document["closest"]["speedup_basis"] == "edges"
+    assert document["closest"]["speedup_interval"][0] is not None
+
+
+def test_a_baseline_that_had_no_turn_is_an_entry_of_nulls() -> None:
+    facts = undecided_facts()
+    unmeasured = Failure(
+        configuration=BASELINE, stage="search", reason="budget", message="The budget ended."
+    )
+    others = [o for o in facts.outcomes if o.configuration != BASELINE]
+    report = make_report(replace(facts, outcomes=(*others, unmeasured)))
+    document = build_document(report)
+    check_entry(document["baseline"])
+    assert document["baseline"]["config_id"] == BASELINE.config_id
+    assert document["baseline"]["edge_rps"] is None is document["baseline"]["edge_interval_rps"]
+    assert document["closest"]["speedup"] is None
+    assert [f["reason"] for f in document["failures"]][-1] == "budget"
+    for text in (render_terminal(report), render_markdown(report)):
+        assert "the budget ended before the baseline was measured" in " ".join(text.split())
+        assert "no rate" not in text
