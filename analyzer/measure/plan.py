@@ -98,8 +98,8 @@ class CertifyPlan:
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
-        open_claims: Claims that the family (the study's candidates, or its baseline) has begun so
-            far and that have not passed.
+        open_claims: Claims that the family (the study's candidates, or a baseline that is none) has
+            begun so far and that have not passed.
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         conditions: What the machine was like over the whole study so far; None where unknown.
     """

@@ -209,9 +209,14 @@ class Measuring:
     # --- steps -----------------------------------------------------------------------------------
 
     def _begin(self, step: Step) -> bool:
-        """Submits a step; False where the sampler has nothing left for it."""
+        """Submits a step; False where the sampler has nothing left for it.
+
+        A certificate waits for another of its family: both would take the same claim numbers.
+        """
         context = self._context
         proposal = None
+        if step in _CERTIFYING and self._certifies(baseline=step == "baseline_proof"):
+            return False
         if step in ("first", "trial"):
             proposal = self._propose()
             if proposal is None:
@@ -237,6 +242,16 @@ class Measuring:
         timeout_s = hangs_after_s(seconds)
         context.executor.submit(Job(job_id, task, timeout_s, configuration.config_id))
         return True
+
+    def _certifies(self, *, baseline: bool) -> bool:
+        """Whether a certificate of the candidates' family, or of the baseline's, is pending."""
+        allowed, baseline_id = self._screening.allowed, self._context.baseline.config_id
+        own = baseline and baseline_id not in allowed
+        return any(
+            (p.configuration.config_id not in allowed) == own
+            for p in self._pending.values()
+            if p.step in _CERTIFYING
+        )
 
     def _begin_instead(self) -> bool:
         step = next_step(self._standing())
@@ -336,6 +351,8 @@ class Measuring:
         known = log.measurement(config_id)
         baseline = config_id == self._context.baseline.config_id
         winner = self._winner
+        # A baseline that may be recommended is one of the family.
+        allowed = self._screening.allowed
         return CertifyPlan(
             seconds=seconds,
             edge=edge,
@@ -347,7 +364,7 @@ class Measuring:
             if winner is not None and not baseline and fixed is None
             else 0.0,
             earlier=known.evidence if known is not None else (),
-            open_claims=log.open_claims([config_id] if baseline else self._screening.allowed),
+            open_claims=log.open_claims(allowed if config_id in allowed else [config_id]),
             slowness=self._screening.twin.slowness,
             conditions=log.conditions,
         )
@@ -412,6 +429,8 @@ _ROLES: dict[Step, str] = {
     "baseline": "baseline",
     "baseline_proof": "baseline",
 }
+
+_CERTIFYING: frozenset[Step] = frozenset({"first", "proof", "climb", "baseline_proof"})
 
 
 def _failed(outcome: Measurement | Failure | None) -> bool:

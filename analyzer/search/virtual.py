@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement, RequestLog
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.study import StudyResult
@@ -76,12 +77,14 @@ def search_virtually(
     *,
     cores: int,
     resume: bool = False,
+    baseline: Configuration | None = None,
 ) -> StudyResult:
     """What the search ends with on the executor's machine, timed by its clock.
 
     Args:
         cores: Of that machine.
         resume: Whether the outcomes in ``store`` are this study's own.
+        baseline: What the winner is compared with; None for Triton's automatic configuration.
     """
     context = make_context(
         request,
@@ -89,6 +92,7 @@ def search_virtually(
         store=store,
         progress=SilentProgress(),
         stored=tuple(store.outcomes) if resume else (),
+        baseline=baseline,
         cores=cores,
         clock=executor.now,
     )

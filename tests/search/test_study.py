@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +15,13 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.space import ListedConfiguration, SearchSpace
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
+from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.search import measuring
 from analyzer.search.designer import Designer
+from analyzer.search.next_step import next_step
+from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.request import SearchRequest
 from analyzer.search.samplers import SAMPLERS
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
@@ -75,6 +79,8 @@ def run(
     seed: int = 1,
     space: SearchSpace | None = None,
     budget_s: float = 200.0,
+    baseline: Configuration | None = None,
+    kind: type[VirtualExecutor] = VirtualExecutor,
 ) -> tuple[StudyResult, VirtualExecutor, MemoryStore]:
     sla = sla or Sla(latency_budget_ms=40.0)
     store = store or MemoryStore()
@@ -91,8 +97,8 @@ def run(
         provenance={},
     )
 
-    executor = VirtualExecutor(world)
-    result = search_virtually(request, executor, store, cores=2, resume=resume)
+    executor = kind(world)
+    result = search_virtually(request, executor, store, cores=2, resume=resume, baseline=baseline)
     return result, executor, store
 
 
@@ -366,3 +372,64 @@ def test_nothing_is_measured_where_no_time_is_left() -> None:
     found, executor, _ = run(VirtualWorld(service=service), budget_s=2.0)
     assert found.verdict == "undecided"
     assert executor.measured == []
+
+
+class Counting(VirtualExecutor):
+    """Two workers; counts the certificates of which nobody has heard yet."""
+
+    workers = 2
+
+    def __init__(self, world: VirtualWorld) -> None:
+        super().__init__(world)
+        self.certifying: set[str] = set()
+        self.most = 0
+
+    def submit(self, job: Job) -> None:
+        task = job.run
+        ours = isinstance(task, MeasureTask) and task.certify is not None
+        if ours and "baseline" not in job.job_id:
+            self.certifying.add(job.job_id)
+            self.most = max(self.most, len(self.certifying))
+        super().submit(job)
+
+    def next_result(self, timeout_s: float) -> JobResult | None:
+        result = super().next_result(timeout_s)
+        if result is not None:
+            self.certifying.discard(result.job_id)
+        return result
+
+
+def test_certificates_at_once_never_take_the_same_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the next step were asked for without telling what is pending."""
+    monkeypatch.setattr(
+        measuring,
+        "next_step",
+        lambda standing: next_step(replace(standing, pending=frozenset())),
+    )
+    _, executor, _ = run(VirtualWorld(service=service), kind=Counting)
+    # The baseline is none of the candidates: a family of its own.
+    assert isinstance(executor, Counting) and executor.most == 1
+
+
+def test_a_baseline_that_may_be_recommended_spends_the_same_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is one of the space's candidates here: a claim of any of them is one of the family."""
+    families: list[set[str]] = []
+    open_claims = OutcomeLog.open_claims
+
+    def spy(self: OutcomeLog, config_ids: Collection[str]) -> int:
+        families.append(set(config_ids))
+        return open_claims(self, config_ids)
+
+    monkeypatch.setattr(OutcomeLog, "open_claims", spy)
+    space = _space()
+    baseline, _ = list(space.candidates().values())[-1]
+    found, _, store = run(VirtualWorld(service=service), space=space, baseline=baseline)
+    assert any(o.role == "baseline" and _certified(o.outcome) for o in store.outcomes)
+    assert found.recommended_id and all(baseline.config_id in family for family in families)
+    assert len(set(map(frozenset, families))) == 1
+
+
+def _certified(outcome: Measurement | Failure) -> bool:
+    return isinstance(outcome, Measurement) and outcome.certificate is not None
