@@ -15,6 +15,7 @@ AnalyzerError                    1  a fault of the program
 │   ├── TargetMemoryError           it ran out of memory
 │   └── TargetTimeoutError          it did not answer in time
 ├── BuildError                   1  a variant or engine that could not be built
+│   └── BuildTimeoutError           not in the time that it had
 └── RunInterruptedError         130  Ctrl-C or SIGTERM
 """
 
@@ -154,6 +155,10 @@ class BuildError(AnalyzerError):
     """A variant or an engine could not be built."""
 
     code = "build"
+
+
+class BuildTimeoutError(BuildError):
+    """A variant or an engine could not be built in the time that there was."""
 
 
 class RunInterruptedError(AnalyzerError):

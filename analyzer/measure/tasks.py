@@ -7,6 +7,7 @@ there (variants, request inputs) is made once and kept in the worker's cache.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -80,6 +81,7 @@ class Assets:
         keys: Sequence[VariantKey],
         context: WorkerContext,
         *,
+        begin_seconds_max: float = math.inf,
         seconds_max: float = BUILD_SECONDS_MAX,
     ) -> dict[VariantKey, Variant | AnalyzerError]:
         """The variants ``keys``, from the worker's cache or built now."""
@@ -117,6 +119,7 @@ class Assets:
             accuracy_drop_max=self.accuracy_drop_max,
             cores=context.cores,
             faster_only=self.faster_only,
+            begin_s=begin_seconds_max,
             timeout_s=seconds_max,
             engine=EngineOptions.for_batches(self.batch_sizes),
         )
@@ -174,15 +177,22 @@ class BuildTask:
     """Builds variants.
 
     Args:
+        begin_seconds_max: What is not begun by then is left out, the model itself excepted.
         seconds_max: What is not built by then is ended, and its error takes its place.
     """
 
     assets: Assets
     keys: tuple[VariantKey, ...]
+    begin_seconds_max: float
     seconds_max: float
 
     def __call__(self, context: WorkerContext) -> dict[VariantKey, Variant | AnalyzerError]:
-        return self.assets.build(self.keys, context, seconds_max=self.seconds_max)
+        return self.assets.build(
+            self.keys,
+            context,
+            begin_seconds_max=self.begin_seconds_max,
+            seconds_max=self.seconds_max,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

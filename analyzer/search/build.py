@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from analyzer.twin.calibration import VariantCalibration
 if TYPE_CHECKING:
     from analyzer.variants.build import Variant
 
-# Of the time until the first proof must begin: what builds may take, and no less than so many
+# Of the time until the first proof must begin: after the first share no further build is begun, and
+# the one that runs then, the most promising of them, has until the second; in any case so many
 # seconds. What is not built by then is left out; the model itself may always take its time.
-_BUILD_SHARE = 0.7
+_BEGIN_SHARE = 0.5
+_BUILD_SHARE = 0.9
 _BUILD_S_MIN = 5.0
 # A worker is held to hang so long after the builds should have ended.
 _GRACE_S = 60.0
@@ -63,8 +66,9 @@ def build(context: SearchContext) -> BuiltVariants:
             simplest[configuration.variant] = configuration
     context.progress.phase("building variants", _EXPECTED_S * len(simplest))
     context.progress.detail(", ".join(key.label for key in simplest))
-    seconds = max(_BUILD_S_MIN, _BUILD_SHARE * context.plan.preparation_left_s)
-    found = _run(context, tuple(simplest), seconds)
+    left_s = context.plan.preparation_left_s
+    begin_s, seconds = _BEGIN_SHARE * left_s, max(_BUILD_S_MIN, _BUILD_SHARE * left_s)
+    found = _run(context, tuple(simplest), seconds, begin_s=begin_s)
     baseline = context.baseline.variant
     if isinstance(found[baseline], AnalyzerError):
         found |= _run(context, (baseline,), BUILD_SECONDS_MAX)
@@ -82,10 +86,16 @@ def build(context: SearchContext) -> BuiltVariants:
 
 
 def _run(
-    context: SearchContext, keys: tuple[VariantKey, ...], seconds: float
+    context: SearchContext,
+    keys: tuple[VariantKey, ...],
+    seconds: float,
+    *,
+    begin_s: float = math.inf,
 ) -> dict[VariantKey, Variant | AnalyzerError]:
     """Builds beside the start of the workers where they are of this machine, else on one."""
-    task = BuildTask(assets=context.assets, keys=keys, seconds_max=seconds)
+    task = BuildTask(
+        assets=context.assets, keys=keys, begin_seconds_max=begin_s, seconds_max=seconds
+    )
     local = context.executor.local
     # Engines are for the GPU of a lease, on which nothing else runs then.
     engines = any(key.backend == "tensorrt" for key in keys)

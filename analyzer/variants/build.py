@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import threading
 import time
@@ -21,7 +22,7 @@ from analyzer.engine.runtimes.providers import onnxruntime_versions
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
 from analyzer.errors import AnalyzerError, BuildError
 from analyzer.hardware.gpus import GpuIdentity, first_gpu
-from analyzer.hardware.machine import usable_cores
+from analyzer.hardware.machine import inspect_machine, usable_cores
 from analyzer.variants.build_process import prepare, run_builds
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
@@ -32,8 +33,10 @@ from analyzer.variants.worker import BuildRequest, BuildResult
 # Raised when a change of our code changes what is built from the same facts.
 _BUILDER = 5
 _SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
-# End of the name of a cache entry that says why a variant is of no use.
-_REFUSED = "-refused"
+# Part of the name of a cache entry that says why a variant is of no use on a machine. Machines
+# change (neighbours, clock limits), so it is kept as long as probes are.
+_REFUSED = "-refused-"
+_REFUSED_SECONDS = 7 * 86400.0  # a week
 _LIBRARIES = ("onnx", "numpy")
 
 
@@ -95,6 +98,7 @@ def build_variants(
     seed: int = 0,
     engine: EngineOptions | None = None,
     faster_only: bool = False,
+    begin_s: float = math.inf,
     timeout_s: float = 1800.0,
     cores: int | None = None,
     cancelled: threading.Event | None = None,
@@ -120,6 +124,7 @@ def build_variants(
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
             It is part of what an engine is: another one is another engine.
         faster_only: Refuses, without scoring it, what is slower on the CPU than the model itself.
+        begin_s: What is not begun by then is left out; the model itself and engines are not.
         timeout_s: What is not built by then is ended.
         cores: That the processes share; None for all that this process may use.
         cancelled: Ends what is not built yet (with a BuildError) when it is set.
@@ -132,6 +137,7 @@ def build_variants(
     orders: list[_Order] = []
     # Keys that differ in nothing that a build or its score depends on.
     same: dict[str, list[VariantKey]] = {}
+    refused = _REFUSED + inspect_machine().hardware_key if faster_only else ""
     for key in dict.fromkeys(keys):
         tensorrt = key.backend == "tensorrt"
         options = (engine or EngineOptions()) if tensorrt else None
@@ -152,7 +158,7 @@ def build_variants(
             continue
         found = load_entry(cache_dir, name)
         if found is None and faster_only:
-            found = load_entry(cache_dir, name + _REFUSED)
+            found = load_entry(cache_dir, name + refused, seconds_kept=_REFUSED_SECONDS)
         if found is not None:
             built[key] = _from_record(model, key, name, *found, cached=True)
             continue
@@ -170,7 +176,7 @@ def build_variants(
             gpu=gpu,
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
-        orders.append(_Order(key, name, request, place))
+        orders.append(_Order(key, name, name + refused, request, place))
     orders.sort(key=lambda order: _turn(order.key, device))
     graphs = [order for order in orders if order.place is None]
     engines = [order for order in orders if order.place is not None]
@@ -180,7 +186,7 @@ def build_variants(
     with ThreadPoolExecutor(max_workers=shares) as pool:
         try:
             parts = [graphs[first::shares] for first in range(shares)] if graphs else []
-            for part in pool.map(partial(build, timeout_s=timeout_s), parts):
+            for part in pool.map(partial(build, begin_s=begin_s, timeout_s=timeout_s), parts):
                 built |= part
             # Kernels are chosen by timing them, so that nothing else of ours may run.
             if engines:
@@ -228,10 +234,11 @@ def _turn(key: VariantKey, device: str) -> tuple[bool, int]:
 
 
 class _Order(NamedTuple):
-    """A variant to build, the name of its cache entry, and what its builder is told."""
+    """A variant to build, the names of its cache entry and of its refusal's, and what is asked."""
 
     key: VariantKey
     name: str
+    refused: str
     request: Callable[[], BuildRequest]
     place: EngineFacts | None
 
@@ -241,6 +248,7 @@ def _build(
     orders: Sequence[_Order],
     *,
     cache_dir: Path,
+    begin_s: float = math.inf,
     timeout_s: float,
     cancelled: threading.Event,
 ) -> dict[VariantKey, Variant | AnalyzerError]:
@@ -258,7 +266,7 @@ def _build(
                 built[key] = write_error(cache_dir, error)
             except AnalyzerError as error:
                 built[key] = error
-        results = run_builds(folders, timeout_s=timeout_s, cancelled=cancelled)
+        results = run_builds(folders, begin_s=begin_s, timeout_s=timeout_s, cancelled=cancelled)
         for key, folder in folders:
             result = results[key]
             try:
@@ -273,7 +281,7 @@ def _build(
 def _publish(
     model: ModelInfo, order: _Order, result: BuildResult, cache_dir: Path, folder: Path
 ) -> Variant | BuildError:
-    name = order.name + (_REFUSED if result.refused else "")
+    name = order.refused if result.refused else order.name
     record = {
         "file": result.file,
         "accuracy": asdict(result.accuracy) if result.accuracy is not None else None,

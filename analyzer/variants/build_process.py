@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analyzer.domain.configuration import VariantKey
-from analyzer.errors import AnalyzerError, BuildError, TargetMemoryError
+from analyzer.errors import AnalyzerError, BuildError, BuildTimeoutError, TargetMemoryError
 from analyzer.resources import child_environment
 from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
 
@@ -33,7 +34,11 @@ def prepare(folder: Path, request: BuildRequest) -> None:
 
 
 def run_builds(
-    folders: Sequence[tuple[VariantKey, Path]], *, timeout_s: float, cancelled: threading.Event
+    folders: Sequence[tuple[VariantKey, Path]],
+    *,
+    begin_s: float = math.inf,
+    timeout_s: float,
+    cancelled: threading.Event,
 ) -> dict[VariantKey, BuildResult | AnalyzerError]:
     """Builds what the requests in ``folders`` ask for.
 
@@ -42,22 +47,25 @@ def run_builds(
 
     Args:
         folders: Each variant with its prepared folder.
+        begin_s: What is not begun by then fails, unless it is the model itself.
         timeout_s: What is not built by then fails; the process is killed.
         cancelled: Ends the process when it is set; what is not built fails.
     """
+    begin_by = time.monotonic() + begin_s
     deadline = time.monotonic() + timeout_s
     results: dict[VariantKey, BuildResult | AnalyzerError] = {}
     waiting = list(folders)
     while waiting:
         log = waiting[0][1] / "build.log"
-        code = _run([folder for _, folder in waiting], log, deadline, cancelled)
+        code = _run([folder for _, folder in waiting], log, begin_by, deadline, cancelled)
         for key, folder in waiting:
             if (folder / RESULT_FILE).is_file():
                 results[key] = pickle.loads((folder / RESULT_FILE).read_bytes())
         waiting = [(key, folder) for key, folder in waiting if key not in results]
-        if code is None:
-            for key, _ in waiting:
-                results[key] = _ended(key, timeout_s, cancelled)
+        if code is None or (code == 0 and time.monotonic() > begin_by):
+            for number, (key, _) in enumerate(waiting):
+                begun = code is None and number == 0
+                results[key] = _ended(key, timeout_s, cancelled, begun=begun)
             break
         if waiting:
             results[waiting[0][0]] = _death(waiting[0][0], code, log)
@@ -66,14 +74,18 @@ def run_builds(
 
 
 def _run(
-    folders: Sequence[Path], log: Path, deadline: float, cancelled: threading.Event
+    folders: Sequence[Path],
+    log: Path,
+    begin_by: float,
+    deadline: float,
+    cancelled: threading.Event,
 ) -> int | None:
     """The exit code of a process that builds in ``folders``; None if it was ended by us."""
     # The requests' process group goes with it: builders start processes of their own.
     with (
         log.open("wb") as stream,
         subprocess.Popen(
-            [sys.executable, "-m", "analyzer.variants.worker", *map(str, folders)],
+            [sys.executable, "-m", "analyzer.variants.worker", str(begin_by), *map(str, folders)],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
@@ -91,11 +103,14 @@ def _run(
     return process.returncode
 
 
-def _ended(key: VariantKey, timeout_s: float, cancelled: threading.Event) -> BuildError:
+def _ended(
+    key: VariantKey, timeout_s: float, cancelled: threading.Event, *, begun: bool
+) -> BuildError:
     if cancelled.is_set():
         return BuildError(f"Building {key.label} was cancelled.")
-    return BuildError(
-        f"Building {key.label} took longer than {timeout_s:.3g} s and was ended.",
+    late = f"took longer than {timeout_s:.3g} s and was ended" if begun else "had no time to begin"
+    return BuildTimeoutError(
+        f"Building {key.label} {late}.",
         hint=f"Give the search more time with --budget. {_HINT}",
     )
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -28,15 +29,19 @@ def cache_key(facts: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def load_entry(cache_dir: Path, key: str) -> tuple[Path, dict[str, Any]] | None:
-    """Folder and record of the entry ``key``; None if there is none or it is damaged.
+def load_entry(
+    cache_dir: Path, key: str, *, seconds_kept: float = math.inf
+) -> tuple[Path, dict[str, Any]] | None:
+    """Folder and record of the entry ``key``; None if there is none or it is damaged or too old.
 
-    A damaged entry (a file that is missing or whose hash differs) is removed.
+    A damaged entry (a file that is missing or whose hash differs) is removed, and so is one that
+    was published longer than ``seconds_kept`` ago.
     """
     folder = cache_dir / key
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         intact = all(_digest(folder / name) == value for name, value in record["files"].items())
+        intact &= time.time() - record.get("published_at", 0.0) <= seconds_kept
     except FileNotFoundError:
         if not folder.exists():
             return None
@@ -79,7 +84,8 @@ def publish(cache_dir: Path, key: str, folder: Path, record: dict[str, Any]) -> 
     final = cache_dir / key
     try:
         files = {entry.name: _digest(entry) for entry in folder.iterdir() if entry.is_file()}
-        (folder / _RECORD).write_text(json.dumps({**record, "files": files}), encoding="utf-8")
+        whole = {**record, "files": files, "published_at": time.time()}
+        (folder / _RECORD).write_text(json.dumps(whole), encoding="utf-8")
         for name in (*files, _RECORD):
             with (folder / name).open("rb") as stream:
                 os.fsync(stream.fileno())

@@ -1,13 +1,13 @@
-"""The process that builds variants: ``python -m analyzer.variants.worker FOLDER…``.
+"""The process that builds variants: ``python -m analyzer.variants.worker BEGIN_BY FOLDER…``.
 
 Building has a process of its own because the libraries it needs keep temporary files, use much
 memory, and end the process where they fail natively. Each ``FOLDER`` holds a request; the variant's
-files go into its ``out``, everything else that is written into its ``work`` and ``tmp``.
+files go into its ``out``, everything else that is written into its ``work`` and ``tmp``. After
+``BEGIN_BY`` (CLOCK_MONOTONIC, seconds) no further variant is begun but the model itself.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import sys
@@ -18,6 +18,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -46,8 +47,11 @@ REQUEST_FILE = "request.pickle"
 RESULT_FILE = "result.pickle"
 # Of the limit on the accuracy's drop.
 _MARGIN = 0.2
-# Executions of each side by which a variant is compared with the model; the first warm it up.
-_TIMED = 4
+# Looks at how a variant compares with the model, and rounds of each in which they take turns, of
+# which the shortest counts. The first round before warms them up; a slow model has one a look.
+_LOOKS = 3
+_ROUNDS = 3
+_SLOW_ROUND_S = 0.3
 # A smaller gain is lost in what else a machine does.
 _SLOWDOWN_MAX = 0.97
 
@@ -158,7 +162,7 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         variant = _open(file, request) if own else reference
         if request.faster_only and request.device == "cpu" and variant is not reference:
             slowdown = _slowdown(request, _open_model(request), variant)
-            if slowdown > _SLOWDOWN_MAX:
+            if slowdown is not None:
                 return BuildResult(
                     file=None,
                     accuracy=None,
@@ -195,27 +199,44 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     )
 
 
-def _slowdown(request: BuildRequest, model: Runtime, variant: Runtime) -> float:
+def _slowdown(request: BuildRequest, model: Runtime, variant: Runtime) -> float | None:
     """How much longer the variant takes than the model, where it fares best.
 
-    The shortest of a few executions in turns, which what else the machine does hardly touches.
+    None where it gains, and where what else the machine does leaves that open: every look at every
+    batch must find it slower.
     """
     rows = len(next(iter(request.scoring.values())))
     whole = dict(next(chunks(request.model, request.scoring)))
     batches = [whole]
     if request.model.batchable and rows > 1:
         batches.append({name: array[:1] for name, array in whole.items()})
-    ratios = []
-    for batch in batches:
-        shortest = [math.inf, math.inf]
-        for _ in range(_TIMED):
-            for index, runtime in enumerate((model, variant)):
-                began = time.perf_counter()
-                runtime.run(batch)
-                shortest[index] = min(shortest[index], time.perf_counter() - began)
-        ratios.append(shortest[1] / shortest[0])
-    model.close()
-    return min(ratios)
+    found: list[float] = []
+    try:
+        for batch in batches:
+            warm_s = sum(_round_s(batch, model, variant))
+            rounds = 1 if warm_s > _SLOW_ROUND_S else _ROUNDS
+            looks: list[float] = []
+            for _ in range(_LOOKS):
+                taken = [_round_s(batch, model, variant) for _ in range(rounds)]
+                shortest_s, variants_s = (min(each) for each in zip(*taken, strict=True))
+                looks.append(variants_s / shortest_s)
+                if looks[-1] <= _SLOWDOWN_MAX:
+                    return None
+            found.append(float(median(looks)))
+    finally:
+        model.close()
+    return min(found)
+
+
+def _round_s(
+    batch: dict[str, NDArray[np.generic]], model: Runtime, variant: Runtime
+) -> tuple[float, float]:
+    """Seconds of one execution of each."""
+    began = time.perf_counter()
+    model.run(batch)
+    between = time.perf_counter()
+    variant.run(batch)
+    return between - began, time.perf_counter() - between
 
 
 def _clear(accuracy: Accuracy, drop_max: float) -> bool:
@@ -270,9 +291,13 @@ def _open_model(request: BuildRequest) -> Runtime:
     )
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, begin_by: float) -> None:
     """Builds what the request in ``folder`` asks for and leaves the result or the error there."""
     request: BuildRequest = pickle.loads((folder / REQUEST_FILE).read_bytes())
+    key = request.key
+    model = key.precision == "fp32" and not key.compiled and key.execution.accelerator is None
+    if time.monotonic() > begin_by and not model:
+        return
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
     warnings.simplefilter("ignore")
     result: BuildResult | AnalyzerError
@@ -305,5 +330,5 @@ if __name__ == "__main__":
     from analyzer.variants import worker
 
     die_with_parent()
-    for argument in sys.argv[1:]:
-        worker.main(Path(argument))
+    for argument in sys.argv[2:]:
+        worker.main(Path(argument), float(sys.argv[1]))

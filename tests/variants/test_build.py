@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +23,19 @@ from onnx import TensorProto, helper
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
-from analyzer.errors import AnalyzerError, BuildError, MissingPartError, TargetMemoryError
+from analyzer.errors import (
+    AnalyzerError,
+    BuildError,
+    BuildTimeoutError,
+    MissingPartError,
+    TargetMemoryError,
+)
 from analyzer.variants import build as build_module
-from analyzer.variants import build_process
+from analyzer.variants import build_process, worker
 from analyzer.variants.build import Variant, build_variant, build_variants
 from analyzer.variants.inputs import CalibrationData, load_calibration, split_rows
 from analyzer.variants.inspect import inspect_model
+from analyzer.variants.worker import BuildResult
 
 FP32 = VariantKey(precision="fp32")
 FP16 = VariantKey(precision="fp16")
@@ -237,7 +248,7 @@ def test_a_process_that_dies_costs_one_variant(
 
     class Dying(subprocess.Popen[bytes]):
         def __init__(self, arguments: list[str], **options: Any) -> None:
-            started.append(arguments[3:])
+            started.append(arguments[4:])
             super().__init__(arguments, **options)
             if len(started) == 1:
                 os.kill(self.pid, signal.SIGKILL)
@@ -293,3 +304,70 @@ def test_the_most_promising_comes_first_and_an_engine_last() -> None:
         STATIC, DYNAMIC, FP16, FP32, engine
     ]  # fmt: skip
     assert sorted(keys, key=lambda key: build_module._turn(key, "gpu"))[0] == FP16
+
+
+def test_what_is_begun_in_time_may_be_ended(digits: ModelInfo, tmp_path: Path) -> None:
+    """A busy machine costs the variants that come last, not the one that is half done."""
+    found = build_variants(
+        digits, [FP32, STATIC, FP16], cache_dir=tmp_path, cores=2, begin_s=0.0, timeout_s=120.0
+    )
+    assert isinstance(found[FP32], Variant), "the model itself is always begun"
+    for key in (STATIC, FP16):
+        assert isinstance(found[key], BuildTimeoutError) and "no time to begin" in str(found[key])
+    cached = build_variants(digits, [FP32, FP16], cache_dir=tmp_path, begin_s=0.0, timeout_s=0.0)
+    assert isinstance(cached[FP32], Variant) and isinstance(cached[FP16], BuildTimeoutError)
+
+
+class Scripted:
+    """A runtime whose executions take what it is told, in turn."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = itertools.cycle(seconds)
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(next(self._seconds))
+        return inputs
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.timing
+def test_a_variant_is_refused_only_where_every_look_finds_it_slower(digits: ModelInfo) -> None:
+    request: Any = SimpleNamespace(model=digits, scoring={"image": np.zeros((9, 1, 64, 64))})
+    assert worker._slowdown(request, Scripted(0.005), Scripted(0.01)) == pytest.approx(2, rel=0.2)
+    assert worker._slowdown(request, Scripted(0.01), Scripted(0.005)) is None
+    # As slow as the model on the whole; the machine was slow for one look at the model.
+    noisy = Scripted(*[0.01] * 7, *[0.015] * 3)
+    assert worker._slowdown(request, noisy, Scripted(0.0105)) is None
+
+
+def test_a_refusal_is_forgotten_after_a_week_and_on_another_machine(
+    digits: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(
+        folders: Sequence[tuple[VariantKey, Path]], **options: Any
+    ) -> dict[VariantKey, BuildResult | AnalyzerError]:
+        asked.extend(key for key, _ in folders)
+        return {
+            key: BuildResult(file=None, accuracy=None, seconds=1.0, refused="It gains nothing.")
+            for key, _ in folders
+        }
+
+    def build() -> list[VariantKey]:
+        asked.clear()
+        found = build_variants(digits, [FP16], cache_dir=tmp_path, faster_only=True)
+        assert isinstance(found[FP16], BuildError) and "gains nothing" in str(found[FP16])
+        return list(asked)
+
+    asked: list[VariantKey] = []
+    monkeypatch.setattr(build_module, "run_builds", refuse)
+    assert build() == [FP16]
+    assert build() == []
+    now = time.time()
+    monkeypatch.setattr("analyzer.variants.cache.time.time", lambda: now + 8 * 86400)
+    assert build() == [FP16]
+    assert build() == []
+    machine = build_module.inspect_machine()
+    monkeypatch.setattr(build_module, "inspect_machine", lambda: replace(machine, cpu="another"))
+    assert build() == [FP16]
