@@ -69,24 +69,24 @@ def test_a_real_witness_sees_a_stall_and_ends() -> None:
 def test_an_idle_machine_is_as_fast_as_a_busy_one() -> None:
     """Else the seconds between load tests would pass for a slow state of the machine."""
     command = [sys.executable, "-c", "while True: pass"]
+    work_us: dict[int, list[float]] = {0: [], os.cpu_count() or 1: []}
     with Canary() as canary:
-        time.sleep(0.5)
-        idle_ns = time.monotonic_ns()
-        time.sleep(3.0)
-        idle = canary.since(idle_ns)
-        burners = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-        try:
-            time.sleep(0.5)
-            busy_ns = time.monotonic_ns()
-            time.sleep(3.0)
-            busy = canary.since(busy_ns)
-        finally:
-            for burner in burners:
-                burner.kill()
-                burner.wait()
-    assert idle is not None and busy is not None
-    # The fastest second of each: other things happen on this machine too.
-    assert min(idle.work_us) < SLOW_FACTOR * min(busy.work_us)
+        for count in 3 * list(work_us):
+            burners = [subprocess.Popen(command) for _ in range(count)]
+            try:
+                time.sleep(0.5)
+                start_ns = time.monotonic_ns()
+                time.sleep(2.0)
+                found = canary.since(start_ns)
+            finally:
+                for burner in burners:
+                    burner.kill()
+                    burner.wait()
+            assert found is not None
+            work_us[count] += found.work_us
+    # The fastest second of each, in turns: the machine's own speed may change meanwhile.
+    idle, busy = map(min, work_us.values())
+    assert idle < SLOW_FACTOR * busy
 
 
 @pytest.mark.timing
