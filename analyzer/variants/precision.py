@@ -11,13 +11,22 @@ from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
 
 # Protobuf's limit is 2 GiB for a whole file; weights beyond this go into a file of their own.
 _INLINE_BYTES_MAX = 1_500_000_000
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+# From here on their scales may be float16 (ONNX's operator changelog).
+_HALF_SCALES_OPSET = 19
 
 
-def convert_fp16(source: Path, target: Path) -> tuple[str, ...]:
+def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) -> tuple[str, ...]:
     """Writes the graph at ``source`` with float16 inside to ``target``; returns notes for people.
 
     Weights beyond float16's range are clipped to it. Operators without a float16 form stay float32
     between casts, as does every subgraph of a control-flow operator whose conversion fails.
+
+    Args:
+        keep_quantizers: Whether quantizing operators keep their float32 scales, between casts. If
+            not, QuantizeLinear and DequantizeLinear read and give float16 too (from operator set
+            19 on, to which the graph is brought): a cast beside them keeps TensorRT from running
+            the operator between them in int8.
 
     Raises:
         BuildError: There is nothing to convert, or the conversion fails.
@@ -29,6 +38,8 @@ def convert_fp16(source: Path, target: Path) -> tuple[str, ...]:
     graph = onnx.load(str(source), load_external_data=False)
     if graph.functions:
         graph = onnx.inliner.inline_local_functions(graph)
+    if not keep_quantizers:
+        graph = _with_opset(graph, _HALF_SCALES_OPSET)
     if not _has_float32(graph):
         raise BuildError(
             "The model holds no float32 values, so there is nothing to convert to fp16.",
@@ -46,7 +57,7 @@ def convert_fp16(source: Path, target: Path) -> tuple[str, ...]:
         node.op_type
         for part in all_graphs(graph.graph)
         for node in part.node
-        if is_quantized(node.op_type)
+        if is_quantized(node.op_type) and (keep_quantizers or node.op_type not in _QDQ)
     }
     try:
         converted = convert_float_to_float16(
@@ -62,6 +73,26 @@ def convert_fp16(source: Path, target: Path) -> tuple[str, ...]:
         ) from error
     save_model(converted, target)
     return tuple(notes)
+
+
+def _with_opset(model: Any, version: int) -> Any:
+    """``model`` at the operator set ``version`` or a later one.
+
+    Raises:
+        BuildError: It cannot be brought there.
+    """
+    import onnx
+
+    own = max((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), default=1)
+    if own >= version:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, version)
+    except Exception as error:
+        raise BuildError(
+            f"The graph cannot be brought to operator set {version}: {first_line(error)}.",
+            hint="Export the model with a newer operator set, or leave int8 out with --precisions.",
+        ) from error
 
 
 def save_model(model: Any, target: Path) -> None:

@@ -260,14 +260,19 @@ def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) 
             "Static int8 needs rows to calibrate with, and the data has only one row.",
             hint="Give --calibration-data more rows; a hundred or more are usual.",
         )
+    # TensorRT's networks are strongly typed: beside int8 it computes in the type of the graph, so
+    # that is float16 there.
+    quantized = (work / "int8.onnx") if key.compiled else target
     notes = quantize_static(
         source,
-        target,
+        quantized,
         RowReader(request.calibrating, batchable=model.batchable),
         external=model.external_files,
         backend="tensorrt" if key.compiled else key.backend,
         work=work,
     )
+    if key.compiled:
+        notes += (*convert_fp16(quantized, target, keep_quantizers=False), "int8 over fp16")
     return (*notes, "calibrated on made-up inputs") if request.synthetic else notes
 
 

@@ -127,3 +127,48 @@ def test_model_that_is_quantized_already(tmp_path: Path) -> None:
     assert "--precisions" in caught.value.hint
     convert_fp16(int8, tmp_path / "fp16.onnx")
     assert relative_error(int8, tmp_path / "fp16.onnx", ROWS) < 0.01
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("kind", ["convolutional", "products"])
+def test_int8_for_tensorrt_goes_over_a_float16_graph(tmp_path: Path, kind: str, opset: int) -> None:
+    if kind == "convolutional":
+        rows = IMAGES
+        nodes = [
+            helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv"),
+            helper.make_node("Relu", ["c"], ["r"], name="relu"),
+            helper.make_node("Conv", ["r", "w2"], ["y"], name="second"),
+        ]
+        weights = {"w": normal(5, 3, 3, 3), "b": normal(5), "w2": normal(4, 5, 3, 3)}
+    else:
+        rows = ROWS
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["m"], name="first"),
+            helper.make_node("Tanh", ["m"], ["t"], name="tanh"),
+            helper.make_node("Gemm", ["t", "w2", "b"], ["y"], name="second"),
+        ]
+        weights = {"w": normal(16, 8), "w2": normal(8, 4), "b": normal(4)}
+    source = save(tmp_path / "m.onnx", nodes, rows[0], weights, opset=opset)
+    whole, half = tmp_path / "int8.onnx", tmp_path / "over_fp16.onnx"
+    quantize_static(
+        source,
+        whole,
+        RowReader({"x": rows}, batchable=True),
+        external=(),
+        backend="tensorrt",
+        work=tmp_path,
+    )
+    convert_fp16(whole, half, keep_quantizers=False)
+    graph = onnx.load(str(half)).graph
+    makers = {output: node for node in graph.node for output in node.output}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            assert types[node.input[1]] == TensorProto.FLOAT16, node.name
+            assert types[node.input[2]] == TensorProto.INT8, node.name
+        if node.op_type in ("Conv", "MatMul", "Gemm"):
+            # No cast stands between the dequantization and its product.
+            assert {makers[name].op_type for name in node.input[:2]} == {"DequantizeLinear"}
+    assert TensorProto.FLOAT not in types.values()
+    assert relative_error(source, half, rows) < 0.05
+    assert relative_error(whole, half, rows) < 0.02
