@@ -72,6 +72,7 @@ bench: $(STAMP)  ## runs the benches one after the other and writes bench/result
 	@echo "left out: demos: more than an hour of whole searches (python bench/demos.py)"
 	@echo "left out: gpu: needs an NVIDIA GPU (python bench/gpu.py)"
 	@echo "left out: scheduling, generators, senders: an hour on a real Triton (make tools)"
+	@echo "left out: accelerators: a quarter of an hour, and OpenVINO (make tools)"
 	@echo "left out: real_models: hours, and a package index"
 	@echo "left out: peers, servers: searches and load tests on a real Triton, step by step"
 	@echo "left out: twin_live: measures in parts of minutes, one model and server at a time"
