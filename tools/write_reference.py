@@ -32,7 +32,8 @@ _EXIT_CODES = (
 
 # What each parameter of a space means; a parameter without a line here fails the generation.
 _SPACE_KEYS = {
-    "precision": "`fp32`, `fp16`, `int8`.",
+    "precision": "`fp32`, `fp16`, `int8`; with TensorRT also `bf16` and `fp8`, where the GPU has "
+    "them.",
     "quantization": "`static`, `dynamic` or `best` (of the two); with `int8` alone.",
     "backend": "`onnxruntime` or `tensorrt`.",
     "accelerator": "`none`, `openvino` (on a CPU) or `tensorrt` (on a GPU): an execution "

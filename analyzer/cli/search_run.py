@@ -221,6 +221,7 @@ def _space(
             precisions=options.precisions or PRECISIONS,
             tensorrt=device == "gpu" and _tensorrt(options.server, warn),
             accelerators=_accelerators(device),
+            compute_capability=_compute_capability(device),
             cuda_graphs=device == "gpu" and options.server != "embedded",
             onnx_backend=_onnx_backend(options.server, onnx_backend),
         ),
@@ -234,6 +235,14 @@ def _onnx_backend(server: str, here: Backend) -> Backend:
     from analyzer.targets.triton_install import require_triton
 
     return require_triton().backend_for(here)
+
+
+def _compute_capability(device: DeviceKind) -> tuple[int, int] | None:
+    """The lowest of this machine's GPUs; None without one that tells it."""
+    from analyzer.hardware.gpus import list_gpus
+
+    found = [gpu.compute_capability for gpu in list_gpus()] if device == "gpu" else []
+    return min((one for one in found if one is not None), default=None)
 
 
 def _accelerators(device: DeviceKind) -> tuple[str, ...]:

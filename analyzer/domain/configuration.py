@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-Precision = Literal["fp32", "fp16", "int8"]
+# bf16 and fp8 are TensorRT's: no other backend here executes them.
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Quantization = Literal["static", "dynamic"]
 Backend = Literal["onnxruntime", "tensorrt", "python"]
@@ -105,6 +106,11 @@ class VariantKey:
         name = self.precision + (f"-{self.quantization}" if self.quantization else "")
         backend = "" if self.backend == "onnxruntime" else f" {self.backend}"
         return "+".join((f"{name}{backend}", *self.execution.words))
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the graph holds quantized values, whose ranges come from rows or its weights."""
+        return self.precision in ("int8", "fp8")
 
     @property
     def compiled(self) -> bool:

@@ -138,6 +138,10 @@ class SearchSpace:
             # ONNX Runtime's CUDA provider executes no QDQ graph in int8; its documentation points
             # to TensorRT ("Quantize ONNX Models", section "Quantization on GPU").
             return None
+        if precision == "bf16" and not found.variant.compiled:
+            return None  # ONNX Runtime has hardly a kernel for it
+        if precision == "fp8" and backend != "tensorrt":
+            return None  # Triton knows no fp8 mode of ONNX Runtime's TensorRT provider
         return found
 
     def assignments(self) -> Iterator[Params]:

@@ -30,10 +30,11 @@ _ACCELERATOR_FIELDS: dict[DeviceKind, str] = {
     "cpu": "cpu_execution_accelerator",
     "gpu": "gpu_execution_accelerator",
 }
-# Of Triton's ``precision_mode``.
+# Of Triton's ``precision_mode``, which has none for fp8.
 _PRECISION_MODES: dict[Precision, str] = {
     "fp32": "FP32",
     "fp16": "FP16",
+    "bf16": "BF16",
     "int8": "INT8",
 }
 # Engines lie beside each other there: ONNX Runtime names them by the graph's hash, TensorRT's

@@ -137,7 +137,7 @@ def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest
         return ""
     limit = request.sla.max_accuracy_drop
     if accuracy.synthetic:
-        if key.precision == "int8":
+        if key.quantized:
             if request.precisions_named:
                 return ""
             return (

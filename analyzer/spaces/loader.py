@@ -17,6 +17,8 @@ from analyzer.spaces.yaml_file import read_table
 
 # The file spells the delay with its unit; the parameter carries microseconds.
 _PARAMETER_OF = {"max_queue_delay": "max_queue_delay_us"}
+# From which on TensorRT has the precision (its support matrix, hardware and precision).
+_CAPABILITIES = {"bf16": (8, 0), "fp8": (8, 9)}
 _ACCELERATOR_ABSENT = {
     "openvino": "the accelerator openvino needs a CPU and ONNX Runtime's OpenVINO provider, which "
     "is not here (extra openvino).",
@@ -37,6 +39,7 @@ class SpaceContext:
         precisions: The precisions that ``--precisions`` allows.
         tensorrt: Whether engines can be built here.
         accelerators: ONNX Runtime's execution accelerators that can be measured.
+        compute_capability: Of the GPU; None where it is not known.
         cuda_graphs: Whether the server under test captures CUDA graphs.
         int8_best: The int8 variant that stands where a file says ``quantization: best``.
         onnx_backend: What runs ONNX graphs on the server under test.
@@ -49,6 +52,7 @@ class SpaceContext:
     precisions: tuple[str, ...] = PRECISIONS
     tensorrt: bool = False
     accelerators: tuple[str, ...] = ()
+    compute_capability: tuple[int, int] | None = None
     cuda_graphs: bool = False
     int8_best: str = "dynamic"
     onnx_backend: Backend = "onnxruntime"
@@ -168,6 +172,14 @@ class _Resolver:
 
     def _refusal(self, key: str, choice: Choice) -> str:
         """Why a choice cannot be measured here; empty if it can be."""
+        if key == "precision" and choice in _CAPABILITIES:
+            needs = _CAPABILITIES[str(choice)]
+            has = self._context.compute_capability
+            if self._context.device == "cpu" or (has is not None and has < needs):
+                return (
+                    f"the precision {choice} needs TensorRT and a GPU of compute capability "
+                    f"{needs[0]}.{needs[1]} or more."
+                )
         if key == "accelerator" and choice not in ("none", *self._context.accelerators):
             return _ACCELERATOR_ABSENT[str(choice)]
         if key == "cuda_graphs" and choice is True and not self._context.cuda_graphs:

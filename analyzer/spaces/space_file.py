@@ -43,7 +43,9 @@ _CORES_HINT = " 'cores' and 'cores/2' stand for what the machine has."
 _Positive = Annotated[int, Field(ge=1)]
 _PerCore = Literal["cores", "cores/2"]
 
-Precision = Annotated[Literal["fp32", "fp16", "int8"], _word("fp32", "fp16", "int8")]
+Precision = Annotated[
+    Literal["fp32", "fp16", "bf16", "fp8", "int8"], _word("fp32", "fp16", "bf16", "fp8", "int8")
+]
 Quantization = Annotated[Literal["static", "dynamic", "best"], _word("static", "dynamic", "best")]
 Backend = Annotated[Literal["onnxruntime", "tensorrt"], _word("onnxruntime", "tensorrt")]
 Accelerator = Annotated[

@@ -226,7 +226,7 @@ def _turn(key: VariantKey, device: str) -> tuple[bool, int]:
 
     An engine takes longest: no other variant waits for one.
     """
-    usual = ["fp16", "int8-static", "int8-dynamic", "fp32"]
+    usual = ["fp16", "int8-static", "fp8", "bf16", "int8-dynamic", "fp32"]
     if device == "cpu":
         usual = ["int8-static", "int8-dynamic", "fp16", "fp32"]
     name = f"int8-{key.quantization}" if key.precision == "int8" else key.precision
@@ -370,7 +370,7 @@ def _choose_rows(
     else:
         inputs, rows, labels = calibration.inputs, calibration.rows, calibration.labels
     calibrating, scoring = split_rows(rows, seed=seed)
-    static = key.precision == "int8" and key.quantization == "static"
+    static = key.quantized and key.quantization != "dynamic"
     return {
         "calibrating": take_rows(inputs, calibrating) if static else None,
         "scoring": take_rows(inputs, scoring),

@@ -33,6 +33,7 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
         OSError: ``target`` cannot be written.
     """
     import onnx
+    from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     graph = onnx.load(str(source), load_external_data=False)
@@ -71,6 +72,8 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
             f"The graph cannot be converted to fp16: {first_line(error)}.",
             hint="Leave fp16 out with --precisions.",
         ) from error
+    # The converter appends its casts, where ONNX wants each node behind those that it reads.
+    ONNXModel(converted).topological_sort()
     save_model(converted, target)
     return tuple(notes)
 

@@ -38,6 +38,7 @@ from analyzer.hardware.lifetime import die_with_parent
 from analyzer.modelconfig.execution import accelerator_settings
 from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
+from analyzer.variants.compiled_graphs import compiled_graph
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
 from analyzer.variants.reference import ROWS_PER_RUN, StoredReference, chunks
@@ -251,29 +252,30 @@ def _clear(accuracy: Accuracy, drop_max: float) -> bool:
 
 def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) -> tuple[str, ...]:
     model, key = request.model, request.key
-    if key.precision == "fp16":
-        return convert_fp16(source, target)
     if key.quantization == "dynamic":
         return quantize_dynamic(source, target, external=model.external_files, work=work)
-    if not request.calibrating or not len(next(iter(request.calibrating.values()))):
+    rows = request.calibrating
+    if key.quantized and (not rows or not len(next(iter(rows.values())))):
         raise BuildError(
-            "Static int8 needs rows to calibrate with, and the data has only one row.",
+            f"{key.label} needs rows to calibrate with, and the data has only one row.",
             hint="Give --calibration-data more rows; a hundred or more are usual.",
         )
-    # TensorRT's networks are strongly typed: beside int8 it computes in the type of the graph, so
-    # that is float16 there.
-    quantized = (work / "int8.onnx") if key.compiled else target
-    notes = quantize_static(
-        source,
-        quantized,
-        RowReader(request.calibrating, batchable=model.batchable),
-        external=model.external_files,
-        backend="tensorrt" if key.compiled else key.backend,
-        work=work,
-    )
     if key.compiled:
-        notes += (*convert_fp16(quantized, target, keep_quantizers=False), "int8 over fp16")
-    return (*notes, "calibrated on made-up inputs") if request.synthetic else notes
+        notes = compiled_graph(model, key, target, rows, work)
+    elif key.precision == "fp16":
+        notes = convert_fp16(source, target)
+    else:
+        assert key.precision == "int8" and rows is not None, key
+        notes = quantize_static(
+            source,
+            target,
+            RowReader(rows, batchable=model.batchable),
+            external=model.external_files,
+            backend=key.backend,
+            work=work,
+        )
+    made_up = key.quantized and request.synthetic
+    return (*notes, "calibrated on made-up inputs") if made_up else notes
 
 
 def _open(file: Path, request: BuildRequest) -> Runtime:

@@ -1,5 +1,6 @@
 """Search spaces from YAML: resolution for a machine, and errors that name file and key."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,12 @@ def test_int8_on_a_gpu_is_tensorrts() -> None:
         ("tensorrt", None),
         ("onnxruntime", "tensorrt"),
     }
+    for capability, new in (((7, 5), set()), ((8, 0), {"bf16"}), ((9, 0), {"bf16", "fp8"})):
+        space = load_space("gpu", replace(around, compute_capability=capability))
+        precisions = {c.precision for c, _ in space.candidates().values()}
+        assert precisions == {"fp32", "fp16", "int8"} | new
+        fp8 = [c for c, _ in space.candidates().values() if c.precision == "fp8"]
+        assert {c.backend for c in fp8} <= {"tensorrt"}
     alone = SpaceContext(device="gpu", cores=16)
     assert {c.precision for c, _ in load_space("gpu", alone).candidates().values()} == {
         "fp32",
