@@ -89,7 +89,7 @@ def save_model(
         ([*BUDGET, "--percentile", "100"], ["--percentile", "99.9"]),
         ([*BUDGET, "--confidence", "95"], ["--confidence", "0.95"]),
         ([*BUDGET, "--max-accuracy-drop", "2"], ["--max-accuracy-drop", "0.01"]),
-        ([*BUDGET, "--precisions", "fp31"], ["fp31", "fp32, fp16, int8"]),
+        ([*BUDGET, "--precisions", "fp31"], ["fp31", "fp32, fp16, bf16, fp8, int8"]),
         ([*BUDGET, "--objective", "cost"], ["--target-rate"]),
         ([*BUDGET, "--objective", "latency"], ["--target-rate"]),
         ([*BUDGET, "--objective", "memory"], ["--target-rate"]),
