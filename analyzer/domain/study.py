@@ -206,6 +206,8 @@ class StudyResult:
         engines: The TensorRT engines that were measured, one of each variant.
         conditions: What the machine was like from the first probe to the end of measuring, over
             every walk of the study; None where nobody watched.
+        speed_factors: Of each measured configuration by its id: the edge in ``outcomes`` over the
+            one that short runs found, as :func:`~analyzer.domain.speeds.edge_over_speeds`.
     """
 
     name: str
@@ -228,6 +230,7 @@ class StudyResult:
     recommendable: tuple[str, ...] | None = None
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
+    speed_factors: tuple[tuple[str, float], ...] = ()
 
     def engine_of(self, configuration: Configuration) -> MeasuredEngine | None:
         """The engine that ``configuration`` was measured with; None if it serves a graph."""

@@ -15,13 +15,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analyzer.domain.measurement import Edge, LoadTest, Measurement
+from analyzer.domain.measurement import Edge, LoadTest
+from analyzer.domain.speeds import EVIDENCE_MIN
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
 # Requests behind each side of a bracket that counts; so many times the misses that they may have
 # are a failure at once.
-REQUESTS_MIN = 300
 _CLEAR_FACTOR = 3.0
 # Factor downwards while no rate was kept.
 _HALF = 2.0
@@ -113,9 +113,9 @@ class EdgeSearch:
 
     def _counts(self, outcome: RateOutcome) -> bool:
         """Whether enough requests are behind what a rate did."""
-        clear = _CLEAR_FACTOR * self._goal.miss_rate_max * REQUESTS_MIN
+        clear = _CLEAR_FACTOR * self._goal.miss_rate_max * EVIDENCE_MIN
         late = not self.keeps(outcome) and outcome.over_budget >= clear
-        return late or outcome.requests >= REQUESTS_MIN
+        return late or outcome.requests >= EVIDENCE_MIN
 
     def next_rate_rps(self) -> float | None:
         """The rate to try next; None when the edge is known well enough, or there is none."""
@@ -220,30 +220,3 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         rate_rps=math.sqrt(low * broken),
         interval_rps=(low * (1 - _NOISE), edge.interval_rps[1]),
     )
-
-
-def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: float) -> Edge:
-    """The edge over all speeds of the machine that a study met.
-
-    Short runs find the edge at the usual speed; the long-run one is ``factor`` times that. It is
-    no lower than a rate that was kept over at least 300 requests of a certificate, nor than the
-    certified one.
-
-    Args:
-        factor: The twin's edge over the speeds that were met, over its edge at the usual one.
-        miss_rate_max: The allowed fraction of requests over budget.
-    """
-    edge = measurement.edge
-    kept = [measurement.capacity_rps or 0.0]
-    for known in measurement.evidence:
-        if known.over_budget > miss_rate_max * known.requests:
-            break
-        if known.requests >= REQUESTS_MIN:
-            kept.append(known.rate_rps)
-    least = max(kept)
-
-    def lowered(rate: float | None) -> float | None:
-        return max(rate * factor, min(rate, least)) if rate else rate
-
-    low, high = edge.interval_rps
-    return replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), high))

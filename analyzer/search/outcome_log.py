@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Conditions, Failure, Measurement, RequestLog
 from analyzer.domain.space import Params
-from analyzer.measure.edge import edge_over_speeds
+from analyzer.domain.speeds import restated
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
@@ -163,19 +163,14 @@ class OutcomeLog:
         ]
         return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
 
-    def restate(self, factor: Callable[[Configuration], float]) -> None:
-        """States every edge over all speeds that the study met: ``factor`` times what runs found.
+    def restate(self, factors: Mapping[str, float]) -> None:
+        """States every edge over all speeds that the study met, as :func:`restated`.
 
         In memory only, for the result; the stored outcomes keep what the runs found.
         """
         allowed = self._request.sla.miss_rate_max
-        for config_id in self.latest:
-            if (known := self.measurement(config_id)) is not None:
-                by = factor(known.configuration)
-                edge = edge_over_speeds(known, by, miss_rate_max=allowed)
-                predicted = known.predicted.edge_rps
-                scaled = replace(known.predicted, edge_rps=predicted and predicted * by)
-                self.latest[config_id] = replace(known, edge=edge, predicted=scaled)
+        stated = restated(self.latest.values(), factors, miss_rate_max=allowed)
+        self.latest = dict(zip(self.latest, stated, strict=True))
 
     def open_claims(self, config_ids: Collection[str]) -> int:
         """Claims that these configurations, together one family, have begun and not proven."""

@@ -75,9 +75,14 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         cores=context.cores,
         request_batch_size=int(context.request.batch_sizes.max()),
     )
-    context.log.restate(screening.speed_factor)
+    factors = {
+        outcome.configuration.config_id: screening.speed_factor(outcome.configuration)
+        for outcome in context.log.outcomes
+        if isinstance(outcome, Measurement)
+    }
+    context.log.restate(factors)
     if winner is not None:
-        factor = screening.speed_factor(winner.configuration)
+        factor = factors[winner.configuration.config_id]
         explained = explained.scaled(factor)
         winner = context.log.measurement(winner.configuration.config_id)
         if factor < _SPEED_TOLD:
@@ -91,7 +96,11 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     missing_s = measuring.missing_s_of(estimate) if open_ else None
     needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
     result = _result(context, screening, winner, verdict, sentence, explained)
-    return replace(result, search=replace(result.search, budget_needed_s=needed_s))
+    return replace(
+        result,
+        search=replace(result.search, budget_needed_s=needed_s),
+        speed_factors=tuple(factors.items()),
+    )
 
 
 def _plan_proof(context: SearchContext, screening: Screening) -> None:

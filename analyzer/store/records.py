@@ -61,6 +61,7 @@ class StoredResult:
     recommendable: tuple[str, ...] | None = None
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
+    speed_factors: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from analyzer.domain.configuration import Configuration, baseline_configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
+from analyzer.domain.speeds import restated
 from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyResult, Verification
 from analyzer.store import codec
 from analyzer.store.blobs import pack_load_tests, unpack_load_tests
@@ -102,7 +103,10 @@ def study_result(
         verdict=record.verdict or "undecided",
         model=record.model,
         sla=record.sla,
-        outcomes=tuple(last.values()),
+        # They are stored as short runs found them.
+        outcomes=restated(
+            last.values(), dict(stored.speed_factors), miss_rate_max=record.sla.miss_rate_max
+        ),
         provenance=record.provenance,
         verifications=tuple(verifications),
         **fields,

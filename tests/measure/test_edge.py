@@ -20,6 +20,7 @@ from analyzer.domain.measurement import (
     Validity,
 )
 from analyzer.domain.sla import Sla
+from analyzer.domain.speeds import edge_over_speeds
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import TargetError
@@ -27,7 +28,6 @@ from analyzer.measure.edge import (
     EdgeGoal,
     EdgeSearch,
     RateOutcome,
-    edge_over_speeds,
     revised_edge,
 )
 from analyzer.measure.measure import long_run_edge, measure_edge
