@@ -35,7 +35,10 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
         return max(rate * factor, min(rate, least)) if rate else rate
 
     low, high = edge.interval_rps
-    return replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), high))
+    # A rate that was broken was broken at the speeds of its run: a higher bound only where the
+    # study met faster ones.
+    upper = high * max(factor, 1.0) if high is not None else None
+    return replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), upper))
 
 
 def restated(
