@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from analyzer.errors import MissingPartError, StoreError
 
 # Longer than any transaction of ours holds the database.
 BUSY_TIMEOUT_S = 30.0
+_WAL_RETRY_S = 0.01  # of the order of the first transaction of another program, which it waits for
 _SPELLING = "Write sqlite:///results.db, or postgresql://USER:PASSWORD@HOST/DATABASE."
 
 # What SQLite calls it: the sentence's end, and what to do. Looked up by the name's beginning.
@@ -151,10 +153,25 @@ def _configure_sqlite(connection: Any, _record: object) -> None:
 
 
 def enable_wal(engine: Engine) -> None:
-    """Lets readers and one writer of a SQLite file work side by side; the file remembers it."""
+    """Lets readers and one writer of a SQLite file work side by side; the file remembers it.
+
+    SQLite does not wait for other connections here as it does elsewhere: the change takes a lock
+    that could wait for one which waits for it, so it fails at once, whatever the busy timeout is.
+    """
     raw = engine.raw_connection()  # the mode cannot be changed inside a transaction
     try:
-        raw.cursor().execute("PRAGMA journal_mode = WAL").close()
+        cursor = raw.cursor()
+        wait_s = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1e3
+        end_s = time.monotonic() + wait_s
+        while True:
+            try:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= end_s:
+                    raise
+                time.sleep(_WAL_RETRY_S)
+        cursor.close()
     finally:
         raw.close()
 
