@@ -1,0 +1,159 @@
+"""``analyze search --service URL``: the search runs there, the answer is printed here."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from analyzer.buckets.location import Location
+from analyzer.cli import options as shared
+from analyzer.cli.models import find_model, local_model
+from analyzer.errors import AnalyzerError, InputError, RunInterruptedError, UsageError
+
+TOKEN_VARIABLE = "TRITUNE_TOKEN"
+# How an option's parsed value is written again.
+_UNITS: tuple[tuple[object, str], ...] = (
+    (shared.DURATION_MS, "ms"),
+    (shared.DURATION_S, "s"),
+    (shared.RATE_RPS, "/s"),
+    (shared.SIZE_BYTES, "B"),
+    (shared.PRICE_PER_HOUR, "/h"),
+)
+# Done here, not there.
+_HERE = frozenset(
+    {"model", "service", "export_dir", "report_file", "force", "as_json", "quiet", "verbose",
+     "study", "resume", "calibration_data"}
+)  # fmt: skip
+_NAMES = {"input_shapes": "input_shape", "store_url": "store", "prices_file": "prices"}
+# The contract's, of a command that failed there.
+_ERRORS = {2: InputError, 130: RunInterruptedError}
+
+
+def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> int:
+    """Hands the search over, follows it, prints what a local one prints; the exit code.
+
+    Args:
+        exit_codes: By verdict.
+
+    Raises:
+        AnalyzerError: It cannot be handed over, or failed there.
+    """
+    from analyzer.service.client import ServiceClient
+
+    values = context.params
+    if isinstance(values["export_dir"], Location):
+        raise UsageError(
+            "--service brings the repository to a folder of this machine, not to an object store.",
+            hint="Give --export a folder, or search without --service.",
+        )
+    path = local_model(values["model"] or find_model(Path.cwd()))
+    if not path.is_file():
+        raise UsageError(
+            f"--service takes an ONNX file, and {path} is none.", hint="Give the .onnx file."
+        )
+    with ServiceClient(values["service"], os.environ.get(TOKEN_VARIABLE)) as client:
+        body: dict[str, Any] = {"kind": "search", "options": _options(context)}
+        body["model"] = client.upload("models", path, path.stem)
+        if (data := values["calibration_data"]) is not None:
+            body["options"]["calibration_data"] = client.upload("calibration", data, data.stem)
+        if values["study"] is not None:
+            before = client.job_of_study(values["study"])
+            if values["resume"] and before is None:
+                raise UsageError(f"--resume: the service has no study {values['study']!r}.")
+            if values["resume"]:
+                body["job"] = before
+            elif before is not None:
+                raise UsageError(
+                    f"--study: the service has a study {values['study']!r} already.",
+                    hint="Add --resume to go on with it, or choose another name.",
+                )
+            else:
+                body["options"]["study"] = values["study"]
+        job = client.submit(body)["id"]
+        _follow(client, job, quiet=values["quiet"])
+        done = client.job(job)
+        if done["state"] != "SUCCEEDED":
+            kind = _ERRORS.get(done["exit_code"] or 1, AnalyzerError)
+            raise kind(
+                done["message"] or f"The job {job} is {done['state']}.", hint=done["hint"] or ""
+            )
+        _deliver(client, job, done, values)
+    return exit_codes[done["verdict"]]
+
+
+def _options(context: click.Context) -> dict[str, Any]:
+    """The options that were given, as the service takes them; it refuses what it cannot do."""
+    found: dict[str, Any] = {}
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if name in _HERE or not given or value is None:
+            continue
+        unit = next((unit for kind, unit in _UNITS if parameter.type is kind), "")
+        if name == "precisions":
+            text: Any = ",".join(value)
+        elif name == "input_shapes":
+            text = [f"{key}:{','.join(map(str, dims))}" for key, dims in value.items()]
+        else:
+            text = f"{value}{unit}"
+        found[_NAMES.get(name, name)] = text
+    return found
+
+
+def _follow(client: Any, job: str, *, quiet: bool) -> None:
+    """Shows what the command says there, until it ends; Ctrl-C ends it there, too."""
+    if not quiet:
+        click.echo(f"Job {job}", err=True)
+    try:
+        for event in client.events(job):
+            if event.kind == "log" and not quiet:
+                click.echo(event.body["text"], nl=False, err=True)
+    except KeyboardInterrupt as error:
+        client.cancel(job)
+        raise RunInterruptedError(
+            f"Interrupted. The job {job} is cancelled; what it measured is stored there.",
+            hint="Go on with the same command, --study and --resume.",
+        ) from error
+
+
+def _deliver(client: Any, job: str, done: dict[str, Any], values: dict[str, Any]) -> None:
+    """Prints the answer, and writes the report and the repository that were asked for."""
+    from analyzer.report.document import render_json
+
+    if values["as_json"]:
+        click.echo(render_json(client.result(job)), nl=False)
+    with tempfile.TemporaryDirectory(prefix="tritune-") as scratch:
+        if not values["as_json"] and client.fetch(job, "study.db", Path(scratch) / "study.db"):
+            from analyzer.report.entries import make_report
+            from analyzer.report.terminal import render_terminal
+            from analyzer.store.results import open_store
+
+            with open_store(f"sqlite:///{Path(scratch) / 'study.db'}", create=False) as store:
+                click.echo(render_terminal(make_report(store.load_result(done["study"]))))
+        if values["report_file"] is not None:
+            client.fetch(job, "report.html", values["report_file"])
+        if values["export_dir"] is not None:
+            packed = Path(scratch) / "repository.tar"
+            if client.fetch(job, "repository.tar", packed):
+                _unpack(packed, values["export_dir"], force=values["force"])
+
+
+def _unpack(packed: Path, place: Path, *, force: bool) -> None:
+    """Puts the models of a repository's tar into the folder ``place``."""
+    with tarfile.open(packed) as archive:
+        members = [member for member in archive if member.name.startswith("repository/")]
+        for member in members:
+            member.name = member.name.removeprefix("repository/")
+            model = place / member.name.partition("/")[0]
+            if "/" not in member.name and model.exists() and not force:
+                raise UsageError(
+                    f"--export: {model} is there already.", hint="Add --force to replace it."
+                )
+        archive.extractall(place, members=[m for m in members if m.name], filter="data")

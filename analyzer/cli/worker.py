@@ -1,0 +1,104 @@
+"""``analyze worker``: measures for a service, on this machine's device."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from analyzer.cli import options as shared
+from analyzer.cli.service import log_to_stderr, require_service
+from analyzer.cli.service_limits import limit_options
+from analyzer.errors import UsageError
+
+if TYPE_CHECKING:
+    from analyzer.service.limits import ServiceLimits
+
+
+@click.command()
+@click.option(
+    "--store",
+    "store_url",
+    required=True,
+    metavar="URL",
+    envvar="TRITUNE_SERVICE_STORE",
+    help="The service's database; also TRITUNE_SERVICE_STORE.",
+)
+@click.option(
+    "--data",
+    required=True,
+    metavar="URL",
+    help="The service's files: a folder that it shares with this machine.",
+)
+@click.option(
+    "--lease",
+    type=shared.DURATION_S,
+    default="30s",
+    show_default=True,
+    help="How long a job stays with this worker while it does not answer.",
+)
+@click.option("--parent", type=int, hidden=True, help="End with the process of this number.")
+@click.option("-v", "--verbose", is_flag=True, help="More detail on standard error.")
+@limit_options
+def worker(
+    *,
+    limits: ServiceLimits,
+    store_url: str,
+    data: str,
+    lease: float,
+    parent: int | None,
+    verbose: bool,
+) -> None:
+    """Measure for a service: take its jobs one after the other, on this machine.
+
+    Ends on SIGTERM or Ctrl-C; a job that runs then is stopped, kept, and goes on elsewhere.
+    """
+    require_service()
+    from analyzer.hardware.lifetime import die_with_parent
+    from analyzer.service.content import ContentStore
+    from analyzer.service.database import open_service_database
+    from analyzer.service.folder import ANALYZE
+    from analyzer.service.worker import Worker, compiled_twin, this_device
+
+    log_to_stderr(verbose=verbose)
+    stop = threading.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: stop.set())
+    if parent is not None:
+        die_with_parent(signal.SIGTERM, parent_pid=parent)
+    if lease < 1:
+        raise UsageError("--lease must be 1s at least.", hint="Write it like --lease 30s.")
+    content = ContentStore(_folder(data))
+    database = open_service_database(store_url, upgrade=False)
+    try:
+        Worker(
+            database,
+            content,
+            this_device(),
+            limits,
+            stopping=stop.is_set,
+            lease_s=lease,
+            analyze=replace(ANALYZE, compiled=compiled_twin()),
+        ).run()
+    finally:
+        database.close()
+
+
+def _folder(data: str) -> Path:
+    """The folder that ``--data`` names, by its path or as ``file://``.
+
+    Raises:
+        UsageError: It names something else.
+    """
+    if data.startswith("file://"):
+        return Path(data.removeprefix("file://"))
+    if "://" in data:
+        raise UsageError(
+            f"--data {data}: only folders are supported.",
+            hint="Share the service's folder with this machine, and name it here.",
+        )
+    return Path(data)

@@ -1,0 +1,129 @@
+"""The application: routes, errors as RFC 9457, and the checks that every request passes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from analyzer import __version__
+from analyzer.errors import DataError, StoreError
+from analyzer.service import routes_access, routes_jobs, routes_service, routes_uploads
+from analyzer.service.context import ServiceContext
+from analyzer.service.guard import Guard
+from analyzer.service.metrics import Metrics
+from analyzer.service.pages import routes as pages
+from analyzer.service.pages import submit
+from analyzer.service.problems import Problem, answer, not_found
+
+_LOG = logging.getLogger(__name__)
+PREFIX = "/api/v1"
+
+
+def create_app(context: ServiceContext) -> FastAPI:
+    """The API over ``context``."""
+    app = FastAPI(
+        title="Tritune",
+        version=__version__,
+        description="Finds the Triton configuration that keeps a latency SLA, and proves it.",
+        # Their pages load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    metrics = Metrics(context.database, context.hub)
+    app.state.context = context
+    app.state.metrics = metrics
+    for router in (
+        routes_uploads.models(),
+        routes_uploads.calibration(),
+        routes_jobs.router,
+        routes_access.router,
+        routes_service.router,
+    ):
+        app.include_router(router, prefix=PREFIX)
+    app.include_router(routes_service.outside)
+    app.include_router(pages.router)
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    for unusable in (StoreError, DataError, OSError):
+        app.add_exception_handler(unusable, _store)
+    app.add_middleware(
+        Guard,
+        loopback_only=not context.tokens,
+        uploads=frozenset({submit.UPLOAD, *(PREFIX + path for path in routes_uploads.PATHS)}),
+        body_bytes_max=context.limits.body_bytes_max,
+        metrics=metrics,
+    )
+    return app
+
+
+def _problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Problem)
+    return answer(error)
+
+
+def _validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = error.errors()[0]
+    where, *parts = first["loc"]
+    if where == "path":  # an id that cannot be one is nobody's
+        return answer(not_found(f"{parts[-1]} with this id"))
+    if first["type"] == "json_invalid":
+        return answer(Problem(422, "invalid", "The body is no JSON."))
+    named = ".".join(str(part) for part in parts)
+    return answer(
+        Problem(
+            422,
+            "invalid",
+            f"{where} {named}: {first['msg']}."[:500],
+            pointer="/" + "/".join(map(str, parts)) if where == "body" else None,
+        )
+    )
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # The router names the methods of one of the path's routes alone.
+        headers["Allow"] = ", ".join(_methods(request))
+    return answer(
+        Problem(
+            error.status_code,
+            codes.get(error.status_code, "request"),
+            str(error.detail),
+            headers=headers,
+        )
+    )
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path of a request can be asked for."""
+    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    return sorted(
+        method.upper()
+        for template, operations in paths.items()
+        if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path)
+        for method in operations
+    )
+
+
+def _store(request: Request, error: Exception) -> JSONResponse:
+    _LOG.error("%s", getattr(error, "message", None) or error)
+    # The sentence names the database's place, which is not the client's to know.
+    return answer(
+        Problem(
+            503,
+            "store",
+            "The service cannot use its database or its files now.",
+            hint="Try again in a moment; the operator finds the reason in the service's log.",
+            headers={"Retry-After": "5"},
+        )
+    )

@@ -1,0 +1,188 @@
+"""A client of the service, as ``analyze search --service URL`` uses it."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from analyzer.errors import AnalyzerError, InputError, TargetError, UsageError
+
+# A stream is silent for 15 s at most; the same and some more is a connection that is gone.
+_TIMEOUT = httpx.Timeout(30.0, read=45.0)
+_AGAIN_S = 1.0  # between two tries to reach a service that went away
+_PATIENCE_S = 120.0  # a service that is restarted comes back in this time
+_CHUNK_BYTES = 1 << 18
+
+
+class Event(NamedTuple):
+    """One of a job's events."""
+
+    kind: str
+    body: dict[str, Any]
+
+
+class ServiceClient:
+    """Talks to one service; used as a context manager.
+
+    Args:
+        url: Its address (``http://127.0.0.1:8040``).
+        token: None where none is needed.
+
+    Every method raises:
+        UsageError: The service refuses what is asked for.
+        TargetError: It cannot be reached.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            self._http = httpx.Client(
+                base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT, trust_env=False
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(
+                f"--service: {url!r} is no address.", hint="Write http://HOST:8040."
+            ) from error
+        self._url = url
+
+    def __enter__(self) -> ServiceClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def upload(self, kind: str, path: Path, name: str) -> str:
+        """Uploads a file (``models`` or ``calibration``); its id."""
+
+        def pieces() -> Iterator[bytes]:
+            with path.open("rb") as stream:
+                while data := stream.read(_CHUNK_BYTES):
+                    yield data
+
+        size = {"Content-Length": str(path.stat().st_size)}
+        done = self._ask("POST", f"/{kind}", params={"name": name}, content=pieces(), headers=size)
+        return str(done.json()["id"])
+
+    def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Hands a job in, once even where the answer is lost; the job."""
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        found: dict[str, Any] = self._patiently("POST", "/jobs", json=body, headers=key).json()
+        return found
+
+    def job(self, job: str) -> dict[str, Any]:
+        """The job as it is now."""
+        found: dict[str, Any] = self._patiently("GET", f"/jobs/{job}").json()
+        return found
+
+    def job_of_study(self, study: str) -> str | None:
+        """The newest search of that study; None if there is none."""
+        found = self._ask("GET", "/jobs", params={"study": study, "limit": 1}).json()["items"]
+        return str(found[0]["id"]) if found else None
+
+    def cancel(self, job: str) -> None:
+        """Ends a job."""
+        self._ask("POST", f"/jobs/{job}/cancel")
+
+    def result(self, job: str) -> dict[str, Any]:
+        """The result of a job that has succeeded."""
+        found: dict[str, Any] = self._patiently("GET", f"/jobs/{job}/result").json()
+        return found
+
+    def fetch(self, job: str, artifact: str, place: Path) -> bool:
+        """Writes an artifact to ``place``; False if the job has none of that name."""
+        with self._http.stream("GET", f"/api/v1/jobs/{job}/artifacts/{artifact}") as response:
+            if response.status_code == 404:
+                return False
+            if response.is_error:
+                response.read()
+                raise _refusal(response)
+            with place.open("wb") as stream:
+                for piece in response.iter_bytes():
+                    stream.write(piece)
+        return True
+
+    def events(self, job: str) -> Iterator[Event]:
+        """The job's events until it ends; goes on where a connection broke."""
+        newest = "0"
+        lost_at: float | None = None
+        while True:
+            try:
+                with self._http.stream(
+                    "GET", f"/api/v1/jobs/{job}/events", headers={"Last-Event-ID": newest}
+                ) as response:
+                    if response.status_code == 204:
+                        return
+                    if response.is_error and response.status_code < 500:
+                        response.read()
+                        raise _refusal(response)
+                    for number, event in _parse(response.iter_lines()):
+                        newest, lost_at = number, None
+                        yield event
+            except httpx.TransportError as error:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > _PATIENCE_S:
+                    raise self._unreachable(error) from error
+            time.sleep(_AGAIN_S if lost_at else 0.0)
+
+    def _patiently(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """As :meth:`_ask`, again and again while the service is away."""
+        ends_at = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._ask(method, path, **more)
+            except TargetError:
+                if time.monotonic() > ends_at:
+                    raise
+                time.sleep(_AGAIN_S)
+
+    def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, f"/api/v1{path}", **more)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        if response.status_code >= 500:
+            raise self._unreachable(_refusal(response))
+        if response.is_error:
+            raise _refusal(response)
+        return response
+
+    def _unreachable(self, error: Exception) -> TargetError:
+        return TargetError(
+            f"The service {self._url} does not answer: {str(error) or type(error).__name__}.",
+            hint="Check the address, and that the service runs (GET /readyz).",
+        )
+
+
+def _refusal(response: httpx.Response) -> AnalyzerError:
+    try:
+        problem = response.json()
+        detail, hint = str(problem["detail"]), str(problem.get("hint") or "")
+    except (ValueError, KeyError, TypeError):
+        detail, hint = f"It answers {response.status_code}.", ""
+    if response.status_code == 401:
+        hint = "Give the token in the environment variable TRITUNE_TOKEN."
+    return (InputError if response.status_code == 404 else UsageError)(
+        f"The service refuses: {detail}", hint=hint
+    )
+
+
+def _parse(lines: Iterator[str]) -> Iterator[tuple[str, Event]]:
+    """Events with their ids, from a stream of ``text/event-stream``."""
+    number = kind = data = ""
+    for line in lines:
+        name, _, value = line.partition(": ")
+        if name == "id":
+            number = value
+        elif name == "event":
+            kind = value
+        elif name == "data":
+            data = value
+        elif not line and data:
+            yield number, Event(kind, json.loads(data))
+            number = kind = data = ""

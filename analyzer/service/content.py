@@ -1,0 +1,150 @@
+"""The content store: files by the SHA-256 of what is in them, in one folder.
+
+A file is written under a name of its own first and renamed when it is whole, in the transaction
+that notes it in the database: there is never half a file under its hash, and ``analyze service gc``
+(which takes a file away in the transaction that removes its row) never takes one that is being
+noted. A folder on a network file system serves several machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy import Connection
+
+from analyzer.errors import DataError, StoreError
+from analyzer.service.rows import upsert
+from analyzer.service.schema import OBJECTS, DatabaseTime
+
+_CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A file that is written, and noted nowhere yet."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+
+
+class Incoming:
+    """A file that is being written and hashed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("xb")
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+
+    @property
+    def path(self) -> Path:
+        """Where it lies until it is noted."""
+        return self._path
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Appends ``data``."""
+        self._file.write(data)
+        self._hash.update(data)
+        self.size_bytes += len(data)
+
+    def finish(self) -> Staged:
+        """Closes the file, after it has reached the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return Staged(self._path, self._hash.hexdigest(), self.size_bytes)
+
+    def discard(self) -> None:
+        """Removes it; nothing happens where it was noted meanwhile."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+class ContentStore:
+    """Files under ``root``, each by its hash."""
+
+    def __init__(self, root: Path) -> None:
+        self._objects = root / "objects"
+        self._incoming = root / "incoming"
+        try:
+            for folder in (root, self._objects, self._incoming):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"The service's folder {root} cannot be used: {error.strerror}.",
+                hint="Choose another one with --data.",
+            ) from error
+
+    def path(self, sha256: str) -> Path:
+        """Where the content with this hash lies, or would lie."""
+        return self._objects / sha256[:2] / sha256
+
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[Incoming]:
+        """A new file; it is removed at the end unless :meth:`keep` took it."""
+        own = Incoming(self._incoming / uuid.uuid4().hex)
+        try:
+            yield own
+        finally:
+            own.discard()
+
+    def keep(self, connection: Connection, staged: Staged) -> None:
+        """Notes a file in the database and moves it to its place, in one transaction."""
+        upsert(
+            connection,
+            OBJECTS,
+            {
+                "sha256": staged.sha256,
+                "size_bytes": staged.size_bytes,
+                "created_at": DatabaseTime(),
+            },
+            update=("created_at",),
+        )
+        place = self.path(staged.sha256)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        staged.path.replace(place)
+
+    def open(self, sha256: str) -> BinaryIO:
+        """The content with this hash.
+
+        Raises:
+            DataError: It is gone.
+        """
+        try:
+            return self.path(sha256).open("rb")
+        except FileNotFoundError as error:
+            raise DataError(
+                f"The service's folder has lost the content {sha256}.",
+                hint="Restore the folder from the backup that belongs to the database.",
+            ) from error
+
+    def copy_to(self, sha256: str, place: Path) -> None:
+        """Writes the content with this hash to ``place``: a copy, which may be changed."""
+        with self.open(sha256) as source, place.open("xb") as target:
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
+
+    def stage_file(self, incoming: Incoming, source: BinaryIO) -> Staged:
+        """Copies an open file into ``incoming``."""
+        while data := source.read(_CHUNK_BYTES):
+            incoming.write(data)
+        return incoming.finish()
+
+    def remove(self, sha256: str) -> None:
+        """Removes the content with this hash, if it is there."""
+        self.path(sha256).unlink(missing_ok=True)
+
+    def abandoned(self, *, older_than_s: float, now: float) -> Iterator[Path]:
+        """Files that uploads left half-written, by this machine's clock."""
+        for path in self._incoming.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - older_than_s:
+                    yield path

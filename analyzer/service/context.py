@@ -1,0 +1,125 @@
+"""What every request needs: the database, the files, the limits, and who asks."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request
+
+from analyzer.service.auth import LOCAL, Principal, find_token
+from analyzer.service.content import ContentStore
+from analyzer.service.documents import ProblemDocument
+from analyzer.service.event_stream import EventHub
+from analyzer.service.inspection import Inspector
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.problems import MEDIA_TYPE, Problem
+from analyzer.service.sessions import COOKIE, CSRF_HEADER, find_session
+from analyzer.store.database import Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceContext:
+    """The parts that requests share.
+
+    Args:
+        tokens: Whether a token is needed.
+    """
+
+    database: Database
+    content: ContentStore
+    limits: ServiceLimits
+    hub: EventHub
+    inspector: Inspector
+    tokens: bool
+
+
+def context_of(request: Request) -> ServiceContext:
+    """The application's."""
+    found: ServiceContext = request.app.state.context
+    return found
+
+
+def principal_of(request: Request) -> Principal:
+    """Who asks.
+
+    Raises:
+        Problem: 401: a token is needed, and there is none that is good.
+    """
+    context = context_of(request)
+    if not context.tokens:
+        return LOCAL
+    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    cookie = request.cookies.get(COOKIE)
+    if kind.lower() == "bearer" and secret:
+        with context.database.reading() as connection:
+            found = find_token(connection, secret.strip())
+        if found is not None:
+            return found
+    elif cookie:
+        with context.database.reading() as connection:
+            session = find_session(connection, cookie)
+        if session is not None:
+            _check_csrf(request, session[1])
+            return session[0]
+    raise Problem(
+        401,
+        "unauthorized",
+        "The token is not good (any more)." if secret or cookie else "This service needs a token.",
+        hint="Send it as Authorization: Bearer TOKEN.",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _check_csrf(request: Request, word: str) -> None:
+    """Raises Problem 403 where a browser changes something without its session's word."""
+    given = request.headers.get(CSRF_HEADER, "")
+    safe = request.method in ("GET", "HEAD", "OPTIONS")
+    if not safe and not secrets.compare_digest(given.encode(), word.encode()):
+        raise Problem(
+            403,
+            "csrf",
+            f"A change by cookie needs the session's word in {CSRF_HEADER}.",
+            hint="GET /api/v1/session tells it.",
+        )
+
+
+def writer_of(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+    """Who asks, and may make and change things."""
+    principal.require("write")
+    return principal
+
+
+def admin_of(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+    """Who asks, and may do everything in the project."""
+    principal.require("admin")
+    return principal
+
+
+Context = Annotated[ServiceContext, Depends(context_of)]
+Reader = Annotated[Principal, Depends(principal_of)]
+Writer = Annotated[Principal, Depends(writer_of)]
+Admin = Annotated[Principal, Depends(admin_of)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="The same key and request again give the same answer.",
+        min_length=1,
+        max_length=255,
+        # What a header can carry, apart from spaces at its ends.
+        pattern=r"^[\x21-\x7e]+$",
+    ),
+]
+
+# Statuses of the problems that any route may answer with.
+_CODES = (400, 401, 403, 404, 405, 408, 409, 413, 421, 422, 429, 503)
+#: How each route's errors look, for OpenAPI.
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: {
+        "description": "A problem (RFC 9457).",
+        "model": ProblemDocument,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    }
+    for code in _CODES
+}

@@ -1,0 +1,80 @@
+"""The database of the service: opened, its tables upgraded by Alembic, used in transactions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, func, inspect, select
+
+from analyzer.errors import StoreError
+from analyzer.store import engine as engines
+from analyzer.store.database import Database
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_LOCK_NUMBER = 0x536572766963655F  # any number that no other program is likely to lock
+# Optuna keeps the usual name for itself.
+VERSION_TABLE = "service_alembic_version"
+
+
+def open_service_database(url: str, *, upgrade: bool = True) -> Database:
+    """The database at ``url`` with the newest tables.
+
+    Args:
+        upgrade: Whether tables are made or upgraded; otherwise they must be current.
+
+    Raises:
+        StoreError: It cannot be reached or written, or a newer version has upgraded it.
+        MissingPartError: PostgreSQL's driver is not installed.
+    """
+    parsed = engines.parse_url(url)
+    engine = engines.make_engine(parsed)
+    database = Database(parsed, engine)
+    try:
+        if database.sqlite:
+            engines.check_file(parsed, create=True)
+            with engines.translated(parsed):
+                engines.enable_wal(engine)
+        with database.writing() as connection:
+            if not database.sqlite:
+                # Two programs that start at once must not both make the tables.
+                connection.execute(select(func.pg_advisory_xact_lock(_LOCK_NUMBER)))
+            _bring_up_to_date(connection, database.place, upgrade=upgrade)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _bring_up_to_date(connection: Connection, place: str, *, upgrade: bool) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    scripts = ScriptDirectory.from_config(config)
+    found = stored_revision(connection)
+    if found == scripts.get_current_head():
+        return
+    if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
+        raise StoreError(
+            f"The database {place} is at revision {found}, which this version does not know.",
+            hint="Update tritune on this machine (pip install --upgrade tritune).",
+        )
+    if not upgrade:
+        raise StoreError(
+            f"The database {place} has no tables of this version's service.",
+            hint="Start analyze service of this version on it once: it upgrades the tables.",
+        )
+    command.upgrade(config, "head")
+
+
+def stored_revision(connection: Connection) -> str | None:
+    """The revision of the service's tables; None if there are none."""
+    from alembic.migration import MigrationContext
+
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return context.get_current_revision()

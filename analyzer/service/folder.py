@@ -1,0 +1,255 @@
+"""The folder in which a job's command works: what it is given, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import stat
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from analyzer.errors import StoreError
+from analyzer.export.manifest import MANIFEST_NAME
+from analyzer.resources import PACKAGE_ROOT, search_path
+from analyzer.service import sandbox
+from analyzer.service.child import start_child
+from analyzer.service.content import ContentStore
+from analyzer.service.keeper import Task
+from analyzer.service.options import JobOptions
+from analyzer.service.queue import Claim
+from analyzer.service.sandbox import Isolation
+from analyzer.store.results import open_store
+
+# Names of what a job leaves, as artifacts; all but the first and the last are the contract's.
+RESULT, REPORT, REPOSITORY, MANIFEST = (
+    "result.json",
+    "report.html",
+    "repository.tar",
+    "manifest.json",
+)
+STUDY = "study.db"
+_COMPILED, _COPY = "compiled", "snapshot"
+_SNAPSHOT_S = 60.0  # a study of thousands of trials is copied in less than one
+_ANSWER_MAX = 64 << 20  # bytes of a result; a study of thousands of trials has a few
+# Of a worker's environment, what a command needs to find its libraries; credentials are elsewhere.
+_PASSED_ON = (
+    "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TRITUNE_TRITON",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The command line.
+
+    Args:
+        command: Program and first arguments.
+        reading: What it reads beside the system, Python and this package.
+        compiled: Folder with the twin's compiled code, of which each job gets a copy; None to let
+            each job compile it.
+    """
+
+    command: tuple[str, ...]
+    reading: tuple[str, ...] = ()
+    compiled: Path | None = None
+
+
+ANALYZE = Program((sys.executable, "-m", "analyzer.cli.main"))
+
+
+class JobFolder:
+    """One folder for one run; used as a context manager, at whose end it is removed.
+
+    It lies in the system's folder for temporary files under short names, since the path of a
+    socket of Ray's is short, and is closed to other users.
+
+    Args:
+        isolation: What its commands are kept from.
+        analyze: The command line, which tests replace.
+    """
+
+    def __init__(self, isolation: Isolation, analyze: Program = ANALYZE) -> None:
+        self._isolation = isolation
+        self._analyze = analyze
+        self._own = Path(tempfile.mkdtemp(prefix="tj-"))
+        #: Where the command works; it may write there and nowhere else.
+        self.work = self._own / "w"
+        self.work.mkdir(mode=0o700)
+        (self.work / "t").mkdir(mode=0o700)
+        if analyze.compiled is not None:
+            shutil.copytree(analyze.compiled, self.work / _COMPILED)
+        #: The study as it was when :meth:`take_snapshot` was called.
+        self.snapshot = self._own / STUDY
+        #: Standard output of the command.
+        self.answer_file = self._own / "answer"
+
+    def __enter__(self) -> JobFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._own, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        """The command's environment: no credentials, and its home is its folder."""
+        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        return kept | {
+            "HOME": str(self.work),
+            "TMPDIR": str(self.work / "t"),
+            "NUMBA_CACHE_DIR": str(self.work / _COMPILED),
+            "TRITUNE_CACHE": str(self.work / "cache"),
+            "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+
+    def reading(self) -> list[str]:
+        """Where its commands may read, beside the folder."""
+        return [*sandbox.readable(), *self._analyze.reading]
+
+    def search_command(
+        self, claim: Claim, options: JobOptions, content: ContentStore, snapshot: str | None
+    ) -> list[str]:
+        """Puts the model, the data and the study so far in place; the command that goes on.
+
+        Args:
+            snapshot: The study so far, by its SHA-256; None for a new one.
+        """
+        model = self.work / f"{claim.model_name}.onnx"
+        content.copy_to(claim.model, model)
+        arguments = ["search", model.name, *options.arguments]
+        if options.calibration is not None:
+            content.copy_to(options.calibration, self.work / "calibration.npz")
+            arguments.append("--calibration-data=calibration.npz")
+        if snapshot is not None:
+            content.copy_to(snapshot, self.work / STUDY)
+        study = [f"--store=sqlite:///{STUDY}", f"--study={claim.study}"]
+        resume = ["--resume"] if snapshot is not None and self.has_study(claim.study) else []
+        written = ["--export=repository", f"--report={REPORT}", "--json"]
+        return [*self._analyze.command, *arguments, *study, *resume, *written]
+
+    def verify_command(
+        self, claim: Claim, options: JobOptions, content: ContentStore, repository: str
+    ) -> list[str]:
+        """Unpacks the repository, given by its SHA-256; the command that verifies its claim."""
+        with content.open(repository) as source, tarfile.open(fileobj=source) as archive:
+            archive.extractall(self.work, filter="data")
+        where = ["--repository=repository", f"--model={claim.model_name}"]
+        store = f"--store=sqlite:///{STUDY}"
+        return [*self._analyze.command, "verify", *where, *options.arguments, store, "--json"]
+
+    def answer(self) -> dict[str, Any] | None:
+        """The JSON document that the command printed; None if it printed none."""
+        try:
+            if self.answer_file.stat().st_size > _ANSWER_MAX:
+                return None
+            found = json.loads(self.answer_file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    # --- the study -------------------------------------------------------------------------------
+
+    def study_stamp(self) -> tuple[int, ...]:
+        """Changes whenever the study's database was written."""
+        stamp: list[int] = []
+        for name in (STUDY, f"{STUDY}-wal"):
+            with contextlib.suppress(OSError):
+                found = (self.work / name).lstat()
+                stamp += [found.st_mtime_ns, found.st_size]
+        return tuple(stamp)
+
+    def has_study(self, name: str) -> bool:
+        """Whether the database that was put in place holds the study of that name."""
+        try:
+            with open_store(f"sqlite:///{self.work / STUDY}", create=False) as store:
+                return store.has_study(name)
+        except StoreError:
+            return False
+
+    def take_snapshot(self) -> bool:
+        """Copies the study's database as it is now to :attr:`snapshot`; False if there is none.
+
+        The command may have put anything in its place, so it is read with the command's rights.
+        """
+        task = Task(
+            command=[sys.executable, "-m", "analyzer.service.snapshot_main", STUDY, _COPY],
+            folder=str(self.work),
+            environment=self.environment(),
+            output=os.devnull,
+            lease_s=_SNAPSHOT_S,
+            isolation=self._isolation,
+            reading=self.reading(),
+        )
+        with start_child(task) as child:
+            code = child.wait(_SNAPSHOT_S)
+        if code != 0:
+            return False
+        with self.left_file(_COPY) as stream:
+            if stream is None:
+                return False
+            with self.snapshot.open("wb") as own:
+                shutil.copyfileobj(stream, own)
+        return True
+
+    def trials(self, study: str) -> list[dict[str, Any]]:
+        """The trials in the snapshot, as ``analyze studies show --json`` has them."""
+        try:
+            with open_store(f"sqlite:///{self.snapshot}", create=False) as store:
+                return [row._asdict() for row in store.trial_rows(study)]
+        except StoreError:
+            # The command is making its tables.
+            return []
+
+    # --- what it leaves --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def left_file(self, name: str) -> Iterator[BinaryIO | None]:
+        """A file that the command wrote into its folder; None if it did not (or made a link)."""
+        try:
+            handle = os.open(self.work / name, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            yield None
+            return
+        with os.fdopen(handle, "rb") as stream:
+            yield stream if stat.S_ISREG(os.fstat(handle).st_mode) else None
+
+    @contextlib.contextmanager
+    def repository(self) -> Iterator[BinaryIO | None]:
+        """The exported repository as a tar; None if nothing was exported."""
+        root = self.work / "repository"
+        if root.is_symlink() or not root.is_dir():
+            yield None
+            return
+        packed = self._own / REPOSITORY
+        with tarfile.open(packed, "w") as archive:
+            archive.add(root, arcname="repository", filter=_plain)
+        with packed.open("rb") as stream:
+            yield stream
+
+    @contextlib.contextmanager
+    def manifest(self, model: str) -> Iterator[BinaryIO | None]:
+        """The evidence in the exported repository; None if nothing was exported."""
+        with self.left_file(f"repository/{model}/{MANIFEST_NAME}") as stream:
+            yield stream
+
+    def result(self, answer: Mapping[str, Any]) -> BinaryIO:
+        """The result document, as it is stored."""
+        return io.BytesIO(json.dumps(answer).encode())
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Files and folders alone, and nobody's in particular: the same content is the same tar."""
+    if not (member.isreg() or member.isdir()):
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = 0
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member

@@ -1,0 +1,123 @@
+"""``python -m analyzer.service.inspect_main KIND FILE``: what an uploaded file is, as JSON.
+
+Run by ``inspection`` in a child that can do no harm: parsing a file of a stranger's is where that
+begins. Refused is what no job could use: a file of another kind, a model whose weights lie
+elsewhere, arrays that hold pickled objects or unpack to more than the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import AnalyzerError, DataError, ModelError
+
+# Of all arrays together, unpacked: what a search loads into memory.
+_UNPACKED_MAX = 8 << 30
+_NAMES_MAX = 200  # inputs or outputs that are listed
+
+
+def inspect_model(path: Path) -> dict[str, Any]:
+    """Inputs, outputs and operator set of an ONNX file.
+
+    Raises:
+        ModelError: It is none, or keeps weights in other files.
+    """
+    import onnx
+
+    from analyzer.variants.graph import external_pieces
+
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf raises what its parser raises
+        raise ModelError(f"It is no ONNX file, or it is truncated: {error}.") from error
+    if not proto.HasField("graph") or not proto.graph.output:
+        raise ModelError("It is no ONNX file: it holds no graph with outputs.")
+    for location, tensor, *_ in external_pieces(proto.graph):
+        raise ModelError(
+            f"It keeps the weights of {tensor[:100]!r} in another file, {location[:100]!r}.",
+            hint="Save it in one file: onnx.save(onnx.load(FILE), 'one.onnx').",
+        )
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [_value(value) for value in proto.graph.input if value.name not in weights]
+    opsets = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
+    return {
+        "inputs": inputs[:_NAMES_MAX],
+        "outputs": [_value(value) for value in proto.graph.output][:_NAMES_MAX],
+        "opset": max(opsets, default=None),
+    }
+
+
+def _value(value: Any) -> dict[str, Any]:
+    import onnx
+
+    tensor = value.type.tensor_type
+    dims = [
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+        for dim in tensor.shape.dim
+    ]
+    return {
+        "name": value.name,
+        "datatype": onnx.TensorProto.DataType.Name(tensor.elem_type),
+        "shape": dims,
+    }
+
+
+def inspect_calibration(path: Path) -> dict[str, Any]:
+    """Names, types and shapes of the arrays of an ``.npz`` file; none is unpacked.
+
+    Raises:
+        DataError: It is none, holds objects, or is larger than it may be unpacked.
+    """
+    from numpy.lib import format as npy
+
+    arrays = []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > _UNPACKED_MAX:
+                raise DataError(f"Its arrays unpack to more than {_UNPACKED_MAX:,} bytes.")
+            for member in members[:_NAMES_MAX]:
+                with archive.open(member) as stream:
+                    version = npy.read_magic(stream)
+                    read = (
+                        npy.read_array_header_1_0
+                        if version == (1, 0)
+                        else npy.read_array_header_2_0
+                    )
+                    shape, _, dtype = read(stream)
+                if dtype.hasobject:
+                    raise DataError(f"Its array {member.filename[:100]!r} holds pickled objects.")
+                arrays.append(
+                    {
+                        "name": member.filename.removesuffix(".npy"),
+                        "datatype": str(dtype),
+                        "shape": list(shape),
+                    }
+                )
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"It is no .npz file: {error}.", hint="Write it with numpy.savez(FILE, NAME=array)."
+        ) from error
+    if not arrays:
+        raise DataError("It holds no array.")
+    return {"arrays": arrays}
+
+
+def main() -> int:
+    """Prints what the file is, or why it is refused; 2 then."""
+    kind, path = sys.argv[1], Path(sys.argv[2])
+    try:
+        found = inspect_model(path) if kind == "model" else inspect_calibration(path)
+    except AnalyzerError as error:
+        print(json.dumps({"refused": error.message, "hint": error.hint}))
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

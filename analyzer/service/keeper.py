@@ -1,0 +1,218 @@
+"""The process between a worker and a job's command: it starts the command, and leaves none behind.
+
+``python -m analyzer.service.keeper`` reads a :class:`Task` as one line of JSON from standard input
+and starts its command. After that each byte is a word of the worker's:
+
+``.``  the lease is good for another while
+``i``  interrupt the command (it stores what it measured, and ends)
+``t``  end the command and everything it started
+``k``  kill them
+
+When the worker is gone (end of input), or has not renewed the lease in time (the worker may be
+stopped or cut off while another one goes on with the job), everything is killed. Orphans come back
+to this process, which adopts them (``PR_SET_CHILD_SUBREAPER``), so none gets away. It ends with the
+command's exit code, or 128 plus the number of the signal that ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from analyzer.hardware.lifetime import die_with_parent
+from analyzer.service import sandbox
+from analyzer.service.sandbox import Isolation
+
+BEAT, INTERRUPT, TERMINATE, KILL = b".", b"i", b"t", b"k"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_TICK_S = 0.2  # between looks at a child: soon enough for a cancel within a second
+_NOT_STARTED = 126  # what a shell says of a program that it cannot run
+# Between SIGTERM and SIGKILL: as long as a command needs to close its servers and its database.
+TERMINATE_GRACE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A command and what it may use.
+
+    Args:
+        command: The program and its arguments.
+        folder: Where it works.
+        environment: All of its environment.
+        output: File that takes its standard output.
+        lease_s: Seconds without a word from the worker after which it is killed.
+        limits: Resource limits by their names in :mod:`resource` (``RLIMIT_AS``).
+        isolation: What it is kept from.
+        reading: Where it may read, with ``isolation.files``; it may write to ``folder`` too.
+    """
+
+    command: list[str]
+    folder: str
+    environment: dict[str, str]
+    output: str
+    lease_s: float
+    limits: dict[str, int] = field(default_factory=dict)
+    isolation: Isolation = field(default_factory=Isolation)
+    reading: list[str] = field(default_factory=list)
+
+    def line(self) -> bytes:
+        """As the keeper reads it."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> Task:
+        """The task that :meth:`line` has written."""
+        values = json.loads(line)
+        return cls(**values | {"isolation": Isolation(**values["isolation"])})
+
+
+def main() -> int:
+    """Runs the task of standard input; returns the exit code."""
+    task = Task.read(_read_line())
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Only the worker's words end it: a Ctrl-C on the terminal is for the worker to pass on.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    command = _start(task)
+    try:
+        return _watch(task, command)
+    finally:
+        kill_descendants()
+
+
+def _read_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # unbuffered: what follows the line is for select
+        if not byte:
+            raise SystemExit(1)
+        line += byte
+    return line
+
+
+def _start(task: Task) -> int:
+    """Starts the command, behind an init of its own where it has namespaces; what to wait for."""
+    sandbox.leave_namespaces(task.isolation)
+    started = os.fork()
+    if started:
+        return started
+    try:
+        _become_leader()
+        if task.isolation.processes:
+            sandbox.see_own_processes()
+            command = os.fork()
+            if command:
+                os._exit(sandbox.be_init(command))
+            _become_leader()
+        _run(task)
+    except BaseException as error:
+        os.write(2, f"The command could not be started: {error}\n".encode())
+    os._exit(_NOT_STARTED)
+
+
+def _become_leader() -> None:
+    """Leads a session and a group, and ends with what started it."""
+    os.setsid()
+    die_with_parent()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def _run(task: Task) -> None:
+    """Becomes the command."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(task.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.chdir(task.folder)
+    for name, value in task.limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    sandbox.drop_rights()
+    if task.isolation.files:
+        sandbox.restrict_files(task.reading, [task.folder])
+    os.execve(task.command[0], task.command, task.environment)
+
+
+def _watch(task: Task, command: int) -> int:
+    """Does as the worker says until the command ends; its exit code."""
+    deadline = time.monotonic() + task.lease_s
+    kill_at = float("inf")
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while (done := os.waitpid(-1, os.WNOHANG))[0]:
+                if done[0] == command:
+                    code = os.waitstatus_to_exitcode(done[1])
+                    return code if code >= 0 else 128 - code
+        now = time.monotonic()
+        if now > deadline or now > kill_at:
+            _signal(command, signal.SIGKILL)
+            kill_descendants(command)
+        ready, _, _ = select.select([0], [], [], _TICK_S)
+        for word in _words() if ready else ():
+            if word == BEAT:
+                deadline = time.monotonic() + task.lease_s
+            elif word == INTERRUPT:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(command, signal.SIGINT)
+            elif word == TERMINATE:
+                _signal(command, signal.SIGTERM)
+                kill_at = min(kill_at, time.monotonic() + TERMINATE_GRACE_S)
+            else:
+                kill_at = 0.0
+
+
+def _words() -> list[bytes]:
+    read = os.read(0, 4096)
+    # End of input: the worker is gone.
+    return [bytes([byte]) for byte in read] if read else [KILL]
+
+
+def _signal(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def kill_descendants(keep: int = 0) -> None:
+    """Kills every process that descends from this one, until there is none but ``keep``."""
+    own = os.getpid()
+    while found := [pid for pid in _descendants(own) if pid != keep]:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _descendants(own: int) -> list[int]:
+    """Processes below ``own``, zombies of others left out."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # Behind the name, which stands in brackets and may hold anything.
+            after = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if after[0] != "Z" or int(after[1]) == own:
+            children.setdefault(int(after[1]), []).append(int(entry.name))
+    found, open_ = [], [own]
+    while open_:
+        below = children.get(open_.pop(), [])
+        found += below
+        open_ += below
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

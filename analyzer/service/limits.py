@@ -1,0 +1,39 @@
+"""What the service allows a project and a request; the operator sets those of the options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLimits:
+    """Bounds that the server sets, whatever a client asks for.
+
+    The defaults are choices, wide enough for a team and narrow enough that a mistake (a budget of
+    days, a model of a terabyte) is refused.
+
+    Args:
+        budget_s_max: Of one job, as its option ``budget``.
+        trials_max: Of one job, as its option ``max_trials``.
+        workers_max: Load tests at a time of one job, as its option ``workers``.
+        upload_bytes_max: Of one file.
+        stored_bytes_max: Of all files that a project has uploaded.
+        open_jobs_max: Jobs of a project that have not ended.
+        memory_bytes_max: Address space of each process of a job; None for no limit.
+        file_bytes_max: Of one file that a job writes.
+        log_bytes_max: Of one job's log; what comes later is not kept, apart from its end.
+        body_bytes_max: Of a request's body that is no upload.
+        event_streams_max: Of one process, at a time.
+    """
+
+    budget_s_max: float = 3600.0
+    trials_max: int = 10_000
+    workers_max: int = 16
+    upload_bytes_max: int = 2 << 30
+    stored_bytes_max: int = 64 << 30
+    open_jobs_max: int = 1000
+    memory_bytes_max: int | None = None
+    file_bytes_max: int = 8 << 30
+    log_bytes_max: int = 1 << 20
+    body_bytes_max: int = 1 << 20
+    event_streams_max: int = 500

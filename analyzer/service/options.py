@@ -1,0 +1,231 @@
+"""The options of a job: those of the command line, each checked before a job is made of them.
+
+An option is allowed because it is in a table here; what is not in it is refused. No value is a
+path, an address or the name of a file: files are given by the id of an upload, and where a job
+reads and writes is the worker's to choose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analyzer.domain import units
+from analyzer.domain.configuration import PRECISIONS
+from analyzer.errors import UsageError
+from analyzer.search.samplers import SAMPLERS
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.problems import invalid
+
+Value = str | int | float | bool
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# Names of studies and machine types: what a file name may hold everywhere.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SHAPE = re.compile(r"[^\x00-\x1f:]{1,200}:[0-9]{1,9}(,[0-9]{1,9}){0,31}")
+_TEXT_MAX = 1000  # characters of one value; none that is meant comes near it
+
+_Check = Callable[[str, ServiceLimits], object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Checked options.
+
+    Args:
+        arguments: For the command, each ``--name=value``.
+        budget_s: Seconds that the command may spend.
+        device: ``auto``, ``cpu`` or ``gpu``.
+        calibration: The upload with real data, by its SHA-256.
+        study: The name that was asked for.
+    """
+
+    arguments: tuple[str, ...]
+    budget_s: float
+    device: str = "auto"
+    calibration: str | None = None
+    study: str | None = None
+
+
+def _unit(parse: Callable[[str], float]) -> _Check:
+    return lambda text, _: parse(text)
+
+
+def _one_of(*names: str) -> _Check:
+    def check(text: str, _: ServiceLimits) -> None:
+        if text not in names:
+            raise UsageError(f"{text!r} is none of {', '.join(names)}.")
+
+    return check
+
+
+def _matches(pattern: re.Pattern[str], what: str) -> _Check:
+    def check(text: str, _: ServiceLimits) -> None:
+        if not pattern.fullmatch(text):
+            raise UsageError(f"{text!r} is no {what}.")
+
+    return check
+
+
+def _number(
+    low: float, high: float, *, whole: bool = False, open_ends: bool = False
+) -> Callable[[str], float]:
+    def check(text: str) -> float:
+        try:
+            value = float(int(text) if whole else float(text))
+        except ValueError:
+            raise UsageError(f"{text!r} is no {'whole ' if whole else ''}number.") from None
+        if not (low < value < high if open_ends else low <= value <= high):
+            raise UsageError(f"{text} is not between {low:g} and {high:g}.")
+        return value
+
+    return check
+
+
+def _at_most(limit: Callable[[ServiceLimits], int], what: str) -> _Check:
+    def check(text: str, limits: ServiceLimits) -> None:
+        value = _number(1, float("inf"), whole=True)(text)
+        if value > limit(limits):
+            raise UsageError(f"{text} is more {what} than this service allows ({limit(limits)}).")
+
+    return check
+
+
+def _budget(text: str, limits: ServiceLimits) -> None:
+    seconds = units.parse_duration_s(text)
+    if not 0 < seconds <= limits.budget_s_max:
+        allowed = units.format_duration(limits.budget_s_max)
+        raise UsageError(f"{text}: this service allows budgets above 0 and up to {allowed}.")
+
+
+def _latency(text: str, _: ServiceLimits) -> None:
+    if units.parse_duration_ms(text) <= 0:
+        raise UsageError("It must be above 0.")
+
+
+def _precisions(text: str, _: ServiceLimits) -> None:
+    wrong = [name for name in text.split(",") if name.strip() not in PRECISIONS]
+    if wrong:
+        raise UsageError(f"{', '.join(map(repr, wrong))}: choose of {', '.join(PRECISIONS)}.")
+
+
+def _arrivals(text: str, _: ServiceLimits) -> None:
+    name, separator, value = text.partition(":")
+    if name == "gamma" and separator:
+        _number(0, 1e6, open_ends=True)(value)
+    elif text not in ("poisson", "constant"):
+        raise UsageError(f"{text!r} is none of poisson, constant, gamma:CV.")
+
+
+_SLA: dict[str, _Check] = {
+    "latency_budget": _latency,
+    "percentile": _unit(_number(0, 100, open_ends=True)),
+    "confidence": _unit(_number(0, 1, open_ends=True)),
+    "target_rate": _unit(units.parse_rate_rps),
+    "budget": _budget,
+    # Not an address: a service that calls wherever a client wants reaches what the client cannot.
+    "server": _one_of("embedded", "triton"),
+    "seed": _unit(_number(0, 2**62, whole=True)),
+}
+SEARCH: Mapping[str, _Check] = {
+    **_SLA,
+    "objective": _one_of("capacity", "cost", "latency", "memory"),
+    "max_memory": _unit(units.parse_size_bytes),
+    "max_accuracy_drop": _unit(_number(0, 1)),
+    "precisions": _precisions,
+    "calibration_data": _matches(SHA256, "id of uploaded calibration data"),
+    "input_shape": _matches(_SHAPE, "NAME:DIM,DIM,…"),
+    "space": _one_of("cpu", "gpu", "ablation"),
+    "arrivals": _arrivals,
+    "request_batch_size": _unit(_number(1, 65536, whole=True)),
+    "accept": _one_of("certified", "estimated"),
+    "max_trials": _at_most(lambda limits: limits.trials_max, "trials"),
+    "sampler": _one_of(*SAMPLERS),
+    "device": _one_of("auto", "cpu", "gpu"),
+    "workers": _at_most(lambda limits: limits.workers_max, "load tests at a time"),
+    "instance_type": _matches(_NAME, "name of a machine type"),
+    "price": _unit(units.parse_price_per_hour),
+    "study": _matches(_NAME, "name of a study"),
+    "executor": _one_of("ray", "in-process"),
+}
+VERIFY: Mapping[str, _Check] = _SLA
+TABLES = {"search": SEARCH, "verify": VERIFY}
+# What the commands spend without the option.
+_BUDGETS = {"search": "5m", "verify": "60s"}
+# Given by the worker in a form of its own, or used here alone.
+_OWN = frozenset({"study", "calibration_data"})
+#: Why an option of the command line is refused, for those that people would try.
+WHY_NOT = {
+    "store": "the service has its own database",
+    "resume": "name the job to go on with as 'job'",
+    "export": "fetch the repository from the job's artifacts",
+    "report": "fetch the report from the job's artifacts",
+    "force": "a job has a folder of its own",
+    "ray_address": "where jobs run is the operator's to choose",
+    "instance_types": "a job is measured on the machine of one worker",
+    "prices": "give the price itself as 'price'",
+    "repository": "name the job to verify as 'job'",
+    "config": "a job is verified by the repository that it exported",
+    "model": "name the upload as the job's 'model'",
+    "scenario": "scenarios are not uploaded to this service yet",
+}
+
+
+def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) -> JobOptions:
+    """The options of a job of this kind, checked.
+
+    Raises:
+        Problem: One is unknown, refused, or has a wrong value; it names which.
+    """
+    table = TABLES[kind]
+    arguments: list[str] = []
+    for name, value in options.items():
+        pointer = f"/options/{name.replace('~', '~0').replace('/', '~1')}"
+        if name not in table:
+            why = WHY_NOT.get(name)
+            raise invalid(
+                f"The option {name[:100]!r} "
+                + (f"is not taken: {why}." if why else f"is none of {kind}'s."),
+                pointer=pointer,
+                hint=f"Options: {', '.join(sorted(table))}.",
+            )
+        for text in _texts(name, value, pointer):
+            try:
+                table[name](text, limits)
+            except UsageError as error:
+                raise invalid(
+                    f"The option {name}: {error.message}", pointer=pointer, hint=error.hint
+                ) from error
+            if name not in _OWN:
+                arguments.append(f"--{name.replace('_', '-')}={text}")
+    if kind == "search" and "latency_budget" not in options:
+        raise invalid(
+            "The option latency_budget is missing.",
+            pointer="/options",
+            hint='Write it like "latency_budget": "50ms".',
+        )
+    budget = str(options.get("budget", _BUDGETS[kind]))
+    return JobOptions(
+        arguments=tuple(arguments),
+        budget_s=units.parse_duration_s(budget),
+        device=str(options.get("device", "auto")),
+        calibration=options.get("calibration_data"),
+        study=options.get("study"),
+    )
+
+
+def _texts(name: str, value: Any, pointer: str) -> list[str]:
+    """The value as the command line would have it; several where the option may be repeated."""
+    if isinstance(value, list) and name == "precisions":
+        value = ",".join(map(str, value))
+    values = value if isinstance(value, list) and name == "input_shape" else [value]
+    texts = []
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, str | int | float):
+            raise invalid(f"The option {name} has no such type of value.", pointer=pointer)
+        text = str(one)
+        if len(text) > _TEXT_MAX or not text.isprintable():
+            raise invalid(f"The value of the option {name} is no short line.", pointer=pointer)
+        texts.append(text)
+    return texts

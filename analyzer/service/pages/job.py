@@ -1,0 +1,182 @@
+"""One job as a page shows it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, Row, select
+
+from analyzer.domain import units
+from analyzer.errors import UsageError
+from analyzer.service import folder, jobs, states
+from analyzer.service.content import ContentStore
+from analyzer.service.pages.front import Front, make_front
+from analyzer.service.pages.result import RESULT_MAX, Result, Sla, Trial, read_result
+from analyzer.service.schema import EVENTS
+from analyzer.service.states import Change, State
+
+# Rows and characters that a page can be read with; the API has all.
+_TRIALS_SHOWN = 200
+_LOG_EVENTS, _LOG_SHOWN = 80, 12_000
+_RESULTS_KEPT = 32  # in memory, of those read last
+_ASKABLE = (Change.PAUSE, Change.RESUME, Change.CANCEL)
+#: Names for people of what a job leaves.
+DOWNLOADS = {
+    folder.REPOSITORY: "Triton repository (tar)",
+    folder.REPORT: "report (HTML)",
+    folder.MANIFEST: "manifest with the evidence (JSON)",
+    folder.STUDY: "study (SQLite)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job.
+
+    Args:
+        row: Its columns.
+        result: None while there is none that can be read.
+        trials: The newest first, as many as a page shows.
+        trials_total: How many there are.
+        front: None as long as nothing was measured.
+        log: The end of what the command said.
+        downloads: Address and name of each file that it left.
+        asks: What its users may ask for now.
+        names: Of the files that it left.
+    """
+
+    row: Row[Any]
+    options: Mapping[str, Any]
+    result: Result | None
+    trials: list[Trial]
+    trials_total: int
+    front: Front | None
+    log: str
+    downloads: list[tuple[str, str]]
+    asks: list[Change]
+    names: Sequence[str]
+
+    @property
+    def ended(self) -> bool:
+        """Whether its state is final."""
+        return self.row.state in states.TERMINAL
+
+    @property
+    def follows(self) -> list[tuple[str, str]]:
+        """What can be made of it once it has ended: name in an address, and for people."""
+        if not self.ended:
+            return []
+        found = [("clone", "Run again")]
+        if self.row.kind == "search" and folder.STUDY in self.names:
+            found.append(("continue", "Go on with its study"))
+        if self.row.kind == "search" and folder.REPOSITORY in self.names:
+            found.append(("verify", "Verify"))
+        return found
+
+    @property
+    def failing(self) -> Trial | None:
+        """The trial that it failed with."""
+        return _trial(json.loads(self.row.failing_trial)) if self.row.failing_trial else None
+
+    @property
+    def command(self) -> str:
+        """The command line that does the same on one's own machine, with the same seed."""
+        options = dict(self.options)
+        seeds = self.result.provenance.get("seeds") if self.result is not None else None
+        if "seed" not in options and isinstance(seeds, dict) and isinstance(seeds.get("root"), int):
+            options["seed"] = seeds["root"]
+        if self.row.kind == "verify":
+            words = ["analyze", "verify", "--repository=repository"]
+            words.append(f"--model={self.row.model_name}")
+        else:
+            words = ["analyze", "search", f"{self.row.model_name}.onnx"]
+        for name, value in options.items():
+            if name == "calibration_data":
+                value = "calibration.npz"
+            for one in value if isinstance(value, list) and name == "input_shape" else [value]:
+                text = ",".join(map(str, one)) if isinstance(one, list) else str(one)
+                words.append(f"--{name.replace('_', '-')}={text}")
+        return " ".join(map(shlex.quote, words))
+
+
+def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> JobView:
+    """Everything that the page of a job shows, read in the caller's transaction."""
+    options = json.loads(row.options)
+    found = result_of(connection, content, row)
+    trials = list(filter(None, map(_trial, jobs.trials_of(connection, row.number))))
+    names = jobs.artifact_names(connection, row.number)
+    base = f"/api/v1/jobs/{row.id}"
+    downloads = [
+        (f"{base}/artifacts/{name}", text) for name, text in DOWNLOADS.items() if name in names
+    ]
+    if folder.RESULT in names:
+        downloads.append((f"{base}/result", "result (JSON)"))
+    possible = states.changes(State(row.state))
+    return JobView(
+        row=row,
+        options=options,
+        result=found,
+        trials=trials[::-1][:_TRIALS_SHOWN],
+        trials_total=len(trials),
+        front=make_front(trials, found, promise(options, found)),
+        log=_log_end(connection, row),
+        downloads=downloads,
+        asks=[change for change in _ASKABLE if change in possible],
+        names=names,
+    )
+
+
+def result_of(connection: Connection, content: ContentStore, row: Row[Any]) -> Result | None:
+    """The result that the job has left; None if there is none that a page can read."""
+    found = jobs.artifact_of(connection, row.number, folder.RESULT)
+    if found is None or found.size_bytes > RESULT_MAX:
+        return None
+    return _read(content, found.sha256)
+
+
+@functools.lru_cache(maxsize=_RESULTS_KEPT)
+def _read(content: ContentStore, sha256: str) -> Result | None:
+    with content.open(sha256) as stream:
+        return read_result(stream.read())
+
+
+def promise(options: Mapping[str, Any], result: Result | None) -> Sla:
+    """The SLA: as the result has it, else as the options say."""
+    if result is not None and result.sla.latency_budget_ms is not None:
+        return result.sla
+
+    def parsed(name: str, parse: Any) -> float | None:
+        try:
+            return float(parse(str(options[name])))
+        except (KeyError, ValueError, UsageError):
+            return None
+
+    return Sla(
+        latency_budget_ms=parsed("latency_budget", units.parse_duration_ms),
+        percentile=parsed("percentile", float) or Sla().percentile,
+        target_rate_rps=parsed("target_rate", units.parse_rate_rps),
+    )
+
+
+def _trial(body: Mapping[str, Any]) -> Trial | None:
+    try:
+        return Trial.model_validate(body)
+    except ValidationError:
+        return None
+
+
+def _log_end(connection: Connection, row: Row[Any]) -> str:
+    bodies = connection.execute(
+        select(EVENTS.c.body)
+        .where(EVENTS.c.job == row.number, EVENTS.c.kind == "log")
+        .order_by(EVENTS.c.number.desc())
+        .limit(_LOG_EVENTS)
+    ).scalars()
+    text = "".join(json.loads(body)["text"] for body in reversed(bodies.all()))
+    return text[-_LOG_SHOWN:]

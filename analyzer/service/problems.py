@@ -1,0 +1,83 @@
+"""Errors of the API, as RFC 9457 has them: ``application/problem+json``."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(Exception):
+    """A request that is refused.
+
+    Args:
+        status: HTTP status.
+        code: Which problem it is, in snake case; part of its ``type``.
+        detail: What is wrong and where, as a sentence.
+        hint: What to do next; empty if nothing helps.
+        pointer: JSON pointer to the part of the body that is meant.
+        headers: To send with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        hint: str = "",
+        pointer: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.hint = hint
+        self.pointer = pointer
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The members of the document."""
+        found: dict[str, Any] = {
+            "type": f"urn:tritune:problem:{self.code}",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.hint:
+            found["hint"] = self.hint
+        if self.pointer is not None:
+            found["pointer"] = self.pointer
+        # A client may have sent halves of characters, which no answer can carry.
+        return {
+            name: value.encode("utf-8", "backslashreplace").decode()
+            if isinstance(value, str)
+            else value
+            for name, value in found.items()
+        }
+
+
+def not_found(what: str) -> Problem:
+    """404: it is not there, or belongs to another project."""
+    return Problem(404, "not_found", f"There is no {what}.")
+
+
+def invalid(detail: str, *, pointer: str | None = None, hint: str = "") -> Problem:
+    """422: the request is understood and cannot be done."""
+    return Problem(422, "invalid", detail, pointer=pointer, hint=hint)
+
+
+def conflict(code: str, detail: str, *, hint: str = "") -> Problem:
+    """409: not in the state that things are in."""
+    return Problem(409, code, detail, hint=hint)
+
+
+def answer(problem: Problem) -> JSONResponse:
+    """The problem as a response."""
+    return JSONResponse(
+        problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=problem.headers
+    )

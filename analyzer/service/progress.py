@@ -1,0 +1,57 @@
+"""What a command says on standard error, as events: phases, details, and the log as it is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Event = tuple[str, dict[str, Any]]
+
+# As ``cli/progress.py`` writes them where there is no terminal.
+_PHASE = re.compile(r"\[ *([0-9.]+)s\] (.*) \(about ([0-9]+) s\)")
+_DETAIL = re.compile(r" {9}(\S.*)")
+_TEXT_MAX = 500  # characters of a phase or a detail; no command writes longer ones
+_TAIL_MAX = 4000  # characters of the log's end that is kept apart: a screenful or two
+
+
+def storable(text: str) -> str:
+    """``text`` without what PostgreSQL's text cannot hold: the null and halves of characters."""
+    return text.replace("\x00", "�").encode("utf-8", "replace").decode()
+
+
+class LogReader:
+    """Turns pieces of standard error into events.
+
+    Args:
+        bytes_left: How much of the log is still kept.
+    """
+
+    def __init__(self, bytes_left: int) -> None:
+        self._left = bytes_left
+        self._line = ""
+        #: The end of all that was said.
+        self.tail = ""
+
+    def feed(self, text: str) -> list[Event]:
+        """The events of ``text``; a line that is not whole yet waits for its end."""
+        text = storable(text)
+        if not text:
+            return []
+        self.tail = (self.tail + text)[-_TAIL_MAX:]
+        found: list[Event] = []
+        if self._left > 0:
+            kept = text[: self._left]
+            self._left -= len(kept)
+            if self._left <= 0:
+                kept += "\n[The log is longer than this service keeps.]\n"
+            found.append(("log", {"text": kept}))
+        *lines, self._line = (self._line + text).split("\n")
+        self._line = self._line[-_TEXT_MAX:]
+        for line in lines:
+            if phase := _PHASE.fullmatch(line):
+                found.append(
+                    ("phase", {"phase": phase[2][:_TEXT_MAX], "expected_s": float(phase[3])})
+                )
+            elif detail := _DETAIL.fullmatch(line):
+                found.append(("detail", {"detail": detail[1][:_TEXT_MAX]}))
+        return found

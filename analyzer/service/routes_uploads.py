@@ -1,0 +1,216 @@
+"""``/api/v1/models`` and ``/api/v1/calibration``: raw bodies, streamed to disk and hashed there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from analyzer.service import audit, uploads
+from analyzer.service.auth import Principal
+from analyzer.service.content import Incoming, Staged
+from analyzer.service.context import (
+    PROBLEMS,
+    Context,
+    IdempotencyKey,
+    Reader,
+    ServiceContext,
+    Writer,
+)
+from analyzer.service.documents import Upload, UploadList, upload_document
+from analyzer.service.idempotency import forget, idempotent
+from analyzer.service.problems import Problem
+
+# A name becomes a file's and a folder's in the job's own folder, and the model's in Triton.
+Name = Annotated[
+    str,
+    Query(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$", description="What it is called."),
+]
+UploadId = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its content.")]
+_PIECE_BYTES = 1 << 20  # handed to a thread at a time, so that writing blocks nobody else
+_SILENCE_S = 30.0  # a client that sends nothing for so long is gone
+_SLOWEST = 1000  # bytes a second: a client that drips holds a connection and a file for ever
+_RAW_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def upload_router(prefix: str, kind: str, what: str) -> APIRouter:
+    """The routes of one kind of upload."""
+    router = APIRouter(prefix=prefix, tags=[prefix.strip("/")], responses=PROBLEMS)
+
+    @router.post(
+        "",
+        status_code=201,
+        response_model=Upload,
+        openapi_extra=_RAW_BODY,
+        operation_id=f"upload_{kind}",
+        summary=f"Uploads {what}",
+    )
+    async def upload(
+        request: Request,
+        name: Name,
+        context: Context,
+        principal: Writer,
+        idempotency_key: IdempotencyKey = None,
+    ) -> JSONResponse:
+        """The body is the file itself. The same file again is the same upload."""
+        document = await store_upload(kind, name, request, context, principal, idempotency_key)
+        return JSONResponse(
+            document, status_code=201, headers={"Location": f"/api/v1{prefix}/{document['id']}"}
+        )
+
+    @router.get("", response_model=UploadList, operation_id=f"list_{kind}")
+    def list_(context: Context, principal: Reader) -> UploadList:
+        """The project's, the newest first."""
+        with context.database.reading() as connection:
+            rows = uploads.list_uploads(connection, principal.project, kind)
+        return UploadList(items=[upload_document(row) for row in rows])
+
+    @router.get("/{upload}", response_model=Upload, operation_id=f"get_{kind}")
+    def get(upload: UploadId, context: Context, principal: Reader) -> Upload:
+        """One of them."""
+        with context.database.reading() as connection:
+            return upload_document(uploads.get_upload(connection, principal.project, kind, upload))
+
+    @router.delete("/{upload}", status_code=204, operation_id=f"delete_{kind}")
+    def delete(upload: UploadId, context: Context, principal: Writer) -> Response:
+        """Removes it, unless a job that has not ended needs it."""
+        with context.database.writing() as connection:
+            uploads.delete_upload(connection, principal.project, kind, upload)
+            forget(connection, principal.project, upload)
+            audit.note(connection, principal.project, principal.actor, f"{kind}.delete", upload)
+        return Response(status_code=204)
+
+    return router
+
+
+class Body(Protocol):
+    """What brings a file: a request, or a part of one."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """``content-length``, where it is known."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The file."""
+
+
+async def store_upload(
+    kind: str,
+    name: str,
+    body: Body,
+    context: ServiceContext,
+    principal: Principal,
+    key: str | None = None,
+) -> dict[str, Any]:
+    """Receives a file, has it inspected and keeps it; the upload's document.
+
+    Raises:
+        Problem: It is too large, too slow, or nothing that a job can use.
+    """
+    with context.content.incoming() as incoming:
+        staged = await _receive(body, context, principal, incoming)
+        details = await context.inspector.inspect(kind, staged.path, staged.size_bytes)
+        return await run_in_threadpool(_keep, context, principal, staged, kind, name, details, key)
+
+
+async def _receive(
+    request: Body, context: ServiceContext, principal: Principal, incoming: Incoming
+) -> Staged:
+    """Writes the body to disk piece by piece, within the limits."""
+    announced = request.headers.get("content-length", "0")
+    expected = int(announced) if announced.isdecimal() and len(announced) < 19 else 0
+    limit = context.limits.upload_bytes_max
+    await run_in_threadpool(_check_room, context, principal, expected)
+    waiting = bytearray()
+    stream = request.stream()
+    started = time.monotonic()
+    try:
+        while True:
+            async with asyncio.timeout(_SILENCE_S):
+                piece = await anext(stream, None)
+            if piece is None:
+                break
+            waiting += piece
+            elapsed = time.monotonic() - started
+            if elapsed > _SILENCE_S and incoming.size_bytes + len(waiting) < elapsed * _SLOWEST:
+                raise TimeoutError
+            if max(expected, incoming.size_bytes + len(waiting)) > limit:
+                raise Problem(
+                    413, "too_large", f"The file is larger than {limit:,} bytes.",
+                    headers={"Connection": "close"},
+                )  # fmt: skip
+            if len(waiting) >= _PIECE_BYTES:
+                await run_in_threadpool(incoming.write, bytes(waiting))
+                waiting.clear()
+    except TimeoutError as error:
+        raise Problem(
+            408, "slow", "The body did not come in time.", headers={"Connection": "close"}
+        ) from error
+    except ClientDisconnect as error:
+        raise Problem(400, "cut_off", "The body ended before its end.") from error
+    if waiting:
+        await run_in_threadpool(incoming.write, bytes(waiting))
+    if incoming.size_bytes == 0:
+        raise Problem(422, "empty", "The body is empty: it is the file itself.")
+    await run_in_threadpool(_check_room, context, principal, incoming.size_bytes)
+    return await run_in_threadpool(incoming.finish)
+
+
+def _check_room(context: ServiceContext, principal: Principal, size_bytes: int) -> None:
+    with context.database.reading() as connection:
+        uploads.check_room(connection, principal.project, size_bytes, context.limits)
+
+
+def _keep(
+    context: ServiceContext,
+    principal: Principal,
+    staged: Staged,
+    kind: str,
+    name: str,
+    details: dict[str, Any],
+    key: str | None,
+) -> dict[str, Any]:
+    request = hashlib.sha256(f"upload {kind} {name} {staged.sha256}".encode()).hexdigest()
+    with idempotent(context.database, principal.project, key, request) as slot:
+        if slot.stored is not None:
+            stored: dict[str, Any] = slot.stored[1]
+            return stored
+        with context.database.writing() as connection:
+            row = uploads.add_upload(
+                connection,
+                context.content,
+                staged,
+                project=principal.project,
+                actor=principal.actor,
+                kind=kind,
+                name=name,
+                details=details,
+            )
+            document = upload_document(row).model_dump(mode="json")
+            audit.note(
+                connection, principal.project, principal.actor, f"{kind}.upload", row.sha256,
+                name=name,
+            )  # fmt: skip
+            slot.done(connection, 201, document)
+    return document
+
+
+#: Where uploads are sent to; their bodies have limits of their own.
+PATHS = ("/models", "/calibration")
+models = partial(upload_router, "/models", "model", "an ONNX file")
+calibration = partial(
+    upload_router, "/calibration", "calibration", "real inputs (.npz), one array per input"
+)

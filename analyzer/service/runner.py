@@ -1,0 +1,389 @@
+"""One run of a job: its command is started, watched, and what it leaves is stored."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO
+
+from sqlalchemy import Connection, delete, func, select
+
+from analyzer.errors import DataError, StoreError
+from analyzer.service import folder as files
+from analyzer.service.child import Child, start_child
+from analyzer.service.content import ContentStore
+from analyzer.service.folder import JobFolder
+from analyzer.service.keeper import Task
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import JobOptions, check_options
+from analyzer.service.progress import LogReader, storable
+from analyzer.service.queue import Claim, LeaseLostError, Queue
+from analyzer.service.rows import upsert
+from analyzer.service.sandbox import Isolation
+from analyzer.service.schema import ARTIFACTS, JOBS, TRIALS
+from analyzer.service.states import Change, State
+from analyzer.service.studies import keep_study, optuna_name
+
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.1  # between looks at a job: a choice, a hundredth of a heartbeat
+_SAY_S = 0.5  # events are written this often: live enough for people
+_LOOK_S = 1.0  # users' wishes and the study are looked at this often
+_BEATS = 6  # per lease: a few may fail before it runs out
+# A command that was asked to pause ends its load test and writes its study; one that does not in
+# this time is killed (what it measured is in its study all the same).
+_PAUSE_S = 60.0
+# Beyond a quarter more than its budget (the contract's), a command that was not measuring may still
+# build variants, start Ray, write the report.
+_TIME_GRACE_S = 600.0
+# The contract's exit codes that are answers.
+_VERDICTS = {0, 3, 4}
+_DISK_HINT = "Free space in the service's folder and in the folder for temporary files."
+_REASONS = {2: "input", 126: "start", 137: "killed"}
+
+
+class Run:
+    """One run of one claim.
+
+    Args:
+        stopping: Whether the worker shall end: the job is then given back.
+        lease_s: As the queue's.
+        isolation: What the command is kept from.
+        analyze: As the folder's.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        content: ContentStore,
+        claim: Claim,
+        limits: ServiceLimits,
+        *,
+        lease_s: float,
+        stopping: Callable[[], bool],
+        isolation: Isolation,
+        analyze: files.Program = files.ANALYZE,
+    ) -> None:
+        self._isolation = isolation
+        self._analyze = analyze
+        self._queue = queue
+        self._content = content
+        self._claim = claim
+        self._limits = limits
+        self._lease_s = lease_s
+        self._stopping = stopping
+        self._asked: Change | None = None
+        self._asked_at = 0.0
+        self._late = False
+        self._stamp: tuple[int, ...] = ()
+        self._trials = 0
+
+    def run(self) -> None:
+        """Runs the job to its end, or until it is no longer this worker's.
+
+        Raises:
+            StoreError: The database could not be reached for longer than the lease.
+        """
+        try:
+            with JobFolder(self._isolation, self._analyze) as folder:
+                try:
+                    options = self._options()
+                    command = self._command(folder, options)
+                except (DataError, OSError) as error:
+                    message = error.message if isinstance(error, DataError) else str(error)
+                    hint = error.hint if isinstance(error, DataError) else _DISK_HINT
+                    self._fail("prepare", message, hint, LogReader(0), None)
+                    return
+                task = Task(
+                    command=command,
+                    folder=str(folder.work),
+                    environment=folder.environment(),
+                    output=str(folder.answer_file),
+                    lease_s=self._lease_s,
+                    limits=self._resource_limits(),
+                    isolation=self._isolation,
+                    reading=folder.reading(),
+                )
+                log = LogReader(self._log_left())
+                self._trials = self._stored_trials()
+                with start_child(task) as child:
+                    code = self._watch(child, folder, log, options)
+                self._end_patiently(code, folder, log)
+                if self._trials:
+                    name = optuna_name(self._claim.project, self._claim.study, self._claim.id)
+                    keep_study(self._queue.database, folder.snapshot, self._claim.study, name)
+        except LeaseLostError as error:
+            _LOG.warning("%s It goes on elsewhere.", error)
+
+    def _options(self) -> JobOptions:
+        from analyzer.service.problems import Problem
+
+        try:
+            return check_options(self._claim.kind, self._claim.options, self._limits)
+        except Problem as problem:
+            # The operator has narrowed the limits since.
+            raise DataError(problem.detail, hint=problem.hint) from problem
+
+    def _command(self, folder: JobFolder, options: JobOptions) -> list[str]:
+        claim = self._claim
+        if claim.kind == "verify":
+            repository = self._artifact(files.REPOSITORY, of=claim.source_job)
+            if repository is None:
+                raise DataError(f"The job {claim.source_job} is gone, or exported nothing.")
+            return folder.verify_command(claim, options, self._content, repository)
+        # Its own of an attempt before; else that of the job whose study it goes on with.
+        snapshot = self._artifact(files.STUDY) or (
+            self._artifact(files.STUDY, of=claim.source_job) if claim.source_job else None
+        )
+        return folder.search_command(claim, options, self._content, snapshot)
+
+    def _artifact(self, name: str, *, of: str | None = None) -> str | None:
+        with self._queue.writing(self._claim) as connection:
+            found: str | None = connection.execute(
+                select(ARTIFACTS.c.sha256)
+                .join(JOBS, JOBS.c.number == ARTIFACTS.c.job)
+                .where(
+                    JOBS.c.id == (of or self._claim.id),
+                    JOBS.c.project == self._claim.project,
+                    ARTIFACTS.c.name == name,
+                )
+            ).scalar_one_or_none()
+        return found
+
+    def _stored_trials(self) -> int:
+        with self._queue.writing(self._claim) as connection:
+            count = select(func.count()).where(TRIALS.c.job == self._claim.number)
+            return int(connection.execute(count).scalar_one())
+
+    def _log_left(self) -> int:
+        with self._queue.writing(self._claim) as connection:
+            used: int = connection.execute(
+                select(JOBS.c.log_bytes).where(JOBS.c.number == self._claim.number)
+            ).scalar_one()
+        return self._limits.log_bytes_max - used
+
+    def _resource_limits(self) -> dict[str, int]:
+        found = {"RLIMIT_FSIZE": self._limits.file_bytes_max, "RLIMIT_CORE": 0}
+        if self._limits.memory_bytes_max is not None:
+            found["RLIMIT_AS"] = self._limits.memory_bytes_max
+        return found
+
+    # --- while it runs ---------------------------------------------------------------------------
+
+    def _watch(self, child: Child, folder: JobFolder, log: LogReader, options: JobOptions) -> int:
+        """The command's exit code, once it has ended; all that it said until then is stored."""
+        started = time.monotonic()
+        ends_at = started + 1.25 * options.budget_s + _TIME_GRACE_S
+        beaten = said = looked = started
+        waiting: list[tuple[str, dict[str, Any]]] = []
+        while True:
+            code = child.wait(_TICK_S)
+            waiting += log.feed(child.read_log())
+            now = time.monotonic()
+            try:
+                if waiting and (code is not None or now - said > _SAY_S):
+                    self._queue.say(self._claim, waiting)
+                    waiting, said = [], now
+                if now - beaten > self._lease_s / _BEATS:
+                    self._queue.beat(self._claim)
+                    child.beat()
+                    beaten = now
+                if now - looked > _LOOK_S and code is None:
+                    looked = now
+                    self._obey(child, now)
+                    self._look_at_study_if_room(folder)
+            except StoreError as error:
+                # The database restarts: the lease holds for a while.
+                if now - beaten > self._lease_s:
+                    raise
+                _LOG.warning("%s Trying again.", error.message)
+                said = looked = now
+            if code is not None and not waiting:
+                return code
+            if now > ends_at and not self._late:
+                self._late = True
+                child.terminate()
+
+    def _obey(self, child: Child, now: float) -> None:
+        """Does what users, or the end of this worker, ask for."""
+        state = self._queue.state(self._claim)
+        if state is State.CANCELLING:
+            if self._asked is not Change.CANCEL:
+                self._asked = Change.CANCEL
+                child.terminate()
+        elif self._asked is None and (state is State.PAUSING or self._stopping()):
+            self._asked = Change.PAUSE
+            self._asked_at = now
+            child.interrupt()
+        elif self._asked is Change.PAUSE and now - self._asked_at > _PAUSE_S:
+            child.kill()
+
+    def _look_at_study_if_room(self, folder: JobFolder) -> None:
+        try:
+            self._look_at_study(folder)
+        except OSError as error:
+            # A full disk, for now: the run goes on, and its end is tried in any case.
+            _LOG.warning("Job %s: the study was not kept: %s", self._claim.id, error)
+
+    def _look_at_study(self, folder: JobFolder, *, last: bool = False) -> None:
+        """Stores trials that are new, and then the study as it is: another worker goes on there."""
+        if self._claim.kind != "search":
+            return
+        if (stamp := folder.study_stamp()) == self._stamp and not last:
+            return
+        self._stamp = stamp
+        if not folder.take_snapshot():
+            return
+        trials = folder.trials(self._claim.study)
+        if len(trials) == self._trials and not last:
+            return
+        with folder.snapshot.open("rb") as stream, self._content.incoming() as incoming:
+            staged = self._content.stage_file(incoming, stream)
+            with self._queue.writing(self._claim) as connection:
+                for trial in trials[self._trials :]:
+                    upsert(
+                        connection,
+                        TRIALS,
+                        {
+                            "job": self._claim.number,
+                            "number": trial["number"],
+                            "body": json.dumps(trial),
+                        },
+                        update=("body",),
+                    )
+                self._content.keep(connection, staged)
+                self._note(connection, files.STUDY, staged.sha256, staged.size_bytes)
+            self._queue.say(self._claim, [("trial", trial) for trial in trials[self._trials :]])
+        self._trials = len(trials)
+
+    # --- at its end ------------------------------------------------------------------------------
+
+    def _end_patiently(self, code: int, folder: JobFolder, log: LogReader) -> None:
+        """Ends the run; waits for a database that restarts, as long as the lease lasts."""
+        ends_at = time.monotonic() + self._lease_s
+        while True:
+            try:
+                self._end(code, folder, log)
+                return
+            except StoreError as error:
+                if time.monotonic() > ends_at:
+                    raise
+                _LOG.warning("%s Trying again.", error.message)
+                time.sleep(_LOOK_S)
+            except OSError as error:
+                _LOG.error("Job %s: %s", self._claim.id, error)
+                message = f"What it measured could not be kept: {error.strerror}."
+                self._fail("storage", message, _DISK_HINT, log, code)
+                return
+
+    def _end(self, code: int, folder: JobFolder, log: LogReader) -> None:
+        self._look_at_study(folder, last=True)
+        answer = folder.answer()
+        state = self._queue.state(self._claim)
+        if state is State.CANCELLING:
+            self._finish(Change.STOP, log, code)
+            return
+        if answer is not None and code in _VERDICTS and "verdict" in answer:
+            self._succeed(code, answer, folder, log)
+            return
+        if self._late:
+            self._fail(
+                "time_limit",
+                "The command did not end in its time.",
+                "Look at the log for what it was doing; a smaller budget may end in time.",
+                log,
+                code,
+            )
+        elif state is State.PAUSING and self._asked is not None:
+            self._finish(Change.STOP, log, code)
+        elif self._asked is not None:
+            self._finish(Change.RELEASE, log, code)
+        else:
+            error = (answer or {}).get("error") or {}
+            self._fail(
+                str(error.get("code") or _REASONS.get(code, "internal")),
+                str(error.get("message") or _last_line(log.tail) or f"It ended with code {code}."),
+                str(error.get("hint") or ""),
+                log,
+                code,
+            )
+
+    def _succeed(
+        self, code: int, answer: dict[str, Any], folder: JobFolder, log: LogReader
+    ) -> None:
+        claim = self._claim
+        kept: list[tuple[str, AbstractContextManager[BinaryIO | None]]] = [
+            (files.RESULT, folder.result(answer)),
+            (files.REPORT, folder.left_file(files.REPORT)),
+        ]
+        if claim.kind == "search":
+            kept += [
+                (files.REPOSITORY, folder.repository()),
+                (files.MANIFEST, folder.manifest(claim.model_name)),
+            ]
+        for name, opened in kept:
+            with opened as stream, self._content.incoming() as incoming:
+                if stream is None:
+                    continue
+                staged = self._content.stage_file(incoming, stream)
+                self._queue.beat(claim)  # a large file takes its time
+                with self._queue.writing(claim) as connection:
+                    self._content.keep(connection, staged)
+                    self._note(connection, name, staged.sha256, staged.size_bytes)
+        self._finish(Change.SUCCEED, log, code, verdict=storable(str(answer["verdict"]))[:16])
+
+    def _note(self, connection: Connection, name: str, sha256: str, size_bytes: int) -> None:
+        upsert(
+            connection,
+            ARTIFACTS,
+            {
+                "job": self._claim.number,
+                "name": name,
+                "sha256": sha256,
+                "size_bytes": size_bytes,
+            },
+            update=("sha256", "size_bytes"),
+        )
+
+    def _fail(self, reason: str, message: str, hint: str, log: LogReader, code: int | None) -> None:
+        failing = None
+        with self._queue.writing(self._claim) as connection:
+            bodies = connection.execute(
+                select(TRIALS.c.body)
+                .where(TRIALS.c.job == self._claim.number)
+                .order_by(TRIALS.c.number.desc())
+            ).scalars()
+            for body in bodies:
+                if json.loads(body)["state"] == "failed":
+                    failing = body
+                    break
+        self._finish(
+            Change.FAIL, log, code, reason=storable(reason)[:64], message=storable(message),
+            hint=storable(hint),
+            failing_trial=failing,
+        )  # fmt: skip
+
+    def _finish(
+        self, change: Change, log: LogReader, code: int | None, **fields: str | None
+    ) -> None:
+        with self._queue.writing(self._claim) as connection:
+            if change in (Change.STOP, Change.FAIL):
+                # What a run that was given up wrote must not look like an answer.
+                connection.execute(
+                    delete(ARTIFACTS).where(
+                        ARTIFACTS.c.job == self._claim.number, ARTIFACTS.c.name != files.STUDY
+                    )
+                )
+            self._queue.finish(
+                connection,
+                self._claim,
+                change,
+                {"exit_code": code, "log_tail": log.tail, **fields},
+            )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,64 @@
+"""Browsers: a token, typed in once, becomes a cookie that scripts cannot read.
+
+Whoever changes something by cookie also sends the session's word in ``X-CSRF-Token``: another
+site's page can make a browser send the cookie, but cannot read the word.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, or_, select
+
+from analyzer.service.auth import Principal, hash_of
+from analyzer.service.schema import SESSIONS, TOKENS, DatabaseTime
+
+COOKIE = "tritune_session"
+CSRF_HEADER = "X-CSRF-Token"
+#: How long a session lasts: a working day (a choice).
+SESSION_S = 43_200.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """A session when it begins: ``cookie`` is known to the browser alone."""
+
+    cookie: str
+    csrf: str
+
+
+def begin_session(connection: Connection, token_id: str) -> NewSession:
+    """A session that may do what the token may, for as long as both are good."""
+    session = NewSession(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+    connection.execute(
+        insert(SESSIONS).values(
+            hash=hash_of(session.cookie),
+            token_id=token_id,
+            csrf=session.csrf,
+            expires_at=DatabaseTime() + SESSION_S,
+        )
+    )
+    return session
+
+
+def find_session(connection: Connection, cookie: str) -> tuple[Principal, str] | None:
+    """Whose session it is, and its word; None if it has ended, or its token has."""
+    row = connection.execute(
+        select(SESSIONS.c.csrf, TOKENS.c.project, TOKENS.c.name, TOKENS.c.scope, TOKENS.c.id)
+        .join(TOKENS, TOKENS.c.id == SESSIONS.c.token_id)
+        .where(
+            SESSIONS.c.hash == hash_of(cookie),
+            SESSIONS.c.expires_at > DatabaseTime(),
+            TOKENS.c.revoked_at.is_(None),
+            or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > DatabaseTime()),
+        )
+    ).one_or_none()
+    if row is None:
+        return None
+    return Principal(row.project, row.name, row.scope, row.id), row.csrf
+
+
+def end_session(connection: Connection, cookie: str) -> None:
+    """Ends a session, if there is one."""
+    connection.execute(delete(SESSIONS).where(SESSIONS.c.hash == hash_of(cookie)))

@@ -1,0 +1,85 @@
+"""Optuna's studies of jobs that have ended, in the service's database, for Optuna's own tools.
+
+A job's study lies in a file of its own while it runs. At its end Optuna's part of it is copied
+beside the jobs, so that ``optuna-dashboard`` shows all of them; with a database role that may only
+read, it cannot disturb anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import inspect, select
+
+from analyzer.service.schema import JOBS
+from analyzer.store.database import Database
+from analyzer.store.optuna_storage import open_optuna_storage
+from analyzer.store.results import ResultStore, open_store
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+
+_LOG = logging.getLogger(__name__)
+
+
+def optuna_name(project: str, study: str, job: str) -> str:
+    """What Optuna calls a job's study in the service's database."""
+    return f"{project}/{study}/{job}"
+
+
+@contextmanager
+def _storage(store: ResultStore) -> Iterator[RDBStorage]:
+    """Optuna's storage, whose connections are closed at the end."""
+    storage = open_optuna_storage(store)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def keep_study(database: Database, source: Path, study: str, name: str) -> None:
+    """Copies the study from the file ``source``; one that cannot be copied costs a warning.
+
+    Args:
+        name: As :func:`optuna_name` makes it.
+    """
+    import optuna
+
+    try:
+        with (
+            open_store(f"sqlite:///{source}", create=False) as store,
+            _storage(store) as own,
+            _storage(ResultStore(database)) as target,
+        ):
+            with suppress(KeyError):  # of an attempt before
+                optuna.delete_study(study_name=name, storage=target)
+            optuna.copy_study(
+                from_study_name=study, from_storage=own, to_storage=target, to_study_name=name
+            )
+    except Exception as error:
+        # What is copied was written by a job's command: nothing in it may end a worker.
+        _LOG.warning("Optuna's study of %s was not copied: %s", name, error)
+
+
+def forget_studies(database: Database) -> int:
+    """Removes Optuna's studies of jobs that are gone; returns how many."""
+    with database.reading() as connection:
+        if not inspect(connection).has_table("studies"):
+            return 0
+        kept = set(connection.execute(select(JOBS.c.id)).scalars())
+    import optuna
+
+    with _storage(ResultStore(database)) as storage:
+        gone = [
+            name
+            for name in optuna.get_all_study_names(storage)
+            if name.count("/") == 2 and name.rpartition("/")[2] not in kept
+        ]
+        for name in gone:
+            optuna.delete_study(study_name=name, storage=storage)
+    return len(gone)

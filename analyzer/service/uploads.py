@@ -1,0 +1,114 @@
+"""What projects upload: models and calibration data, by the SHA-256 of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, select
+
+from analyzer.service import states
+from analyzer.service.content import ContentStore, Staged
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.problems import Problem, conflict, not_found
+from analyzer.service.rows import upsert
+from analyzer.service.schema import JOBS, UPLOADS, DatabaseTime
+
+
+def stored_bytes(connection: Connection, project: str) -> int:
+    """Bytes of all that the project has uploaded."""
+    total = select(func.coalesce(func.sum(UPLOADS.c.size_bytes), 0))
+    return int(connection.execute(total.where(UPLOADS.c.project == project)).scalar_one())
+
+
+def check_room(connection: Connection, project: str, more: int, limits: ServiceLimits) -> None:
+    """Raises Problem 413 where ``more`` bytes are beyond what the project may store."""
+    used = stored_bytes(connection, project)
+    if used + more > limits.stored_bytes_max:
+        raise Problem(
+            413,
+            "project_full",
+            f"The project stores {used:,} bytes of {limits.stored_bytes_max:,}; "
+            f"{more:,} more do not fit.",
+            hint="Delete uploads that no job needs any more.",
+        )
+
+
+def add_upload(
+    connection: Connection,
+    content: ContentStore,
+    staged: Staged,
+    *,
+    project: str,
+    actor: str,
+    kind: str,
+    name: str,
+    details: Mapping[str, Any],
+) -> Row[Any]:
+    """Notes an uploaded file; the same file again keeps its row, with the new name."""
+    content.keep(connection, staged)
+    upsert(
+        connection,
+        UPLOADS,
+        {
+            "project": project,
+            "kind": kind,
+            "sha256": staged.sha256,
+            "name": name,
+            "size_bytes": staged.size_bytes,
+            "details": json.dumps(details),
+            "created_at": DatabaseTime(),
+            "created_by": actor,
+        },
+        update=("name",),
+    )
+    return get_upload(connection, project, kind, staged.sha256)
+
+
+def get_upload(connection: Connection, project: str, kind: str, sha256: str) -> Row[Any]:
+    """The upload with this id.
+
+    Raises:
+        Problem: 404: the project has none.
+    """
+    found = connection.execute(
+        select(UPLOADS).where(
+            UPLOADS.c.project == project, UPLOADS.c.kind == kind, UPLOADS.c.sha256 == sha256
+        )
+    ).one_or_none()
+    if found is None:
+        raise not_found(f"{kind} {sha256[:64]!r}")
+    return found
+
+
+def list_uploads(connection: Connection, project: str, kind: str) -> Sequence[Row[Any]]:
+    """The project's uploads of a kind, the newest first."""
+    return connection.execute(
+        select(UPLOADS)
+        .where(UPLOADS.c.project == project, UPLOADS.c.kind == kind)
+        .order_by(UPLOADS.c.created_at.desc(), UPLOADS.c.sha256)
+    ).all()
+
+
+def delete_upload(connection: Connection, project: str, kind: str, sha256: str) -> None:
+    """Removes an upload; its content goes with the next ``analyze service gc``.
+
+    Raises:
+        Problem: 404: there is none; 409: a job that has not ended needs it.
+    """
+    get_upload(connection, project, kind, sha256)
+    ended = [str(state) for state in states.TERMINAL]
+    needs = JOBS.c.model == sha256 if kind == "model" else JOBS.c.options.contains(sha256)
+    using = connection.execute(
+        select(JOBS.c.id).where(JOBS.c.project == project, JOBS.c.state.not_in(ended), needs)
+    ).first()
+    if using is not None:
+        raise conflict(
+            "in_use", f"The job {using.id} needs it.", hint="Wait for its end, or cancel it."
+        )
+    connection.execute(
+        delete(UPLOADS).where(
+            UPLOADS.c.project == project, UPLOADS.c.kind == kind, UPLOADS.c.sha256 == sha256
+        )
+    )

@@ -1,0 +1,214 @@
+"""Tokens, sessions, projects; what strangers and other sites' pages get."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from analyzer.errors import UsageError
+from analyzer.service.schema import AUDIT, IDEMPOTENCY, TOKENS
+from analyzer.service.serve import ServiceOptions, is_loopback, serve
+
+Service = Any
+
+
+@pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    """SQLite alone: what is tested here does not depend on the database."""
+    return sqlite_url
+
+
+def a_job(client: httpx.Client) -> str:
+    model = client.post("/api/v1/models?name=m", content=b"{}").json()["id"]
+    body = {"kind": "search", "model": model, "options": {"latency_budget": "50ms"}}
+    return str(client.post("/api/v1/jobs", json=body).json()["id"])
+
+
+def test_another_address_than_loopback_needs_tokens(tmp_path: Any) -> None:
+    for host in ("0.0.0.0", "192.168.0.1", "::", "example.org"):
+        assert not is_loopback(host)
+        with pytest.raises(UsageError, match="token"):
+            serve(ServiceOptions(host=host, store_url="sqlite:///x.db", data=tmp_path), say=print)
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert is_loopback(host)
+
+
+def test_without_a_good_token_there_is_nothing(service: Service) -> None:
+    stranger = service.client(tokens=True)
+    expired = service.client(service.token("a", expires_in_s=-1))
+    for client in (stranger, expired, service.client("tritune_" + "x" * 43)):
+        for path in ("/api/v1/jobs", "/api/v1/workers", "/api/v1/models"):
+            answer = client.get(path)
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert client.post("/api/v1/models?name=m", content=b"x").status_code == 401
+    assert stranger.get("/healthz").status_code == 200
+
+
+def test_the_objects_of_another_project_are_not_there(service: Service) -> None:
+    own, other = (service.client(service.token(name, "admin")) for name in ("own", "other"))
+    job = a_job(own)
+    model = own.get("/api/v1/models").json()["items"][0]["id"]
+    assert own.get(f"/api/v1/jobs/{job}").status_code == 200
+    path = f"/api/v1/jobs/{job}"
+    for method, where in (
+        ("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("POST", f"{path}/pause"),
+        ("POST", f"{path}/resume"), ("POST", f"{path}/clone"), ("GET", f"{path}/events"),
+        ("GET", f"{path}/log"), ("GET", f"{path}/trials"), ("GET", f"{path}/result"),
+        ("GET", f"{path}/artifacts/report.html"), ("GET", f"/api/v1/models/{model}"),
+        ("DELETE", f"/api/v1/models/{model}"),
+    ):  # fmt: skip
+        assert other.request(method, where).status_code == 404, where
+    body = {"kind": "search", "model": model, "options": {"latency_budget": "50ms"}}
+    assert other.post("/api/v1/jobs", json=body).status_code == 404
+    assert other.post("/api/v1/jobs", json={**body, "job": job}).status_code == 404
+    for where in ("jobs", "models", "audit"):
+        assert other.get(f"/api/v1/{where}").json()["items"] == []
+    token = own.get("/api/v1/tokens").json()["items"][0]["id"]
+    assert other.delete(f"/api/v1/tokens/{token}").status_code == 404
+    assert own.get(f"/api/v1/jobs/{job}").json()["state"] == "QUEUED"
+
+
+def test_a_scope_allows_what_it_says(service: Service) -> None:
+    reader, writer, admin = (
+        service.client(service.token("p", scope)) for scope in ("read", "write", "admin")
+    )
+    job = a_job(writer)
+    assert reader.get(f"/api/v1/jobs/{job}").status_code == 200
+    for client, method, where in (
+        (reader, "POST", f"/api/v1/jobs/{job}/cancel"), (reader, "DELETE", f"/api/v1/jobs/{job}"),
+        (reader, "POST", "/api/v1/models?name=m"), (writer, "GET", "/api/v1/tokens"),
+        (writer, "POST", "/api/v1/tokens"), (writer, "GET", "/api/v1/audit"),
+    ):  # fmt: skip
+        answer = client.request(method, where, json={"name": "n"} if method == "POST" else None)
+        assert answer.status_code == 403, (method, where, answer.text)
+    made = admin.post("/api/v1/tokens", json={"name": "ci", "scope": "read"}).json()
+    new = service.client(made["token"])
+    assert new.get("/api/v1/jobs").status_code == 200
+    assert admin.delete(f"/api/v1/tokens/{made['id']}").status_code == 204
+    assert new.get("/api/v1/jobs").status_code == 401, "a revoked token"
+
+
+def test_no_secret_is_stored_or_told_again(service: Service) -> None:
+    admin = service.client(service.token("p", "admin"))
+    made = admin.post("/api/v1/tokens", json={"name": "ci"}).json()["token"]
+    a_job(service.client(made))
+    with service.context.database.reading() as connection:
+        stored = [
+            str(row)
+            for table in (TOKENS, AUDIT, IDEMPOTENCY)
+            for row in connection.execute(table.select())
+        ]
+    assert stored and not any(made in row for row in stored)
+    for where in ("tokens", "audit", "jobs"):
+        assert made not in admin.get(f"/api/v1/{where}").text
+    actions = [entry["action"] for entry in admin.get("/api/v1/audit").json()["items"]]
+    assert actions == ["job.create", "model.upload", "token.create"]
+
+
+def test_a_browser_needs_its_sessions_word_to_change_something(service: Service) -> None:
+    browser = service.client(tokens=True)
+    secret = service.token("p", "admin")
+    begun = browser.post("/api/v1/session", json={"token": secret})
+    cookie = begun.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
+    assert secret not in cookie
+    assert browser.get("/api/v1/jobs").status_code == 200
+    model = "/api/v1/models?name=m"
+    assert browser.post(model, content=b"x").status_code == 403
+    wrong = browser.post(model, content=b"x", headers={"X-CSRF-Token": "guess"})
+    assert wrong.status_code == 403
+    word = {"X-CSRF-Token": browser.get("/api/v1/session").json()["csrf"]}
+    assert browser.post(model, content=b"x", headers=word).status_code == 201
+    assert browser.delete("/api/v1/session", headers=word).status_code == 204
+    assert browser.get("/api/v1/jobs").status_code == 401
+    assert browser.post("/api/v1/session", json={"token": "wrong"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_another_sites_page_changes_nothing(client: httpx.Client, headers: dict[str, str]) -> None:
+    assert client.post("/api/v1/models?name=m", content=b"x", headers=headers).status_code == 403
+    assert client.get("/api/v1/models").json()["items"] == []
+
+
+def test_a_name_that_only_leads_to_loopback_is_not_answered(client: httpx.Client) -> None:
+    for host in ("evil.example", "evil.example:8040", "[", "127.0.0.1.evil.example"):
+        assert client.get("/api/v1/jobs", headers={"Host": host}).status_code == 421
+    assert client.get("/api/v1/jobs", headers={"Host": "localhost:1"}).status_code == 200
+
+
+def test_limits_are_told_and_kept(service: Service, client: httpx.Client) -> None:
+    small = service.client(upload_bytes_max=1000)
+    assert small.post("/api/v1/models?name=m", content=b"x" * 1001).status_code == 413
+
+    def pieces() -> Any:
+        yield from [b"x" * 600] * 3
+
+    assert small.post("/api/v1/models?name=m", content=pieces()).status_code == 413
+    tight = service.client(stored_bytes_max=1500)
+    assert tight.post("/api/v1/models?name=a", content=b"a" * 1000).status_code == 201
+    full = tight.post("/api/v1/models?name=b", content=b"b" * 1000)
+    assert full.status_code == 413 and full.json()["type"].endswith("project_full")
+    busy = service.client(open_jobs_max=1)
+    job = a_job(busy)
+    model = busy.get(f"/api/v1/jobs/{job}").json()["model"]
+    body = {"kind": "search", "model": model, "options": {"latency_budget": "50ms"}}
+    assert busy.post("/api/v1/jobs", json=body).status_code == 429
+    wordy = service.client(body_bytes_max=2000)
+    long = {"kind": "search", "options": {"x": "y" * 3000}}
+    assert wordy.post("/api/v1/jobs", json=long).status_code == 413
+    assert wordy.post("/api/v1/jobs", content=iter([b" " * 900] * 4)).status_code == 413
+    folder = service.context.content._incoming
+    assert not list(folder.iterdir()), "what was refused is not kept"
+
+
+def test_names_that_lead_elsewhere_are_refused(client: httpx.Client) -> None:
+    for name in ("../x", "/etc/passwd", "a/b", ".", "..", "", "-x", "a\x00b", "x" * 200, "ü"):
+        answer = client.post("/api/v1/models", params={"name": name}, content=b"x")
+        assert answer.status_code == 422, name
+
+
+def test_a_flood_of_headers_is_cut_off(client: httpx.Client) -> None:
+    url = httpx.URL(str(client.base_url))
+    with socket.create_connection((str(url.host), int(url.port or 0)), timeout=20) as flood:
+        flood.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+        answer = b""
+        try:
+            for number in range(4000):
+                flood.sendall(b"X-%d: %s\r\n" % (number, b"y" * 50))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        else:
+            answer = flood.recv(100)
+        assert not answer or b"431" in answer or b"400" in answer
+    assert client.get("/healthz").status_code == 200
+
+
+def test_stored_html_is_not_served_as_html(
+    service: Service, client: httpx.Client, wait_for: Any, working: Any, submit: Callable[..., str]
+) -> None:
+    hostile = "<script>alert(1)</script>"
+    job = submit(exit=2, error={"code": "x", "message": hostile, "hint": hostile}, say=hostile)
+    with working():
+        wait_for(job, "FAILED")
+    for way in ("", "/log", "/trials"):
+        answer = client.get(f"/api/v1/jobs/{job}{way}")
+        assert not answer.headers["content-type"].startswith("text/html")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    for way in ("/", f"/jobs/{job}"):
+        page = client.get(way)
+        assert page.status_code == 200 and hostile not in page.text
+        assert "script-src 'self';" in page.headers["content-security-policy"]
+    assert json.loads(client.get(f"/api/v1/jobs/{job}").text)["message"] == hostile

@@ -1,0 +1,211 @@
+"""The API: errors, idempotency, options, pages, the event stream."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from analyzer.cli.search import search
+from analyzer.cli.verify import verify
+from analyzer.service import jobs
+from analyzer.service.options import TABLES, WHY_NOT
+from analyzer.service.schema import IDEMPOTENCY
+
+Upload = Callable[..., str]
+Submit = Callable[..., str]
+BUDGET = {"latency_budget": "50ms"}
+
+
+def test_every_option_of_the_commands_is_taken_or_refused_with_a_reason() -> None:
+    # What a client does by itself, or what is not about the search.
+    own = {"json", "verbose", "quiet", "help", "service"}
+    for kind, command in (("search", search), ("verify", verify)):
+        there = {
+            option.lstrip("-").replace("-", "_")
+            for parameter in command.params
+            for option in parameter.opts
+            if option.startswith("--")
+        }
+        assert set(TABLES[kind]) <= there
+        assert there - set(TABLES[kind]) - own <= set(WHY_NOT), "say why it is not taken"
+
+
+@pytest.mark.parametrize(
+    ("options", "pointer"),
+    [
+        ({}, "/options"),
+        ({"latency_budget": "50"}, "/options/latency_budget"),
+        ({"latency_budget": 50}, "/options/latency_budget"),
+        ({**BUDGET, "budget": "100h"}, "/options/budget"),
+        ({**BUDGET, "store": "sqlite:////etc/passwd"}, "/options/store"),
+        ({**BUDGET, "space": "/etc/passwd"}, "/options/space"),
+        ({**BUDGET, "arrivals": "trace:/etc/passwd"}, "/options/arrivals"),
+        ({**BUDGET, "server": "http://169.254.169.254/"}, "/options/server"),
+        ({**BUDGET, "server": "grpc://localhost:1"}, "/options/server"),
+        ({**BUDGET, "ray_address": "10.0.0.1:6379"}, "/options/ray_address"),
+        ({**BUDGET, "calibration_data": "../x.npz"}, "/options/calibration_data"),
+        ({**BUDGET, "study": "../../x"}, "/options/study"),
+        ({**BUDGET, "seed": True}, "/options/seed"),
+        ({**BUDGET, "price": {"a": 1}}, "/options/price"),
+        ({**BUDGET, "max_trials": 10**9}, "/options/max_trials"),
+        ({**BUDGET, "--export": "/tmp"}, "/options/--export"),
+        ({**BUDGET, "a/b~c": 1}, "/options/a~1b~0c"),
+        ({**BUDGET, "percentile": "nan"}, "/options/percentile"),
+    ],
+)
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+def test_a_wrong_option_is_named(
+    client: httpx.Client, upload: Upload, options: dict[str, Any], pointer: str
+) -> None:
+    body = {"kind": "search", "model": upload(), "options": options}
+    done = client.post("/api/v1/jobs", json=body)
+    assert done.status_code == 422, done.text
+    assert done.headers["content-type"] == "application/problem+json"
+    assert done.json()["pointer"] == pointer and done.json()["status"] == 422
+    assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+def test_errors_are_problems(client: httpx.Client) -> None:
+    for response, status in (
+        (client.get("/api/v1/jobs/" + "0" * 32), 404),
+        (client.get("/api/v1/jobs/no-such-id"), 404),
+        (client.get("/api/v1/jobs/../../etc/passwd"), 404),
+        (client.get("/nowhere"), 404),
+        (client.put("/api/v1/jobs"), 405),
+        (client.post("/api/v1/jobs", content=b"{"), 422),
+        (client.post("/api/v1/jobs", json={"kind": "other"}), 422),
+        (client.get("/api/v1/jobs?limit=0"), 422),
+        (client.get("/api/v1/jobs?cursor=" + "9" * 30), 422),
+    ):
+        assert response.status_code == status, response.text
+        assert response.headers["content-type"] == "application/problem+json"
+        assert {"type", "title", "status", "detail"} <= response.json().keys()
+
+
+def test_a_key_makes_one_job_however_often_it_is_sent(client: httpx.Client, upload: Upload) -> None:
+    body = {"kind": "search", "model": upload(), "options": BUDGET}
+    answers: list[httpx.Response] = []
+    key = {"Idempotency-Key": "a-key"}
+
+    def send() -> None:
+        answers.append(client.post("/api/v1/jobs", json=body, headers=key))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Those that came while the first was being done are told so.
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    send()
+    made = {answer.json()["id"] for answer in answers if answer.status_code == 201}
+    assert len(made) == 1 and answers[-1].headers["location"].endswith(made.pop())
+    assert len(client.get("/api/v1/jobs").json()["items"]) == 1
+    other = client.post("/api/v1/jobs", json={**body, "kind": "verify"}, headers=key)
+    assert other.status_code == 422 and other.json()["type"].endswith("idempotency_key_reused")
+
+
+def test_a_key_in_flight_is_a_conflict_and_a_failed_one_is_free(
+    client: httpx.Client, upload: Upload, database: Any
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    body = {"kind": "search", "model": "0" * 64, "options": BUDGET}
+    assert client.post("/api/v1/jobs", json=body, headers=key).status_code == 404
+    body["model"] = upload()
+    assert client.post("/api/v1/jobs", json=body, headers=key).status_code == 201
+    with database.writing() as connection:
+        connection.execute(update(IDEMPOTENCY).values(status=None))
+    flying = client.post("/api/v1/jobs", json=body, headers=key)
+    assert flying.status_code == 409 and flying.json()["type"].endswith("in_flight")
+
+
+def test_jobs_are_listed_page_by_page(client: httpx.Client, submit: Submit) -> None:
+    made = [submit() for _ in range(5)]
+    found: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = client.get("/api/v1/jobs", params={"limit": 2, **cursor}).json()
+        found += [job["id"] for job in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+    assert found == made[::-1]
+    assert len(client.get("/api/v1/jobs?state=QUEUED").json()["items"]) == 5
+    assert client.get("/api/v1/jobs?state=FAILED").json()["items"] == []
+
+
+def test_a_stream_goes_on_behind_the_last_event(
+    client: httpx.Client, submit: Submit, database: Any
+) -> None:
+    job = submit()
+    path = f"/api/v1/jobs/{job}/events"
+    with database.writing() as connection:
+        row = jobs.get_job(connection, "default", job)
+        jobs.add_events(connection, row.number, 1, [("log", {"text": f"{n}"}) for n in range(600)])
+    numbers = []
+    with client.stream("GET", path, headers={"Last-Event-ID": "7"}) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("id: "):
+                numbers.append(int(line[4:]))
+            if len(numbers) == 594:
+                break
+    assert numbers == list(range(8, 602))
+    assert client.post(f"/api/v1/jobs/{job}/cancel").json()["state"] == "CANCELLED"
+    text = client.get(path, headers={"Last-Event-ID": "601"}).text
+    assert "id: 602" in text and "CANCELLED" in text and text.count("event: ") == 1
+    assert client.get(path, headers={"Last-Event-ID": "602"}).status_code == 204
+    assert client.get(path, headers={"Last-Event-ID": "x"}).status_code == 422
+
+
+def test_a_terminal_job_is_final_and_can_be_deleted(client: httpx.Client, submit: Submit) -> None:
+    job = submit()
+    path = f"/api/v1/jobs/{job}"
+    assert client.delete(path).status_code == 409
+    assert client.post(f"{path}/pause").json()["state"] == "PAUSED"
+    assert client.post(f"{path}/resume").json()["state"] == "QUEUED"
+    assert client.post(f"{path}/cancel").json()["state"] == "CANCELLED"
+    assert client.post(f"{path}/cancel").json()["state"] == "CANCELLED", "asked for already"
+    for word in ("pause", "resume"):
+        assert client.post(f"{path}/{word}").status_code == 409
+    clone = client.post(f"{path}/clone").json()
+    assert clone["state"] == "QUEUED" and clone["id"] != job
+    assert client.delete(path).status_code == 204
+    for way in ("", "/trials", "/log", "/events", "/result", "/artifacts/report.html"):
+        assert client.get(path + way).status_code == 404
+
+
+def test_health_metrics_and_the_document(client: httpx.Client, submit: Submit) -> None:
+    submit()
+    assert client.get("/healthz").text == "ok\n"
+    assert client.get("/readyz").json() == {"ready": True}
+    text = client.get("/metrics").text
+    assert 'tritune_service_jobs{state="QUEUED"} 1.0' in text
+    assert 'route="/api/v1/jobs",status="201"' in text
+    document = client.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert "/api/v1/jobs/{job}/artifacts/{name}" in document["paths"]
+    assert client.get("/").status_code == 200
+
+
+def test_a_deleted_upload_can_come_again_under_the_same_key(client: httpx.Client) -> None:
+    data = io.BytesIO()
+    np.savez(data, x=np.zeros((4, 3), np.float32))
+    key = {"Idempotency-Key": "an-upload"}
+
+    def send() -> httpx.Response:
+        return client.post("/api/v1/calibration?name=x", content=data.getvalue(), headers=key)
+
+    first = send()
+    assert first.status_code == 201 and send().json() == first.json()
+    path = f"/api/v1/calibration/{first.json()['id']}"
+    assert client.delete(path).status_code == 204
+    assert client.get(path).status_code == 404
+    assert send().status_code == 201
+    assert client.get(path).status_code == 200

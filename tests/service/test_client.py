@@ -1,0 +1,124 @@
+"""``analyze search --service URL``: same options, same answer, same exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from analyzer.cli.main import main
+
+
+@pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    """SQLite alone: what is tested here does not depend on the database."""
+    return sqlite_url
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    told = capsys.readouterr()
+    return int(end.value.code or 0), told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ({"verdict": "found", "outcomes": 1}, 0),
+        ({"verdict": "infeasible", "exit": 3, "export": False}, 3),
+        ({"verdict": "undecided", "exit": 4, "export": False}, 4),
+    ],
+)
+def test_the_answer_and_the_code_are_those_of_a_local_search(
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    script: dict[str, Any], code: int,
+) -> None:  # fmt: skip
+    model = tmp_path / "m.onnx"
+    model.write_text(json.dumps(script))
+    with working():
+        ended, out, err = run(
+            capsys, "search", str(model), "--latency-budget", "50ms", "--budget", "0.5m",
+            "--target-rate", "600/min", "--max-memory", "8GiB", "--precisions", "fp32,int8",
+            "--service", str(client.base_url), "--json", "--export", str(tmp_path / "models"),
+        )  # fmt: skip
+    assert ended == code, err
+    assert json.loads(out)["verdict"] == script["verdict"]
+    assert "inspecting the model" in err
+    assert (tmp_path / "models" / "m" / "config.pbtxt").is_file() == (code == 0)
+    options = client.get("/api/v1/jobs").json()["items"][0]["options"]
+    assert options == {
+        "latency_budget": "50.0ms", "budget": "30.0s", "target_rate": "10.0/s",
+        "max_memory": "8589934592B", "precisions": "fp32,int8",
+    }  # fmt: skip
+
+
+def test_a_failure_there_is_a_failure_here(
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    error = {"code": "model", "message": "It is no ONNX file.", "hint": "Export it again."}
+    model.write_text(json.dumps({"exit": 2, "error": error}))
+    with working():
+        code, out, err = run(
+            capsys, "search", str(model), "--latency-budget", "50ms", "--json", "-q",
+            "--service", str(client.base_url),
+        )  # fmt: skip
+    told = json.loads(out)["error"]
+    assert code == 2 and (told["message"], told["hint"]) == (error["message"], error["hint"]), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--store", "sqlite:///here.db"], "own database"),
+        (["--server", "grpc://localhost:8001"], "server"),
+        (["--ray-address", "x:1"], "operator"),
+        (["--study", "s", "--resume"], "no study 's'"),
+        (["--budget", "20h"], "budget"),
+    ],
+)
+def test_what_a_service_cannot_do_is_refused(
+    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str,
+) -> None:  # fmt: skip
+    model = tmp_path / "m.onnx"
+    model.write_text("{}")
+    code, _, err = run(
+        capsys, "search", str(model), "--latency-budget", "50ms", *arguments,
+        "--service", str(client.base_url),
+    )  # fmt: skip
+    assert code == 2 and says in err, err
+    assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+def test_a_study_goes_on_in_a_new_job(
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_text(json.dumps({"outcomes": 2, "exit": 4, "verdict": "undecided"}))
+    command = (
+        "search", str(model), "--latency-budget", "50ms", "--service", str(client.base_url),
+        "--study", "s", "--json",
+    )  # fmt: skip
+    with working():
+        assert run(capsys, *command)[0] == 4
+        assert run(capsys, *command)[0] == 2, "the name is taken"
+        code, _, err = run(capsys, *command, "--resume")
+    assert code == 4 and "Note: 2 were there" in err
+
+
+def test_without_its_token_a_service_is_of_no_use(
+    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    model = tmp_path / "m.onnx"
+    model.write_text("{}")
+    url = str(service.client(tokens=True).base_url)
+    monkeypatch.delenv("TRITUNE_TOKEN", raising=False)
+    code, _, err = run(capsys, "search", str(model), "--latency-budget", "50ms", "--service", url)
+    assert code == 2 and "TRITUNE_TOKEN" in err

@@ -1,0 +1,177 @@
+"""Jobs from their upload to their files, with a command that does as it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sqlite3
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+Submit = Callable[..., str]
+WaitFor = Callable[..., dict[str, Any]]
+
+
+def processes_with(argument: str) -> list[str]:
+    """Ids of processes of this machine that have the argument."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if argument.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(entry.name)
+    return found
+
+
+def test_a_search_from_upload_to_repository(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(outcomes=2)
+    with working():
+        done = wait_for(job, "SUCCEEDED", "FAILED")
+    assert done["verdict"] == "found", done["log_tail"]
+    path = f"/api/v1/jobs/{job}"
+    assert client.get(f"{path}/result").json() == {"schema": 1, "verdict": "found"}
+    assert client.get(f"{path}/artifacts/report.html").text == "<p>report"
+    assert client.get(f"{path}/artifacts/study.db").content.startswith(b"SQLite format 3")
+    assert client.get(f"{path}/artifacts/manifest.json").json() == {"schema": 1}
+    packed = client.get(f"{path}/artifacts/repository.tar").content
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        assert "repository/m/config.pbtxt" in archive.getnames()
+    assert [trial["trial_number"] for trial in client.get(f"{path}/trials").json()["trials"]] == [
+        0,
+        1,
+    ]
+    assert "inspecting the model" in client.get(f"{path}/log").text
+    kinds = [
+        line.partition(": ")[2]
+        for line in client.get(f"{path}/events").text.splitlines()
+        if line.startswith("event: ")
+    ]
+    assert kinds[:2] == ["state", "state"] and kinds[-1] == "state"
+    assert kinds.count("trial") == 2 and "phase" in kinds
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(3, "infeasible"), (4, "undecided")])
+def test_that_nothing_keeps_the_sla_is_an_answer(
+    submit: Submit, working: Any, wait_for: WaitFor, code: int, verdict: str
+) -> None:
+    job = submit(exit=code, verdict=verdict, export=False)
+    with working():
+        done = wait_for(job, "SUCCEEDED", "FAILED")
+    assert (done["state"], done["verdict"], done["exit_code"]) == ("SUCCEEDED", verdict, code)
+
+
+def test_why_a_job_failed_stands_in_fields_of_its_own(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    error = {"code": "model", "message": "It is no ONNX file.", "hint": "Export it again."}
+    job = submit(exit=2, error=error, say="the last words")
+    with working():
+        done = wait_for(job, "SUCCEEDED", "FAILED")
+    assert done["state"] == "FAILED"
+    assert (done["reason"], done["message"], done["hint"]) == tuple(error.values())
+    assert done["log_tail"].endswith("the last words\n")
+    assert client.get(f"/api/v1/jobs/{job}/result").status_code == 404
+    assert client.get(f"/api/v1/jobs/{job}/artifacts/repository.tar").status_code == 404
+
+
+def test_a_pause_keeps_what_was_measured_and_the_job_goes_on_there(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(outcomes=6, pause_s=0.7)
+    path = f"/api/v1/jobs/{job}"
+    with working():
+        while not client.get(f"{path}/trials").json()["trials"]:
+            time.sleep(0.1)
+        assert client.post(f"{path}/pause").json()["state"] == "PAUSING"
+        wait_for(job, "PAUSED")
+        kept = len(client.get(f"{path}/trials").json()["trials"])
+        assert client.post(f"{path}/resume").json()["attempt"] == 2
+        done = wait_for(job, "SUCCEEDED", "FAILED")
+    assert done["state"] == "SUCCEEDED", done["log_tail"]
+    assert f"Note: {kept} were there" in client.get(f"{path}/log").text
+    assert len(client.get(f"{path}/trials").json()["trials"]) == 6
+    assert client.get(f"{path}/events").text.count("event: trial") == 6, "each is told once"
+
+
+def test_a_cancel_ends_a_stubborn_command_and_what_it_left_behind(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    mark = f"600.{time.monotonic_ns()}"
+    job = submit(seconds=600, stubborn=True, daemon=mark)
+    with working():
+        while not processes_with(mark):
+            time.sleep(0.1)
+        assert client.post(f"/api/v1/jobs/{job}/cancel").json()["state"] == "CANCELLING"
+        wait_for(job, "CANCELLED", timeout_s=20)
+        assert not processes_with(mark)
+
+
+def test_a_worker_that_is_told_to_end_gives_its_job_back(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(outcomes=5, pause_s=0.7)
+    with working():
+        while not client.get(f"/api/v1/jobs/{job}/trials").json()["trials"]:
+            time.sleep(0.1)
+    given_back = wait_for(job, "QUEUED")
+    kept = len(client.get(f"/api/v1/jobs/{job}/trials").json()["trials"])
+    assert given_back["attempt"] == 2
+    with working():
+        wait_for(job, "SUCCEEDED")
+    log = client.get(f"/api/v1/jobs/{job}/log").text
+    assert "Note: 0 were there" in log and f"Note: {kept} were there" in log
+
+
+def test_links_in_a_repository_are_left_out(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(link=True)
+    with working():
+        wait_for(job, "SUCCEEDED")
+    packed = client.get(f"/api/v1/jobs/{job}/artifacts/repository.tar").content
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        assert all(member.isreg() or member.isdir() for member in archive)
+        assert "repository/m/stolen" not in archive.getnames()
+
+
+def test_a_study_that_is_a_link_to_another_database_is_not_copied(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor, tmp_path: Path
+) -> None:
+    secret = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(secret)) as other:
+        other.execute("CREATE TABLE secret (word TEXT)")
+    job = submit(study_link=str(secret))
+    with working() as worker:
+        if missing := worker.isolation.missing():
+            pytest.skip(f"this machine does not keep a command from {missing}")
+        wait_for(job, "SUCCEEDED")
+    assert client.get(f"/api/v1/jobs/{job}/artifacts/study.db").status_code == 404
+
+
+def test_verify_measures_the_repository_of_a_search(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    search = submit()
+    with working():
+        model = wait_for(search, "SUCCEEDED")["model"]
+        done = client.post("/api/v1/jobs", json={"kind": "verify", "model": model})
+        assert done.status_code == 201, done.text
+        assert done.json()["job"] == search
+        wait_for(done.json()["id"], "SUCCEEDED")
+
+
+def test_words_that_no_database_holds_end_no_worker(
+    submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    error = {"code": "a\x00b", "message": "half \ud800 and \x00", "hint": "\udfff"}
+    job = submit(exit=1, error=error, say="null \x00 here")
+    with working():
+        done = wait_for(job, "FAILED")
+    assert done["attempt"] == 1 and done["message"] == "half ? and \ufffd"

@@ -1,0 +1,99 @@
+"""What an operator does: migrations, retention, tokens on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text, update
+
+from analyzer.cli.main import main
+from analyzer.errors import StoreError
+from analyzer.service.content import ContentStore
+from analyzer.service.database import VERSION_TABLE, open_service_database
+from analyzer.service.gc import collect
+from analyzer.service.schema import JOBS, METADATA, OBJECTS
+from analyzer.store.database import Database
+
+
+def test_the_migrations_make_the_tables_of_the_schema(database: Database) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    with database.reading() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "version_table": VERSION_TABLE,
+                "compare_type": True,
+                "include_name": lambda name, kind, _: (
+                    kind != "table" or str(name).startswith("service_")
+                ),
+            },
+        )
+        assert compare_metadata(context, METADATA) == []
+
+
+def test_a_database_of_a_newer_version_is_left_alone(database: Database, store_url: str) -> None:
+    open_service_database(store_url, upgrade=False).close()
+    with database.writing() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(StoreError, match="9999"):
+        open_service_database(store_url)
+
+
+def test_a_worker_does_not_make_the_tables(store_url: str) -> None:
+    with pytest.raises(StoreError, match="no tables"):
+        open_service_database(store_url, upgrade=False)
+
+
+def test_retention_takes_old_jobs_and_what_nothing_needs(
+    client: httpx.Client, submit: Callable[..., str], working: Any, wait_for: Any,
+    database: Database, content: ContentStore,
+) -> None:  # fmt: skip
+    old, young = submit(), submit(say="young")
+    with working():
+        wait_for(old, "SUCCEEDED"), wait_for(young, "SUCCEEDED")
+    waiting = submit(say="waiting")
+    model = client.get(f"/api/v1/jobs/{waiting}").json()["model"]
+    with database.writing() as connection:
+        connection.execute(update(OBJECTS).values(created_at=OBJECTS.c.created_at - 7200))
+        connection.execute(
+            update(JOBS).where(JOBS.c.id == old).values(finished_at=JOBS.c.finished_at - 1e6)
+        )
+    done = collect(database, content, keep_s=1e5)
+    # Its result and study's snapshot were its own; its report and repository are the other's too.
+    assert done.jobs == 1
+    assert client.get(f"/api/v1/jobs/{old}").status_code == 404
+    assert client.get(f"/api/v1/jobs/{young}/artifacts/repository.tar").status_code == 200
+    assert content.path(model).is_file(), "a job that waits needs its model"
+    collect(database, content, keep_s=-1)
+    assert client.get(f"/api/v1/jobs/{young}").status_code == 404
+    assert client.get(f"/api/v1/jobs/{waiting}").status_code == 200
+    uploads = {item["id"] for item in client.get("/api/v1/models").json()["items"]}
+    with database.reading() as connection:
+        kept = set(connection.execute(OBJECTS.select()).scalars())
+    assert kept == uploads
+
+
+def test_a_token_is_made_listed_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path / "d")]
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            main(["service", "token", *arguments, *data])
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    made = json.loads(run("create", "--name", "ci", "--project", "team", "--json"))
+    assert len(made["token"]) >= 43 and made["scope"] == "write"
+    listed = run("list", "--project", "team")
+    assert made["id"] in listed and "good" in listed and made["token"] not in listed
+    run("revoke", made["id"], "--project", "team")
+    assert "revoked" in run("list", "--project", "team")

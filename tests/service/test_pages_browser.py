@@ -1,0 +1,176 @@
+"""Pages in a real headless Chromium: quiet, fast, narrow and wide, by keyboard, and with axe."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Page, chromium_page, find_chromium
+from facts_example import example_facts
+from page_example import TRIALS_EXAMPLE, Example, trial
+
+from analyzer.report.document import build_document
+from analyzer.report.entries import make_report
+from analyzer.resources import tool_homes
+from analyzer.service.states import Change
+
+pytestmark = pytest.mark.browser
+
+FOUND = build_document(make_report(example_facts()))
+
+
+@pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    """SQLite alone: what is tested here does not depend on the database."""
+    return sqlite_url
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian's package: chromium)")
+    with chromium_page(program) as opened:
+        yield opened
+
+
+@pytest.fixture
+def example(service: Any) -> Example:
+    return Example(service.context)
+
+
+@pytest.fixture
+def addresses(client: Any, example: Example) -> dict[str, str]:
+    """Each page with something on it."""
+    failing = {
+        "reason": "model", "message": "It is no ONNX file.", "hint": "Export it again.",
+        "failing_trial": json.dumps(TRIALS_EXAMPLE[-1]), "log_tail": "the last words",
+    }  # fmt: skip
+    long = "a-model-with-a-very-long-name-that-no-telephone-shows-on-one-line-" * 2
+    found = example.ended(long, result=FOUND, target_rate="2000/s")
+    failed = example.ended("resnet", change=Change.FAIL, ending=failing)
+    running = example.running("whisper", log="x" * 300).id
+    base = str(client.base_url).rstrip("/")
+    paths = {
+        "list": "/", "found": f"/jobs/{found}", "failed": f"/jobs/{failed}",
+        "running": f"/jobs/{running}", "new": "/jobs/new", "workers": "/workers",
+        "tokens": "/tokens", "compare": f"/compare?job={found}&job={failed}", "none": "/jobs/none",
+        "login": "/login",
+    }  # fmt: skip
+    return {name: base + path for name, path in paths.items()}
+
+
+def wait_for(condition: Callable[[], Any], page: Page) -> None:
+    """Waits until it holds."""
+    ends_at = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < ends_at
+        page.settle(0.1)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_pages_are_quiet_and_fit(
+    page: Page, addresses: dict[str, str], width: int, dark: bool
+) -> None:
+    for name, address in addresses.items():
+        page.requests.clear()
+        page.open(address, width=width, dark=dark)
+        page.settle(0.1)
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, (name, wide)
+        own = address.split("/", 3)[2]
+        outside = [url for url in page.requests if f"//{own}/" not in url and "data:" not in url]
+        assert outside == [], name
+        said = [text for text in page.console if "404" not in text]
+        assert said == [], name
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(page: Page, addresses: dict[str, str], dark: bool) -> None:
+    files = [folder / "axe.min.js" for folder, _ in tool_homes("axe")]
+    axe = next((file for file in files if file.is_file()), None)
+    if axe is None:
+        pytest.skip("axe is not here (make tools fetches it)")
+    for name, address in addresses.items():
+        page.open(address, width=390 if dark else 1280, dark=dark)
+        page.evaluate(axe.read_text())
+        page.evaluate("axe.run().then(found => { window.found = found.violations })")
+        wait_for(lambda: page.evaluate("window.found !== undefined"), page)
+        found = page.evaluate(
+            "window.found.filter(v => ['serious', 'critical'].includes(v.impact))"
+            ".map(v => v.id + ': ' + v.nodes.map(n => n.html + n.failureSummary).join(' | '))"
+        )
+        assert found == [], name
+
+
+def test_a_running_job_grows_and_keeps_the_focus(page: Page, client: Any, example: Example) -> None:
+    claim = example.running("whisper", trials=[trial(1)])
+    page.open(f"{client.base_url}/jobs/{claim.id}", width=1280)
+    circles = "document.querySelectorAll('.front circle').length"
+    assert page.evaluate(circles) == 1
+    page.evaluate("document.getElementById('trials').focus()")
+    example.measure(claim, [trial(2), trial(3)])
+    example.queue.say(claim, [("phase", {"phase": "certifying"})])
+    wait_for(lambda: page.evaluate(circles) == 3, page)
+    assert "certifying" in page.evaluate("document.getElementById('state').textContent")
+    assert page.evaluate("document.activeElement.id") == "trials"
+    with example.queue.writing(claim) as connection:
+        example.queue.finish(connection, claim, Change.SUCCEED, {"verdict": "undecided"})
+    wait_for(lambda: "undecided" in page.evaluate("document.body?.textContent ?? ''"), page)
+    assert page.console == []
+
+
+def test_a_tick_survives_the_lists_renewal(page: Page, client: Any, example: Example) -> None:
+    job = example.queued("one")
+    page.open(str(client.base_url), width=1280)
+    page.evaluate(f"document.getElementById('compare-{job}').click()")
+    example.queued("two")
+    wait_for(lambda: "two" in page.evaluate("document.body.textContent"), page)
+    assert page.evaluate(f"document.getElementById('compare-{job}').checked")
+
+
+def test_a_job_is_handed_in_by_keyboard(page: Page, client: Any, tmp_path: Path) -> None:
+    model = tmp_path / "digits.onnx"
+    model.write_bytes(b"{}")
+    page.open(f"{client.base_url}/jobs/new", width=1280)
+    page.call("DOM.enable")
+    root = page.call("DOM.getDocument")["root"]["nodeId"]
+    field = page.call("DOM.querySelector", nodeId=root, selector="#model")["nodeId"]
+    page.call("DOM.setFileInputFiles", nodeId=field, files=[str(model)])
+    for _ in range(40):
+        press(page, "Tab")
+        if page.evaluate("document.activeElement.id") == "latency_budget":
+            break
+    page.call("Input.insertText", text="50ms")
+    press(page, "Enter")
+    wait_for(lambda: "/jobs/" in page.evaluate("location.pathname + '/x'"), page)
+    wait_for(lambda: page.evaluate("location.pathname") != "/jobs/new", page)
+    job = client.get("/api/v1/jobs").json()["items"][0]
+    assert (job["model_name"], job["options"]) == ("digits", {"latency_budget": "50ms"})
+
+
+def press(page: Page, key: str) -> None:
+    """A key, down and up."""
+    code = {"Tab": 9, "Enter": 13}[key]
+    text = {"text": "\r"} if key == "Enter" else {}
+    for kind in ("keyDown", "keyUp"):
+        page.call(
+            "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
+            **(text if kind == "keyDown" else {}),
+        )  # fmt: skip
+
+
+def test_what_users_stored_runs_nowhere(page: Page, client: Any, example: Example) -> None:
+    evil = "</script><img src=x onerror='document.title=1'><b>"
+    odd = [trial(1, variant=evil, config_id=evil), trial(2, state="failed", message=evil)]
+    job = example.running(evil, trials=odd, log=evil, phase=evil, actor=evil).id
+    for path in ("", f"jobs/{job}", f"compare?job={job}", "workers"):
+        page.open(f"{client.base_url}/{path}", width=1280)
+        page.settle(0.1)
+        assert page.evaluate("document.images.length") == 0
+        assert page.evaluate("document.title") != "1"
+        assert page.console == []

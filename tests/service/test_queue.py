@@ -1,0 +1,210 @@
+"""Claims, leases and the fence, on SQLite and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from analyzer.service import auth, jobs
+from analyzer.service.queue import Claim, Device, LeaseLostError, Queue, sweep
+from analyzer.service.schema import DEVICES, JOBS, DatabaseTime
+from analyzer.service.states import Change
+from analyzer.store.database import Database
+
+MakeJob = Callable[..., str]
+
+
+@pytest.fixture
+def make_job(database: Database) -> MakeJob:
+    def make(device: str = "auto") -> str:
+        with database.writing() as connection:
+            row = jobs.create_job(
+                connection, project=auth.DEFAULT_PROJECT, actor="test", kind="search",
+                model="0" * 64, model_name="m", options={}, study=None, source_job=None,
+                device=device,
+            )  # fmt: skip
+        return str(row.id)
+
+    return make
+
+
+def a_queue(database: Database, name: str, kind: str = "cpu", lease_s: float = 30.0) -> Queue:
+    """The queue of a worker with a device of its own."""
+    queue = Queue(
+        database, name, Device(id=f"{name}/{kind}", kind=kind, host="here", name=kind),
+        lease_s=lease_s,
+    )  # fmt: skip
+    queue.enrol(pid=1, version="0", isolation={})
+    return queue
+
+
+def row_of(database: Database, job: str) -> Any:
+    with database.reading() as connection:
+        return jobs.get_job(connection, auth.DEFAULT_PROJECT, job)
+
+
+def run_out(database: Database, claim: Claim) -> None:
+    """Lets the lease of a claim end now."""
+    with database.writing() as connection:
+        for table, which in ((JOBS, JOBS.c.number), (DEVICES, DEVICES.c.job)):
+            connection.execute(
+                update(table).where(which == claim.number).values(lease_until=DatabaseTime() - 1)
+            )
+
+
+def test_many_workers_at_once_share_the_jobs_and_none_is_done_twice(
+    database: Database, make_job: MakeJob
+) -> None:
+    made = [make_job() for _ in range(12)]
+    queues = [a_queue(database, f"w{number}") for number in range(6)]
+    taken: list[str] = []
+    start = threading.Barrier(len(queues))
+
+    def work(queue: Queue) -> None:
+        start.wait()
+        while len(taken) < len(made):
+            if (claim := queue.claim()) is None:
+                continue
+            taken.append(claim.id)
+            with queue.writing(claim) as connection:
+                queue.finish(connection, claim, Change.SUCCEED, {"verdict": "found"})
+
+    threads = [threading.Thread(target=work, args=(queue,), daemon=True) for queue in queues]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert sorted(taken) == sorted(made)
+
+
+def test_jobs_are_taken_in_the_order_in_which_they_came(
+    database: Database, make_job: MakeJob
+) -> None:
+    made = [make_job() for _ in range(3)]
+    claims = [a_queue(database, f"w{number}").claim() for number in range(3)]
+    assert [claim.id for claim in claims if claim] == made
+
+
+def test_a_device_measures_for_one_job_at_a_time(database: Database, make_job: MakeJob) -> None:
+    make_job(), make_job()
+    device = Device(id="shared/cpu", kind="cpu", host="here", name="a CPU")
+    one, other = (Queue(database, name, device, lease_s=30) for name in ("one", "other"))
+    for queue in (one, other):
+        queue.enrol(pid=1, version="0", isolation={})
+    claim = one.claim()
+    assert claim is not None and other.claim() is None
+    with one.writing(claim) as connection:
+        one.finish(connection, claim, Change.FAIL, {})
+    assert other.claim() is not None
+
+
+def test_a_job_waits_for_its_kind_of_device(database: Database, make_job: MakeJob) -> None:
+    job = make_job(device="gpu")
+    assert a_queue(database, "small").claim() is None
+    claim = a_queue(database, "large", kind="gpu").claim()
+    assert claim is not None and claim.id == job
+
+
+def test_a_lost_lease_queues_the_job_again_and_shuts_its_worker_out(
+    database: Database, make_job: MakeJob
+) -> None:
+    job = make_job()
+    slow, fresh = a_queue(database, "slow"), a_queue(database, "fresh")
+    late = slow.claim()
+    assert late is not None
+    assert sweep(database) == 0, "the lease is good"
+    run_out(database, late)
+    assert sweep(database) == 1
+    assert (row_of(database, job).state, row_of(database, job).attempt) == ("QUEUED", 2)
+    claim = fresh.claim()
+    assert claim is not None and claim.attempt == 2
+    events = row_of(database, job).events
+    # Awake again, it can write nothing.
+    for write in (
+        lambda: slow.beat(late),
+        lambda: slow.state(late),
+        lambda: slow.say(late, [("log", {"text": "I measured this"})]),
+        lambda: slow.writing(late).__enter__(),
+    ):
+        with pytest.raises(LeaseLostError):
+            write()
+    row = row_of(database, job)
+    assert (row.worker, row.state, row.events) == ("fresh", "RUNNING", events)
+    with fresh.writing(claim) as connection:
+        fresh.finish(connection, claim, Change.SUCCEED, {"verdict": "found"})
+    assert row_of(database, job).state == "SUCCEEDED"
+
+
+def test_a_beat_keeps_the_lease(database: Database, make_job: MakeJob) -> None:
+    make_job()
+    queue = a_queue(database, "w")
+    claim = queue.claim()
+    assert claim is not None
+    run_out(database, claim)
+    queue.beat(claim)
+    assert sweep(database) == 0
+    with database.reading() as connection:
+        left = connection.execute(select(DEVICES.c.lease_until - DatabaseTime())).scalar_one()
+    assert 20 < left <= 30
+
+
+def test_a_queued_job_is_never_swept(database: Database, make_job: MakeJob) -> None:
+    job = make_job()
+    with database.writing() as connection:
+        # What no code of ours writes: even so.
+        connection.execute(update(JOBS).values(lease_until=DatabaseTime() - 1e6))
+    assert sweep(database) == 0
+    assert row_of(database, job).attempt == 1
+
+
+def test_a_job_that_ends_its_worker_each_time_fails_and_says_so(
+    database: Database, make_job: MakeJob
+) -> None:
+    job = make_job()
+    for number in range(3):
+        claim = a_queue(database, f"w{number}").claim()
+        assert claim is not None
+        run_out(database, claim)
+        sweep(database)
+    row = row_of(database, job)
+    assert (row.state, row.reason) == ("FAILED", "lost")
+    assert "3 times" in row.message
+
+
+def test_a_cancelled_job_whose_worker_is_gone_ends(database: Database, make_job: MakeJob) -> None:
+    job = make_job()
+    claim = a_queue(database, "w").claim()
+    assert claim is not None
+    with database.writing() as connection:
+        jobs.ask(connection, auth.DEFAULT_PROJECT, job, Change.CANCEL, actor="test")
+    run_out(database, claim)
+    sweep(database)
+    assert row_of(database, job).state == "CANCELLED"
+
+
+def test_events_are_numbered_without_gaps_whoever_writes(
+    database: Database, make_job: MakeJob
+) -> None:
+    job = make_job()
+    queue = a_queue(database, "w")
+    claim = queue.claim()
+    assert claim is not None
+
+    def say(name: int) -> None:
+        for number in range(10):
+            queue.say(claim, [("log", {"text": f"{name}.{number}"}), ("detail", {"detail": "x"})])
+
+    threads = [threading.Thread(target=say, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    row = row_of(database, job)
+    with database.reading() as connection:
+        found = [event.number for event in jobs.events_after(connection, row.number, 0)]
+    assert found == list(range(1, row.events + 1)) and row.events == 2 + 80

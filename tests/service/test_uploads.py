@@ -1,0 +1,201 @@
+"""Uploads: streamed, hashed, inspected in a child that can do no harm."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import socket
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.service import sandbox
+from analyzer.service.child import start_child
+from analyzer.service.folder import JobFolder
+from analyzer.service.inspection import Inspector
+from analyzer.service.keeper import Task
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ISOLATION = sandbox.probe()
+
+
+@pytest.fixture
+def store_url(sqlite_url: str) -> str:
+    """SQLite alone: what is tested here does not depend on the database."""
+    return sqlite_url
+
+
+@pytest.fixture
+def strict(service: Any) -> httpx.Client:
+    """A client of a service that inspects what is uploaded."""
+    found: httpx.Client = service.client(inspector=Inspector(ISOLATION))
+    return found
+
+
+def with_weights_in(location: str) -> bytes:
+    """A model whose weights lie in another file."""
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4], np.zeros(4))
+    weights.ClearField("float_data")
+    weights.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("length", "16")):
+        weights.external_data.add(key=key, value=value)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weights]
+    )
+    return bytes(helper.make_model(graph).SerializeToString())
+
+
+def npz(**arrays: np.ndarray[Any, Any]) -> bytes:
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)
+    return packed.getvalue()
+
+
+def test_a_model_is_known_by_its_content(strict: httpx.Client) -> None:
+    body = (EXAMPLES / "digits.onnx").read_bytes()
+    done = strict.post("/api/v1/models?name=digits", content=iter([body[:500_000], body[500_000:]]))
+    assert done.status_code == 201, done.text
+    found = done.json()
+    assert found["id"] == hashlib.sha256(body).hexdigest() and found["size_bytes"] == len(body)
+    assert [value["name"] for value in found["details"]["inputs"]] == ["image"]
+    assert done.headers["location"] == f"/api/v1/models/{found['id']}"
+    again = strict.post("/api/v1/models?name=other", content=body)
+    assert again.json()["id"] == found["id"] and again.json()["name"] == "other"
+    assert len(strict.get("/api/v1/models").json()["items"]) == 1
+    data = strict.post("/api/v1/calibration?name=d", content=(EXAMPLES / "digits.npz").read_bytes())
+    assert "image" in [array["name"] for array in data.json()["details"]["arrays"]]
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../../../etc/passwd", "w.bin", ""])
+def test_weights_that_lie_elsewhere_are_refused(strict: httpx.Client, location: str) -> None:
+    done = strict.post("/api/v1/models?name=m", content=with_weights_in(location))
+    assert done.status_code == 422 and "another file" in done.json()["detail"], done.text
+    assert strict.get("/api/v1/models").json()["items"] == []
+
+
+def many_times(archive: bytes, count: int) -> bytes:
+    """An archive whose directory names its only member so many times."""
+    end = archive.rindex(b"PK\x05\x06")
+    start = int.from_bytes(archive[end + 16 : end + 20], "little")
+    directory = archive[start:end] * count
+    return (
+        archive[:start] + directory + archive[end : end + 8] + count.to_bytes(2, "little") * 2
+        + len(directory).to_bytes(4, "little") + archive[end + 16 :]
+    )  # fmt: skip
+
+
+def hostile_files() -> dict[str, tuple[str, bytes]]:
+    """What people would try, by name: the kind of upload, and the file."""
+    bomb = io.BytesIO()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 24,)}
+    )
+    # 64 MiB of zeros in each; together more than the limit, in a few hundred kilobytes.
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x0.npy", header.getvalue() + bytes(4 << 24))
+    told = many_times(bomb.getvalue(), 130)
+    objects = npz(x=np.array([pickle.loads], dtype=object))
+    # A field that says it is two gigabytes long, and groups within groups.
+    long_field = b"\x3a" + b"\xff\xff\xff\xff\x07" + b"x" * 100
+    nested = b"\x0b" * 1_000_000
+    return {
+        "text": ("models", b"<html>"),
+        "half a model": ("models", (EXAMPLES / "digits.onnx").read_bytes()[:1000]),
+        "a field without an end": ("models", long_field),
+        "nested groups": ("models", nested),
+        "no zip": ("calibration", b"PK\x03\x04"),
+        "pickled objects": ("calibration", objects),
+        "a zip bomb": ("calibration", told),
+        "an empty zip": ("calibration", b"PK\x05\x06" + bytes(18)),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(hostile_files()))
+def test_hostile_files_are_refused(strict: httpx.Client, name: str) -> None:
+    kind, body = hostile_files()[name]
+    done = strict.post(f"/api/v1/{kind}?name=x", content=body)
+    assert done.status_code == 422, done.text
+    assert strict.get(f"/api/v1/{kind}").json()["items"] == []
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing(service: Any, client: httpx.Client) -> None:
+    url = httpx.URL(str(client.base_url))
+    with socket.create_connection((str(url.host), int(url.port or 0))) as gone:
+        gone.sendall(
+            b"POST /api/v1/models?name=m HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n"
+            b"\r\n" + b"x" * 2_000_000
+        )
+    folder = service.context.content._incoming
+    for _ in range(100):
+        if not list(folder.iterdir()):
+            break
+        client.get("/healthz")
+    assert not list(folder.iterdir())
+    assert client.get("/api/v1/models").json()["items"] == []
+
+
+SPY = """
+import json, os, socket, sys
+from pathlib import Path
+told = {}
+def attempt(name, do):
+    try:
+        told[name] = str(do())
+    except OSError as error:
+        told[name] = type(error).__name__
+attempt("own", lambda: Path("x").write_text("y"))
+attempt("read", lambda: Path(sys.argv[1]).read_text())
+attempt("write", lambda: Path(sys.argv[1]).write_text("gone"))
+attempt("shadow", lambda: Path("/etc/shadow").read_text()[:1])
+attempt("signal", lambda: os.kill(int(sys.argv[2]), 0))
+attempt("environ", lambda: Path(f"/proc/{sys.argv[2]}/environ").read_bytes()[:1])
+attempt("connect", lambda: socket.create_connection(("127.0.0.1", int(sys.argv[3])), 2).close())
+listener = socket.create_server(("127.0.0.1", 0))
+attempt("loopback", lambda: socket.create_connection(listener.getsockname(), 2).close())
+told["environment"] = sorted(os.environ)
+json.dump(told, sys.stdout)
+"""
+
+
+def test_a_command_is_kept_from_everything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing := ISOLATION.missing():
+        pytest.skip(f"this machine does not keep a command from {missing}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("TRITUNE_SERVICE_STORE", "postgresql://u:secret@h/d")
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    import sys
+
+    with socket.create_server(("127.0.0.1", 0)) as outside, JobFolder(ISOLATION) as folder:
+        (folder.work / "spy.py").write_text(SPY)
+        task = Task(
+            command=[
+                sys.executable, "spy.py", str(secret), str(os.getpid()),
+                str(outside.getsockname()[1]),
+            ],
+            folder=str(folder.work), environment=folder.environment(),
+            output=str(folder.answer_file), lease_s=60, isolation=ISOLATION,
+            reading=sandbox.readable(),
+        )  # fmt: skip
+        with start_child(task) as child:
+            code = child.wait(60)
+            log = child.read_log()
+        told = folder.answer()
+    assert code == 0 and told is not None, log
+    assert told["own"] == "1" and told["loopback"] == "None"
+    assert told["read"] == told["write"] == told["shadow"] == "PermissionError"
+    assert told["signal"] == "ProcessLookupError" and told["environ"] == "FileNotFoundError"
+    assert told["connect"] == "ConnectionRefusedError", "it reached the network outside"
+    assert not {"AWS_SECRET_ACCESS_KEY", "TRITUNE_SERVICE_STORE"} & set(told["environment"])
+    assert secret.read_text() == "secret"
