@@ -125,6 +125,9 @@ class InProcessExecutor:
     def workers(self) -> int:
         return 1
 
+    def ready(self, timeout_s: float) -> bool:
+        return True
+
     @property
     def local(self) -> None:
         return None

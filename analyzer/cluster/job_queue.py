@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from analyzer.measure.jobs import Job, JobResult
 
@@ -62,6 +63,7 @@ class JobQueue:
         """
         self.cancelled.set()
         try:
+            self._forget()
             kill()
             deadline = time.monotonic() + timeout_s
             with self._idle:
@@ -73,6 +75,17 @@ class JobQueue:
             return idle
         finally:
             self.cancelled.clear()
+
+    def _forget(self) -> None:
+        """Takes out what waits: no worker may be there yet that would."""
+        ends = 0
+        with suppress(queue.Empty):
+            while True:
+                if self._jobs.get_nowait() is None:
+                    ends += 1
+                else:
+                    self._count_down()
+        self.close(ends)
 
     def close(self, workers: int) -> None:
         """Ends that many workers, once every job queued before is taken."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Self
 
 from analyzer.cluster import job_results
 from analyzer.cluster.job_queue import JobQueue
-from analyzer.cluster.ray_lease import Lease, choose_devices, find_devices
+from analyzer.cluster.ray_lease import Device, Lease, choose_devices, find_devices
 from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import AnalyzerError, UsageError
@@ -20,14 +22,24 @@ from analyzer.hardware.gpus import GpuIdentity, visible_gpus
 from analyzer.hardware.machine import usable_cores
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
 
+SESSION_THREAD = "ray session"
+"""Name of the thread in which Ray is started, held and ended."""
+
 # Ray starts in seconds, on a busy machine in tens of them; what takes longer than these hangs.
 _START_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 30.0
+# How often machines that joined the cluster are looked for: short against a load test.
+_JOINED_POLL_S = 2.0
+# A job whose machine was lost runs again on another; one that loses so many may be the cause.
+_MACHINES_PER_JOB = 3
 
 
 class RayExecutor:
     """Workers that hang, crash or run out of memory are replaced; the program goes on.
+
+    On a cluster, machines may come and go: a job whose machine was lost runs again on another one,
+    and machines that join get workers of their own (at most ``workers`` in all).
 
     Ray starts in the background (:meth:`start_async`), while the caller does something else. A
     worker's device is free for the next job only after every process of the last one is gone.
@@ -40,6 +52,7 @@ class RayExecutor:
             installed in the same version; None starts Ray on this machine, and ends it.
         cores: CPU cores that a local Ray gives out; None for all that this process may use.
         gpus: GPUs that a local Ray gives out; None for all that this process may use.
+        nodes: Ray's names of the machines of the cluster that may be used; None for all.
         start_timeout_s: How long a worker may take to come up.
 
     Raises:
@@ -55,6 +68,7 @@ class RayExecutor:
         ray_address: str | None = None,
         cores: int | None = None,
         gpus: Sequence[GpuIdentity] | None = None,
+        nodes: Collection[str] | None = None,
         start_timeout_s: float = _START_TIMEOUT_S,
     ) -> None:
         if ray_address is None and device == "cpu" and workers not in (None, 1):
@@ -71,9 +85,13 @@ class RayExecutor:
         self._gpus = tuple(gpus or ())
         if gpus is None and device == "gpu" and ray_address is None:
             self._gpus = visible_gpus()
+        self._nodes = nodes
         self._start_timeout_s = start_timeout_s
         self._queue = JobQueue()
         self._leases: list[Lease] = []
+        self._opened = 0
+        self._gone: set[str] = set()
+        self._lost: Counter[str] = Counter()
         self._threads: list[threading.Thread] = []
         self._running: set[Lease] = set()
         self._lock = threading.Lock()
@@ -94,6 +112,12 @@ class RayExecutor:
     ) -> None:
         if self._session is None:
             return
+        if not self._ready.is_set():
+            # Nobody waits for a start: the session ends by itself once it is up, or with the
+            # process, by its guardian.
+            self._stop.set()
+            self._session = None
+            return
         self.cancel_all()
         self._stop.set()
         self._session.join(_END_TIMEOUT_S)
@@ -108,7 +132,7 @@ class RayExecutor:
         """
         if self._session is None:
             # A daemon: a program that ends without leaving the context does not wait for it.
-            self._session = threading.Thread(target=self._host, name="ray session", daemon=True)
+            self._session = threading.Thread(target=self._host, name=SESSION_THREAD, daemon=True)
             self._session.start()
         return self._ready
 
@@ -117,6 +141,12 @@ class RayExecutor:
         self._ready.wait()
         self._check()
         return len(self._leases)
+
+    def ready(self, timeout_s: float) -> bool:
+        if not self._ready.wait(max(timeout_s, 0.0)):
+            return False
+        self._check()
+        return True
 
     @property
     def local(self) -> WorkerContext | None:
@@ -161,22 +191,43 @@ class RayExecutor:
         """The thread of Ray's session, in which the session is entered and left."""
         try:
             with ray_session(address=self._address, cores=self._cores, gpus=self._gpus) as ray:
-                self._open_leases(ray)
+                if not self._stop.is_set():
+                    found = find_devices(ray.nodes(), self._kind, self._nodes)
+                    self._open_leases(ray, choose_devices(found, self._kind, self._asked))
                 self._ready.set()
-                self._stop.wait()
+                while not self._stop.wait(None if self._address is None else _JOINED_POLL_S):
+                    self._open_leases(ray, self._joined(ray))
                 self._close_leases()
         except BaseException as error:  # handed to whoever waits for the workers
             self._startup_error = as_startup_error(error)
         finally:
             self._ready.set()
 
-    def _open_leases(self, ray: ModuleType) -> None:
-        devices = find_devices(ray.nodes(), self._kind)
-        for device in choose_devices(devices, self._kind, self._asked):
+    def _joined(self, ray: ModuleType) -> list[Device]:
+        """Devices of machines that joined the cluster, as far as workers are wanted there."""
+        if self._nodes is not None:
+            return []  # these machines were chosen
+        try:
+            found = find_devices(ray.nodes(), self._kind)
+        except Exception:  # the cluster's head does not answer for a moment
+            return []
+        with self._lock:
+            known = {lease.device.node_id for lease in self._leases} | self._gone
+            wanted = None if self._asked is None else self._asked - len(self._leases)
+        fresh = [device for device in found if device.node_id not in known][:wanted]
+        return [
+            replace(device, worker_id=f"{self._kind}-{self._opened + index}")
+            for index, device in enumerate(fresh)
+        ]
+
+    def _open_leases(self, ray: ModuleType, devices: Sequence[Device]) -> None:
+        for device in devices:
             lease = Lease(
                 ray, device, cache_dir=self._cache_dir, start_timeout_s=self._start_timeout_s
             )
-            self._leases.append(lease)
+            with self._lock:
+                self._leases.append(lease)
+            self._opened += 1
             thread = threading.Thread(
                 target=self._serve, args=(lease,), name=device.worker_id, daemon=True
             )
@@ -213,21 +264,31 @@ class RayExecutor:
                 cancelled = self._queue.cancelled.is_set()
                 self._running.add(lease)
             try:
-                if cancelled:
-                    self._queue.finish(_CANCELLED)
-                else:
-                    self._queue.finish(lease.run(job))
+                result = _CANCELLED if cancelled else lease.run(job)
             finally:
                 with self._lock:
                     self._running.discard(lease)
+            if result.lost and not cancelled and self._may_run_again(job) and self._retire(lease):
+                self._queue.put_back(job)
+                return
+            self._queue.finish(result)
         lease.release()
+
+    def _may_run_again(self, job: Job) -> bool:
+        """Whether a job that was lost may be given to another worker, if its machine is gone."""
+        with self._lock:
+            self._lost[job.job_id] += 1
+            return self._lost[job.job_id] < _MACHINES_PER_JOB
 
     def _retire(self, lease: Lease) -> bool:
         """Gives up a lease whose machine is gone, if another can take over; whether it did."""
+        if lease.alive():
+            return False
         with self._lock:
-            if len(self._leases) < 2 or lease.alive():
+            if len(self._leases) < 2:
                 return False
             self._leases.remove(lease)
+            self._gone.add(lease.device.node_id)
             return True
 
     @staticmethod

@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -47,10 +47,15 @@ class Device:
     cores: int
 
 
-def find_devices(nodes: Sequence[dict[str, Any]], kind: DeviceKind) -> list[Device]:
+def find_devices(
+    nodes: Sequence[dict[str, Any]], kind: DeviceKind, only: Collection[str] | None = None
+) -> list[Device]:
     """The devices of a cluster (``ray.nodes()``): one for each GPU, or for each machine's cores.
 
     Machines that are gone, or that give out no core at all, have none.
+
+    Args:
+        only: Ray's names of the machines that count; None for all.
     """
     devices: list[Device] = []
     for node in sorted(nodes, key=lambda node: (node["NodeManagerAddress"], node["NodeID"])):
@@ -58,6 +63,8 @@ def find_devices(nodes: Sequence[dict[str, Any]], kind: DeviceKind) -> list[Devi
         cores = int(resources.get("CPU", 0))
         count = int(resources.get("GPU", 0)) if kind == "gpu" else 1
         if not node["Alive"] or count < 1 or cores < 1:
+            continue
+        if only is not None and node["NodeID"] not in only:
             continue
         devices += [
             Device(

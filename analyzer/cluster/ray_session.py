@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from analyzer.cluster import guardian
+from analyzer.cluster.kept_handler import kept_handler
 from analyzer.errors import AnalyzerError, MissingPartError, UsageError
 from analyzer.hardware.gpus import GpuIdentity, cuda_environment
 
@@ -110,12 +112,13 @@ def _import_ray() -> ModuleType:
 def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
     try:
         _check_reachable(address)
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        with kept_handler(signal.SIGTERM):
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises whatever its layers raise
         raise UsageError(
             f"No Ray cluster could be used at {address!r}: {_first_line(error)}",
-            hint="Start one (ray start --head), with the same versions of Ray and Python, or leave "
-            "out --ray-address.",
+            hint="Start one (ray start --head), with the same versions of Ray and Python and the "
+            "same token (RAY_AUTH_MODE, RAY_AUTH_TOKEN), or leave out --ray-address.",
         ) from error
     try:
         yield ray
@@ -135,7 +138,13 @@ def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator
     mark = uuid.uuid4().hex
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
-            with _environment({_SESSION: mark}), _given_out(gpus), _without_helpers(ray):
+            environment = _environment({_SESSION: mark})
+            with (
+                environment,
+                _given_out(gpus),
+                _without_helpers(ray),
+                kept_handler(signal.SIGTERM),
+            ):
                 ray.init(
                     address="local",
                     num_cpus=cores,

@@ -1,0 +1,269 @@
+"""``analyze search --instance-types a,b``: one study over the machines of a mixed Ray cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analyzer.cli.answer import deliver
+from analyzer.cli.models import find_model, inspect_path, local_model
+from analyzer.cli.options import cache_dir
+from analyzer.cli.preflight import check_export_of, check_search
+from analyzer.cli.progress import ConsoleProgress, make_progress
+from analyzer.cli.search_options import SearchOptions
+from analyzer.cli.search_run import (
+    largest_request,
+    request_of,
+    sla_of,
+    study_status,
+    trials_maker,
+    tried,
+)
+from analyzer.cli.study_record import begin_study
+from analyzer.domain.configuration import PRECISIONS, Backend, Configuration, DeviceKind
+from analyzer.domain.model import ModelInfo
+from analyzer.domain.space import SearchSpace
+from analyzer.domain.study import Pricing
+from analyzer.domain.workload import ArrivalProcess, parse_arrivals
+from analyzer.errors import AnalyzerError, UsageError
+from analyzer.search.time_plan import TimePlan
+
+if TYPE_CHECKING:
+    from analyzer.hardware.machine import Machine
+    from analyzer.measure.facts import WorkerFacts
+    from analyzer.measure.jobs import Executor
+    from analyzer.search.instance_types import TypePart
+    from analyzer.store.records import StudyRecord
+    from analyzer.store.results import ResultStore
+
+# Looking at a machine takes a second or so, and importing the package there some more.
+_FACTS_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TypeMachines:
+    """The machines of one instance type: their workers, and what they are."""
+
+    pricing: Pricing
+    device: DeviceKind
+    executor: Executor
+    facts: WorkerFacts
+
+
+def run_types_command(options: SearchOptions) -> str:
+    """Runs the search on every instance type at the same time; returns the study's verdict.
+
+    Raises:
+        AnalyzerError: As :func:`~analyzer.cli.search_run.run_search_command`.
+    """
+    from analyzer.cluster.ray_session import ray_session
+    from analyzer.hardware.machine import inspect_machine
+    from analyzer.search.instance_types import search_types
+    from analyzer.store.results import open_store
+    from analyzer.twin.precompile import start_compiling
+
+    _check(options)
+    sla, arrivals = sla_of(options), parse_arrivals(options.arrivals)
+    prices = _prices(options)
+    place = options.model or find_model(Path.cwd())
+    check_search(options)
+    machine = inspect_machine()
+    twin_ready = start_compiling()
+    with make_progress(quiet=options.quiet) as progress, ExitStack() as stack:
+        progress.phase("inspecting the model", 2.0)
+        model, baseline = inspect_path(local_model(place), options.input_shapes)
+        if options.export_dir is not None:
+            check_export_of(model.name, options.export_dir, force=options.force)
+        largest = largest_request(options, arrivals, model)
+        model, inference_s = tried(options, model)
+        plan = TimePlan.begun(
+            budget_s=options.budget, started=options.started, clock=time.monotonic
+        )
+        progress.phase("looking at the machines", 10.0)
+        ray = stack.enter_context(
+            ray_session(address=options.ray_address, cores=machine.cores, gpus=())
+        )
+        machines = [
+            stack.enter_context(_machines(options, ray.nodes(), pricing, prices))
+            for pricing in prices.values()
+        ]
+        spaces = [_space(options, model, own, largest) for own in machines]
+        for text in (*model.notes, *(note for space in spaces for note in space.left_out)):
+            progress.warn(text)
+        store = stack.enter_context(open_store(options.store_url))
+        told = "; ".join(f"{own.pricing.instance_type}: {own.facts.hardware}" for own in machines)
+        record = begin_study(options, store, model, sla, machine, machines[0].device, hardware=told)
+        stop = threading.Event()
+        parts = [
+            _part(options, record, model, space, arrivals, own, store, stop, progress, baseline,
+                  twin_ready, machine, plan, inference_s)
+            for own, space in zip(machines, spaces, strict=True)
+        ]  # fmt: skip
+
+        def cancel() -> None:
+            for own in machines:
+                own.executor.cancel_all()
+
+        with study_status(store, record.name, cancel):
+            result = search_types(parts, stop)
+        store.save_result(result)
+    return deliver(options, result)
+
+
+def _check(options: SearchOptions) -> None:
+    """Raises UsageError where options contradict each other."""
+    if options.ray_address is None:
+        raise UsageError(
+            "--instance-types compares machines of a Ray cluster, and --ray-address names none.",
+            hint="Add --ray-address HOST:6379; docs/cluster.md shows how to start one.",
+        )
+    for name, value in (("--instance-type", options.instance_type), ("--price", options.price)):
+        if value is not None:
+            raise UsageError(
+                f"--instance-types and {name} exclude each other: each type has its own price.",
+                hint="Put prices of your own into a catalogue: --prices FILE.",
+            )
+    if options.executor != "ray":
+        raise UsageError(
+            "--instance-types needs Ray, and --executor in-process has one worker.",
+            hint="Leave --executor out.",
+        )
+
+
+def _prices(options: SearchOptions) -> dict[str, Pricing]:
+    from analyzer.spaces.prices import lookup_price
+
+    return {
+        name: lookup_price(name, catalogue=options.prices_file) for name in options.instance_types
+    }
+
+
+@contextmanager
+def _machines(
+    options: SearchOptions,
+    nodes: list[dict[str, Any]],
+    pricing: Pricing,
+    prices: Mapping[str, Pricing],
+) -> Iterator[_TypeMachines]:
+    """The workers on the machines of one type, and the facts that the first of them tells."""
+    from analyzer.cluster.instance_types import nodes_by_type
+    from analyzer.cluster.ray_executor import RayExecutor
+    from analyzer.cluster.ray_lease import find_devices
+    from analyzer.measure.facts import worker_facts
+    from analyzer.measure.jobs import Job
+
+    name = pricing.instance_type or ""
+    types = {each: known.device for each, known in prices.items()}
+    own = nodes_by_type(nodes, types)[name]
+    device: DeviceKind = "gpu" if find_devices(nodes, "gpu", own) else "cpu"
+    if options.device == "cpu":
+        device = "cpu"
+    with RayExecutor(
+        device=options.device if options.device == "gpu" else device,  # type: ignore[arg-type]
+        cache_dir=cache_dir(),
+        workers=options.workers,
+        ray_address=options.ray_address,
+        nodes=own,
+    ) as executor:
+        executor.submit(Job("facts", worker_facts, _FACTS_TIMEOUT_S, f"look at a {name}"))
+        result = executor.next_result(_FACTS_TIMEOUT_S)
+        if result is None or result.error is not None:
+            raise AnalyzerError(
+                f"The machines of type {name} do not tell what they are: "
+                f"{result.error.message if result and result.error else 'no answer in time'}",
+                hint=result.error.hint if result and result.error else "Look at: ray status.",
+            )
+        facts: Any = result.value
+        if device == "gpu" and not facts.backends:
+            raise UsageError(
+                f"--instance-types: a {name} has GPUs, but neither ONNX Runtime's CUDA provider "
+                "nor TensorRT is installed there.",
+                hint="Install tritune[gpu] on its machines, or use --device cpu.",
+            )
+        yield _TypeMachines(pricing=pricing, device=device, executor=executor, facts=facts)
+
+
+def _space(
+    options: SearchOptions, model: ModelInfo, own: _TypeMachines, largest: int
+) -> SearchSpace:
+    """The search space as these machines resolve it: their cores, their libraries."""
+    from analyzer.spaces.loader import SpaceContext, load_space
+
+    facts, device = own.facts, own.device
+    onnx_backend: Backend = facts.backends[0] if facts.backends else "onnxruntime"
+    space = load_space(
+        options.space or device,
+        SpaceContext(
+            device=device,
+            cores=facts.cores,
+            batchable=model.batchable,
+            request_batch_size=largest,
+            precisions=options.precisions or PRECISIONS,
+            tensorrt=facts.tensorrt,
+            accelerators=facts.accelerators,
+            compute_capability=facts.compute_capability,
+            cuda_graphs=device == "gpu" and options.server != "embedded",
+            onnx_backend=onnx_backend,
+        ),
+    )
+    left_out = tuple(f"{own.pricing.instance_type}: {text}" for text in space.left_out)
+    return replace(
+        space,
+        instance_type=own.pricing.instance_type,
+        left_out=left_out if options.space else (),
+    )
+
+
+def _part(
+    options: SearchOptions,
+    record: StudyRecord,
+    model: ModelInfo,
+    space: SearchSpace,
+    arrivals: ArrivalProcess,
+    own: _TypeMachines,
+    store: ResultStore,
+    stop: threading.Event,
+    progress: ConsoleProgress,
+    baseline: Configuration | None,
+    twin_ready: Callable[[float], bool],
+    machine: Machine,
+    plan: TimePlan,
+    inference_s: float,
+) -> TypePart:
+    from analyzer.cli.machine import constants_of
+    from analyzer.search.context import make_context
+    from analyzer.search.instance_types import PartExecutor, PartProgress, TypePart
+
+    name = own.pricing.instance_type or ""
+    executor = PartExecutor(own.executor, stop)
+    request = request_of(
+        options, record, model, space, own.device, own.pricing, arrivals, inference_s
+    )
+    facts = own.facts
+    context = make_context(
+        request,
+        executor=executor,
+        store=store,
+        progress=PartProgress(progress, name),
+        stored=store.outcomes(request.study) if options.resume else (),
+        baseline=replace(baseline, device=own.device) if baseline is not None else None,
+        hardware=facts.hardware,
+        hardware_key=facts.hardware_key,
+        runtimes=facts.runtimes,
+        cores=facts.cores,
+        constants=constants_of(machine, local=False),
+        plan=replace(plan),  # each part plans for a proof of its own
+        settle=twin_ready,
+    )
+    return TypePart(
+        pricing=own.pricing,
+        context=context,
+        make_trials=trials_maker(request, store, executor),
+        hardware=facts.hardware,
+        workers=own.executor.workers,
+    )

@@ -1,0 +1,184 @@
+"""Ray clusters of made-up machines on this one, each in a process of its own.
+
+Run as a script it is that process: it starts the machines, then follows commands on its standard
+input, and ends the cluster when that closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# What stands for the two agents of a machine: it tells the ports that Ray waits for. The agents
+# serve dashboards and environments of packages, which nothing here uses, and are Python processes
+# of 60 MB each.
+_AGENT = """#!/bin/sh
+for argument in "$@"; do
+  case "$argument" in
+    --node-id=*) node="${argument#*=}" ;;
+    --session-dir=*) session="${argument#*=}" ;;
+  esac
+done
+for name in runtime_env_agent_port metrics_agent_port metrics_export_port \\
+    dashboard_agent_listen_port; do
+  printf 1 > "$session/${name}_$node"
+done
+exec sleep 2147483647
+"""
+# Nothing of Ray's beside machines and workers; an object store holds what results need.
+_QUIET = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+_STORE_BYTES = 80 * 2**20
+_HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
+_NODES_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeUpCluster:
+    """A running cluster; its head gives out nothing. Machines count from 0 as they were added."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    def add(self, *nodes: dict[str, Any]) -> None:
+        """Adds machines (arguments of ``Cluster.add_node``) and waits until they are known."""
+        self._tell("add", nodes)
+
+    def remove(self, index: int) -> None:
+        """Kills a machine with everything on it."""
+        self._tell("remove", index)
+
+    def remove_last(self) -> None:
+        """Kills the machine that was added last."""
+        self.remove(-1)
+
+    def pause(self, index: int) -> None:
+        """Stops a machine's raylet (SIGSTOP): to the others it is a network that went silent."""
+        self._tell("pause", index)
+
+    def resume(self, index: int) -> None:
+        """Lets it go on."""
+        self._tell("resume", index)
+
+    def _tell(self, command: str, argument: Any) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([command, argument]) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer and json.loads(answer) == command, (command, answer)
+
+
+@contextmanager
+def made_up_cluster(
+    nodes: Sequence[dict[str, Any]], *, light: bool = False
+) -> Iterator[MadeUpCluster]:
+    """A cluster with ``nodes`` (each the arguments of ``Cluster.add_node``) beside its head.
+
+    Args:
+        light: Without Ray's agents, which many machines have no room for here.
+    """
+    words = [json.dumps(list(nodes)), *(["light"] if light else [])]
+    process = subprocess.Popen(
+        [sys.executable, __file__, *words], env={**os.environ, **_QUIET}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, "the cluster did not start"
+        yield MadeUpCluster(address=address, process=process)
+    finally:
+        process.communicate(timeout=_END_TIMEOUT_S)
+
+
+def _without_agents(folder: Path) -> None:
+    """Lets the machines of this process start :data:`_AGENT` in the place of Ray's agents."""
+    import ray._private.node
+    import ray._private.services as services
+
+    script = folder / "agent"
+    script.write_text(_AGENT)
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    real = services.start_ray_process
+
+    def start(command: list[str], *arguments: Any, **named: Any) -> Any:
+        return real([_light(word, script) for word in command], *arguments, **named)
+
+    services.start_ray_process = start
+    for name in _HELPERS:
+        setattr(ray._private.node.Node, name, lambda self, *given, **options: None)
+
+
+def _light(word: str, script: Path) -> str:
+    found = re.match(
+        r"--(dashboard|runtime_env)_agent_command=.*?(--node-id=\S+).*?(--session-dir=\S+)",
+        word,
+        re.DOTALL,
+    )
+    return f"--{found[1]}_agent_command={script} {found[2]} {found[3]}" if found else word
+
+
+def main(nodes: list[dict[str, Any]], folder: Path, *, light: bool) -> None:
+    """The cluster's process."""
+    if light:
+        _without_agents(folder)
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    own = [_add(cluster, arguments) for arguments in nodes]
+    cluster.wait_for_nodes(_NODES_TIMEOUT_S)
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        command, argument = json.loads(line)
+        if command == "add":
+            own += [_add(cluster, arguments) for arguments in argument]
+            _wait(cluster)
+        elif command == "remove":
+            cluster.remove_node(own.pop(argument), allow_graceful=False)
+        else:
+            (raylet,) = own[argument].all_processes["raylet"]
+            sent = signal.SIGSTOP if command == "pause" else signal.SIGCONT
+            os.kill(raylet.process.pid, sent)
+        print(json.dumps(command), flush=True)
+    for node in own:  # at once: Ray would let each end in peace
+        cluster.remove_node(node, allow_graceful=False)
+    cluster.shutdown()
+
+
+def _add(cluster: Any, arguments: dict[str, Any]) -> Any:
+    named = {"object_store_memory": _STORE_BYTES, **arguments}
+    return cluster.add_node(wait=False, **named)
+
+
+def _wait(cluster: Any) -> None:
+    """Until every machine is known; one that was lost on purpose still counts in Ray's own wait."""
+    import time
+
+    deadline = time.monotonic() + _NODES_TIMEOUT_S
+    while len(cluster.global_state._live_node_ids()) < len(cluster.list_all_nodes()):
+        assert time.monotonic() < deadline, "machines do not come up"
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        main(json.loads(sys.argv[1]), Path(made), light="light" in sys.argv[2:])

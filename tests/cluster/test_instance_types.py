@@ -1,0 +1,195 @@
+"""A mixed cluster: which machine is of which type, and a study that compares the types."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.cluster.instance_types import nodes_by_type
+from analyzer.errors import UsageError
+from benchlib.made_up_cluster import made_up_cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def node(name: str, *, alive: bool = True, resource: str = "", **labels: str) -> dict[str, Any]:
+    resources = {"CPU": 4.0, **({f"accelerator_type:{resource}": 1.0} if resource else {})}
+    named = {key.replace("_", "-"): value for key, value in labels.items()}
+    return {
+        "NodeID": name, "NodeManagerAddress": name, "Alive": alive, "Resources": resources,
+        "Labels": named,
+    }  # fmt: skip
+
+
+def test_labels_say_the_type_and_accelerators_where_there_is_no_label() -> None:
+    nodes = [
+        node("a", instance_type="ml.g4dn.xlarge", resource="T4"),
+        node("b", resource="A10G"),
+        node("c", instance_type="other", resource="A10G"),  # it says that it is another
+        node("gone", alive=False, instance_type="g5.xlarge"),
+        node("head"),
+        node("d") | {"Labels": {"node.kubernetes.io/instance-type": "g5.xlarge"}},
+        node("e") | {"Labels": {"ray.io/accelerator-type": "A10G"}},
+    ]
+    types = {"ml.g4dn.xlarge": "NVIDIA T4", "g5.xlarge": "NVIDIA A10G"}
+    assert nodes_by_type(nodes, types) == {
+        "ml.g4dn.xlarge": {"a"},
+        "g5.xlarge": {"b", "d", "e"},
+    }
+
+
+def test_machines_that_could_be_of_two_types_must_say_which() -> None:
+    types = {"ml.g4dn.xlarge": "NVIDIA T4", "ml.g4dn.2xlarge": "NVIDIA T4"}
+    with pytest.raises(UsageError, match=r"machine a has a t4, as ml\.g4dn\.xlarge and") as raised:
+        nodes_by_type([node("a", resource="T4")], types)
+    assert "ray start --labels instance-type=" in raised.value.hint
+    labelled = [node("a", resource="T4", instance_type="ml.g4dn.2xlarge")]
+    with pytest.raises(UsageError, match=r"no machine of the cluster is a ml\.g4dn\.xlarge; there"):
+        nodes_by_type(labelled, types)
+
+
+PRICES = """
+sources: {test: {title: made up, url: "https://example.com"}}
+instances:
+  - {instance_type: one.core, usd_per_hour: 0.10, devices: 1, as_of: "2026-01-01", source: test}
+  - {instance_type: no.such, usd_per_hour: 0.10, devices: 1, as_of: "2026-01-01", source: test}
+  - {instance_type: two.cores, usd_per_hour: 0.90, devices: 1, as_of: "2026-01-01", source: test}
+"""
+SPACE = """
+device: cpu
+threads_per_core: 1.0
+parameters:
+  precision: [fp32]
+  instance_count: [1, 2]
+  intra_op_threads: [1]
+  dynamic_batching: [false, true]
+  max_batch_size: {choices: [8], when: {dynamic_batching: true}}
+"""
+
+
+# Three jobs on an executor of one type's machines: the cores of the node that ran each.
+WHERE = """
+import sys
+from pathlib import Path
+from analyzer.cluster.instance_types import nodes_by_type
+from analyzer.cluster.ray_executor import RayExecutor
+from analyzer.cluster.ray_session import ray_session
+from analyzer.measure.jobs import Job
+
+def run(context):
+    import ray
+    return ray.get_runtime_context().get_node_id()
+
+with ray_session(address=sys.argv[1], cores=1) as ray:
+    cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes()}
+    nodes = nodes_by_type(ray.nodes(), {"two.cores": ""})["two.cores"]
+    with RayExecutor(
+        device="cpu", cache_dir=Path(sys.argv[2]), ray_address=sys.argv[1], nodes=nodes
+    ) as executor:
+        for number in range(3):
+            executor.submit(Job(str(number), run, 60.0))
+        print(*(cores[executor.next_result(60.0).value] for _ in range(3)))
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT),
+        "TRITUNE_CACHE": str(folder / "cache"),
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "analyzer.cli.main", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timing
+@pytest.mark.timeout(400)
+def test_a_study_compares_two_types_on_their_own_machines(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    search = (
+        "search", str(ROOT / "examples" / "digits.onnx"), "--latency-budget", "200ms",
+        "--percentile", "90", "--budget", "60s", "--space", "space.yaml", "--study", "mixed",
+        "--instance-types", "one.core,two.cores", "--prices", "prices.yaml", "--json",
+        "--accept", "estimated",
+    )  # fmt: skip
+    nodes = [
+        {"num_cpus": 1, "labels": {"instance-type": "one.core"}},
+        {"num_cpus": 2, "labels": {"instance-type": "two.cores"}},
+    ]
+    with made_up_cluster(nodes) as cluster:
+        done = run(tmp_path, *search, "--ray-address", cluster.address)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        report = run(tmp_path, "report", "mixed", "--format", "md").stdout
+        again = run(tmp_path, *search, "--ray-address", cluster.address, "--resume")
+        absent = run(
+            tmp_path, *search, "--study", "other", "--ray-address", cluster.address,
+            "--instance-types", "one.core,no.such",
+        )  # fmt: skip
+        where = subprocess.run(
+            [sys.executable, "-c", WHERE, cluster.address, str(tmp_path)],
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"}, capture_output=True, text=True,
+            timeout=100,
+        )  # fmt: skip
+    kinds = {one["instance_type"]: one for one in document["instance_types"]}
+    assert list(kinds) == ["one.core", "two.cores"]
+    for name, cores in (("one.core", 1), ("two.cores", 2)):
+        one = kinds[name]
+        assert one["verdict"] in ("found", "estimated"), one
+        assert one["hardware"].startswith(f"{cores} × ")
+        entry = one["entry"]
+        assert entry["instance_type"] == entry["config"]["instance_type"] == name
+        assert entry["hardware"] == one["hardware"]
+        # The space is each machine's own: no more threads than it has cores.
+        assert entry["config"]["instance_count"] <= cores
+        assert entry["fleet"]["cost_per_million_inferences"] > 0
+    # Nine times the price for at most twice the speed; what was proven comes before an estimate.
+    costs = {n: k["entry"]["fleet"]["cost_per_million_inferences"] for n, k in kinds.items()}
+    assert costs["one.core"] < costs["two.cores"]
+    best = min(kinds, key=lambda name: (kinds[name]["verdict"] != "found", costs[name]))
+    assert document["recommendation"]["instance_type"] == best
+    assert [name for name, one in kinds.items() if one["recommended"]] == [best]
+    assert document["baseline"]["instance_type"] == best
+    # Each candidate ran on the machine it is for.
+    with sqlite3.connect(tmp_path / "results.db") as store:
+        bodies = [
+            json.loads(body)
+            for (body,) in store.execute("select body from tritune_outcomes where state='measured'")
+        ]
+    assert {body["configuration"]["instance_type"] for body in bodies} == set(kinds)
+    for body in bodies:
+        assert body["hardware"] == kinds[body["configuration"]["instance_type"]]["hardware"]
+    assert "## Instance types" in report and f"| {best} (recommended) | " in report
+    # What is stored is not measured again.
+    assert again.returncode == 0, again.stderr
+    trials = "select count(*) from tritune_outcomes where role='trial'"
+    with sqlite3.connect(tmp_path / "results.db") as store:
+        ids = "select count(distinct config_id) from tritune_outcomes where role='trial'"
+        assert store.execute(trials).fetchone() == store.execute(ids).fetchone()
+    assert absent.returncode == 2
+    message = json.loads(absent.stdout)["error"]["message"]
+    assert "no machine of the cluster is a no.such; there are one.core, two.cores" in message
+    assert where.returncode == 0 and where.stdout.split() == ["2"] * 3, where.stderr
+
+
+def test_options_that_contradict_each_other_are_sentences(tmp_path: Path) -> None:
+    search = ("search", "m.onnx", "--latency-budget", "50ms", "--instance-types", "a,b")
+    for extra, said in (
+        ((), "--ray-address"),
+        (("--ray-address", "x:1", "--price", "1/h"), "--price"),
+        (("--ray-address", "x:1", "--instance-type", "a"), "--instance-type"),
+        (("--ray-address", "x:1", "--executor", "in-process"), "--executor"),
+    ):
+        done = run(tmp_path, *search, *extra)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
