@@ -1,8 +1,10 @@
 # For GPU machines: Triton's own image, so that `--server triton` finds the server that you deploy.
-# Choose the release that you run in production.
-ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.09-py3
+# Choose the release that you run in production; docker/triton-releases.csv has what is known of each.
+ARG TRITON_RELEASE=26.09
+FROM nvcr.io/nvidia/tritonserver:${TRITON_RELEASE}-py3 AS triton
 
-FROM ${TRITON_IMAGE} AS build
+FROM triton AS build
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # The version of python3-venv follows the image, whose release is the ARG above.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -10,14 +12,20 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
+COPY docker docker
+# An engine runs on the TensorRT that built it alone, and CUDA's libraries are of one major version:
+# the image's own decide, and a release that the table contradicts ends the build.
+ARG TRITON_RELEASE
+RUN python3 docker/constraints.py "${TRITON_RELEASE}" > constraints.txt
 COPY analyzer analyzer
 COPY templates templates
 COPY search_spaces search_spaces
 RUN python3 -m venv /opt/tritune \
- && /opt/tritune/bin/pip install --no-cache-dir '.[gpu,postgres]' \
- && /opt/tritune/bin/pip uninstall --yes pip
+ && /opt/tritune/bin/pip install --no-cache-dir --constraint constraints.txt '.[gpu,postgres]' \
+ && /opt/tritune/bin/pip uninstall --yes pip \
+ && cp docker/health.py /opt/tritune/health.py
 
-FROM ${TRITON_IMAGE}
+FROM triton
 LABEL org.opencontainers.image.title="Tritune" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/tritune /opt/tritune
@@ -25,5 +33,7 @@ ENV PATH=/opt/tritune/bin:${PATH}
 RUN useradd --create-home --uid 10001 tritune
 USER 10001
 WORKDIR /home/tritune
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+  CMD ["/opt/tritune/bin/python", "/opt/tritune/health.py"]
 ENTRYPOINT ["analyze"]
 CMD ["--help"]

@@ -1,13 +1,14 @@
 """OpenVINO on the CPU beside ONNX Runtime's own kernels, on three models.
 
-    python bench/accelerators.py [--only digits|convnet|encoder] [--budget 240] [--rounds 3]
+    python bench/accelerators.py [--only digits|convnet|encoder] [--budget 120] [--rounds 3]
 
 For each model one ``analyze search`` over fp32 and static int8, each with and without the
 accelerator ``openvino``, measures all of them in one run. Its best OpenVINO configuration is
 exported, and loaded by ``analyze serve`` and, as a python model, by a real Triton, whose answers
 are held against ONNX Runtime's own kernels. Then the best configurations with and without it are
 measured in turns (A B A B), by a closed loop, since a machine's speed drifts. Needs ``make
-tools``: all processes import the ONNX Runtime of ``.tools/openvino``, which has both.
+tools``: all processes import the ONNX Runtime of ``.tools/openvino``, which has both. ``--only``
+keeps what the file of results has of the other models.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,22 @@ from analyzer.targets.triton_install import find_triton
 from analyzer.targets.triton_server import TritonServer
 from analyzer.variants.inputs import load_calibration, synthetic_inputs
 from analyzer.variants.inspect import inspect_model
-from benchlib.command import ROOT, WORK, Command, alternate, cell, median, say, table
+from benchlib.command import (
+    ROOT,
+    WORK,
+    Command,
+    alternate,
+    cell,
+    median,
+    put_into_page,
+    say,
+    table,
+)
 from benchlib.models import write_convnet, write_encoder
 
 OPENVINO = ROOT / ".tools" / "openvino"
 FOLDER = WORK / "accelerators"
+PAGE = ROOT / "docs" / "accelerators.md"
 SPACE = """
 name: accelerators
 device: cpu
@@ -104,14 +117,11 @@ def search(name: str, budget_s: float, folder: Path) -> tuple[dict[str, Any], li
 def best(rows: list[dict[str, Any]], accelerator: str) -> dict[str, Any] | None:
     """The measured configuration with that accelerator (empty for none) and the highest edge.
 
-    Where an edge was not bracketed, the highest rate that kept the budget counts.
+    Where an edge was not bracketed, the highest rate that kept the budget counts. A search that
+    expects nothing of a side measures the baseline alone there.
     """
     found = [
-        row
-        for row in rows
-        if row["accelerator"] == accelerator
-        and row["role"] != "baseline"
-        and row["state"] == "measured"
+        row for row in rows if row["accelerator"] == accelerator and row["state"] == "measured"
     ]
     return max(found, key=edge_of, default=None)
 
@@ -199,12 +209,16 @@ def load(name: str, model: ModelInfo, config_id: str, folder: Path) -> dict[str,
 def in_turns(
     name: str, model: ModelInfo, chosen: dict[str, str], folder: Path, rounds: int
 ) -> dict[str, Any]:
-    """Inferences per second of each configuration in a closed loop, and their milliseconds."""
+    """Inferences per second of each configuration in a closed loop, and their milliseconds.
+
+    Where the search measured none without the accelerator, the side ``default`` is the exported
+    configuration itself without it, on the same file.
+    """
     inputs = folder / "inputs.npz"
     np.savez(inputs, **rows_of(name, model))
 
-    def measure(config_id: str) -> tuple[float, float]:
-        repository, configuration = exports[config_id]
+    def measure(side: str) -> tuple[float, float]:
+        repository, configuration = exports[side]
         with (
             open_target(
                 "embedded",
@@ -221,9 +235,12 @@ def in_turns(
         return float(good.sum()) / done.wall_s, float(np.median(done.log.latency_s[good]) * 1e3)
 
     exports = {
-        config_id: export(name, config_id, folder, "onnxruntime") for config_id in chosen.values()
+        side: export(name, config_id, folder, "onnxruntime") for side, config_id in chosen.items()
     }
-    sides = {side: lambda _, own=config_id: measure(own) for side, config_id in chosen.items()}
+    if "default" not in exports:
+        repository, configuration = exports["openvino"]
+        exports["default"] = (repository, replace(configuration, accelerator=None))
+    sides = {side: lambda _, own=side: measure(own) for side in sorted(exports)}
     return {
         side: {"ips": [ips for ips, _ in runs], "latency_ms_p50": [ms for _, ms in runs]}
         for side, runs in alternate(sides, rounds).items()
@@ -248,13 +265,16 @@ def run(name: str, budget_s: float, rounds: int) -> dict[str, Any]:
             "outcomes": [{key: row[key] for key in kept} for row in rows],
         }
         default, openvino = best(rows, ""), best(rows, "openvino")
-        if openvino is None or default is None:
+        if openvino is None:
             return found
         model = inspect_model(model_file(name), name=name)
         say(f"{name}: loading {openvino['config_id']}")
         found["loaded"] = load(name, model, openvino["config_id"], folder)
         say(f"{name}: in turns")
-        chosen = {"default": default["config_id"], "openvino": openvino["config_id"]}
+        chosen = {"openvino": openvino["config_id"]}
+        if default is not None:
+            chosen["default"] = default["config_id"]
+        found["compared"] = chosen
         found["in_turns"] = in_turns(name, model, chosen, folder, rounds)
         return found
 
@@ -284,8 +304,9 @@ def main() -> int:
     """Runs the bench; returns the exit code."""
     command = Command("accelerators", __doc__, timing=True)
     command.argument("--only", choices=list(BUDGETS))
-    command.argument("--budget", type=float, default=240.0, metavar="SECONDS", help="of a search")
+    command.argument("--budget", type=float, default=120.0, metavar="SECONDS", help="of a search")
     command.argument("--rounds", type=int, default=3, metavar="N")
+    command.argument("--page", type=Path, default=PAGE, help="whose table is written")
     options = command.start()
     if not (OPENVINO / "onnxruntime").is_dir():
         say("There is no ONNX Runtime with OpenVINO in .tools: run make tools.")
@@ -294,8 +315,13 @@ def main() -> int:
     paths = (str(OPENVINO), str(ROOT), os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     names = [options.only] if options.only else list(BUDGETS)
-    models = {name: run(name, options.budget, options.rounds) for name in names}
-    return command.finish(options, {"models": models}, _shown)
+    models: dict[str, Any] = {}
+    if options.only and options.out.is_file():
+        models = json.loads(options.out.read_text(encoding="utf-8"))["models"]
+    models |= {name: run(name, options.budget, options.rounds) for name in names}
+    document = {"models": models}
+    put_into_page(options.page, "accelerators", _shown(document))
+    return command.finish(options, document, _shown)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class FakeGpu:
         utilization: Percent at a time, in seconds of the clock.
         watts: Its power, from which its energy counter follows.
         reasons: Bits of the clocks' event reasons.
-        instances: MIG instances; it is in MIG mode where there are any.
+        instances: MIG instances; it is in MIG mode where there are any, or ``mig`` says so.
         faults: What a question about this GPU fails with: NVML's name of the error by the
             function's name, or by ``*`` for all (a GPU that is lost stays lost).
         buffered: Whether it keeps windows of utilization.
@@ -43,6 +43,7 @@ class FakeGpu:
     reasons: int = 0
     capability: tuple[int, int] = (9, 0)
     instances: Sequence[FakeGpu] = ()
+    mig: bool = False
     faults: dict[str, str] = field(default_factory=dict)
     buffered: bool = True
 
@@ -54,6 +55,7 @@ class FakeNvml:
         gpus: In the order of their PCI bus.
         faults: As of :class:`FakeGpu`, for functions that ask about no GPU (``nvmlInit``).
         clock: Seconds, by which windows pass and energy is counted.
+        cuda: The newest CUDA that the driver runs, as NVML writes it (12020 is 12.2).
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class FakeNvml:
         *,
         faults: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
+        cuda: int = 13000,
     ) -> None:
         import pynvml
 
@@ -69,6 +72,7 @@ class FakeNvml:
         self._gpus = gpus
         self._faults = dict(faults or {})
         self._clock = clock
+        self._cuda = cuda
         self._since_s = clock()
         self.sessions = 0
 
@@ -103,6 +107,11 @@ class FakeNvml:
         """The driver's version."""
         self._check("nvmlSystemGetDriverVersion")
         return "580.65.06"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        """The newest CUDA that it runs."""
+        self._check("nvmlSystemGetCudaDriverVersion_v2")
+        return self._cuda
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         """How many GPUs there are."""
@@ -152,7 +161,7 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, device: FakeGpu) -> list[int]:  # noqa: N802
         """Whether it is in MIG mode, now and after a reset."""
         self._check("nvmlDeviceGetMigMode", device)
-        return [int(bool(device.instances))] * 2
+        return [int(device.mig or bool(device.instances))] * 2
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: FakeGpu) -> int:  # noqa: N802
         """How many instances it can have."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from analyzer.errors import MissingPartError
-from analyzer.hardware.nvml import nvml_session, text
+from analyzer.hardware.nvml import nvml_session, text, why_unusable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -51,8 +51,9 @@ class GpuIdentity:
 def list_gpus(*, nvml: Any | None = None) -> tuple[GpuIdentity, ...]:
     """Every GPU that NVML shows, in the order of the PCI bus, hidden ones too.
 
-    A GPU in MIG mode is represented by its instances, since CUDA runs on these alone. One that a
-    question fails for (it fell off the bus, another user's) is left out; the others stay.
+    A GPU in MIG mode is represented by its instances, since CUDA runs on these alone; without any
+    it is left out. So is one that a question fails for (it fell off the bus, another user's); the
+    others stay.
 
     Args:
         nvml: Stands in for the module ``pynvml`` (tests).
@@ -65,10 +66,10 @@ def list_gpus(*, nvml: Any | None = None) -> tuple[GpuIdentity, ...]:
         for index in range(_ask(library, library.nvmlDeviceGetCount) or 0):
             with suppress(library.NVMLError):
                 handle = library.nvmlDeviceGetHandleByIndex(index)
-                instances = list(_mig_instances(library, handle))
+                mig = _in_mig_mode(library, handle)
                 found += [
-                    _identity(library, each, index, driver, mig=bool(instances))
-                    for each in instances or [handle]
+                    _identity(library, each, index, driver, mig=mig)
+                    for each in (_mig_instances(library, handle) if mig else [handle])
                 ]
         return tuple(found)
 
@@ -114,7 +115,7 @@ def first_gpu(
     """The first GPU that this process may use: the leased one, under a lease.
 
     Raises:
-        MissingPartError: There is none, or all are hidden.
+        MissingPartError: There is none, or all are hidden; the sentence says why.
     """
     visible = visible_gpus(nvml=nvml, environment=environment)
     if visible:
@@ -130,11 +131,35 @@ def first_gpu(
     if written:
         # Without NVML (its package or library is not here) CUDA alone can tell.
         return GpuIdentity(uuid=written.split(",")[0].strip())
+    why = why_unusable(nvml) or _without_instances(nvml)
     raise MissingPartError(
-        "NVML finds no NVIDIA GPU on this machine.",
+        f"NVML finds no NVIDIA GPU on this machine{why and f': {why}'}.",
         hint="Use --device cpu; with a GPU, install its driver and the package nvidia-ml-py "
         "(analyze doctor shows what is here).",
     )
+
+
+def driver_cuda_version(*, nvml: Any | None = None) -> tuple[int, int] | None:
+    """The newest CUDA that the driver runs, for example (12, 2); None where it does not tell."""
+    with nvml_session(nvml) as library:
+        if library is None:
+            return None
+        number = _ask(library, library.nvmlSystemGetCudaDriverVersion_v2)
+        return None if number is None else (number // 1000, number % 1000 // 10)
+
+
+def _without_instances(nvml: Any | None) -> str:
+    """The sentence about GPUs that nothing can run on; empty without such."""
+    with nvml_session(nvml) as library:
+        if library is None:
+            return ""
+        for index in range(_ask(library, library.nvmlDeviceGetCount) or 0):
+            with suppress(library.NVMLError):
+                if _in_mig_mode(library, library.nvmlDeviceGetHandleByIndex(index)):
+                    return (
+                        f"GPU {index} is in MIG mode and has no instance that a program could use"
+                    )
+    return ""
 
 
 def open_handle(nvml: Any, gpu: GpuIdentity) -> Any | None:
@@ -164,11 +189,13 @@ def _identity(nvml: Any, handle: Any, index: int, driver: str, *, mig: bool) -> 
     )
 
 
-def _mig_instances(nvml: Any, handle: Any) -> Iterator[Any]:
-    """Handles of a GPU's MIG instances; none where it is not in MIG mode."""
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     mode = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
-    if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-        return
+    return mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _mig_instances(nvml: Any, handle: Any) -> Iterator[Any]:
+    """Handles of a GPU's MIG instances."""
     for number in range(_ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
         instance = _ask(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number))
         if instance is not None:

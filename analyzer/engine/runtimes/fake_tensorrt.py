@@ -1,8 +1,9 @@
-"""A stand-in for ``tensorrt`` and CUDA's runtime, with the surface that we use, for tests.
+"""A stand-in for ``tensorrt`` with the surface that we use, for tests.
 
 Where no builder library or GPU is at hand, the code that compiles and runs engines runs against
 this. It has exactly the names that we call, and ``tools/real_tensorrt.py`` holds them against
-the real bindings. An engine of this fake doubles its inputs.
+the real bindings. An engine of this fake doubles its inputs, as work on a stream of
+``fake_cuda.py``, and takes that one's memory.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ from __future__ import annotations
 import ctypes
 import enum
 import json
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from analyzer.engine.runtimes.fake_cuda import FakeCuda, Span, current
+
+Kernel = Callable[[int, Span, Span], None]
 
 
 def make_tensorrt(
@@ -25,6 +33,7 @@ def make_tensorrt(
     build_error: str = "",
     load_error: str = "",
     starts: bool = True,
+    kernel: Kernel | None = None,
 ) -> Any:
     """A module-like object.
 
@@ -35,6 +44,8 @@ def make_tensorrt(
         build_error: What the builder logs before it gives no plan; empty for a plan.
         load_error: What the runtime logs before it loads no plan; empty for an engine.
         starts: Whether the builder finds a GPU.
+        kernel: What doubles, on a real device: gets the stream, the input and the output. None for
+            ``fake_cuda.py``'s memory.
 
     Returns:
         The module; its list ``engines`` holds every engine that was deserialized, in order, and
@@ -115,11 +126,14 @@ def make_tensorrt(
                 self._logger.log(ILogger.Severity.ERROR, load_error)
                 return None
             try:
-                engines.append(_Engine(json.loads(plan)))
+                engine = _Engine(json.loads(plan), self._logger, ILogger.Severity.ERROR, kernel)
             except ValueError:
                 self._logger.log(ILogger.Severity.ERROR, "Magic tag does not match")
                 return None
-            return engines[-1]
+            if not _take(engine, engine.plan.get("weights_bytes", 0), engine._log):
+                return None
+            engines.append(engine)
+            return engine
 
     return SimpleNamespace(
         __version__=version,
@@ -186,12 +200,38 @@ class _Config:
         return self.timings
 
 
+# cudaGetErrorString's, which TensorRT quotes.
+_WORDS = {
+    "cudaErrorIllegalAddress": "an illegal memory access was encountered",
+    "cudaErrorMemoryAllocation": "out of memory",
+}
+
+
+def _take(owner: object, size: int, log: Any) -> bool:
+    """Takes device memory until ``owner`` is gone; says so as TensorRT does where there is none."""
+    cuda = current()
+    if not size or cuda is None:
+        return True
+    if not cuda.reserve(size):
+        log(f"Error Code 2: OutOfMemory (Requested size was {size} bytes.)")
+        return False
+    weakref.finalize(owner, cuda.release, size, cuda.device)
+    return True
+
+
 class _Engine:
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(
+        self, plan: dict[str, Any], logger: Any, severity: Any, kernel: Kernel | None
+    ) -> None:
         self.plan = plan
+        self.kernel = kernel
+        self._logger, self._severity = logger, severity
         self._names = [*plan["inputs"], *(f"{name}_doubled" for name in plan["inputs"])]
         self.num_io_tensors = len(self._names)
         self.contexts = 0
+
+    def _log(self, message: str) -> None:
+        self._logger.log(self._severity, message)
 
     def get_tensor_name(self, index: int) -> str:
         return str(self._names[index])
@@ -206,13 +246,17 @@ class _Engine:
         return tuple(self.plan["inputs"][name.removesuffix("_doubled")])
 
     def create_execution_context(self) -> Any:
+        context = _Context(self, current())
+        if not _take(context, self.plan.get("context_bytes", 0), self._log):
+            return None
         self.contexts += 1
-        return _Context(self)
+        return context
 
 
 class _Context:
-    def __init__(self, engine: _Engine) -> None:
+    def __init__(self, engine: _Engine, cuda: FakeCuda | None) -> None:
         self._engine = engine
+        self._cuda = cuda
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
 
@@ -232,84 +276,35 @@ class _Context:
         return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        for name, shape in self._shapes.items():
-            count = int(np.prod(shape))
-            source, target = (
-                np.ctypeslib.as_array(
-                    ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (count,)
-                )
-                for address in (self._addresses[name], self._addresses[f"{name}_doubled"])
+        pairs = [
+            (
+                Span(self._addresses[name], 4 * int(np.prod(shape))),
+                Span(self._addresses[f"{name}_doubled"], 4 * int(np.prod(shape))),
             )
-            target[:] = 2 * source
-        return True
+            for name, shape in self._shapes.items()
+        ]
+        if self._engine.kernel is not None:
+            for source, target in pairs:
+                self._engine.kernel(stream_handle, source, target)
+            return True
+        assert self._cuda is not None, "an instance has a stream"
+        error = self._cuda.launch(
+            stream_handle,
+            partial(_double, pairs),
+            reads=[source for source, _ in pairs],
+            writes=[target for _, target in pairs],
+        )
+        if error is not None:
+            self._engine._log(f"Error Code 1: Cuda Runtime ({_WORDS.get(error, error)})")
+        return error is None
 
 
-class FakeCuda:
-    """CUDA's runtime functions over host memory.
-
-    Args:
-        memory_bytes: What the device has; more is ``cudaErrorMemoryAllocation``.
-    """
-
-    class cudaMemcpyKind:  # noqa: N801 - CUDA's name
-        """Directions of a copy."""
-
-        cudaMemcpyHostToDevice = 1  # noqa: N815
-        cudaMemcpyDeviceToHost = 2  # noqa: N815
-
-    class cudaError_t(enum.IntEnum):  # noqa: N801
-        """Status codes."""
-
-        cudaSuccess = 0  # noqa: N815
-        cudaErrorMemoryAllocation = 2  # noqa: N815
-
-    def __init__(self, memory_bytes: int = 1 << 20) -> None:
-        self._free = memory_bytes
-        self.buffers: dict[int, Any] = {}
-        self.streams: set[int] = set()
-        self.device = 0
-        self._created = 0
-
-    def cudaSetDevice(self, device: int) -> tuple[int]:  # noqa: N802
-        """Selects a device."""
-        self.device = device
-        return (0,)
-
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[int, int]:  # noqa: N802
-        """Makes a stream."""
-        self._created += 1
-        handle = 1000 * (1 + self.device) + self._created
-        self.streams.add(handle)
-        return 0, handle
-
-    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:  # noqa: N802
-        """Waits for a stream."""
-        assert stream in self.streams
-        return (0,)
-
-    def cudaStreamDestroy(self, stream: int) -> tuple[int]:  # noqa: N802
-        """Frees a stream."""
-        self.streams.remove(stream)
-        return (0,)
-
-    def cudaMalloc(self, size: int) -> tuple[int, int | None]:  # noqa: N802
-        """Takes memory."""
-        if size > self._free:
-            return self.cudaError_t.cudaErrorMemoryAllocation, None
-        self._free -= size
-        block = ctypes.create_string_buffer(size)
-        self.buffers[ctypes.addressof(block)] = block
-        return 0, ctypes.addressof(block)
-
-    def cudaFree(self, address: int) -> tuple[int]:  # noqa: N802
-        """Gives memory back."""
-        self._free += len(self.buffers.pop(address))
-        return (0,)
-
-    def cudaMemcpyAsync(  # noqa: N802
-        self, target: int, source: int, size: int, kind: int, stream: int
-    ) -> tuple[int]:
-        """Copies at once."""
-        assert stream in self.streams and kind in (1, 2)
-        ctypes.memmove(target, source, size)
-        return (0,)
+def _double(pairs: Sequence[tuple[Span, Span]]) -> None:
+    for pair in pairs:
+        values, doubled = (
+            np.ctypeslib.as_array(
+                ctypes.cast(span.address, ctypes.POINTER(ctypes.c_float)), (span.size // 4,)
+            )
+            for span in pair
+        )
+        doubled[:] = 2 * values

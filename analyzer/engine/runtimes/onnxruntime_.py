@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 from analyzer.domain.configuration import DEFAULT_EXECUTION, Execution
 from analyzer.engine.runtimes.base import Tensors
+from analyzer.engine.runtimes.cuda import START_ANEW
 from analyzer.engine.runtimes.providers import check_started, configure_session
 from analyzer.errors import (
     AnalyzerError,
     MissingPartError,
+    TargetCrashError,
     TargetError,
     TargetMemoryError,
     TargetStartError,
+    is_device_lost,
     is_out_of_memory,
 )
 
@@ -122,7 +125,10 @@ class OrtRuntime:
                 f"{self._path} ran out of memory: {first_line(error)}",
                 hint="Fewer instances, smaller batches or a lower precision need less memory.",
             )
-        return kind(f"{self._path} {what}: {first_line(error)}")
+        message = f"{self._path} {what}: {first_line(error)}"
+        if is_device_lost(error):
+            return TargetCrashError(message, hint=START_ANEW)
+        return kind(message)
 
 
 def first_line(error: BaseException, *, limit: int = 400) -> str:

@@ -60,7 +60,8 @@ def open_runtimes(
     Args:
         backend: Triton's name of it; ``python`` stands for a ``model.py`` that runs ONNX Runtime,
             which runs here without it.
-        execution: How it executes the file; of it pinned memory has no effect here.
+        execution: How it executes the file; ONNX Runtime's sessions take no heed of its pinned
+            memory here, TensorRT's instances do.
         accelerator_options: The accelerator's parameters under Triton's names.
 
     Raises:
@@ -74,7 +75,7 @@ def open_runtimes(
                 "This program's own server runs TensorRT engines without CUDA graphs.",
                 hint="Leave optimization.cuda.graphs out, or measure it with --server triton.",
             )
-        opening = _engine_instances(path, places)
+        opening = _engine_instances(path, places, pinned=execution.pinned_memory is not False)
     elif backend in ("onnxruntime", "python"):
         opening = _sessions(path, places, intra_op_threads, execution, accelerator_options)
     else:
@@ -113,7 +114,7 @@ def _sessions(
         )
 
 
-def _engine_instances(path: Path, places: Sequence[Place]) -> Iterator[Runtime]:
+def _engine_instances(path: Path, places: Sequence[Place], *, pinned: bool) -> Iterator[Runtime]:
     from analyzer.engine.runtimes.tensorrt_ import TensorRtEngine, TensorRtRuntime
 
     engines: dict[int, TensorRtEngine] = {}
@@ -121,4 +122,4 @@ def _engine_instances(path: Path, places: Sequence[Place]) -> Iterator[Runtime]:
         engine = engines.get(place.device_id)
         if engine is None or engine.dynamic:
             engine = engines[place.device_id] = TensorRtEngine(path, device_id=place.device_id)
-        yield TensorRtRuntime(engine)
+        yield TensorRtRuntime(engine, pinned=pinned)

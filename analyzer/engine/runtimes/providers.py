@@ -135,6 +135,14 @@ def accelerators_here(device: DeviceKind) -> tuple[Accelerator, ...]:
     return (wanted,)
 
 
+def cuda_of(ort: Any) -> tuple[int, int] | None:
+    """The CUDA that the module ``ort`` was built for; None where it does not say."""
+    major, _, minor = str(getattr(ort, "cuda_version", "")).partition(".")
+    if not major.isdecimal():
+        return None
+    return int(major), int(minor.split(".")[0]) if minor.split(".")[0].isdecimal() else 0
+
+
 def onnxruntime_versions() -> dict[str, str]:
     """The package whose ONNX Runtime is imported here, and its plugins, with their versions."""
     found: dict[str, str] = {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.engine.runtimes.cuda import CudaStream
+from analyzer.engine.runtimes.cuda import START_ANEW, CudaStream
 from analyzer.errors import (
     MissingPartError,
+    TargetCrashError,
     TargetError,
     TargetMemoryError,
     TargetStartError,
+    is_device_lost,
     is_out_of_memory,
 )
 
@@ -221,16 +225,20 @@ class TensorRtRuntime:
     Args:
         engine: The engine, or the path of a plan file.
         device_id: Number of the CUDA device, where a path is given.
+        pinned: Whether inputs and outputs pass through page-locked memory, as Triton's do unless
+            its configuration says otherwise.
 
     Raises:
         MissingPartError, TargetStartError, TargetMemoryError: As :class:`TensorRtEngine`.
     """
 
-    def __init__(self, engine: TensorRtEngine | str | Path, *, device_id: int = 0) -> None:
+    def __init__(
+        self, engine: TensorRtEngine | str | Path, *, device_id: int = 0, pinned: bool = True
+    ) -> None:
         if not isinstance(engine, TensorRtEngine):
             engine = TensorRtEngine(engine, device_id=device_id)
         self._shared = engine
-        self._stream = CudaStream(device_id=engine.device_id, cudart=engine.cudart)
+        self._stream = CudaStream(device_id=engine.device_id, cudart=engine.cudart, pinned=pinned)
         try:
             self._context = engine.create_context()  # on the device that the stream selected
         except BaseException:
@@ -242,44 +250,68 @@ class TensorRtRuntime:
 
     def run(self, inputs: Tensors) -> Tensors:
         """The outputs of one batch; see :class:`analyzer.engine.runtimes.base.Runtime`."""
-        stream, context = self._stream, self._context
-        stream.activate()
-        sent = []  # alive until the copies are done
-        for name, dtype in self._inputs.items():
-            array = np.ascontiguousarray(inputs[name], dtype)
-            sent.append(array)
-            before = self._shared.logger.seen
-            if not context.set_input_shape(name, tuple(array.shape)):
-                raise TargetError(
-                    f"{self._shared.path}: the input {name!r} of shape {array.shape} is outside"
-                    f" the engine's profile: {_reason(self._shared.logger.since(before))}",
-                    hint="Build the engine for the batch sizes that are served.",
-                )
-            address = stream.buffer(name, array.nbytes)
-            context.set_tensor_address(name, address)
-            stream.upload(address, array.ctypes.data, array.nbytes)
-        results: dict[str, NDArray[np.generic]] = {}
-        for name, dtype in self._outputs.items():
-            shape = tuple(context.get_tensor_shape(name))
-            if any(dim < 0 for dim in shape):
-                raise TargetError(
-                    f"{self._shared.path}: the shape of the output {name!r} depends on the data,"
-                    " which TensorRT instances here do not support.",
-                    hint="Serve this model with ONNX Runtime.",
-                )
-            results[name] = np.empty(shape, dtype)
-            context.set_tensor_address(name, stream.buffer(name, results[name].nbytes))
+        self._stream.activate()
+        try:
+            for name, dtype in self._inputs.items():
+                self._send(name, dtype, inputs[name])
+            shapes = {name: self._output_shape(name) for name in self._outputs}
+            sizes = {
+                name: self._outputs[name].itemsize * math.prod(shapes[name]) for name in shapes
+            }
+            addresses = {name: self._stream.buffer(name, size) for name, size in sizes.items()}
+            for name, address in addresses.items():
+                self._context.set_tensor_address(name, address)
+            self._execute()
+            staged = {name: self._stream.staging(name, size) for name, size in sizes.items()}
+            for name, memory in staged.items():
+                self._stream.download(memory.ctypes.data, addresses[name], sizes[name])
+        except BaseException:
+            # What was queued still reads the staging memory, which the next batch is written to.
+            with suppress(TargetError):
+                self._stream.synchronize()
+            raise
+        self._stream.synchronize()
+        return {
+            name: memory.view(self._outputs[name]).reshape(shapes[name]).copy()
+            for name, memory in staged.items()
+        }
+
+    def _send(self, name: str, dtype: np.dtype[np.generic], array: NDArray[np.generic]) -> None:
+        """Queues the copy of one input."""
         before = self._shared.logger.seen
-        if not context.execute_async_v3(stream.handle):
-            said = self._shared.logger.since(before)
-            message = f"{self._shared.path} failed to execute: {_reason(said)}"
-            if any(map(is_out_of_memory, said)):
-                raise TargetMemoryError(message, hint=_LESS_MEMORY)
-            raise TargetError(message)
-        for name, array in results.items():
-            stream.download(array.ctypes.data, stream.buffer(name, array.nbytes), array.nbytes)
-        stream.synchronize()
-        return results
+        if not self._context.set_input_shape(name, tuple(array.shape)):
+            raise TargetError(
+                f"{self._shared.path}: the input {name!r} of shape {array.shape} is outside"
+                f" the engine's profile: {_reason(self._shared.logger.since(before))}",
+                hint="Build the engine for the batch sizes that are served.",
+            )
+        size = array.size * dtype.itemsize
+        address, memory = self._stream.buffer(name, size), self._stream.staging(name, size)
+        np.copyto(memory.view(dtype).reshape(array.shape), array, casting="unsafe")
+        self._context.set_tensor_address(name, address)
+        self._stream.upload(address, memory.ctypes.data, size)
+
+    def _output_shape(self, name: str) -> tuple[int, ...]:
+        shape = tuple(self._context.get_tensor_shape(name))
+        if any(dim < 0 for dim in shape):
+            raise TargetError(
+                f"{self._shared.path}: the shape of the output {name!r} depends on the data,"
+                " which TensorRT instances here do not support.",
+                hint="Serve this model with ONNX Runtime.",
+            )
+        return shape
+
+    def _execute(self) -> None:
+        before = self._shared.logger.seen
+        if self._context.execute_async_v3(self._stream.handle):
+            return
+        said = self._shared.logger.since(before)
+        message = f"{self._shared.path} failed to execute: {_reason(said)}"
+        if any(map(is_out_of_memory, said)):
+            raise TargetMemoryError(message, hint=_LESS_MEMORY)
+        if any(map(is_device_lost, said)):
+            raise TargetCrashError(message, hint=START_ANEW)
+        raise TargetError(message)
 
     def close(self) -> None:
         """Frees the context, the buffers and the stream."""

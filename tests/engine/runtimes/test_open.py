@@ -13,7 +13,8 @@ import pytest
 
 from analyzer.domain.configuration import Configuration
 from analyzer.engine import backends
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda, make_tensorrt
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
+from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.engine.runtimes.open import Place, open_runtime, open_runtimes
 from analyzer.errors import TargetMemoryError, TargetStartError
@@ -78,7 +79,7 @@ def test_instances_share_an_engine_only_where_all_its_shapes_are_fixed(
 
 
 def test_each_gpu_has_an_engine_of_its_own(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda()
+    cuda = FakeCuda((1 << 20, 1 << 20))
     trt = install(monkeypatch, cuda)
     config = parse_config(
         """

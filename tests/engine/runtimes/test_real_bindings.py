@@ -67,7 +67,7 @@ except MissingPartError as error:
     assert f"{trt.__version__}'s builder does not start" in error.message, error.message
 else:
     raise AssertionError("the builder started")
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
 (folder / "m.plan").write_bytes(b"plan")
 try:
     TensorRtEngine(folder / "m.plan", trt=trt, cudart=FakeCuda())

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, save
 
 from analyzer.engine.runtimes.base import Runtime
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda, make_tensorrt
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
+from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.engine.runtimes.scripted import NullRuntime, Script, ScriptedRuntime
 from analyzer.engine.runtimes.tensorrt_ import TensorRtEngine, TensorRtRuntime

@@ -10,7 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda, make_tensorrt
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
+from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.engine.runtimes.tensorrt_ import TensorRtEngine, TensorRtRuntime, import_tensorrt
 from analyzer.errors import MissingPartError, TargetError, TargetMemoryError, TargetStartError
 

@@ -1,0 +1,264 @@
+"""GPUs as they go wrong: each time a sentence, the exit code and the failure that are documented.
+
+The real program in processes of its own, on machines that are made up (``tests/fake_packages``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.domain.measurement import Failure
+from analyzer.hardware.gpu_lock import _FOLDER
+
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits.onnx"
+GIB = 1 << 30
+FULL = {"uuid": "GPU-full-1", "memory_total": 80 * GIB, "memory_used": 79 * GIB}
+EMPTY = {"uuid": "GPU-empty-2", "memory_total": 80 * GIB, "memory_used": GIB}
+# As ONNX Runtime's CUDA provider says it.
+NO_ROOM = (
+    "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
+    "bfc_arena.cc:376 Failed to allocate memory for requested buffer of size 4294967296"
+)
+LOST = (
+    "CUDNN failure: CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; "
+    "hostname=a ; file=cuda_execution_provider.cc ; line=450"
+)
+
+Machine = Callable[..., None]
+
+
+def analyze(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "analyzer.cli.main", *words],
+        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
+        env=os.environ | {"TRITUNE_CACHE": str(folder / "cache")},
+    )  # fmt: skip
+
+
+def search(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    common = ["--latency-budget", "50ms", "--device", "gpu", "--executor", "in-process", "--json"]
+    return analyze(folder, "search", str(DIGITS), *common, *words)
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden", "said", "hint"),
+    [
+        (
+            {"nvml": {"faults": {"nvmlInit": "NVML_ERROR_LIBRARY_NOT_FOUND"}}},
+            None,
+            "the NVIDIA driver is not installed, or not shown to this container",
+            "install its driver",
+        ),
+        (
+            {"nvml": {"faults": {"nvmlInit": "NVML_ERROR_DRIVER_NOT_LOADED"}}},
+            None,
+            "NVML finds no NVIDIA GPU on this machine: the NVIDIA driver is not loaded.",
+            "install its driver",
+        ),
+        (
+            {"nvml": {"faults": {"nvmlInit": "NVML_ERROR_LIB_RM_VERSION_MISMATCH"}}},
+            None,
+            "the driver's libraries and its kernel module are of different versions",
+            "analyze doctor",
+        ),
+        (
+            {"nvml": {"cuda": 12020}, "onnxruntime": {"cuda_version": "13.0"}},
+            None,
+            "The NVIDIA driver runs CUDA up to 12.2, and ONNX Runtime",
+            "Install a newer driver",
+        ),
+        ({}, "", "CUDA_VISIBLE_DEVICES='' hides every GPU of this machine.", "Unset it"),
+        ({}, "7", "CUDA_VISIBLE_DEVICES='7' hides every GPU of this machine.", "name one of: 0"),
+        (
+            {"nvml": {"gpus": [{"mig": True}]}},
+            None,
+            "GPU 0 is in MIG mode and has no instance that a program could use.",
+            "Use --device cpu",
+        ),
+    ],
+    ids=["no driver", "not loaded", "mismatch", "driver too old", "hidden", "no such", "empty MIG"],
+)
+def test_a_gpu_that_cannot_be_used_is_told_before_anything_starts(
+    made_up_machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: dict[str, Any],
+    hidden: str | None,
+    said: str,
+    hint: str,
+) -> None:
+    made_up_machine(**options)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    done = search(tmp_path)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "usage")
+    assert said in error["message"] and error["message"].startswith("--device gpu: ")
+    assert hint in error["hint"]
+    assert not (tmp_path / "cache").exists()
+
+
+# A measurement of one configuration, as a worker of a search runs it; prints the stored failure.
+WORKER = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Poisson
+from analyzer.hardware.gpus import first_gpu
+from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.plan import EdgePlan, LoadPlan
+from analyzer.measure.tasks import Assets, MeasureTask
+from analyzer.variants.inspect import inspect_model
+
+path, cache, values = sys.argv[1:]
+task = MeasureTask(
+    assets=Assets(model=inspect_model(path)),
+    configuration=Configuration(**json.loads(values)),
+    load=LoadPlan(sla=Sla(latency_budget_ms=50.0), arrivals=Poisson()),
+    edge_plan=EdgePlan(seconds=4.0),
+)
+gpu = first_gpu()
+context = WorkerContext(
+    worker_id="1", device="gpu", gpu=gpu, cores=1, cache_dir=Path(cache), node="here"
+)
+result = task(context)
+print(json.dumps({"kind": type(result.outcome).__name__} | asdict(result.outcome)))
+"""
+
+
+def measured(folder: Path, model: Path = DIGITS, **configuration: Any) -> dict[str, Any]:
+    values = json.dumps({"device": "gpu"} | configuration)
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(model), str(folder / "cache"), values],
+        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["kind"] == Failure.__name__, found
+    return found
+
+
+def test_no_room_at_load_on_the_full_one_of_two_gpus(
+    made_up_machine: Machine, tmp_path: Path
+) -> None:
+    made_up_machine(nvml={"gpus": [FULL, EMPTY]}, onnxruntime={"load_error": NO_ROOM})
+    failure = measured(tmp_path)
+    # The variant is scored first, which opens it on the GPU for the first time.
+    assert (failure["stage"], failure["reason"]) == ("build", "out_of_memory")
+    assert "Failed to allocate memory" in failure["message"]
+    assert failure["message"].endswith("Before, 79.0 of 80.0 GiB of GPU 0 were in use.")
+    assert failure["hint"].endswith(
+        "GPU 1 has 79.0 GiB free: set CUDA_VISIBLE_DEVICES=GPU-empty-2 to use it."
+    )
+
+
+def test_out_of_memory_under_load(made_up_machine: Machine, tmp_path: Path) -> None:
+    made_up_machine(onnxruntime={"run_error": {"after": 20, "said": NO_ROOM}})
+    failure = measured(tmp_path)
+    assert (failure["stage"], failure["reason"]) == ("load", "out_of_memory")
+    assert "ran out of memory" in failure["message"]
+    assert "Fewer instances" in failure["hint"]
+
+
+def test_a_gpu_that_is_lost_under_load_ends_the_server(
+    made_up_machine: Machine, tmp_path: Path
+) -> None:
+    made_up_machine(onnxruntime={"run_error": {"after": 20, "said": LOST}})
+    failure = measured(tmp_path)
+    assert (failure["stage"], failure["reason"]) == ("load", "crash")
+    assert "an illegal memory access was encountered" in failure["message"]
+    assert "start the server anew" in failure["hint"]
+
+
+def test_cuda_that_falls_back_to_the_cpu_is_refused(
+    made_up_machine: Machine, tmp_path: Path
+) -> None:
+    made_up_machine(onnxruntime={"falls_back": True})
+    failure = measured(tmp_path)
+    assert (failure["stage"], failure["reason"]) == ("build", "missing")
+    assert "could not start CUDA" in failure["message"]
+
+
+def test_measure_ends_with_the_code_of_a_server_that_failed(
+    made_up_machine: Machine, tmp_path: Path
+) -> None:
+    made_up_machine(nvml={"gpus": [FULL]}, onnxruntime={"load_error": NO_ROOM})
+    done = analyze(tmp_path, "measure", str(DIGITS), "--rate", "5/s", "--duration", "1s", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (1, "target_memory")
+    assert "79.0 of 80.0 GiB of GPU 0 were in use" in error["message"]
+
+
+def test_a_plan_of_another_tensorrt(
+    made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """The engine that this TensorRT builds does not load: as one from elsewhere."""
+    said = "expecting library version 10.9.0.34 got 10.3.0.26, please rebuild."
+    made_up_machine(tensorrt={"version": "10.9.0.34", "load_error": said})
+    failure = measured(tmp_path, write_doubling(tmp_path), backend="tensorrt")
+    assert failure["reason"] == "build"  # it is loaded there for the first time, to be scored
+    assert "was built by TensorRT 10.3.0.26, and here is TensorRT 10.9.0.34" in failure["message"]
+
+
+def test_no_room_for_an_engine_and_none_for_its_batches(
+    made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    model = write_doubling(tmp_path)
+    engine = {"backend": "tensorrt", "dynamic_batching": True, "max_batch_size": 8}
+    made_up_machine(tensorrt={}, cuda={"memory_bytes": 100})
+    failure = measured(tmp_path, model, **engine)
+    assert failure["reason"] in ("out_of_memory", "build")
+    assert "GPU 0 is out of memory (cudaMalloc: cudaErrorMemoryAllocation)" in failure["message"]
+
+
+@pytest.fixture
+def write_doubling() -> Callable[[Path], Path]:
+    """A model that doubles ``x``, as the fake's engines do."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    import numpy as np
+
+    def write(folder: Path) -> Path:
+        helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+        graph = helper.make_graph(
+            [helper.make_node("Mul", ["x", "two"], ["x_doubled"], name="double")],
+            "double",
+            [helper.make_tensor_value_info("x", kind, ["batch", 3])],
+            [helper.make_tensor_value_info("x_doubled", kind, ["batch", 3])],
+            [onnx.numpy_helper.from_array(np.array(2.0, np.float32), "two")],
+        )
+        opset = [helper.make_opsetid("", 17)]
+        path = folder / "double.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
+        return path
+
+    return write
+
+
+def test_a_mig_instance_is_searched_on_by_its_uuid(
+    made_up_machine: Machine, tmp_path: Path
+) -> None:
+    instance = {"uuid": "MIG-cccc-4", "name": "NVIDIA H200 MIG 1g.18gb", "memory_total": 18 * GIB}
+    made_up_machine(nvml={"gpus": [{"uuid": "GPU-whole-1", "instances": [instance]}]})
+    done = search(
+        tmp_path, "--budget", "25s", "--precisions", "fp32", "--accept", "estimated",
+        "--store", f"sqlite:///{tmp_path}/r.db",
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    assert done.returncode in (0, 3, 4), done.stderr[-2000:]
+    assert "NVIDIA H200 MIG 1g.18gb" in json.dumps(document["provenance"])
+    assert [each for each in document["failures"] if each["reason"] == "start"] == []
+    (_FOLDER / "tritune-gpu-MIG-cccc-4.lock").unlink(missing_ok=True)

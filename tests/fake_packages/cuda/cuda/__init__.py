@@ -1,0 +1,1 @@
+"""CUDA's Python bindings, of which there is the runtime."""
