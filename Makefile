@@ -11,7 +11,9 @@ PYTEST ?= $(BIN)/python -m pytest -q
 # Exit codes of the demo that are no failure (4: the budget ended undecided).
 DEMO_ACCEPTS ?= 0
 
-.PHONY: help env demo test test-long test-gpu fuzz check lint type bench docs tools clean
+GPU_PYTHON ?=
+
+.PHONY: help env demo test test-long test-gpu gpu-proof fuzz check lint type bench docs tools clean
 
 help:            ## shows the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -35,7 +37,7 @@ demo: $(STAMP)   ## searches, reports and exports the example model (about two m
 tools:           ## fetches a real Triton server, perf_analyzer and OpenVINO into .tools (for tests)
 	$(PYTHON) tools/fetch_tools.py
 
-test: $(STAMP)   ## runs the tests (below 20 minutes on two cores)
+test: $(STAMP)   ## runs the tests (about half an hour on two cores)
 	-$(PYTHON) tools/fetch_tools.py
 	-$(BIN)/python tools/real_tensorrt.py --fetch
 	$(PYTEST) -m 'not gpu and not long' $(TESTS)
@@ -45,6 +47,11 @@ test-long: $(STAMP) ## runs the long tests as well
 
 test-gpu: $(STAMP)  ## runs what needs an NVIDIA GPU
 	$(PYTEST) -m gpu $(TESTS)
+
+gpu-proof:       ## ten minutes on a GPU, resumable; GPU_PYTHON=python3 takes that one's packages
+	@if [ -z "$(GPU_PYTHON)" ]; then $(PYTHON) -m venv .venv-gpu && \
+	  .venv-gpu/bin/python -m pip install --quiet --editable '.[gpu]' pytest pytest-timeout cupy-cuda13x; fi
+	PYTHONPATH="$$PWD:$$PYTHONPATH" $(or $(GPU_PYTHON),.venv-gpu/bin/python) bench/gpu.py
 
 fuzz: $(STAMP)   ## fuzzes the HTTP and gRPC front ends for ten minutes
 	FUZZ_SECONDS=600 $(PYTEST) --timeout 1200 tests/server/test_fuzz.py
@@ -69,11 +76,14 @@ bench: $(STAMP)  ## runs the benches one after the other and writes bench/result
 	  $(BIN)/python bench/replay.py --table "$(LANDSCAPE)" --latency-budget $${budget}ms \
 	    --out bench/results/replay_$${budget}ms.json || exit 1; done; \
 	else echo "left out: landscape, replay: there is no $(LANDSCAPE) (make bench LANDSCAPE=FILE)"; fi
+	@echo "left out: service_contract: ten minutes of requests (python bench/service_contract.py)"
 	@echo "left out: demos: more than an hour of whole searches (python bench/demos.py)"
-	@echo "left out: gpu: needs an NVIDIA GPU (python bench/gpu.py)"
+	@echo "left out: gpu: needs an NVIDIA GPU (make gpu-proof)"
 	@echo "left out: scheduling, generators, senders: an hour on a real Triton (make tools)"
 	@echo "left out: accelerators: a quarter of an hour, and OpenVINO (make tools)"
 	@echo "left out: real_models: hours, and a package index"
+	@echo "left out: cluster: 512 workers and lost machines (python bench/cluster.py)"
+	@echo "left out: budgets: whole searches at several budgets (python bench/budgets.py)"
 	@echo "left out: peers, servers: searches and load tests on a real Triton, step by step"
 	@echo "left out: twin_live: measures in parts of minutes, one model and server at a time"
 

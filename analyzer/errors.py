@@ -40,6 +40,26 @@ _OUT_OF_MEMORY = (
 )
 
 
+# What CUDA says (cudaGetErrorString) of errors that leave a process without a GPU. ONNX Runtime
+# ("CUDA failure 700: …") and TensorRT ("Cuda Runtime (…)") quote it. Their names are in
+# ``engine/runtimes/cuda.py:STICKY``; a test compares the two.
+_DEVICE_LOST = (
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "an async error has occured in external entity outside of cuda",
+    "device-side assert triggered",
+    "hardware stack error",
+    "invalid access of peer gpu memory over nvlink or a hardware error",
+    "invalid program counter",
+    "misaligned address",
+    "operation not supported on global/shared address space",
+    "tensor memory not completely freed",
+    "the launch timed out and was terminated",
+    "the mps client has been terminated by the server",
+    "unspecified launch failure",
+)
+
+
 class AnalyzerError(Exception):
     """A fault of the program.
 
@@ -145,6 +165,12 @@ def is_out_of_memory(said: BaseException | str) -> bool:
     return isinstance(said, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
+def is_device_lost(said: BaseException | str) -> bool:
+    """Whether an exception or a log means that this process cannot use its GPU any more."""
+    text = str(said).lower()
+    return any(sign in text for sign in _DEVICE_LOST)
+
+
 class TargetTimeoutError(TargetError):
     """The server under test did not answer in time."""
 
@@ -159,6 +185,12 @@ class BuildError(AnalyzerError):
 
 class BuildTimeoutError(BuildError):
     """A variant or an engine could not be built in the time that there was."""
+
+
+class BudgetEndedError(AnalyzerError):
+    """The search's budget ended before a step, or in the middle of it."""
+
+    code = "budget"
 
 
 class RunInterruptedError(AnalyzerError):

@@ -6,11 +6,13 @@
 
 ``search`` runs the real ``analyze search`` from nothing, exports its choice and verifies the claim
 on a real Triton. Needs a package index and, for verifying, ``make tools``. Steps of single models
-are kept in between, so that the models may be run one by one.
+are kept in between, so that the models may be run one by one; what is not run again stays as the
+committed results have it.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +33,7 @@ from benchlib import real_triton
 from benchlib.command import ROOT, Command, cell, put_into_page, say, table
 from benchlib.packaged import FOLDER, MODELS, PackagedModel
 
+RESULTS = ROOT / "bench" / "results" / "real_models.json"
 PAGE = ROOT / "docs" / "real-models.md"
 STEPS = real_triton.Steps(FOLDER / "steps")
 # Rows of natural input: an eighth calibrates, the rest scores.
@@ -173,22 +176,33 @@ def attempt(step: str, model: PackagedModel, budget_s: float) -> None:
         result = {"failed": str(ended).strip()}
     if "failed" in result:
         say(f"  {result['failed']}")
-    STEPS.save(f"{step}-{model.name}", result)
+    STEPS.save(step_name(step, model, budget_s), result)
 
 
-def collect() -> dict[str, Any]:
-    """Everything that is known of each model."""
-    known = {
-        model.name: {step: STEPS.load(f"{step}-{model.name}", {}) for step in ("check", "search")}
-        for model in MODELS
-    }
+def step_name(step: str, model: PackagedModel, budget_s: float) -> str:
+    """The file that a step's result is kept in; searches of several budgets beside each other."""
+    return f"search-{budget_s:g}-{model.name}" if step == "search" else f"{step}-{model.name}"
+
+
+def collect(budget_s: float) -> dict[str, Any]:
+    """Everything that is known of each model: what was committed, and newer steps over it."""
+    committed = json.loads(RESULTS.read_text())["models"] if RESULTS.is_file() else {}
+    known: dict[str, Any] = {}
+    for model in MODELS:
+        facts = committed.get(model.name, {"check": {}, "search": {}})
+        check = STEPS.load(step_name("check", model, budget_s), {})
+        search = STEPS.load(step_name("search", model, budget_s), {})
+        known[model.name] = {
+            "check": check or facts["check"],
+            "search": facts["search"] | ({f"{budget_s:g}": search} if search else {}),
+        }
     searched_any = any(steps["search"] for steps in known.values())
     own = {"onnxruntime": metadata.version("onnxruntime")}
     return {"versions": real_triton.versions() if searched_any else own, "models": known}
 
 
 def page(document: dict[str, Any]) -> str:
-    """Both tables of ``docs/real-models.md``."""
+    """The tables of ``docs/real-models.md``."""
     models = document["models"]
     said = [
         f"- **{name}**: {' '.join(facts['check']['notes'])}"
@@ -199,12 +213,15 @@ def page(document: dict[str, Any]) -> str:
         ["model", "from", "inputs", "batched", "fp16", "static int8", "dynamic int8", "served"],
         [check_row(name, facts["check"]) for name, facts in models.items() if facts["check"]],
     )
-    searches = [search_row(name, f["search"]) for name, f in models.items() if f["search"]]
     parts = [checks, "What inspection says of them:", "\n".join(said)]
-    if searches:
-        titles = ["model", "p99 within", "verdict", "wall time", "certified", "edge"]
-        titles += ["baseline's edge", "gain", "choice", "verified on Triton"]
-        parts.append(table(titles, searches))
+    titles = ["model", "p99 within", "verdict", "wall time", "certified", "edge"]
+    titles += ["baseline's edge", "gain", "choice", "verified on Triton"]
+    for budget in sorted({b for facts in models.values() for b in facts["search"]}, key=float):
+        found = {name: f["search"][budget] for name, f in models.items() if budget in f["search"]}
+        parts.append(
+            f"Searched with `--budget {budget}s` (an edge that is open above is told as ≥):"
+        )
+        parts.append(table(titles, [search_row(name, facts) for name, facts in found.items()]))
     return "\n\n".join(parts)
 
 
@@ -241,12 +258,22 @@ def search_row(name: str, facts: dict[str, Any]) -> list[str]:
         facts["verdict"],
         f"{facts['wall_seconds']:.0f} s",
         f"{cell(choice.get('capacity_rps'), '.1f')}/s",
-        f"{cell(choice.get('edge_rps'), '.1f')}/s",
-        f"{cell(baseline.get('edge_rps'), '.1f')}/s",
+        edge_cell(choice),
+        edge_cell(baseline),
         cell(facts["speedup"], ".2f"),
         spelled,
         facts.get("verify", {}).get("verdict", "–"),
     ]
+
+
+def edge_cell(entry: dict[str, Any]) -> str:
+    """An entry's edge, or the end of its interval that is known."""
+    if entry.get("edge_rps"):
+        return f"{entry['edge_rps']:.1f}/s"
+    low, high = entry.get("edge_interval_rps") or (None, None)
+    if low:
+        return f"≥ {low:.1f}/s"
+    return f"< {high:.1f}/s" if high else "–"
 
 
 def main() -> int:
@@ -260,7 +287,7 @@ def main() -> int:
         for model in MODELS:
             if not options.only or model.name in options.only:
                 attempt(options.step, model, options.budget)
-    document = collect()
+    document = collect(options.budget)
     put_into_page(PAGE, "real_models", page(document))
     return command.finish(options, document, page)
 

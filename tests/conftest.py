@@ -1,13 +1,22 @@
 """For all tests."""
 
+import getpass
+import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda, make_tensorrt
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
+from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.targets.triton_install import TritonInstall, find_triton
 
 # gRPC, once loaded, would tell on stderr of every child process that a later test starts.
@@ -36,26 +45,124 @@ sys.modules[__name__] = make_tensorrt(version={version!r})
 """
 _FAKE_CUDA = """
 import sys
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda
-sys.modules[__name__] = FakeCuda()
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
+sys.modules[__name__] = FakeCuda(**{options!r})
 """
 
 
 @pytest.fixture
-def fake_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def fake_tensorrt(install_fake_tensorrt: Callable[..., str]) -> str:
     """TensorRT and CUDA's bindings as fakes, here and in every child process; the version."""
+    return install_fake_tensorrt()
+
+
+@pytest.fixture
+def install_fake_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Puts the fakes in place; its arguments are ``FakeCuda``'s."""
+    return partial(_install, tmp_path, monkeypatch)
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
     version = "11.4.0"
-    folder = tmp_path / "fake-packages"
+    folder = folder / "fake-packages"
     (folder / "cuda" / "bindings").mkdir(parents=True)
     (folder / "cuda" / "__init__.py").touch()
     (folder / "cuda" / "bindings" / "__init__.py").touch()
-    (folder / "cuda" / "bindings" / "runtime.py").write_text(_FAKE_CUDA)
+    (folder / "cuda" / "bindings" / "runtime.py").write_text(_FAKE_CUDA.format(options=options))
     (folder / "tensorrt.py").write_text(_FAKE_TENSORRT.format(version=version))
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorrt", make_tensorrt(version=version))
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", FakeCuda())
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", FakeCuda(**options))
     monkeypatch.syspath_prepend(folder)
     return version
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'results.db'}"
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL, without a database name, of a PostgreSQL server of our own on a free port."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        pytest.skip("PostgreSQL's server programs are not installed (Debian: postgresql)")
+    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    programs = found[-1].parent
+    as_root = os.geteuid() == 0
+    if as_root and not shutil.which("runuser"):
+        pytest.skip("PostgreSQL refuses to run as root, and there is no runuser")
+    user = "postgres" if as_root else getpass.getuser()
+    # Not under tmp_path: its parents are closed to other users.
+    folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
+    if as_root:
+        shutil.chown(folder, user)
+    prefix = ["runuser", "-u", user, "--"] if as_root else []
+
+    def run(*command: str) -> None:
+        done = subprocess.run([*prefix, *command], cwd=folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"{Path(command[0]).name} does not run here: {done.stderr.strip()[:200]}")
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    data = str(folder / "data")
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -c fsync=off"
+    try:
+        run(str(programs / "initdb"), "-D", data, "-U", "tritune", "-A", "trust", "-E", "UTF8")
+        log = str(folder / "log")
+        run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", log, "-w", "start")
+        try:
+            yield f"postgresql://tritune:secret@127.0.0.1:{port}"
+        finally:
+            run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str, request: pytest.FixtureRequest) -> str:
+    import psycopg
+
+    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
+    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+    return f"{postgres_server}/{name}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+_FAKE_PACKAGES = Path(__file__).parent / "fake_packages"
+
+
+@pytest.fixture
+def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes up a machine with GPUs for every child process from now on.
+
+    Its arguments are ``nvml`` (``gpus``, ``faults``, ``cuda``), ``onnxruntime`` (``load_error``,
+    ``run_error``, ``falls_back``, ``cuda_version``), ``tensorrt`` and ``cupy`` (of their fakes;
+    none where they are left out) and ``cuda`` (of the one under both).
+    """
+
+    def make(**options: Any) -> None:
+        parts = {"tensorrt": ("tensorrt", "cuda"), "cupy": ("cupy", "cuda")}
+        folders = dict.fromkeys(
+            ["gpu", *(name for part in parts if part in options for name in parts[part])]
+        )
+        root = Path(__file__).parents[1]
+        paths = [*(str(_FAKE_PACKAGES / name) for name in folders), str(root)]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        monkeypatch.setenv("MADE_UP_MACHINE", json.dumps(options))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return make

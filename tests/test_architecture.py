@@ -17,6 +17,7 @@ LAYERS = {
     "errors": 0,
     "resources": 0,
     "domain": 1,
+    "buckets": 2,
     "stats": 2,
     "hardware": 2,
     "modelconfig": 2,
@@ -33,13 +34,17 @@ LAYERS = {
     "cluster": 7,
     "report": 8,
     "export": 8,
-    "cli": 9,
+    "service": 9,
+    "cli": 10,
 }
 HEAVY = (
+    "alembic",
+    "fastapi",
     "google.protobuf",
     "grpc",
     "msgspec",
     "numba",
+    "obstore",
     "onnx",
     "onnxruntime",
     "optuna",
@@ -63,6 +68,8 @@ COMMANDS = [
     "measure",
     "simulate",
     "studies",
+    "service",
+    "worker",
     "doctor",
 ]
 

@@ -63,8 +63,13 @@ CODE = re.compile(r"```.*?```|`[^`]+`", flags=re.S)
 TOPS = {path.name for folder in (ROOT, ROOT / "analyzer") for path in folder.iterdir()}
 NAMED_FILE = re.compile(r"(?<![\w./<{$-])([a-z_]+)(/[\w*/-]*(?:\.[a-z0-9]+)*)(?![\w<{])")
 NAMED_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-# Options of Triton's own programs.
+# Options of Triton's own programs, Ray's, kubectl's, pip's, Docker's, PostgreSQL's, curl's
+# and useradd's.
 OTHERS = {"--exit-timeout-secs", "--input-data", "--metrics-config", "--rate-limit"}
+OTHERS |= {"--address", "--disable-usage-stats", "--generate", "--head", "--labels", "--num-cpus"}
+OTHERS |= {"--for", "--no-cache-dir", "--port", "--timeout", "--from-literal", "--model-repository"}
+OTHERS |= {"--build", "--clean", "--detach", "--home-dir", "--if-exists", "--now", "--rm"}
+OTHERS |= {"--system", "--data-binary"}
 
 
 def pages() -> list[Path]:
@@ -92,11 +97,13 @@ def options() -> set[str]:
     """Every option of our commands, benches and tools."""
     context = click.Context(cli)
     found = {"--help", "--version"}
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
+    open_ = [cli.get_command(context, name) for name in cli.list_commands(context)]
+    while open_:
+        command = open_.pop()
         assert command is not None
         for parameter in command.params:
             found |= {*parameter.opts, *parameter.secondary_opts}
+        open_ += command.commands.values() if isinstance(command, click.Group) else ()
     for folder in ("bench", "tools", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             found |= set(re.findall(r'argument\(\s*"(--[a-z-]+)"', path.read_text("utf-8")))

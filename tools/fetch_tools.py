@@ -1,4 +1,4 @@
-"""Puts a real tritonserver, perf_analyzer and OpenVINO into ``.tools/``, from their wheels.
+"""Puts a real tritonserver, perf_analyzer, OpenVINO and axe into ``.tools/``, from their wheels.
 
 ``make tools`` runs it. It needs pip and a package index, nothing else: the wheels are downloaded
 with ``pip download --no-deps``, and of their contents only the programs and the libraries these
@@ -11,8 +11,9 @@ Layout:
     .tools/triton/nvidia_pytriton.libs/                  its libraries
     .tools/perf_analyzer/{bin,lib}/                      the program and links to the two libraries
     .tools/openvino/onnxruntime/                         an ONNX Runtime with OpenVINO
+    .tools/axe/axe.min.js                                what checks the service's pages
 
-The last is another build of the module ``onnxruntime``: with ``PYTHONPATH=.tools/openvino`` it
+The third is another build of the module ``onnxruntime``: with ``PYTHONPATH=.tools/openvino`` it
 takes the place of the environment's own.
 """
 
@@ -35,6 +36,7 @@ TRITON_VERSION = "2.51.0"  # as containers tell it, in a file beside the program
 PERF_ANALYZER_WHEEL = "tritonclient==2.50.0"
 # The last two are what its quantizer imports beside what the environment has.
 OPENVINO_WHEELS = ("onnxruntime-openvino==1.24.1", "sympy==1.14.0", "mpmath==1.3.0")
+AXE_WHEEL = "axe-playwright-python==0.1.8"  # axe 4.12.1, which looks at the service's pages
 PLATFORM = ("linux", "x86_64")
 # The names under which perf_analyzer asks for its libraries, and how the wheel's own names begin.
 PERF_ANALYZER_LIBRARIES = {"libb64.so.0d": "libb64-", "libcudart.so.12": "libcudart-"}
@@ -169,10 +171,27 @@ def fetch_openvino(home: Path) -> str:
     return f"onnxruntime-openvino was unpacked into {home}"
 
 
+def fetch_axe(home: Path) -> str:
+    """Makes ``home`` hold axe, a script that finds what keeps people out of a page.
+
+    Raises:
+        FetchError: The wheel is out of reach.
+    """
+    script = "axe.min.js"
+    if (home / script).is_file():
+        return f"axe is already in {home}"
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        staging = Path(scratch) / "axe"
+        wheel = download(AXE_WHEEL, Path(scratch))
+        unpack(wheel, {f"axe_playwright_python/{script}": script}, staging)
+        place(staging, home)
+    return f"axe was unpacked into {home}"
+
+
 def main() -> int:
     """Fetches what is missing and prints what it did."""
     parser = argparse.ArgumentParser(
-        description="Puts tritonserver, perf_analyzer and OpenVINO into .tools/."
+        description="Puts tritonserver, perf_analyzer, OpenVINO and axe into .tools/."
     )
     default = Path(__file__).resolve().parent.parent / ".tools"
     parser.add_argument("--into", type=Path, default=default, help="folder (default: .tools)")
@@ -188,6 +207,7 @@ def main() -> int:
         partial(fetch_triton, triton),
         partial(fetch_perf_analyzer, perf_analyzer, triton),
         partial(fetch_openvino, root / "openvino"),
+        partial(fetch_axe, root / "axe"),
     )
     for part in parts:
         try:

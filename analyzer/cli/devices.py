@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from analyzer.domain.configuration import Backend, DeviceKind
+from analyzer.engine.gpu_backends import driver_too_old, gpu_backends
 from analyzer.errors import MissingPartError
-
-
-def gpu_backends() -> tuple[Backend, ...]:
-    """The backends that run on a GPU that this process may use; empty without such a GPU."""
-    from analyzer.engine.runtimes.onnxruntime_ import import_onnxruntime
-    from analyzer.hardware.gpus import visible_gpus
-
-    if not visible_gpus():
-        return ()
-    found: list[Backend] = []
-    if "CUDAExecutionProvider" in import_onnxruntime().get_available_providers():
-        found.append("onnxruntime")
-    if find_spec("tensorrt") is not None:
-        found.append("tensorrt")
-    return tuple(found)
 
 
 def default_device() -> DeviceKind:
@@ -38,6 +22,11 @@ def require_gpu_backends() -> tuple[Backend, ...]:
 
     first_gpu()
     found = gpu_backends()
+    if not found and (too_old := driver_too_old()):
+        raise MissingPartError(
+            too_old,
+            hint="Install a newer driver, or an onnxruntime-gpu that is built for the older CUDA.",
+        )
     if not found:
         raise MissingPartError(
             "Neither ONNX Runtime's CUDA provider nor TensorRT is here to run models on the GPU.",

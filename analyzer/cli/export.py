@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from analyzer.buckets.location import Location
 from analyzer.cli import options
 from analyzer.errors import UsageError
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 def export_with_evidence(
     result: StudyResult,
-    destination: Path,
+    destination: Path | Location,
     *,
     config_id: str | None = None,
     backend: Any = "auto",
@@ -43,10 +45,15 @@ def export_with_evidence(
             "--compute-capabilities belongs to --backend tensorrt-rtx.",
             hint="An engine of TensorRT itself is for the GPU that the study measured.",
         )
+    if rtx and isinstance(destination, Location):
+        raise UsageError(
+            f"--backend tensorrt-rtx: {destination} is for repositories that Triton reads.",
+            hint="Write the engine to a folder of this machine.",
+        )
     named = check_capabilities(compute_capabilities) if rtx else ()
     measurement = chosen_measurement(result, config_id)
     evidence = evidence_document(result, measurement)
-    if rtx:
+    if rtx and isinstance(destination, Path):
         done = export_rtx_engine(
             result,
             measurement,
@@ -56,15 +63,21 @@ def export_with_evidence(
             compute_capabilities=named,
         )
     else:
-        done = export_study(
+        write = partial(
+            export_study,
             result,
             measurement,
-            destination,
             evidence=evidence,
             cache_dir=options.cache_dir(),
             backend=backend,
             force=force,
         )
+        if isinstance(destination, Location):
+            from analyzer.export.remote import export_remote
+
+            done = export_remote(destination, result.model.name, write)
+        else:
+            done = write(destination)
     for note in () if quiet else done.notes:
         click.echo(f"Note: {note}", err=True)
     return done
@@ -74,10 +87,11 @@ def export_with_evidence(
 @click.argument("study", required=False)
 @click.option(
     "--repository",
-    type=click.Path(path_type=Path),
+    type=options.Place(),
     required=True,
-    metavar="DIR",
-    help="The model repository; made if it is not there.",
+    metavar="DIR|URL",
+    help="The model repository, here or in an object store (s3://BUCKET/PATH, "
+    "s3://HOST:PORT/BUCKET/PATH, gs://, az://, as://); made if it is not there.",
 )
 @click.option(
     "--config",
@@ -103,7 +117,7 @@ def export_with_evidence(
 @options.common
 def export(
     study: str | None,
-    repository: Path,
+    repository: Path | Location,
     config_id: str | None,
     backend: str,
     compute_capabilities: str | None,

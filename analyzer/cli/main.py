@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from analyzer import __version__
-from analyzer.cli.signals import take_sigterm
+from analyzer.cli.signals import end_program, hear_signals, take_signals
 from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
 
 # Name of the command -> (module, one line for the overview).
@@ -30,6 +30,8 @@ _COMMANDS = {
     "measure": ("measure", "Run one load test against an endpoint or a local model."),
     "simulate": ("simulate", "Run Triton's scheduler in virtual time."),
     "studies": ("studies", "List studies, or show one trial by trial."),
+    "service": ("service", "Serve searches to a team: jobs over HTTP."),
+    "worker": ("worker", "Measure for a service, on this machine."),
     "doctor": ("doctor", "Show what this machine has, and what missing parts would add."),
 }
 
@@ -102,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     # gRPC, once loaded, would tell on stderr of every child process that we start.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    take_sigterm()
+    take_signals()
+    if argv is None:
+        hear_signals()
     try:
         code = cli.main(args=args, prog_name="analyze", standalone_mode=False, obj=tuple(args))
         status = code if isinstance(code, int) else 0
@@ -121,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = 0
     except Exception as error:
         status = _show(_unexpected(error), args)
+    if argv is None:
+        end_program(status)
     sys.exit(status)
 
 

@@ -210,6 +210,7 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.cli.models import inspect_path
     from analyzer.cli.options import cache_dir
     from analyzer.domain.configuration import baseline_configuration
+    from analyzer.hardware.gpu_memory import telling_gpu_memory
     from analyzer.hardware.gpus import first_gpu
     from analyzer.hardware.sampler import gpu_used_bytes
     from analyzer.measure.tasks import Assets
@@ -222,13 +223,16 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     gpu_base = gpu_used_bytes(gpu) if gpu is not None else None
     data = values["calibration_data"]
     assets = Assets(model=model, calibration_path=str(data) if data else None)
-    with open_target(
-        "embedded",
-        model=model,
-        model_path=Path(model.path),
-        inputs_path=assets.request_inputs(cache_dir()),
-        configuration=configuration,
-    ) as ready:
+    with (
+        telling_gpu_memory(gpu, gpu_base),
+        open_target(
+            "embedded",
+            model=model,
+            model_path=Path(model.path),
+            inputs_path=assets.request_inputs(cache_dir()),
+            configuration=configuration,
+        ) as ready,
+    ):
         yield Subject(
             target=ready,
             address=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from analyzer.buckets.location import Location
 from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
@@ -47,6 +48,19 @@ def _several(paths: list[Path], where: str) -> ModelError:
         f"{where} {len(paths)} models: {names}.",
         hint=f"Name the one that is meant, for instance: analyze {paths[0]}.",
     )
+
+
+def local_model(place: Path | Location) -> Path:
+    """The path of a model on this machine; one in an object store is fetched.
+
+    Raises:
+        ModelError: It cannot be fetched.
+    """
+    if isinstance(place, Path):
+        return place
+    from analyzer.variants.fetch import fetch_model
+
+    return fetch_model(place, cache_dir())
 
 
 def inspect_path(

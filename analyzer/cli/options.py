@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from analyzer.buckets.location import Location, is_location, parse_location
 from analyzer.domain import units
 from analyzer.errors import UsageError
 
@@ -91,6 +92,23 @@ class Fraction(click.ParamType[float]):
                 hint="Write 0.95 for 95 %." if self._open else "Write 0.01 for 1 %.",
             )
         return number
+
+
+class Place(click.ParamType[Path | Location]):
+    """A path of this machine, or a location in an object store."""
+
+    name = "PLACE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | Location:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        if not is_location(value):
+            return Path(value)
+        named = param is not None and param.opts[0].startswith("-")
+        option = param.opts[0] if param is not None and named else "MODEL"
+        return parse_location(value, option)
 
 
 def common(function: _F) -> _F:

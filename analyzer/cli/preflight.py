@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from analyzer.buckets.location import Location
 from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import AnalyzerError, MissingPartError, StoreError, TargetError, UsageError
 
@@ -50,8 +51,13 @@ def check_report(path: Path) -> None:
     _check_writable(path.parent, f"--report {path}")
 
 
-def check_export(path: Path) -> None:
-    """Raises UsageError where a repository could not be written to ``path``."""
+def check_export(path: Path | Location) -> None:
+    """Raises UsageError or RepositoryError where no repository could be written to ``path``."""
+    if isinstance(path, Location):
+        from analyzer.export.remote import check_remote
+
+        check_remote(path)
+        return
     if path.exists() and not path.is_dir():
         raise UsageError(
             f"--export: {path} is a file, where a model repository is a folder.",
@@ -60,21 +66,27 @@ def check_export(path: Path) -> None:
     _check_writable(path, f"--export {path}")
 
 
-def check_export_of(name: str, repository: Path, *, force: bool) -> None:
+def check_export_of(name: str, repository: Path | Location, *, force: bool) -> None:
     """Raises UsageError where the repository's folder of the model ``name`` is in the way.
 
     Which configuration wins is not known before the search. So one that is there already is taken
     to differ: a search that is refused at its end would be worse.
     """
-    folder = repository / name
-    if folder.exists() and not folder.is_dir():
+    there = f"{repository}/{name}"
+    if isinstance(repository, Location):
+        from analyzer.export.remote import remote_model_exists
+
+        present = remote_model_exists(repository, name)
+    else:
+        present = Path(there).exists()
+    if isinstance(repository, Path) and present and not Path(there).is_dir():
         raise UsageError(
-            f"--export: {folder} is a file, where the model's folder should be.",
+            f"--export: {there} is a file, where the model's folder should be.",
             hint="Remove it, or choose another folder for --export.",
         )
-    if folder.is_dir() and not force:
+    if present and not force:
         raise UsageError(
-            f"--export: {folder} is there already, and the recommended configuration may differ.",
+            f"--export: {there} is there already, and the recommended configuration may differ.",
             hint="Add --force to replace it (the older versions stay beside the new one), or "
             "choose another folder for --export.",
         )

@@ -34,8 +34,12 @@ def _precisions(
     return names
 
 
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in (value or "").split(",") if part.strip()))
+
+
 @click.command()
-@click.argument("model", required=False, type=click.Path(path_type=Path))
+@click.argument("model", required=False, type=options.Place())
 @click.option(
     "--latency-budget",
     type=options.DURATION_MS,
@@ -147,6 +151,13 @@ def _precisions(
 )
 @click.option("--ray-address", metavar="ADDR", help="A Ray cluster.  [default: a local Ray]")
 @click.option("--instance-type", metavar="NAME", help="Machine type of the price catalogue.")
+@click.option(
+    "--instance-types",
+    callback=_names,
+    metavar="LIST",
+    help="Machine types of a --ray-address cluster to compare by cost (g5.xlarge,m7g.large); its "
+    "machines are told apart by Ray's label instance-type.",
+)
 @click.option("--price", type=options.PRICE_PER_HOUR, help="Price of a machine (0.7364/h).")
 @click.option(
     "--prices",
@@ -159,8 +170,8 @@ def _precisions(
 @click.option("--study", metavar="NAME", help="Name of the study.  [default: model and a number]")
 @click.option("--resume", is_flag=True, help="Go on with --study NAME; nothing is measured twice.")
 @click.option(
-    "--export", "export_dir", type=click.Path(path_type=Path), metavar="DIR",
-    help="Write the recommended configuration as a Triton repository.",
+    "--export", "export_dir", type=options.Place(), metavar="DIR|URL",
+    help="Write the recommended configuration as a Triton repository, here or in an object store.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="With --export: replace a configuration that differs.")
 @click.option(
@@ -180,19 +191,30 @@ def _precisions(
     show_default=True,
     help="Where trials run: Ray actors, or this process.",
 )
+@click.option(
+    "--service",
+    metavar="URL",
+    help="Let this service search (http://HOST:8040; its token in TRITUNE_TOKEN).",
+)
 @options.common
 def search(**values: Any) -> int:
     """Find the configuration of MODEL that keeps a latency SLA, and certify it.
 
-    MODEL is an ONNX file or a Triton model directory; without it, the one model in
-    ./model_repository or the one .onnx file here.
+    MODEL is an ONNX file or a Triton model directory, here or in an object store
+    (s3://BUCKET/PATH, s3://HOST:PORT/BUCKET/PATH, gs://, az://, as://); without it, the one model
+    in ./model_repository or the one .onnx file here.
 
     \b
     analyze model.onnx --latency-budget 50ms --target-rate 500/s --price 0.7364/h
     analyze model.onnx --latency-budget 50ms --budget 60s --report report.html --export models/
     """
     started = time.monotonic()
+    if values.pop("service") is not None:
+        from analyzer.cli.remote import search_remotely
+
+        return search_remotely(click.get_current_context(), EXIT_CODES)
     from analyzer.cli.search_run import run_search_command
+    from analyzer.cli.search_types import run_types_command
 
     chosen: SearchOptions = SearchOptions(
         **{
@@ -203,4 +225,5 @@ def search(**values: Any) -> int:
         started=started,
         command=options.command_line(click.get_current_context().obj or ()),
     )
-    return EXIT_CODES[run_search_command(chosen)]
+    run = run_types_command if chosen.instance_types else run_search_command
+    return EXIT_CODES[run(chosen)]

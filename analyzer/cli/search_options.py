@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzer.buckets.location import Location
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
     """The command's options as click parsed them; names as in ``cli.search``."""
 
-    model: Path | None
+    model: Path | Location | None
     latency_budget: float
     percentile: float
     confidence: float
@@ -34,12 +36,13 @@ class SearchOptions:
     workers: int | None
     ray_address: str | None
     instance_type: str | None
+    instance_types: tuple[str, ...]
     price: float | None
     prices_file: Path | None
     store_url: str
     study: str | None
     resume: bool
-    export_dir: Path | None
+    export_dir: Path | Location | None
     force: bool
     report_file: Path | None
     seed: int

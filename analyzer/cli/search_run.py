@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.cli.answer import deliver
-from analyzer.cli.devices import gpu_backends, require_gpu_backends
+from analyzer.cli.devices import require_gpu_backends
 from analyzer.cli.machine import constants_of
-from analyzer.cli.models import find_model, inspect_path
+from analyzer.cli.models import find_model, inspect_path, local_model
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
-from analyzer.cli.signals import take_sigterm
 from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import PRECISIONS, Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
+from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import Pricing, StudyResult
 from analyzer.domain.workload import ArrivalProcess, parse_arrivals, request_batch_sizes
+from analyzer.engine.gpu_backends import gpu_backends
 from analyzer.errors import MissingPartError, RunInterruptedError, UsageError
+from analyzer.search.time_plan import TimePlan
 
 if TYPE_CHECKING:
     from analyzer.hardware.machine import Machine
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from analyzer.search.designer import Designer
     from analyzer.search.optuna_trials import OptunaTrials
     from analyzer.search.request import SearchRequest
+    from analyzer.store.records import StudyRecord
     from analyzer.store.results import ResultStore
 
 
@@ -43,62 +48,85 @@ def run_search_command(options: SearchOptions) -> str:
     from analyzer.store.results import open_store
     from analyzer.twin.precompile import start_compiling
 
-    sla = _sla(options)
+    sla = sla_of(options)
     pricing = _pricing(options)
     arrivals = parse_arrivals(options.arrivals)
     machine = inspect_machine()
     device, onnx_backend = _device(options)
-    path = options.model or find_model(Path.cwd())
+    place = options.model or find_model(Path.cwd())
     check_search(options)
     twin_ready = start_compiling()
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
+        path = local_model(place)
         model, baseline = inspect_path(path, options.input_shapes)
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
-        largest = _largest_request(options, arrivals, model)
+        largest = largest_request(options, arrivals, model)
         space = _space(options, model, device, machine, largest, onnx_backend, progress.warn)
+        plan = TimePlan.begun(
+            budget_s=options.budget, started=options.started, clock=time.monotonic
+        )
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
-        with _executor(options, device, machine) as executor:
-            model = _verified(options, model)
+        with _executor(options, device, machine, plan) as executor:
+            inference_s = 0.0
+            if plan.suffices("workers"):
+                model, inference_s = tried(options, model)
             for note in (*model.notes, *(space.left_out if options.space else ())):
                 progress.warn(note)
             if options.ray_address is not None:
                 # A cluster that is not there leaves no study behind.
                 _ = executor.workers
-            take_sigterm()
             with open_store(options.store_url) as store:
                 record = begin_study(options, store, model, sla, machine, device)
-                from analyzer.search.request import SearchRequest
-
-                request = SearchRequest(
-                    study=record.name,
-                    model=model,
-                    sla=sla,
-                    space=space,
-                    precisions=options.precisions or PRECISIONS,
-                    precisions_named=options.precisions is not None,
-                    calibration_path=options.calibration_data,
-                    arrivals=arrivals,
-                    request_batch_size=options.request_batch_size,
-                    budget_s=options.budget,
-                    accept=options.accept,
-                    trials_max=options.max_trials,
-                    sampler=options.sampler,
-                    server=options.server,
-                    device=device,
-                    pricing=pricing,
-                    seed=record.seed or 0,
-                    provenance=record.provenance,
+                request = request_of(
+                    options, record, model, space, device, pricing, arrivals, inference_s
                 )
                 result = _search(
-                    options, request, store, executor, progress, machine, baseline, twin_ready
+                    options, request, store, executor, progress, machine, baseline, twin_ready, plan
                 )
                 store.save_result(result)
     return deliver(options, result)
 
 
-def _sla(options: SearchOptions) -> Sla:
+def request_of(
+    options: SearchOptions,
+    record: StudyRecord,
+    model: ModelInfo,
+    space: SearchSpace,
+    device: DeviceKind,
+    pricing: Pricing,
+    arrivals: ArrivalProcess,
+    inference_s: float,
+) -> SearchRequest:
+    """What the search of ``record`` is asked to do on one kind of machine."""
+    from analyzer.search.request import SearchRequest
+
+    return SearchRequest(
+        study=record.name,
+        model=model,
+        sla=record.sla,
+        space=space,
+        precisions=options.precisions or PRECISIONS,
+        precisions_named=options.precisions is not None,
+        calibration_path=options.calibration_data,
+        arrivals=arrivals,
+        request_batch_size=options.request_batch_size,
+        budget_s=options.budget,
+        accept=options.accept,
+        trials_max=options.max_trials,
+        sampler=options.sampler,
+        server=options.server,
+        device=device,
+        pricing=pricing,
+        seed=record.seed or 0,
+        inference_s=inference_s,
+        provenance=record.provenance,
+    )
+
+
+def sla_of(options: SearchOptions) -> Sla:
+    """The SLA that the options spell."""
     objective: Objective = options.objective or ("cost" if options.target_rate else "capacity")
     if objective != "capacity" and options.target_rate is None:
         raise UsageError(
@@ -155,8 +183,15 @@ def _device(options: SearchOptions) -> tuple[DeviceKind, Backend]:
     return "gpu", backends[0]
 
 
-def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> Executor:
-    if options.executor == "in-process":
+def _executor(
+    options: SearchOptions, device: DeviceKind, machine: Machine, plan: TimePlan
+) -> Executor:
+    """The workers, which start now; where the budget does not suffice for that, some that need not.
+
+    A cluster's workers run already.
+    """
+    started = options.ray_address is not None
+    if options.executor == "in-process" or not (started or plan.suffices("workers")):
         if options.workers not in (None, 1) or options.ray_address:
             raise UsageError(
                 "--executor in-process has one worker, and no cluster.",
@@ -178,7 +213,7 @@ def _executor(options: SearchOptions, device: DeviceKind, machine: Machine) -> E
     return executor
 
 
-def _largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> int:
+def largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> int:
     """Inferences of the largest request, which every batch must hold."""
     largest = int(request_batch_sizes(arrivals, options.request_batch_size).max())
     if largest > 1 and not model.batchable:
@@ -189,15 +224,18 @@ def _largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: Mo
     return largest
 
 
-def _verified(options: SearchOptions, model: ModelInfo) -> ModelInfo:
-    """The model after it has run once or twice on the data it will be measured with."""
+def tried(options: SearchOptions, model: ModelInfo) -> tuple[ModelInfo, float]:
+    """The model after it has run once or twice on the data it will be measured with.
+
+    And the seconds that one inference took.
+    """
     from analyzer.variants.inputs import load_calibration, synthetic_inputs
-    from analyzer.variants.inspect import verify_model
+    from analyzer.variants.inspect import try_model
 
     if options.calibration_data is not None:
         rows = load_calibration(options.calibration_data, model).inputs
-        return verify_model(model, {name: array[:2] for name, array in rows.items()})
-    return verify_model(model, synthetic_inputs(model, 2, 0))
+        return try_model(model, {name: array[:2] for name, array in rows.items()})
+    return try_model(model, synthetic_inputs(model, 2, 0))
 
 
 def _space(
@@ -279,17 +317,13 @@ def _search(
     progress: ConsoleProgress,
     machine: Machine,
     baseline: Configuration | None,
-    twin_ready: Callable[[], None],
+    twin_ready: Callable[[float], bool],
+    plan: TimePlan,
 ) -> StudyResult:
     from analyzer.hardware.canary import STUDY_PERIOD_NS, Canary
     from analyzer.search.context import make_context
     from analyzer.search.study import run_search
     from analyzer.search.watch import StudyWatch
-
-    def settle() -> None:
-        # Ray is up by now, and has put its own handler in the place of ours.
-        take_sigterm()
-        twin_ready()
 
     context = make_context(
         request,
@@ -302,31 +336,44 @@ def _search(
         hardware_key=machine.hardware_key,
         cores=machine.cores,
         constants=constants_of(machine, local=options.ray_address is None),
-        started=options.started,
-        settle=settle,
+        plan=plan,
+        settle=twin_ready,
         # On a cluster other machines are measured, each beside its load tests.
         watch=StudyWatch(
             partial(Canary, period_ns=STUDY_PERIOD_NS) if options.ray_address is None else None
         ),
     )
+    with study_status(store, request.study, executor.cancel_all):
+        return run_search(context, trials_maker(request, store, executor))
+
+
+@contextmanager
+def study_status(store: ResultStore, study: str, cancel: Callable[[], None]) -> Iterator[None]:
+    """Says in the store how a search ended that does not come to its result.
+
+    Args:
+        cancel: Ends what the workers do.
+    """
     try:
-        return run_search(context, _trials_maker(request, store, executor))
+        yield
     except KeyboardInterrupt as error:
-        executor.cancel_all()
-        store.set_status(request.study, "interrupted")
+        cancel()
+        store.set_status(study, "interrupted")
         raise RunInterruptedError(
             "Interrupted. Everything measured so far is stored.",
-            hint=f"Go on with: --study {request.study} --resume (the same command otherwise).",
+            hint=f"Go on with: --study {study} --resume (the same command otherwise).",
         ) from error
     except Exception:
         # A fault as well: "running" would be a lie.
-        store.set_status(request.study, "failed")
+        store.set_status(study, "failed")
         raise
 
 
-def _trials_maker(
+def trials_maker(
     request: SearchRequest, store: ResultStore, executor: Executor
 ) -> Callable[[frozenset[str], Designer], OptunaTrials]:
+    """Opens the trials of a search in the study's database."""
+
     def make(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
         from analyzer.search.optuna_trials import open_trials
         from analyzer.store.optuna_storage import open_optuna_storage

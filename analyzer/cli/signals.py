@@ -2,18 +2,69 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from types import FrameType
+from typing import NoReturn
+
+EXIT_INTERRUPTED = 130
+"""The exit code of a command that was interrupted."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# An interrupt that a callback has swallowed comes once more after so many seconds, outside of it.
+_AGAIN_S = 0.05
+
+
+def take_signals() -> None:
+    """Makes both signals raise KeyboardInterrupt; on the main thread only."""
+    for number in _SIGNALS:
+        signal.signal(number, _raise_interrupt)
+
+
+def hear_signals() -> None:
+    """Sends a signal again that was lost.
+
+    Where Python runs a callback (of a weak reference, at the end of an object) it drops what is
+    raised there.
+    """
+    sys.unraisablehook = _send_again
+
+
+def end_program(status: int) -> NoReturn:
+    """Ends the process with ``status``, whatever still runs in it.
+
+    After an interrupt, Python's own end could turn the status into another (a library's code that
+    was interrupted marks it), and Ray's start would be waited for where nobody needs it any more.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if status == EXIT_INTERRUPTED or _starting():
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                continue
+        os._exit(status)
+    sys.exit(status)
+
+
+def _starting() -> bool:
+    """Whether Ray is left behind in the middle of its start; its guardian ends what it started."""
+    executor = sys.modules.get("analyzer.cluster.ray_executor")
+    name = getattr(executor, "SESSION_THREAD", None)
+    return any(thread.name == name for thread in threading.enumerate())
 
 
 def _raise_interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def take_sigterm() -> None:
-    """Makes SIGTERM raise KeyboardInterrupt; on the main thread only.
-
-    Called again once Ray is up: its core installs a handler of its own, which prints a stack trace
-    and kills the process at once.
-    """
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()

@@ -28,8 +28,13 @@ def begin_study(
     sla: Sla,
     machine: Machine,
     device: DeviceKind,
+    *,
+    hardware: str | None = None,
 ) -> StudyRecord:
     """The study's record: a new one, or the one that ``--resume`` goes on with.
+
+    Args:
+        hardware: What is measured, for people; None for this machine.
 
     Raises:
         UsageError: What is resumed is about another model or another SLA.
@@ -70,10 +75,11 @@ def begin_study(
                 "calibration_data": str(options.calibration_data or "") or None,
                 "model_path": model.path,
                 "budget_s": options.budget,
+                "instance_types": list(options.instance_types) or None,
             },
             seed=options.seed,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            provenance=_provenance(options, machine),
+            provenance=_provenance(options, machine, hardware),
         )
     )
 
@@ -85,7 +91,7 @@ def _spell(sla: Sla) -> str:
     return f"{text} --objective {sla.objective}"
 
 
-def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
+def _provenance(options: SearchOptions, machine: Machine, hardware: str | None) -> dict[str, Any]:
     from analyzer.engine.runtimes.providers import onnxruntime_versions
 
     libraries = onnxruntime_versions()
@@ -96,7 +102,7 @@ def _provenance(options: SearchOptions, machine: Machine) -> dict[str, Any]:
             continue
     return {
         "analyzer": __version__,
-        "hardware": machine.hardware,
+        "hardware": hardware or machine.hardware,
         "twin_constants": constants_of(machine, local=options.ray_address is None).sentence(),
         "libraries": libraries,
         "seeds": {"study": options.seed, "drawn": not options.seed_given},

@@ -7,7 +7,7 @@ is about the certified capacity.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from analyzer.domain.configuration import Configuration
@@ -355,11 +355,22 @@ def _missing_evidence(measurement: Measurement, sla: Sla) -> Miss:
     )
 
 
+def edge_cost(
+    measurement: Measurement, pricing: Pricing, request_batch_size: float
+) -> float | None:
+    """US dollars a million inferences at the edge; None where price or edge are unknown."""
+    price, edge_rps = pricing.price_per_hour, measurement.edge.at_least_rps
+    if price is None or not edge_rps:
+        return None
+    ips = edge_rps * request_batch_size
+    return cost_per_million_inferences(price, ips, pricing.devices_per_machine)
+
+
 def pareto_front(
     outcomes: Sequence[Measurement | Failure],
     sla: Sla,
     *,
-    pricing: Pricing | None = None,
+    pricing_of: Callable[[Configuration], Pricing] = lambda configuration: Pricing(),
     request_batch_size: float = 1,
 ) -> tuple[Measurement, ...]:
     """The measured configurations that keep the limits and that no other beats in everything.
@@ -377,21 +388,16 @@ def pareto_front(
         max_accuracy_drop=sla.max_accuracy_drop,
     )
     candidates = [m for m in measured(outcomes) if m.edge.at_least_rps and not misses(m, limits)]
-    price = pricing.price_per_hour if pricing is not None else None
-    directions: list[Direction] = ["up", "down", "down"]
+    directions: list[Direction] = ["up", "down", "down", "down"]
     rows: list[list[float | None]] = []
     for candidate in candidates:
         test = representative_test(candidate, sla)
         edge_rps = candidate.edge.at_least_rps
-        rows.append([edge_rps, test.latency_ms.sla if test else None, memory_bytes(candidate)])
-        if price is not None and pricing is not None and edge_rps is not None:
-            rows[-1].append(
-                cost_per_million_inferences(
-                    price, edge_rps * request_batch_size, pricing.devices_per_machine
-                )
-            )
-    if price is not None:
-        directions.append("down")
+        latency_ms = test.latency_ms.sla if test else None
+        cost = edge_cost(candidate, pricing_of(candidate.configuration), request_batch_size)
+        rows.append([edge_rps, latency_ms, memory_bytes(candidate), cost])
+    if all(row[-1] is None for row in rows):  # then there is nothing to compare
+        rows, directions = [row[:-1] for row in rows], directions[:-1]
     front = [candidates[index] for index in non_dominated(rows, directions)]
     return tuple(
         sorted(front, key=lambda m: (-(m.edge.at_least_rps or 0.0), m.configuration.config_id))

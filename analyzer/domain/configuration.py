@@ -136,6 +136,8 @@ class Configuration:
             OpenVINO takes one per core (0), since Triton's configuration cannot tell it a number.
         accelerator, graph_level, execution_mode, inter_op_threads, cuda_graphs, pinned_memory,
             cudnn_search: As in :class:`Execution`.
+        instance_type: The machine that it is for, by its cloud's name, where a study compares
+            several; else None. Machines differ, so that a deployment is measured on each.
     """
 
     precision: Precision = "fp32"
@@ -155,6 +157,7 @@ class Configuration:
     cuda_graphs: bool | None = None
     pinned_memory: bool | None = None
     cudnn_search: CudnnSearch | None = None
+    instance_type: str | None = None
 
     def __post_init__(self) -> None:
         assert self.max_batch_size >= 0, self.max_batch_size
@@ -219,13 +222,14 @@ class Configuration:
     def to_dict(self) -> dict[str, Any]:
         """The canonical configuration as JSON-ready values, keys as in the contract.
 
-        How the backend executes stands there only where it differs from the default, so that
-        a configuration has the id that it had before these settings could be told.
+        How the backend executes stands there only where it differs from the default, and the
+        instance type where several are compared, so that a configuration has the id that it had
+        before these could be told.
         """
         own = self.canonical()
         # Not dataclasses.asdict, which copies deeply: a report asks this of every measurement.
         values = {name: getattr(own, name) for name in _FIELDS}
-        for name in _EXECUTION:
+        for name in (*_EXECUTION, "instance_type"):
             if values[name] is None:
                 del values[name]
         preferred = own.preferred_batch_size

@@ -342,6 +342,11 @@ class Edge:
         """The estimate, else the lower end of the interval; None where no rate was kept."""
         return self.rate_rps or self.interval_rps[0] or None
 
+    def within(self, rate_rps: float) -> float:
+        """``rate_rps``, or the end of the interval that it lies beyond."""
+        low, high = self.interval_rps
+        return max(min(rate_rps, high or rate_rps), low or 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

@@ -81,6 +81,7 @@ class SearchSpace:
         onnx_backend: What runs ONNX graphs: ``python`` on a Triton that has only that,
             ``tensorrt`` on a GPU where ONNX Runtime cannot.
         left_out: A sentence for each choice of the file that cannot be measured here.
+        instance_type: As in :class:`Configuration`.
     """
 
     name: str
@@ -92,6 +93,7 @@ class SearchSpace:
     batchable: bool = True
     onnx_backend: Backend = "onnxruntime"
     left_out: tuple[str, ...] = ()
+    instance_type: str | None = None
 
     def configuration(self, params: Mapping[str, Choice]) -> Configuration | None:
         """The canonical configuration of ``params``; None where they contradict each other."""
@@ -132,6 +134,7 @@ class SearchSpace:
             max_queue_delay_us=int(params.get("max_queue_delay_us", 0)),
             instance_count=count,
             intra_op_threads=int(threads) if threads is not None else None,
+            instance_type=self.instance_type,
             **execution,
         ).canonical()
         if precision == "int8" and self.device == "gpu" and not found.variant.compiled:

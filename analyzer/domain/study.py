@@ -25,12 +25,14 @@ class Pricing:
         price_per_hour: US dollars; None if unknown, and every cost is then None.
         devices_per_machine: GPUs (or whole CPUs) of a machine that serve replicas.
         source: Where the price comes from: ``--price``, or the catalogue's entry and date.
+        device: What the catalogue calls the machine's device (``NVIDIA T4``); empty if unknown.
     """
 
     instance_type: str | None = None
     price_per_hour: float | None = None
     devices_per_machine: int = 1
     source: str | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,33 @@ class SearchSummary:
     budget_needed_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTypeResult:
+    """What the search on one instance type came to, in a study that compares several.
+
+    Args:
+        pricing: The type's name and price.
+        verdict: Of its search; None where that failed, and ``reason`` says why.
+        recommended_id: ``config_id`` of what is best on this type; None without one.
+        baseline_id: ``config_id`` of the baseline there; None where its search failed.
+        hardware: A short name of such a machine, for people.
+        workers: Load tests that ran there at the same time.
+    """
+
+    pricing: Pricing
+    verdict: Verdict | None = None
+    recommended_id: str | None = None
+    baseline_id: str | None = None
+    hardware: str = ""
+    workers: int = 0
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The cloud's name of the machine."""
+        return self.pricing.instance_type or ""
+
+
 ClaimVerdict = Literal["holds", "refuted", "undecided"]
 
 CLAIM_VERDICTS: dict[CertificateVerdict, ClaimVerdict] = {
@@ -171,6 +200,7 @@ class MeasuredEngine:
         sha256: Hash of its file, 64 hex digits.
         tensorrt, gpu, compute_capability: What it belongs to: a version of TensorRT and a model of
             GPU.
+        instance_type: As in :class:`Configuration`: each type has an engine of its own.
     """
 
     label: str
@@ -179,6 +209,7 @@ class MeasuredEngine:
     tensorrt: str
     gpu: str
     compute_capability: str
+    instance_type: str | None = None
 
     def __str__(self) -> str:
         """For people: what the engine runs on."""
@@ -208,6 +239,8 @@ class StudyResult:
             every walk of the study; None where nobody watched.
         speed_factors: Of each measured configuration by its id: the edge in ``outcomes`` over the
             one that short runs found, as :func:`~analyzer.domain.speeds.edge_over_speeds`.
+        instance_types: What each came to, in the order of the command, where several were
+            compared; ``pricing`` is then that of the recommended one.
     """
 
     name: str
@@ -231,8 +264,21 @@ class StudyResult:
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
+    instance_types: tuple[InstanceTypeResult, ...] = ()
+
+    def pricing_of(self, configuration: Configuration) -> Pricing:
+        """The price of the machine that ``configuration`` is for."""
+        found = (one.pricing for one in self.instance_types)
+        own = (each for each in found if each.instance_type == configuration.instance_type)
+        return next(own, self.pricing)
+
+    def baseline_of(self, configuration: Configuration) -> str:
+        """``config_id`` of the baseline on the same machine as ``configuration``."""
+        found = (one for one in self.instance_types if one.name == configuration.instance_type)
+        return next((one.baseline_id for one in found if one.baseline_id), self.baseline_id)
 
     def engine_of(self, configuration: Configuration) -> MeasuredEngine | None:
         """The engine that ``configuration`` was measured with; None if it serves a graph."""
-        label = configuration.variant.label
-        return next((engine for engine in self.engines if engine.label == label), None)
+        wanted = (configuration.variant.label, configuration.instance_type)
+        found = (one for one in self.engines if (one.label, one.instance_type) == wanted)
+        return next(found, None)

@@ -21,9 +21,11 @@ _LADDER = (
     *(0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.66, 0.62, 0.58, 0.54, 0.5),
     *(0.46, 0.42, 0.38, 0.34, 0.3, 0.25, 0.2),
 )
-# Runs that the first plan of a rate is split into, the shortest run, and the longest first one.
+# Runs that the first plan of a rate is split into, the shortest run, and the longest first one; a
+# rest that is shorter than the least part is one run.
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
+_PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
 # A ladder's rate this close to one that was tried already is that one.
 _SAME_RATE = 0.03
@@ -47,11 +49,14 @@ class CertifyGoal:
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
         shares: Shares of the time left that a first proof may be planned to take; the first that
             suffices for a rate counts.
+        climbs: Whether the time that a PASS leaves goes to higher rates.
         above_rps: No rate up to this is tried, a fixed one excepted.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: Claims that the family has begun so far and that have not passed.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
         ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
+        requests_min: Requests of the shortest run: a low rate takes long for them.
+        left_s: Seconds until the walk must end, simulations and pauses included; asked anew.
     """
 
     edge_rps: float
@@ -60,11 +65,14 @@ class CertifyGoal:
     percentile: float = 99.0
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
+    climbs: bool = True
     above_rps: float = 0.0
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
     ceiling_rps: Callable[[], float] = lambda: math.inf
+    requests_min: int = 0
+    left_s: Callable[[], float] = lambda: math.inf
 
 
 @dataclass(slots=True)
@@ -132,7 +140,7 @@ class _Certifying:
                 rates = [other for other in rates if other > rate]
             elif certificate.verdict == "FAIL":
                 rates = [other for other in rates if other < rate]
-        while rates and self._left_s > _RUN_S_MIN:
+        while rates and self._time_left_s() > _RUN_S_MIN:
             rates = [rate for rate in rates if rate <= self._ceiling_rps]
             chosen, limit_s = self._choose(rates) if rates else (None, 0.0)
             if chosen is None:
@@ -140,8 +148,15 @@ class _Certifying:
             passed = self._attempt(chosen, limit_s, [lower for lower in rates if lower < chosen])
             rates = [other for other in rates if (other > chosen if passed else other < chosen)]
             if result.passed and result.rate_rps:
+                if not self._goal.climbs:
+                    break
                 rates = [other for other in rates if other > result.rate_rps]
         return result
+
+    def _time_left_s(self) -> float:
+        """Seconds under load that are left; simulations and pauses take theirs as well."""
+        self._left_s = min(self._left_s, self._goal.left_s())
+        return self._left_s
 
     def _rates(self) -> list[float]:
         """The rates that may be tried, the highest first; those tried before among them."""
@@ -212,8 +227,9 @@ class _Certifying:
         needed, gathered = self._goal.requests_needed(rate, claim) or 0.0, 0
         # The first one is short: it shows whether the rate is hopeless.
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
-        while limit_s > _RUN_S_MIN:
-            if rate > self._ceiling_rps:
+        while (limit_s := min(limit_s, self._time_left_s())) > _RUN_S_MIN:
+            too_long = self._goal.requests_min / rate > self._left_s
+            if rate > self._ceiling_rps or too_long:
                 return False
             # A fifth of a run at most does not count.
             block_s = min(block_s, limit_s)
@@ -258,9 +274,10 @@ class _Certifying:
                 # Only a lower rate that is proven sooner is worth leaving for.
                 if lower and min(map(self._seconds, lower[::3])) < stay_s:
                     return False
-                limit_s = self._left_s
+                limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
-            block_s = max(min(missing * 1.05 / rate, 0.5 * limit_s), 0.5)
+            part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s
+            block_s = max(min(missing * 1.05 / rate, part_s), 0.5)
         return False
 
     @property

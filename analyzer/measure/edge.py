@@ -20,8 +20,7 @@ from analyzer.domain.speeds import EVIDENCE_MIN
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
-# Requests behind each side of a bracket that counts; so many times the misses that they may have
-# are a failure at once.
+# So many times the misses that the requests behind a side may have are a failure at once.
 _CLEAR_FACTOR = 3.0
 # Factor downwards while no rate was kept.
 _HALF = 2.0
@@ -72,11 +71,16 @@ class EdgeGoal:
 
 
 class EdgeSearch:
-    """The state of one search for an edge."""
+    """The state of one search for an edge.
 
-    def __init__(self, goal: EdgeGoal) -> None:
+    Args:
+        known: What rates did before; the search starts at its first rate all the same.
+    """
+
+    def __init__(self, goal: EdgeGoal, known: Sequence[RateOutcome] = ()) -> None:
         self._goal = goal
-        self._outcomes: dict[float, RateOutcome] = {}
+        self._outcomes = {outcome.rate_rps: outcome for outcome in known}
+        self._begun = False
         self._step = goal.step
         self._step_down = goal.step_down
 
@@ -94,6 +98,11 @@ class EdgeSearch:
         )
 
     @property
+    def tried(self) -> bool:
+        """Whether any rate was."""
+        return bool(self._outcomes)
+
+    @property
     def kept_rps(self) -> float | None:
         """The highest rate that was kept; None while none was."""
         low, _ = self._around()
@@ -101,6 +110,7 @@ class EdgeSearch:
 
     def record(self, outcome: RateOutcome) -> None:
         """Takes in what a rate did; runs at one rate count together."""
+        self._begun = True
         known = self._outcomes.get(outcome.rate_rps)
         if known is not None:
             outcome = replace(
@@ -120,7 +130,7 @@ class EdgeSearch:
     def next_rate_rps(self) -> float | None:
         """The rate to try next; None when the edge is known well enough, or there is none."""
         goal = self._goal
-        if not self._outcomes:
+        if not self._begun:
             return self._clip(goal.start_rps)
         low, high = self._around()
         if low is not None and high is not None:

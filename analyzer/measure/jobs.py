@@ -86,6 +86,13 @@ class Executor(Protocol):
             AnalyzerError: They could not be started.
         """
 
+    def ready(self, timeout_s: float) -> bool:
+        """Whether the workers are there, which is waited for so long.
+
+        Raises:
+            AnalyzerError: They could not be started.
+        """
+
     @property
     def local(self) -> WorkerContext | None:
         """What the one worker of this machine will see, where it shares our file system.

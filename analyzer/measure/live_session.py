@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from types import TracebackType
@@ -36,7 +37,7 @@ class LiveSession(Session):
         gpu: The GPU whose memory, power and clocks are sampled; None for none.
         gpu_base_bytes: What of its memory was in use before the target started.
         budgeted: Whether the plan's latency budget is one, or only a bound on time-outs.
-        first: As of :class:`Session`.
+        first, seconds_max: As of :class:`Session`.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class LiveSession(Session):
         gpu_base_bytes: int | None = None,
         budgeted: bool = True,
         first: int = 0,
+        seconds_max: float = math.inf,
     ) -> None:
-        super().__init__(plan, first=first)
+        super().__init__(plan, first=first, seconds_max=seconds_max)
+        self._began = time.monotonic()
         self._target = target
         self._gpu = gpu
         self._gpu_base_bytes = gpu_base_bytes
@@ -79,6 +82,11 @@ class LiveSession(Session):
         """The target's, and whether the machine was watched."""
         return (*self._target.notes, *self._unwatched)
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the session must end, by the clock."""
+        return self._seconds_max - (time.monotonic() - self._began)
+
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
         """As :meth:`Session.warm_up`."""
         run = self._closed_loop(concurrency, seconds)
@@ -100,8 +108,9 @@ class LiveSession(Session):
                 schedule.arrival_s,
                 schedule.batch_size,
                 timeout_s=self._timeout_s,
-                drain_s=self._timeout_s,
-                budget_s=self._plan.sla.latency_budget_ms / 1e3,
+                # What is late after the latency budget stays late.
+                drain_s=max(self.left_s - schedule.seconds, self._budget_s),
+                budget_s=self._budget_s,
                 stop=schedule.abort,
             )
         # A claim counts every request after its lead-in: the target was warmed up before, and what
@@ -130,8 +139,11 @@ class LiveSession(Session):
     def _timeout_s(self) -> float:
         if not self._budgeted:
             return _TIMEOUT_S_UNBUDGETED
-        budget_s = self._plan.sla.latency_budget_ms / 1e3
-        return max(_TIMEOUT_S_MIN, _TIMEOUT_BUDGETS * budget_s)
+        return max(_TIMEOUT_S_MIN, _TIMEOUT_BUDGETS * self._budget_s)
+
+    @property
+    def _budget_s(self) -> float:
+        return self._plan.sla.latency_budget_ms / 1e3
 
     def _closed_loop(self, concurrency: int, seconds: float) -> LoadRun:
         with self._target.connect() as connection:

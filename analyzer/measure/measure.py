@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
-    SLOWNESS_BIN_S,
     Certificate,
     Conditions,
     Edge,
@@ -21,45 +18,26 @@ from analyzer.domain.measurement import (
 )
 from analyzer.errors import TargetError
 from analyzer.measure.certify import CertifyGoal, certify_capacity
+from analyzer.measure.correlation import Correlation, relaxation_s, requests_needed
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
-from analyzer.measure.session import Session
+from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.witness import carried, rate_ceiling
-from analyzer.stats.certificate import claim_confidence, expected_requests
-from analyzer.twin.pace import path_of, slowness
-from analyzer.twin.server_model import ServerModel
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: 12 of them
 # reach 0.3 of the first one.
 _INVALID_MAX = 12
 _INVALID_EASE = 0.9
-_EDGE_REQUESTS_MIN = 20  # in the longest run at the lowest rate of an edge: as of any load test
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
-# Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
-# at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
-INFLATION_GUESS = 10.0
-MISS_GUESS_SHARE = 0.2
-# The lead-in of a certificate's run without a twin, in latency budgets.
-_LEAD_IN_BUDGETS = 5.0
-# However light the load, a machine has slow moments that no twin of the queue knows.
-_INFLATION_FLOOR = 1.5
+# Of the study's seconds by speed: the one that a supposed edge belongs to, as of the probes.
+_USUAL_QUANTILE = 0.05
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
 # runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
 _CONTROL_RANGE = (0.75, 1.1)
-# Simulated requests behind one inflation and one miss rate: fractions of a second. At a high load
-# overloads are so rare that 400,000 requests see few: an inflation of 86 at 0.9 of saturation comes
-# out between 46 and 300.
-_INFLATION_REQUESTS = 400_000
-_INFLATION_REQUESTS_HIGH = 1_600_000
-_HIGH_LOAD = 0.8
-_MISS_RATE_REQUESTS = 50_000
-# The speeds that were met count anew when the runs are so many times as long: each time costs some
-# tenths of a second.
-_REFRESH_FACTOR = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,29 +57,27 @@ class Proof:
     evidence: tuple[RateEvidence, ...] = ()
 
 
-def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rps: float) -> Edge:
+def measure_edge(
+    session: Session,
+    plan: EdgePlan,
+    load: LoadPlan,
+    saturation_rps: float,
+    *,
+    known: Sequence[RateOutcome] = (),
+) -> Edge:
     """The edge of the target, from runs of ``plan.seconds`` in all; longer until a rate is kept.
+
+    No run is begun that would not end within the session's time.
 
     Args:
         saturation_rps: What a closed loop achieved: where the search starts without a prediction.
+        known: What rates did before; the search starts where it would start anyway.
 
     Raises:
         TargetError: Not one run was valid.
     """
-    sla = load.sla
     low_s, high_s = plan.run_seconds
-    search = EdgeSearch(
-        EdgeGoal(
-            budget_ms=sla.latency_budget_ms,
-            miss_rate_max=sla.miss_rate_max,
-            # A little below the prediction, where a run is most informative about both sides.
-            start_rps=0.97 * plan.start_rps if plan.start_rps else 0.8 * saturation_rps,
-            step=_step(plan),
-            step_down=_STEP_DOWN_TRUSTED if plan.trusted else 2.0,
-            precision=1.04,
-            floor_rps=_EDGE_REQUESTS_MIN / high_s,
-        )
-    )
+    search = _edge_search(plan, load, saturation_rps, known)
     spent_s = 0.0
     invalid: list[LoadTest] = []
     ease = 1.0
@@ -111,6 +87,8 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
             break
         rate = max(ease * rate, search.floor_rps)
         seconds = float(np.clip(500 / rate, low_s, high_s))
+        if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
+            break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
         outcome = RateOutcome(
@@ -141,6 +119,22 @@ def measure_edge(session: Session, plan: EdgePlan, load: LoadPlan, saturation_rp
             hint="Something else keeps this machine busy; run it again when it is quiet.",
         )
     return edge
+
+
+def _edge_search(
+    plan: EdgePlan, load: LoadPlan, saturation_rps: float, known: Sequence[RateOutcome]
+) -> EdgeSearch:
+    goal = EdgeGoal(
+        budget_ms=load.sla.latency_budget_ms,
+        miss_rate_max=load.sla.miss_rate_max,
+        # A little below the prediction, where a run is most informative about both sides.
+        start_rps=0.97 * plan.start_rps if plan.start_rps else 0.8 * saturation_rps,
+        step=_step(plan),
+        step_down=_STEP_DOWN_TRUSTED if plan.trusted else 2.0,
+        precision=1.04,
+        floor_rps=REQUESTS_MIN / plan.run_seconds[1],
+    )
+    return EdgeSearch(goal, known)
 
 
 def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
@@ -186,23 +180,17 @@ def _step(plan: EdgePlan) -> float:
 def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge: Edge) -> Proof:
     """Certifies the plan's rate, or the highest share of ``edge`` that its time allows."""
     sla = load.sla
-    correlation = _Correlation(session, plan, load)
+    correlation = Correlation(session, plan, load)
     earlier = {known.rate_rps: known for known in plan.earlier}
     first = len(session.tests)
 
-    def requests_needed(rate: float, claim: int) -> float | None:
-        found, share = correlation.inflation(rate), correlation.miss_rate(rate)
-        known = earlier.get(rate)
-        return expected_requests(
-            miss_rate=share if share is not None else MISS_GUESS_SHARE * sla.miss_rate_max,
-            inflation=max(
-                found if found is not None else INFLATION_GUESS,
-                (known.inflation if known is not None else None) or _INFLATION_FLOOR,
-            ),
-            percentile=sla.percentile,
-            confidence=claim_confidence(sla.confidence, claim),
-            requests=known.requests if known is not None else 0,
-            over_budget=known.over_budget if known is not None else 0,
+    def needed(rate: float, claim: int) -> float | None:
+        return requests_needed(
+            sla,
+            inflation=correlation.inflation(rate),
+            miss_rate=correlation.miss_rate(rate),
+            claim=claim,
+            known=earlier.get(rate),
         )
 
     def study() -> Conditions | None:
@@ -228,15 +216,18 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         CertifyGoal(
             edge_rps=edge.at_least_rps or plan.rate_rps or 0.0,
             seconds=plan.seconds,
-            requests_needed=requests_needed,
+            requests_needed=needed,
             percentile=sla.percentile,
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
+            climbs=plan.supposed_rps is None,
             above_rps=plan.above_rps,
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
             ceiling_rps=lambda: rate_ceiling(edge, study(), sla),
+            requests_min=REQUESTS_MIN,
+            left_s=lambda: session.left_s,
         ),
         lambda rate, lead_s, length_s: session.run(
             rate, length_s, kind=plan.kind, stream=plan.stream, abort=False, lead_in_s=lead_s
@@ -259,83 +250,6 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     )
 
 
-class _Correlation:
-    """What the twin expects of late requests by rate, at the speeds that were met so far."""
-
-    def __init__(self, session: Session, plan: CertifyPlan, load: LoadPlan) -> None:
-        self._session = session
-        self._plan = plan
-        self._load = load
-        self._seconds = -math.inf
-        self._refreshed()
-
-    def inflation(self, rate_rps: float) -> float | None:
-        """As :func:`inflation_at`."""
-        self._refreshed()
-        return self._inflation(rate_rps)
-
-    def miss_rate(self, rate_rps: float) -> float | None:
-        """As :func:`miss_rate_at`."""
-        self._refreshed()
-        return self._miss_rate(rate_rps)
-
-    def _refreshed(self) -> None:
-        """Takes in the speeds of further runs, as soon as they are a part of what was known."""
-        met_s = SLOWNESS_BIN_S * sum(len(test.slowness) for test in self._session.tests)
-        if met_s < _REFRESH_FACTOR * self._seconds:
-            return
-        self._seconds = met_s or math.inf
-        model = self._plan.twin
-        if model is not None:
-            own = slowness(self._session.tests)
-            model = replace(model, path=path_of((*self._plan.slowness, *own)))
-        self._inflation = cache(inflation_at(model, self._load))
-        self._miss_rate = cache(miss_rate_at(model, self._load))
-
-
-def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> float:
-    """How long a queue that starts empty takes to forget it, seconds.
-
-    In heavy traffic the relaxation time is about the service time over (1 - sqrt(load))². Source:
-    Abate and Whitt 1987, "Transient behavior of the M/M/1 queue". Without a model it is guessed
-    from the latency budget, which longer queues would not keep.
-    """
-    if model is None:
-        return _LEAD_IN_BUDGETS * load.sla.latency_budget_ms / 1e3
-    share = min(rate_rps / model.saturation_rps(load.batch_sizes()), 0.999)
-    batch_s = model.service.service_ms[-1] / 1e3
-    return float(batch_s / (1.0 - np.sqrt(share)) ** 2)
-
-
-def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
-    """The simulated variance inflation by live rate; None without a model."""
-    if model is None:
-        return lambda rate_rps: None
-    saturation_rps = model.saturation_rps(load.batch_sizes())
-    arrivals = cache(load.unit_arrivals)
-
-    def inflation(rate_rps: float) -> float:
-        high = rate_rps > _HIGH_LOAD * saturation_rps
-        return model.inflation(
-            arrivals(_INFLATION_REQUESTS_HIGH if high else _INFLATION_REQUESTS),
-            rate_rps,
-            budget_ms=load.sla.latency_budget_ms,
-            percentile=load.sla.percentile,
-        )
-
-    return inflation
-
-
-def miss_rate_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
-    """The simulated fraction of requests over budget by live rate; None without a model."""
-    if model is None:
-        return lambda rate_rps: None
-    arrivals = load.unit_arrivals(_MISS_RATE_REQUESTS, seed=load.seed)
-    return lambda rate_rps: model.miss_rate(
-        arrivals, rate_rps, budget_ms=load.sla.latency_budget_ms
-    )
-
-
 def measure_configuration(
     session: Session,
     configuration: Configuration,
@@ -347,6 +261,8 @@ def measure_configuration(
 ) -> Measurement:
     """Measures what the plans ask for, in this order: warm-up, edge, target rate, certificate.
 
+    Where the certificate's plan supposes an edge, the certificate comes before it.
+
     Args:
         edge_plan: How the edge is searched; None to leave it out.
         certify: What is proven; None for nothing.
@@ -357,18 +273,21 @@ def measure_configuration(
     """
     saturation = session.warm_up(concurrency=_concurrency(configuration, load, edge_plan, certify))
     edge = Edge(rate_rps=None, interval_rps=(None, None))
-    headline = None
+    headline = proof = None
     if certify is not None and certify.edge is not None:
         edge = certify.edge
+    elif certify is not None and certify.supposed_rps is not None and edge_plan is not None:
+        proof, edge = _proof_then_edge(session, load, certify, edge_plan, saturation)
     elif edge_plan is not None:
         edge = long_run_edge(measure_edge(session, edge_plan, load, saturation), edge_plan, load)
     if target_seconds is not None and load.sla.target_rate_rps is not None:
         headline = session.run(
             load.sla.target_rate_rps, target_seconds, kind="target", stream=STREAM_EDGE
         )
-    proof = Proof(evidence=certify.earlier if certify is not None else ())
-    if certify is not None and (certify.rate_rps or edge.at_least_rps):
-        proof = certify_target(session, load, certify, edge=edge)
+    if proof is None:
+        proof = Proof(evidence=certify.earlier if certify is not None else ())
+        if certify is not None and (certify.rate_rps or edge.at_least_rps):
+            proof = certify_target(session, load, certify, edge=edge)
     return Measurement(
         configuration=configuration.canonical(),
         edge=edge,
@@ -380,6 +299,48 @@ def measure_configuration(
         load_test_seconds=session.seconds,
         resources=session.peak(),
         notes=session.notes,
+    )
+
+
+def _proof_then_edge(
+    session: Session, load: LoadPlan, certify: CertifyPlan, plan: EdgePlan, saturation_rps: float
+) -> tuple[Proof, Edge]:
+    """A proof at a safe rate; a half of the time that a PASS leaves goes to the edge.
+
+    (The other one to the baseline's.) Without it the edge is what the certificate's runs say of it,
+    with an open end.
+    """
+    supposed_rps = certify.supposed_rps
+    assert supposed_rps is not None
+    usual = certify.conditions.work_us if certify.conditions is not None else ()
+    supposed = Edge(
+        interval_rps=(supposed_rps, None),
+        work_us=float(np.quantile(usual, _USUAL_QUANTILE)) if usual else None,
+    )
+    before_s = session.seconds
+    proof = certify_target(session, load, certify, edge=supposed)
+    left_s = certify.seconds - (session.seconds - before_s)
+    known = [
+        RateOutcome(
+            rate_rps=found.rate_rps,
+            requests=found.requests,
+            over_budget=found.over_budget,
+            latency_ms=None,
+        )
+        for found in proof.evidence
+    ]
+    plan = replace(plan, seconds=min(plan.seconds, 0.5 * left_s))
+    if proof.rate_rps is not None and plan.seconds >= plan.run_seconds[0]:
+        searched = measure_edge(session, plan, load, saturation_rps, known=known)
+        edge = long_run_edge(searched, plan, load)
+    else:
+        edge = _edge_search(plan, load, saturation_rps, known).edge()
+    low, high = edge.interval_rps
+    # A rate that long runs kept is no noise.
+    miss_rate_max = load.sla.miss_rate_max
+    kept = [of.rate_rps for of in proof.evidence if of.over_budget <= miss_rate_max * of.requests]
+    return proof, replace(
+        edge, interval_rps=(max(low or 0.0, *kept), high) if kept else (low, high)
     )
 
 

@@ -93,6 +93,8 @@ class CertifyPlan:
         seconds: Time under load for the certificate.
         edge: The edge, where it is known already; else it is searched first.
         rate_rps: The one rate to certify; None for the highest that the time allows.
+        supposed_rps: A rate that the edge is supposed to reach, where the proof comes first and
+            the edge takes what time is left; None for the edge first.
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
@@ -101,12 +103,14 @@ class CertifyPlan:
         open_claims: Claims that the family (the study's candidates, or a baseline that is none) has
             begun so far and that have not passed.
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
+        tells_speed: Whether this configuration's own runs tell it too.
         conditions: What the machine was like over the whole study so far; None where unknown.
     """
 
     seconds: float
     edge: Edge | None = None
     rate_rps: float | None = None
+    supposed_rps: float | None = None
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0
@@ -115,6 +119,7 @@ class CertifyPlan:
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
     slowness: tuple[NDArray[np.float64], ...] = ()
+    tells_speed: bool = True
     conditions: Conditions | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from analyzer.load.generator import AbortRule
 from analyzer.measure.plan import STREAM_EDGE, LoadPlan
 
 # Requests of one load test: fewer say nothing, more do not fit into memory.
-_REQUESTS_MIN = 20
+REQUESTS_MIN = 20
 _REQUESTS_MAX = 2_000_000
 # A run is hopeless with this many times the misses that its requests may have.
 _HOPELESS_FACTOR = 3.0
@@ -45,6 +46,11 @@ class Schedule:
     rng: np.random.Generator
     abort: AbortRule | None
 
+    @property
+    def seconds(self) -> float:
+        """When the last request is sent, from the start."""
+        return float(self.arrival_s[-1])
+
 
 class Session(ABC):
     """Runs load tests against one target, one at a time, and keeps all of them.
@@ -54,11 +60,13 @@ class Session(ABC):
     Args:
         plan: How the target is loaded.
         first: Position of the first run on its stream of arrivals: those before are spent.
+        seconds_max: How long it may last, start and pauses included.
     """
 
-    def __init__(self, plan: LoadPlan, *, first: int = 0) -> None:
+    def __init__(self, plan: LoadPlan, *, first: int = 0, seconds_max: float = math.inf) -> None:
         self._plan = plan
         self._position = first
+        self._seconds_max = seconds_max
         self._repeats: Counter[float] = Counter()
         self.tests: list[LoadTest] = []
         self.logs: list[RequestLog] = []
@@ -80,6 +88,11 @@ class Session(ABC):
     @abstractmethod
     def notes(self) -> tuple[str, ...]:
         """Sentences that qualify everything measured here."""
+
+    @property
+    @abstractmethod
+    def left_s(self) -> float:
+        """Seconds until the session must end."""
 
     @abstractmethod
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
@@ -109,7 +122,7 @@ class Session(ABC):
             lead_in_s: Seconds before, in which queues fill: stored as warm-up and not counted.
         """
         plan = self._plan
-        count = int(np.clip(rate_rps * (lead_in_s + seconds), _REQUESTS_MIN, _REQUESTS_MAX))
+        count = int(np.clip(rate_rps * (lead_in_s + seconds), REQUESTS_MIN, _REQUESTS_MAX))
         rng = np.random.default_rng([plan.seed, stream, self._next_position(rate_rps, stream)])
         schedule = Schedule(
             kind=kind,

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.domain.study import MeasuredEngine
 from analyzer.errors import AnalyzerError, MissingPartError
 from analyzer.hardware.gpu_lock import measuring_on
+from analyzer.hardware.gpu_memory import telling_gpu_memory
 from analyzer.hardware.gpus import first_gpu
 from analyzer.hardware.sampler import gpu_used_bytes
 from analyzer.measure.failures import as_failure
@@ -269,6 +271,7 @@ class MeasureTask:
         certify: What is proven; None for nothing.
         target_seconds: How long to run at the SLA's target rate (objectives latency and memory);
             None for not at all.
+        seconds_max: Wall time of the task; what is not measured by then is left out.
         label: A name that people know the configuration by.
     """
 
@@ -282,18 +285,25 @@ class MeasureTask:
     predicted: Prediction = Prediction()
     accuracy: Accuracy | None = None
     hardware: str = ""
+    seconds_max: float = math.inf
     label: str = ""
 
     def __call__(self, context: WorkerContext) -> MeasureResult:
+        started = time.monotonic()
         stage = "build"
         session: LiveSession | None = None
         try:
-            variant = self.assets.variant(self.configuration.variant, context)
-            inputs = self.assets.request_inputs(context.cache_dir)
-            stage = "start"
             # Where NVML cannot match the process, its memory is what the device gained by it.
             gpu_base = gpu_used_bytes(context.gpu) if context.gpu is not None else None
-            with _nothing_built(context), self._open(Path(variant.path), inputs) as target:
+            with telling_gpu_memory(context.gpu, gpu_base):  # a variant is scored on the GPU
+                variant = self.assets.variant(self.configuration.variant, context)
+            inputs = self.assets.request_inputs(context.cache_dir)
+            stage = "start"
+            with (
+                telling_gpu_memory(context.gpu, gpu_base),
+                _nothing_built(context),
+                self._open(Path(variant.path), inputs) as target,
+            ):
                 stage = "load"
                 session = LiveSession(
                     target,
@@ -301,6 +311,7 @@ class MeasureTask:
                     gpu=context.gpu,
                     gpu_base_bytes=gpu_base,
                     first=self.certify.blocks if self.certify is not None else 0,
+                    seconds_max=self.seconds_max - (time.monotonic() - started),
                 )
                 with session:
                     outcome = self.measure(session)

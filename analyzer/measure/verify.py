@@ -14,11 +14,12 @@ from analyzer.domain.measurement import (
     Measurement,
     RequestLog,
 )
+from analyzer.hardware.gpu_memory import telling_gpu_memory
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.sampler import gpu_used_bytes
+from analyzer.measure.correlation import inflation_at
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.live_session import LiveSession
-from analyzer.measure.measure import inflation_at
 from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
 from analyzer.measure.session import combine
 from analyzer.targets.target import Target
@@ -75,7 +76,7 @@ def verify_claim(
     block_s = max(plan.seconds / (4 * STARTS), _BLOCK_S_MIN)
     for start in range(STARTS):
         gpu_base = gpu_used_bytes(plan.gpu) if plan.gpu is not None else None
-        with open_target() as target:
+        with telling_gpu_memory(plan.gpu, gpu_base), open_target() as target:
             # Each start draws from its own stream of arrivals.
             load = replace(plan.load, seed=plan.load.seed + start)
             share_s = plan.seconds * (start + 1) / STARTS

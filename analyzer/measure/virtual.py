@@ -118,6 +118,10 @@ class VirtualExecutor:
         """The virtual clock, seconds: time under load, and a second for each job's start."""
         return self.load_test_seconds + self._overhead_s
 
+    def ready(self, timeout_s: float) -> bool:
+        """The one worker is always there."""
+        return True
+
     def submit(self, job: Job) -> None:
         """Answers the job."""
         self._overhead_s += 1.0
@@ -202,6 +206,7 @@ class VirtualExecutor:
             speed=self._world.speed,
             start_s=self.now(),
             first=task.certify.blocks if task.certify is not None else 0,
+            seconds_max=task.seconds_max,
         )
         try:
             outcome: Measurement = task.measure(session)

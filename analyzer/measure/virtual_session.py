@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -47,7 +48,7 @@ class VirtualSession(Session):
         noise_seed: Tells sessions apart whose arrivals are the same.
         speed: How fast the machine is by time; None for always the same.
         start_s: When on that path the session begins.
-        first: As of :class:`Session`.
+        first, seconds_max: As of :class:`Session`.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class VirtualSession(Session):
         speed: SpeedPath | None = None,
         start_s: float = 0.0,
         first: int = 0,
+        seconds_max: float = math.inf,
     ) -> None:
-        super().__init__(plan, first=first)
+        super().__init__(plan, first=first, seconds_max=seconds_max)
         self._server = server
         self._memory_bytes = memory_bytes
         self._drift = drift
@@ -74,6 +76,11 @@ class VirtualSession(Session):
     def notes(self) -> tuple[str, ...]:
         """Nothing qualifies a simulation."""
         return ()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the session must end; only those under load pass."""
+        return self._seconds_max - self.seconds
 
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
         """The saturation throughput, requests per second, at most 1e7."""

@@ -147,6 +147,22 @@ def external_files(onnx_file: Path) -> dict[str, Path]:
     Raises:
         RepositoryError: The file is no ONNX graph, or one of them is missing or outside its folder.
     """
+    found = {name: onnx_file.parent / name for name in external_names(onnx_file)}
+    for name, path in found.items():
+        if not path.is_file():
+            raise RepositoryError(
+                f"{onnx_file} keeps weights in {name}, which is not beside it.",
+                hint="Copy the file with external weights next to the model.",
+            )
+    return found
+
+
+def external_names(onnx_file: Path) -> tuple[str, ...]:
+    """Names, relative to its folder, of the files in which ``onnx_file`` keeps weights.
+
+    Raises:
+        RepositoryError: The file is no ONNX graph, or one of them is outside its folder.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -154,7 +170,7 @@ def external_files(onnx_file: Path) -> dict[str, Path]:
         graph = onnx.load(str(onnx_file), load_external_data=False).graph
     except DecodeError as error:
         raise RepositoryError(f"{onnx_file} is not an ONNX file.") from error
-    found: dict[str, Path] = {}
+    names: dict[str, None] = {}
     for tensor in _tensors(graph):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
@@ -165,14 +181,8 @@ def external_files(onnx_file: Path) -> dict[str, Path]:
                 f"{onnx_file} keeps weights in {location}, outside its folder.",
                 hint="Save the model with its external weights beside it.",
             )
-        path = onnx_file.parent / relative
-        if not path.is_file():
-            raise RepositoryError(
-                f"{onnx_file} keeps weights in {location}, which is not beside it.",
-                hint="Copy the file with external weights next to the model.",
-            )
-        found[str(relative)] = path
-    return found
+        names[str(relative)] = None
+    return tuple(names)
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

@@ -66,12 +66,17 @@ def list_models(repository: Path) -> list[str]:
         ) from error
 
 
+def version_number(name: str) -> int | None:
+    """The version that a folder called ``name`` holds; None where it holds none."""
+    return int(name) if _VERSION.fullmatch(name) else None
+
+
 def list_versions(model_dir: Path) -> list[int]:
     """Version numbers of a model's folder, ascending; names with a leading zero are none."""
     return sorted(
-        int(entry.name)
+        version
         for entry in model_dir.iterdir()
-        if _VERSION.fullmatch(entry.name) and entry.is_dir()
+        if (version := version_number(entry.name)) is not None and entry.is_dir()
     )
 
 

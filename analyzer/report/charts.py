@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analyzer.domain.answer import (
+    edge_cost,
     find,
     memory_bytes,
     rank,
     representative_test,
 )
-from analyzer.domain.cost import cost_per_million_inferences
 from analyzer.domain.measurement import STAGES, Measurement
 from analyzer.domain.study import Step, StudyResult
 from analyzer.report.entries import StudyReport
@@ -170,7 +170,6 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
     test = representative_test(measurement, result.sla)
     edge_rps = measurement.edge.at_least_rps
     assert edge_rps
-    price = result.pricing.price_per_hour
     low, high = measurement.edge.interval_rps
     accuracy = measurement.real_accuracy
     return FrontPoint(
@@ -184,11 +183,9 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
         measured_at_rps=test.offered_rps if test else None,
         latency_ms=test.latency_ms.sla if test else None,
         memory_bytes=memory_bytes(measurement),
-        cost_per_million=cost_per_million_inferences(
-            price, edge_rps * result.request_batch_size, result.pricing.devices_per_machine
-        )
-        if price is not None
-        else None,
+        cost_per_million=edge_cost(
+            measurement, result.pricing_of(measurement.configuration), result.request_batch_size
+        ),
         capacity_rps=measurement.capacity_rps,
         accuracy=accuracy.value if accuracy else None,
     )

@@ -29,6 +29,7 @@ _CONFIG = (
     "cuda_graphs",
     "pinned_memory",
     "cudnn_search",
+    "instance_type",
 )
 _LATENCY = ("mean", "p50", "p90", "p95", "p99", "sla")
 _USE = (

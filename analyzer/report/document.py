@@ -29,7 +29,7 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.study import Claim, Explanation, StudyResult
 from analyzer.report.advice import next_budget_s, next_command
 from analyzer.report.conditions_text import watched
-from analyzer.report.entries import Entry, StudyReport, study_entry
+from analyzer.report.entries import Entry, StudyReport, TypeEntry, study_entry
 from analyzer.report.summary import notes_of, provenance, statement
 
 # Raised when a key of --json changes its meaning or goes.
@@ -60,6 +60,7 @@ def build_document(report: StudyReport) -> dict[str, Any]:
         "closest": _closest(report),
         "search": _search(result)
         | {"server": result.server, "conditions": _conditions(watched(result))},
+        "instance_types": [_instance_type(one) for one in report.types],
         "explanation": _explanation(result.explanation),
         "failures": [_failure(failure) for failure in report.failures[:FAILURES_MAX]],
         "verifications": [
@@ -197,6 +198,19 @@ def _sla(result: StudyResult) -> dict[str, Any]:
         "instance_type": result.pricing.instance_type,
         "price_per_hour": result.pricing.price_per_hour,
         "devices_per_machine": result.pricing.devices_per_machine,
+    }
+
+
+def _instance_type(one: TypeEntry) -> dict[str, Any]:
+    """What one of several instance types came to."""
+    return {
+        "instance_type": one.result.name,
+        "recommended": one.recommended,
+        "verdict": one.result.verdict,
+        "hardware": one.result.hardware or None,
+        "workers": one.result.workers,
+        "reason": one.result.reason or None,
+        "entry": entry_document(one.entry) if one.entry is not None else None,
     }
 
 

@@ -5,6 +5,7 @@ The JSON document, the page, Markdown and the terminal are all made from a :clas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.domain.answer import (
@@ -28,7 +29,7 @@ from analyzer.domain.measurement import (
     ResourceUse,
 )
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import Pricing, StudyResult, Verification
+from analyzer.domain.study import InstanceTypeResult, Pricing, StudyResult, Verification
 from analyzer.domain.twin_error import with_errors
 
 
@@ -84,6 +85,21 @@ class Closest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TypeEntry:
+    """What one of several instance types came to.
+
+    Args:
+        entry: What is best there: recommended or, without a proof, closest; None if nothing was
+            measured.
+        recommended: Whether the study recommends it.
+    """
+
+    result: InstanceTypeResult
+    entry: Entry | None
+    recommended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyReport:
     """A study's result with everything that reports derive from it.
 
@@ -98,6 +114,7 @@ class StudyReport:
         front: The Pareto front, the highest edge first.
         closest: None where a configuration is recommended or nothing was measured.
         verifications: Each with the entry of its measurement.
+        types: The instance types that were compared; empty where there was one.
     """
 
     result: StudyResult
@@ -110,6 +127,7 @@ class StudyReport:
     front: tuple[Entry, ...]
     closest: Closest | None
     verifications: tuple[tuple[Verification, Entry], ...]
+    types: tuple[TypeEntry, ...]
 
     @property
     def shown(self) -> Entry | None:
@@ -122,7 +140,6 @@ def make_report(result: StudyResult) -> StudyReport:
     measurements = with_errors(measured(result.outcomes))
     failures = tuple(outcome for outcome in result.outcomes if isinstance(outcome, Failure))
     recommendation = find(measurements, result.recommended_id)
-    baseline = find(measurements, result.baseline_id)
     # What is compared, whether it is recommended or only came closest.
     closest = (
         closest_miss(measurements, result.sla, among=result.recommendable)
@@ -132,14 +149,17 @@ def make_report(result: StudyResult) -> StudyReport:
     front = pareto_front(
         measurements,
         result.sla,
-        pricing=result.pricing,
+        pricing_of=result.pricing_of,
         request_batch_size=result.request_batch_size,
     )
 
     best = closest[0] if closest is not None else recommendation
-    best_gain = gain(
-        result.sla, best, baseline, devices_per_machine=result.pricing.devices_per_machine
-    )
+    baseline_id = result.baseline_of(best.configuration) if best else result.baseline_id
+    baseline = find(measurements, baseline_id)
+    devices = (
+        result.pricing_of(best.configuration) if best else result.pricing
+    ).devices_per_machine
+    best_gain = gain(result.sla, best, baseline, devices_per_machine=devices)
     basis: Basis = "certified"
     if best_gain is not None:
         basis = best_gain.basis
@@ -156,13 +176,30 @@ def make_report(result: StudyResult) -> StudyReport:
         recommendation=entry(recommendation, basis) if recommendation is not None else None,
         baseline=entry(baseline, basis)
         if baseline is not None
-        else _failed_entry(failures, result.baseline_id, result),
+        else _failed_entry(failures, baseline_id, result),
         gain=best_gain if recommendation is not None else None,
         closest_gain=best_gain if recommendation is None else None,
         front=tuple(map(entry, front)),
         closest=Closest(entry=entry(closest[0], basis), misses=closest[1]) if closest else None,
         verifications=tuple((item, entry(item.measured)) for item in result.verifications),
+        types=tuple(_type_entry(one, measurements, result) for one in result.instance_types),
     )
+
+
+def _type_entry(
+    one: InstanceTypeResult, measurements: Sequence[Measurement], result: StudyResult
+) -> TypeEntry:
+    own = [m for m in measurements if m.configuration.instance_type == one.name]
+    best = find(own, one.recommended_id)
+    if best is None:
+        closest = closest_miss(own, result.sla, among=result.recommendable)
+        best = closest[0] if closest is not None else None
+    entry = None
+    if best is not None:
+        basis = common_basis(result.sla, best, None)
+        entry = study_entry(best, result, fleet_basis=basis)
+    recommended = one.recommended_id is not None and one.recommended_id == result.recommended_id
+    return TypeEntry(result=one, entry=entry, recommended=recommended)
 
 
 def study_entry(
@@ -172,7 +209,7 @@ def study_entry(
     return make_entry(
         measurement,
         sla=result.sla,
-        pricing=result.pricing,
+        pricing=result.pricing_of(measurement.configuration),
         request_batch_size=result.request_batch_size,
         fleet_basis=fleet_basis,
     )

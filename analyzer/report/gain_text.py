@@ -45,14 +45,13 @@ def rate_text(measurement: Measurement) -> str:
 
 
 def ratio_text(gain: Gain) -> str:
-    """``2.91×``; ``≥ 2.91×`` where it may only be more, ``≤ 2.91×`` where it may only be less."""
+    """``2.91×``; ``≥ 1.4×``, ``≤ 3.2×`` where only that end of its interval is known."""
     low, high = gain.interval
-    sign = ""
     if low is not None and high is None:
-        sign = "≥ "
-    elif high is not None and low is None:
-        sign = "≤ "
-    return sign + times(gain.ratio)
+        return f"≥ {times(low)}"
+    if high is not None and low is None:
+        return f"≤ {times(high)}"
+    return times(gain.ratio)
 
 
 def gain_sentence(report: StudyReport) -> str:

@@ -12,7 +12,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.study import SearchSummary, StudyResult
 from analyzer.report.advice import advice, miss_sentence, next_command
 from analyzer.report.conditions_text import conditions_sentence, watched
-from analyzer.report.entries import Entry, StudyReport
+from analyzer.report.entries import Entry, StudyReport, TypeEntry
 from analyzer.report.gain_text import (
     edge_text,
     gain_note,
@@ -22,6 +22,7 @@ from analyzer.report.gain_text import (
 )
 from analyzer.report.wording import (
     NOT_MEASURED,
+    configuration_label,
     configuration_sentence,
     dollars,
     interval,
@@ -65,6 +66,7 @@ class Summary:
         advice: What to do next, a sentence each.
         command: The command line that the first advice means; None without one.
         conditions: What the machine was like meanwhile; empty where nobody watched.
+        types: Rows on the instance types that were compared; empty where there was one.
         notes: What qualifies the result: what the model cannot do, fallbacks taken.
     """
 
@@ -79,6 +81,7 @@ class Summary:
     advice: tuple[str, ...]
     command: str | None
     conditions: str
+    types: tuple[Row, ...]
     notes: tuple[str, ...]
 
 
@@ -103,6 +106,7 @@ def summarize(report: StudyReport) -> Summary:
         advice=advice(report),
         command=next_command(report.result),
         conditions=conditions_sentence(watched(report.result)),
+        types=tuple(_type_row(one) for one in report.types),
         notes=notes_of(report.result),
     )
 
@@ -325,6 +329,27 @@ def _cost_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     if entry.fleet_basis == "edges":
         rows.append(("rests on", "the estimated edge, not on a certified rate"))
     return tuple(rows)
+
+
+def _type_row(one: TypeEntry) -> Row:
+    """What an instance type came to: rate, fleet and cost of what is best there."""
+    name = one.result.name + (" (recommended)" if one.recommended else "")
+    entry = one.entry
+    if entry is None:
+        return name, one.result.reason or "nothing was measured"
+    measurement, fleet = entry.measurement, entry.fleet
+    proven = measurement.capacity_rps is not None
+    verdict = one.result.verdict or "failed"
+    carried = f"{rate(measurement.capacity_rps)} certified" if proven else "nothing certified"
+    parts = [f"{verdict}: {carried}, edge {edge_text(measurement.edge)}"]
+    if fleet is not None and fleet.machines is not None:
+        parts.append(_machines(fleet.machines))
+    if fleet is not None and fleet.cost_per_hour is not None:
+        parts.append(f"{dollars(fleet.cost_per_hour)}/h")
+    if fleet is not None and fleet.cost_per_million_inferences is not None:
+        parts.append(f"{dollars(fleet.cost_per_million_inferences)} a million inferences")
+    parts.append(configuration_label(entry.configuration))
+    return name, "; ".join((", ".join(parts) + _on_basis(entry), one.result.hardware)).strip("; ")
 
 
 def _machines_text(entry: Entry, sla: Sla, machines: int) -> str:

@@ -46,6 +46,8 @@ def render_terminal(report: StudyReport) -> str:
     for name, value in (*summary.certificate, *summary.measured, *summary.cost):
         if name in _SHOWN:
             lines += _block(_SHOWN[name], value)[:2]
+    for name, value in summary.types:
+        lines += _block("instance type", f"{name}: {value}")[:2]
     baseline = report.baseline
     if baseline is not None:
         rate = rate_text(baseline.measurement)

@@ -111,7 +111,8 @@ def configuration_label(configuration: Configuration) -> str:
     instances = f"{configuration.instance_count} inst"
     if configuration.intra_op_threads:
         instances += f" × {configuration.intra_op_threads} thr"
-    return " · ".join((precision_label(configuration), batching, instances))
+    place = (configuration.instance_type,) if configuration.instance_type else ()
+    return " · ".join((*place, precision_label(configuration), batching, instances))
 
 
 def configuration_sentence(configuration: Configuration) -> str:
@@ -136,6 +137,8 @@ def configuration_sentence(configuration: Configuration) -> str:
     if configuration.accelerator is not None:
         backend += f" with {_ACCELERATORS[configuration.accelerator]}"
     place = "the GPU" if configuration.device == "gpu" else "the CPU"
+    if configuration.instance_type:
+        place += f" of a {configuration.instance_type}"
     precision = " ".join(filter(None, (configuration.precision, configuration.quantization)))
     further = [word for word in configuration.execution.words if word not in _ACCELERATORS]
     return ", ".join((f"{precision} in {backend} on {place}", batching, instances, *further))
@@ -161,6 +164,8 @@ def configuration_rows(configuration: Configuration) -> list[tuple[str, str]]:
     rows.append(("instance_count", str(configuration.instance_count)))
     if threads is not None:
         rows.append(("intra_op_threads", str(threads) if threads else "one per core"))
+    if configuration.instance_type is not None:
+        rows.append(("instance_type", configuration.instance_type))
     execution = configuration.execution
     for field in fields(execution):
         value = getattr(execution, field.name)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Accuracy, Failure
-from analyzer.errors import AnalyzerError
+from analyzer.errors import AnalyzerError, BuildTimeoutError
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import Job
-from analyzer.measure.tasks import BUILD_SECONDS_MAX, BuildTask
+from analyzer.measure.tasks import BuildTask
 from analyzer.search.context import SearchContext
 from analyzer.search.request import SearchRequest
 from analyzer.search.wording import complexity
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from analyzer.variants.build import Variant
 
 # Of the time until the first proof must begin: after the first share no further build is begun, and
-# the one that runs then, the most promising of them, has until the second; in any case so many
-# seconds. What is not built by then is left out; the model itself may always take its time.
+# the one that runs then, the most promising of them, has until the second; where there is time, so
+# many seconds in any case. What is not built by then is left out; the model itself has all the time
+# that a first measurement does not take.
 _BEGIN_SHARE = 0.5
 _BUILD_SHARE = 0.9
 _BUILD_S_MIN = 5.0
@@ -57,6 +58,7 @@ def build(context: SearchContext) -> BuiltVariants:
 
     Raises:
         AnalyzerError: The baseline's variant cannot be served, or the workers failed.
+        BudgetEndedError: There is no time for a measurement after it.
     """
     built = BuiltVariants()
     simplest: dict[VariantKey, Configuration] = {}
@@ -66,12 +68,16 @@ def build(context: SearchContext) -> BuiltVariants:
             simplest[configuration.variant] = configuration
     context.progress.phase("building variants", _EXPECTED_S * len(simplest))
     context.progress.detail(", ".join(key.label for key in simplest))
-    left_s = context.plan.preparation_left_s
+    plan = context.plan
+    left_s = plan.preparation_left_s
     begin_s, seconds = _BEGIN_SHARE * left_s, max(_BUILD_S_MIN, _BUILD_SHARE * left_s)
+    seconds = min(seconds, plan.left_before_s("probes"))
     found = _run(context, tuple(simplest), seconds, begin_s=begin_s)
     baseline = context.baseline.variant
     if isinstance(found[baseline], AnalyzerError):
-        found |= _run(context, (baseline,), BUILD_SECONDS_MAX)
+        found |= _run(context, (baseline,), plan.left_before_s("probes"))
+    if isinstance(found[baseline], BuildTimeoutError):
+        raise plan.ended()
     for key, variant in found.items():
         if isinstance(variant, AnalyzerError):
             built.excluded[key] = as_failure(simplest[key], variant, stage="build")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,7 +38,8 @@ class SearchContext:
         constants: What the twin supposes of the machine.
         plan: What is left of the budget, and for what.
         watch: Watches the machine from the first probe to the end of measuring.
-        settle: Waits until nothing of ours runs any more beside what will be measured.
+        settle: Waits so many seconds until nothing of ours runs any more beside what will be
+            measured, and tells whether that is so.
     """
 
     request: SearchRequest
@@ -58,7 +58,7 @@ class SearchContext:
     constants: MachineConstants
     plan: TimePlan
     watch: StudyWatch
-    settle: Callable[[], None]
+    settle: Callable[[float], bool]
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -71,15 +71,32 @@ class SearchContext:
         return _EMBEDDED_START_S if self.request.server == "embedded" else _OTHER_START_S
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Runs ``jobs``; yields each result as it comes."""
+        """Runs ``jobs``; yields each result as it comes.
+
+        Raises:
+            BudgetEndedError: As :meth:`next_result`.
+        """
         for job in jobs:
             self.executor.submit(job)
         waiting = len(jobs)
         while waiting:
-            result = self.executor.next_result(WAIT_S)
+            result = self.next_result()
             if result is not None:
                 waiting -= 1
                 yield result
+
+    def next_result(self) -> JobResult | None:
+        """The next job that ended; None where there was none in a short wait.
+
+        Raises:
+            BudgetEndedError: The command must end; what ran is cancelled.
+        """
+        cut_in_s = self.plan.cut_in_s
+        result = self.executor.next_result(min(WAIT_S, max(cut_in_s, 0.0)))
+        if result is None and cut_in_s <= 0.0:
+            self.executor.cancel_all()
+            raise self.plan.ended()
+        return result
 
     def measure_task(
         self,
@@ -103,6 +120,7 @@ class SearchContext:
             predicted=Prediction(edge_rps=predicted_rps),
             accuracy=accuracy,
             hardware=self.hardware,
+            seconds_max=max(self.plan.left_s, 0.0),
             label=self.labels.get(configuration.config_id, ""),
         )
 
@@ -113,25 +131,27 @@ def make_context(
     executor: Executor,
     store: TrialStore,
     progress: Progress,
+    plan: TimePlan,
     stored: Sequence[StoredOutcome] = (),
     baseline: Configuration | None = None,
     hardware: str = "",
     hardware_key: str = "",
+    runtimes: str | None = None,
     cores: int = 1,
     constants: MachineConstants = FALLBACK,
-    clock: Callable[[], float] = time.monotonic,
-    started: float | None = None,
-    settle: Callable[[], None] = lambda: None,
+    settle: Callable[[float], bool] = lambda timeout_s: True,
     watch: StudyWatch | None = None,
 ) -> SearchContext:
     """The context of one search.
 
     Args:
-        stored: Outcomes of an interrupted run of this study; none of them is measured again.
+        plan: Of the request's budget.
+        stored: Outcomes of an interrupted run of this study, of whichever instance types; none of
+            them is measured again.
         baseline: The configuration to compare with; None for Triton's automatic one.
-        hardware_key: Equal for machines whose probes can be shared.
-        started: When the budget began to run; now if None.
-        settle: Waits for what the caller has begun beside the search.
+        hardware_key: Equal for machines whose probes can be shared, and ``runtimes`` what runs
+            models there (None: what does here).
+        settle: As of :class:`SearchContext`, for what the caller has begun beside the search.
         watch: Watches the machine that is measured; None for nobody.
     """
     watch = watch or StudyWatch()
@@ -140,6 +160,9 @@ def make_context(
     ).canonical()
     if baseline.backend == "onnxruntime":
         baseline = replace(baseline, backend=request.space.onnx_backend)
+    baseline = replace(baseline, instance_type=request.space.instance_type)
+    kind = request.space.instance_type
+    stored = [known for known in stored if known.outcome.configuration.instance_type == kind]
     candidates = {
         config_id: configuration
         for config_id, (configuration, _) in request.space.candidates().items()
@@ -152,7 +175,7 @@ def make_context(
         store=store,
         progress=progress,
         log=OutcomeLog(request, store, progress, stored=stored, watch=watch),
-        probe_cache=ProbeCache(store.get_cache, store.put_cache, hardware_key),
+        probe_cache=ProbeCache(store.get_cache, store.put_cache, hardware_key, installed=runtimes),
         candidates=candidates,
         labels=request.space.labels(),
         baseline=baseline,
@@ -173,11 +196,7 @@ def make_context(
         hardware=hardware,
         cores=cores,
         constants=constants,
-        plan=TimePlan.begun(
-            budget_s=request.budget_s,
-            started=clock() if started is None else started,
-            clock=clock,
-        ),
+        plan=plan,
         watch=watch,
         settle=settle,
     )

@@ -115,6 +115,8 @@ class Designer:
         self._prior = np.array([float(c.feasible_prior) for c in candidates])
         # By index: the measured objective, and whether every limit was kept.
         self._values: dict[int, float] = {}
+        # Those whose value is only a bound from below, and was expected to be higher.
+        self._bounds: set[int] = set()
         self._feasible: dict[int, bool] = {}
         # By index, in the order of measuring: log(measured / predicted) as both were then, and the
         # same with what had been learned by then.
@@ -144,7 +146,9 @@ class Designer:
         self._refitted = True
         self._predict([predicted[config_id] for config_id in self._ids])
 
-    def update(self, config_id: str, value: float | None, *, feasible: bool = True) -> None:
+    def update(
+        self, config_id: str, value: float | None, *, feasible: bool = True, exact: bool = True
+    ) -> None:
         """Takes in an outcome; a second one of the same candidate replaces the first.
 
         Args:
@@ -152,6 +156,7 @@ class Designer:
             value: The measured objective, positive; None if there is none.
             feasible: Whether it kept every limit; a value that broke one still teaches how far off
                 the twin is.
+            exact: Whether it is the value, and not only a bound from below.
         """
         usable = value is not None and isfinite(value) and value > 0
         index = self._index.get(config_id)
@@ -160,8 +165,12 @@ class Designer:
                 self._outside[config_id] = value
             return
         self._values.pop(index, None)
+        self._bounds.discard(index)
         if value is not None and usable:
-            if self._promising[index] and index not in self._errors:
+            if not exact and log(value) < self._log_predicted[index]:
+                # A bound from below says nothing where more was expected.
+                self._bounds.add(index)
+            elif self._promising[index] and index not in self._errors:
                 error = log(value) - float(self._log_predicted[index])
                 learned = self._learned().predict(np.array([index], dtype=np.int64))[0]
                 self._errors[index] = error, error - float(learned[0])
@@ -376,6 +385,7 @@ class Designer:
         return [
             (index, log(value) - float(self._log_predicted[index]))
             for index, value in sorted(self._values.items())
+            if index not in self._bounds
             if self._promising[index]
         ]
 

@@ -23,7 +23,7 @@ def with_measured_engines(context: SearchContext) -> SearchContext:
         for stored in context.log.stored
         if isinstance(stored.outcome, Measurement)
     }
-    kept = context.store.get_cache(_KIND, context.request.study) or {}
+    kept = context.store.get_cache(_KIND, context.request.part) or {}
     engines = [MeasuredEngine(**values) for values in kept.get("engines", ())]
     return _with(context, (engine for engine in engines if engine.label in measured))
 
@@ -37,11 +37,12 @@ def keep_engines(context: SearchContext, built: BuiltVariants) -> SearchContext:
                 label=key.label,
                 entry=variant.entry,
                 sha256=variant.sha256,
+                instance_type=context.request.space.instance_type,
                 **asdict(variant.engine),
             )
     if known:
         values = [asdict(engine) for engine in known.values()]
-        context.store.put_cache(_KIND, context.request.study, {"engines": values})
+        context.store.put_cache(_KIND, context.request.part, {"engines": values})
     return _with(context, known.values())
 
 

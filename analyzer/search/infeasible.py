@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
+from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
 from analyzer.measure.plan import CertifyPlan
 from analyzer.search.build import BuiltVariants
@@ -68,11 +71,12 @@ def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Scr
         ),
     )
     timeout_s = hangs_after_s(seconds)
-    for result in context.run([Job("refute", task, timeout_s, "refute")]):
-        outcome, logs = outcome_of(result, best.configuration)
-        if isinstance(outcome, Measurement):
-            outcome = merged(best, outcome)
-        log.record(outcome, role="trial", logs=logs)
+    with suppress(BudgetEndedError):
+        for result in context.run([Job("refute", task, timeout_s, "refute")]):
+            outcome, logs = outcome_of(result, best.configuration)
+            if isinstance(outcome, Measurement):
+                outcome = merged(best, outcome)
+            log.record(outcome, role="trial", logs=logs)
 
 
 def _failed(measurement: Measurement) -> bool:

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Edge, Failure, Measurement
-from analyzer.measure.certify import AT_ONCE, CLIMBING
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.errors import BudgetEndedError
+from analyzer.measure.certify import AT_ONCE
 from analyzer.measure.edge import revised_edge
 from analyzer.measure.jobs import Job, JobResult
-from analyzer.measure.plan import CertifyPlan, EdgePlan
-from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
-from analyzer.search.context import WAIT_S, SearchContext
+from analyzer.search.context import SearchContext
 from analyzer.search.next_step import Standing, Step, next_step
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
+from analyzer.search.step_tasks import StepTasks
 from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import describe
 
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials, Proposal
 
-# Seconds under load of one search for an edge: this share of the budget, within limits.
-_EDGE_SHARE = 0.08
-_EDGE_S = (2.5, 20.0)
-# With a target rate to be judged at: the shares of the edge and of the run at that rate.
-_TARGET_SHARES = (0.6, 0.5)
-# A first certificate gets so many times what it is expected to take, so that it ends in a PASS and
-# not in a plan; at most this share of what is left.
-_FIRST_PROOF_FACTOR = 2.5
-_FIRST_PROOF_SHARE = 0.6
-_FIRST_PROOF_S_MIN = 3.0  # for the two runs of a first plan
-# Once something is proven: the share of what is left then that trials may take, and of what is left
-# later that a climb leaves to the baseline's certificate.
+# Once something is proven: the share of what is left then that trials may take.
 _TRIALS_SHARE = 0.45
-_BASELINE_SHARE = 0.25
 # A candidate takes the place of the one that is proven already if its edge is so many times as
 # high: edges of short runs are known to a few per cent (docs/twin.md).
 _WORTH_A_CHANGE = 1.05
@@ -76,7 +63,7 @@ class Measuring:
         self._built = built
         self._screening = screening
         self._trials = trials
-        self._edge_s = float(np.clip(_EDGE_SHARE * context.request.budget_s, *_EDGE_S))
+        self._tasks = StepTasks(context, built, screening)
         self._pending: dict[str, _Pending] = {}
         self._exhausted = trials is None
         # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
@@ -94,11 +81,15 @@ class Measuring:
             self._trials.reconcile({s.trial_number: score_of(s.outcome, sla) for s in stored})
         context.progress.phase("measuring", max(0.0, context.plan.left_s))
         self._begin_wanted()
-        while self._pending:
-            result = context.executor.next_result(WAIT_S)
-            if result is not None:
-                self._finish(self._pending.pop(result.job_id), result)
-                self._begin_wanted()
+        try:
+            while self._pending:
+                result = context.next_result()
+                if result is not None:
+                    self._finish(self._pending.pop(result.job_id), result)
+                    self._begin_wanted()
+        except BudgetEndedError:
+            for pending in self._pending.values():
+                context.log.warn(f"{describe(pending.configuration)}: the budget ended meanwhile.")
         if self._trials is not None:
             self._trials.abandon()
 
@@ -111,10 +102,10 @@ class Measuring:
         best = self.best
         if best is not None:
             pending = _Pending(step="proof", configuration=best.configuration)
-            task = self._certify_task(best.configuration, best.edge, seconds, AT_ONCE)
-            timeout_s = hangs_after_s(seconds)
-            (result,) = self._context.run([Job("complete", task, timeout_s, "complete")])
-            self._finish(pending, result)
+            task = self._tasks.certificate(best.configuration, best.edge, seconds, AT_ONCE)
+            with suppress(BudgetEndedError):
+                for result in self._context.run([Job("complete", task, hangs_after_s(seconds))]):
+                    self._finish(pending, result)
 
     @property
     def missing_s(self) -> float | None:
@@ -122,17 +113,8 @@ class Measuring:
         return self.missing_s_of(self.best) if self.best is not None else None
 
     def missing_s_of(self, candidate: Measurement | None) -> float | None:
-        """Seconds under load that the proof of ``candidate`` still takes; None if unknown.
-
-        Without a candidate: that of what would be measured first.
-        """
-        if candidate is None:
-            return self._screening.proof_s()
-        certificate, test = candidate.certificate, candidate.headline
-        rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
-        if certificate is not None and certificate.requests_missing and rate_rps:
-            return certificate.requests_missing / rate_rps
-        return self._screening.proof_s(candidate.configuration)
+        """As :meth:`StepTasks.missing_s`."""
+        return self._tasks.missing_s(candidate)
 
     # --- what next -------------------------------------------------------------------------------
 
@@ -154,14 +136,14 @@ class Measuring:
         return Standing(
             left_s=left_s,
             start_s=context.server_start_s,
-            edge_s=self._edge_s,
+            edge_s=self._tasks.edge_s,
             proven=proven,
             best_share=self._share(best),
             climbing=best is not None and _id(best) not in self._stuck,
             baseline_share=self._share(baseline),
             baseline_open=context.baseline.config_id not in self._stuck
             and not _failed(context.log.latest.get(context.baseline.config_id))
-            and self._baseline_proof_fits(left_s),
+            and self._tasks.baseline_proof_fits(left_s),
             trials_wanted=self._trials_wanted(),
             trials_s=trials_s,
             pending=frozenset(pending.step for pending in self._pending.values()),
@@ -221,7 +203,8 @@ class Measuring:
             proposal = self._propose()
             if proposal is None:
                 self._exhausted = True
-                return self._begin_instead()
+                instead = next_step(self._standing())
+                return instead is not None and self._begin(instead)
             configuration = proposal.configuration
             self._begun += 1
         elif step in ("baseline", "baseline_proof"):
@@ -230,7 +213,9 @@ class Measuring:
             assert self.best is not None
             configuration = self.best.configuration
         known = context.log.measurement(configuration.config_id)
-        seconds, task = self._task(step, configuration, known)
+        seconds, task = self._tasks.task(
+            step, configuration, known, baseline_waits=self._baseline_waits
+        )
         job_id = f"{step}-{proposal.trial_number if proposal else configuration.config_id}"
         self._pending[job_id] = _Pending(
             step=step,
@@ -239,138 +224,29 @@ class Measuring:
             capacity_before_rps=(known.capacity_rps or 0.0) if known is not None else 0.0,
         )
         context.progress.detail(f"{step.replace('_', ' ')}: {describe(configuration)}")
-        timeout_s = hangs_after_s(seconds)
-        context.executor.submit(Job(job_id, task, timeout_s, configuration.config_id))
+        context.executor.submit(Job(job_id, task, hangs_after_s(seconds), configuration.config_id))
         return True
 
     def _certifies(self, *, baseline: bool) -> bool:
         """Whether a certificate of the candidates' family, or of the baseline's, is pending."""
-        allowed, baseline_id = self._screening.allowed, self._context.baseline.config_id
-        own = baseline and baseline_id not in allowed
+        allowed = self._screening.allowed
+        own = baseline and self._context.baseline.config_id not in allowed
         return any(
             (p.configuration.config_id not in allowed) == own
             for p in self._pending.values()
             if p.step in _CERTIFYING
         )
 
-    def _begin_instead(self) -> bool:
-        step = next_step(self._standing())
-        return step is not None and self._begin(step)
-
     def _propose(self) -> Proposal | None:
         assert self._trials is not None
-        ids = frozenset(p.configuration.config_id for p in self._pending.values())
-        return self._trials.ask(self._context.log.scores, ids)
-
-    def _task(
-        self, step: Step, configuration: Configuration, known: Measurement | None
-    ) -> tuple[float, MeasureTask]:
-        """The step's task, and its seconds under load."""
-        left_s = max(self._context.plan.left_s - self._context.server_start_s, _LOAD_S_MIN)
-        if step in ("proof", "climb", "baseline_proof"):
-            assert known is not None
-            waits = step == "climb" and self._baseline_waits
-            waits = waits and self._baseline_proof_fits(_BASELINE_SHARE * left_s)
-            share = 1.0 - _BASELINE_SHARE if waits else 1.0
-            seconds = max(share * left_s, _LOAD_S_MIN)
-            shares = AT_ONCE if step == "baseline_proof" else CLIMBING
-            return seconds, self._certify_task(configuration, known.edge, seconds, shares)
-        wanted_s = _LOAD_S_MIN if self._screening.hopeless else self._edge_s
-        edge_s = min(wanted_s, left_s)
-        if step != "first":
-            return edge_s, self._edge_task(configuration, edge_s)
-        wanted_s = _FIRST_PROOF_FACTOR * (self._screening.proof_s(configuration) or edge_s)
-        wanted_s = min(wanted_s, _FIRST_PROOF_SHARE * left_s)
-        seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
-        task = replace(
-            self._edge_task(configuration, edge_s),
-            certify=self._certify_plan(configuration, None, seconds, CLIMBING),
-        )
-        return edge_s + seconds, task
+        pending = {p.configuration.config_id for p in self._pending.values()}
+        return self._trials.ask(self._context.log.scores, frozenset(pending))
 
     @property
     def _baseline_waits(self) -> bool:
         baseline = self._context.baseline.config_id
         known = self._context.log.measurement(baseline)
         return known is not None and not known.capacity_rps and baseline not in self._stuck
-
-    def _baseline_proof_fits(self, seconds: float) -> bool:
-        """Whether a certificate of the baseline may end in so many seconds; its edge counts too."""
-        known = self._context.log.measurement(self._context.baseline.config_id)
-        if known is None or not known.edge.at_least_rps:
-            return True
-        needed_s = self.missing_s_of(known)
-        return needed_s is None or self._context.server_start_s + needed_s <= seconds
-
-    def _edge_task(self, configuration: Configuration, seconds: float) -> MeasureTask:
-        sla = self._context.request.sla
-        at_target = sla.objective in ("latency", "memory") and sla.target_rate_rps is not None
-        edge_share, target_share = _TARGET_SHARES if at_target else (1.0, 0.0)
-        predicted = self._predicted(configuration)
-        return self._context.measure_task(
-            configuration,
-            accuracy=self._built.accuracy(configuration),
-            predicted_rps=predicted,
-            edge_plan=self._edge_plan(configuration, predicted, edge_share * seconds),
-            target_seconds=target_share * seconds if at_target else None,
-        )
-
-    def _edge_plan(
-        self, configuration: Configuration, predicted: float | None, seconds: float
-    ) -> EdgePlan:
-        # A run is a fifth to a half of the search, and no shorter than a second or so.
-        runs_s = (max(0.7, seconds / 5), max(1.5, seconds / 2))
-        return self._screening.edge_plan(
-            configuration, predicted, seconds=seconds, run_seconds=runs_s
-        )
-
-    def _certify_task(
-        self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
-    ) -> MeasureTask:
-        return self._context.measure_task(
-            configuration,
-            accuracy=self._built.accuracy(configuration),
-            predicted_rps=self._predicted(configuration),
-            edge_plan=None,
-            certify=self._certify_plan(configuration, edge, seconds, shares),
-        )
-
-    def _certify_plan(
-        self,
-        configuration: Configuration,
-        edge: Edge | None,
-        seconds: float,
-        shares: tuple[float, ...],
-    ) -> CertifyPlan:
-        sla = self._context.request.sla
-        fixed = sla.target_rate_rps if sla.objective in ("latency", "memory") else None
-        predicted = self._predicted(configuration)
-        measured = edge.at_least_rps if edge is not None else None
-        scale = predicted / measured if predicted and measured else 1.0
-        log, config_id = self._context.log, configuration.config_id
-        known = log.measurement(config_id)
-        baseline = config_id == self._context.baseline.config_id
-        winner = self._winner
-        # A baseline that may be recommended is one of the family.
-        allowed = self._screening.allowed
-        return CertifyPlan(
-            seconds=seconds,
-            edge=edge,
-            rate_rps=fixed,
-            twin=self._screening.server_model(configuration, rate_scale=scale),
-            shares=shares,
-            # A candidate that proves less than what is proven already changes nothing.
-            above_rps=(winner.capacity_rps or 0.0)
-            if winner is not None and not baseline and fixed is None
-            else 0.0,
-            earlier=known.evidence if known is not None else (),
-            open_claims=log.open_claims(allowed if config_id in allowed else [config_id]),
-            slowness=self._screening.twin.slowness,
-            conditions=log.conditions,
-        )
-
-    def _predicted(self, configuration: Configuration) -> float | None:
-        return self._screening.twin.edges([configuration])[0] or None
 
     # --- outcomes --------------------------------------------------------------------------------
 
@@ -397,10 +273,13 @@ class Measuring:
             self._trials.tell(proposal.trial_number, score)
         # The designer compares edges that were found alike: it learns once of what works.
         if known is None:
-            self._screening.designer.update(config_id, score.value, feasible=score.feasible)
+            self._screening.designer.update(
+                config_id, score.value, feasible=score.feasible, exact=score.exact
+            )
         # Simulations take all cores, on which no load test may run meanwhile.
         if isinstance(outcome, Measurement) and not self._pending:
             self._screening.learn([outcome], context.baseline)
+        self._tasks.learned()
         if not _gained(pending, outcome):
             self._stuck.add(config_id)
 

@@ -57,7 +57,7 @@ def open_trials(
     )
     study = optuna.create_study(
         storage=storage,
-        study_name=request.study,
+        study_name=request.part,
         direction="maximize",
         load_if_exists=True,
         sampler=sampler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import AnalyzerError
+from analyzer.measure.correlation import requests_needed
 from analyzer.measure.jobs import Job
 from analyzer.measure.tasks import ProbeTask
 from analyzer.search.build import BuiltVariants
@@ -22,11 +24,18 @@ from analyzer.twin.screen import dispersion
 # The first look at a variant tells its edge to about a factor: it is not probed further where its
 # edge times this is below the best one divided by this.
 _UNCERTAINTY = 1.4
+# A request that comes while such a batch runs waits for most of it: batches that take longer than
+# this share of the latency budget keep no SLA, and larger ones are not probed.
+_BATCH_SHARE = 0.5
+# What a first proof takes by and large: a light load's variance inflation at this share of the edge
+# (docs/statistics.md, section 3). The screen knows better afterwards.
+_ROUGH_INFLATION = 2.5
+_ROUGH_SHARE = 0.5
 # One probe takes this share of the budget, within limits (seconds).
 _PROBE_SHARE = 1 / 500
 _PROBE_S = (0.1, 0.4)
-# Of the time until the first proof must begin: what all probes may take, and no less than so many
-# seconds each time.
+# Of the time until the first proof must begin: what all probes may take, and where there is time no
+# less than so many seconds each time.
 _TIME_SHARE = 0.4
 _SECONDS_MIN = 2.0
 # Arrivals whose dispersion the approximation takes.
@@ -42,14 +51,19 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
 
     The baseline's deployment is always probed, since it is measured in any case. A variant that
     cannot be probed is a warning.
+
+    Raises:
+        BudgetEndedError: There is no time for a measurement after it.
     """
+    budget = context.plan
     # Nothing of ours may run beside a probe: neither a start of workers nor a compilation.
-    _ = context.executor.workers
-    context.settle()
-    budget_s = context.request.budget_s
+    if not context.executor.ready(budget.left_before_s("probes")):
+        raise budget.ended()
+    if not context.settle(budget.left_before_s("probes")):
+        raise budget.ended()
     share, seconds_max = _EXPECTED
-    context.progress.phase("probing service times", min(seconds_max, share * budget_s))
-    deadline = context.clock() + _TIME_SHARE * context.plan.preparation_left_s
+    context.progress.phase("probing service times", min(seconds_max, share * budget.budget_s))
+    deadline = context.clock() + _TIME_SHARE * budget.preparation_left_s
     by_variant = {
         key: [c for c in context.candidates.values() if c.variant == key]
         for key in built.variants
@@ -57,18 +71,36 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
     }
     plans = {key: _plan(context, chosen) for key, chosen in by_variant.items() if chosen}
     _probe(context, built, {key: _first_probes(plan) for key, plan in plans.items()}, deadline)
-    rest = {key: plans[key] for key in _promising(context, built, by_variant)}
+    edges = _first_edges(context, built, by_variant)
+    best = max(edges.values(), default=0.0)
+    if best:
+        budget.expect_proof(context.server_start_s + _rough_proof_s(context, best))
+        left_s = max(budget.preparation_left_s, 0.0)
+        deadline = min(deadline, context.clock() + _TIME_SHARE * left_s)
+    rest = {
+        key: plans[key]
+        for key, edge in edges.items()
+        if edge * _UNCERTAINTY >= best / _UNCERTAINTY or context.request.sla.objective == "memory"
+    }
     baseline = context.baseline
     rest[baseline.variant] = [*rest.get(baseline.variant, []), *_plan(context, [baseline])]
     _probe(context, built, rest, deadline)
 
 
-def _promising(
+def _rough_proof_s(context: SearchContext, edge_rps: float) -> float:
+    """Seconds under load of a first proof, by and large, where the best edge is about so high."""
+    needed = requests_needed(
+        context.request.sla, inflation=_ROUGH_INFLATION, miss_rate=0.0, claim=1
+    )
+    return (needed or math.inf) / (_ROUGH_SHARE * edge_rps)
+
+
+def _first_edges(
     context: SearchContext,
     built: BuiltVariants,
     by_variant: Mapping[VariantKey, Sequence[Configuration]],
-) -> list[VariantKey]:
-    """The variants that may hold the best edge after a first look, as the approximation has it."""
+) -> dict[VariantKey, float]:
+    """The best edge of each variant after a first look, as the approximation has it."""
     sla, arrivals = context.request.sla, context.request.arrivals
     unit = UnitArrivals.draw(arrivals, count=_DISPERSION_REQUESTS, seed=0)
     edges: dict[VariantKey, float] = {}
@@ -94,10 +126,7 @@ def _promising(
                 arrival_scv=dispersion(unit.time_s),
             ).max(initial=0.0)
         )
-    if sla.objective == "memory":
-        return list(edges)
-    best = max(edges.values(), default=0.0)
-    return [key for key, edge in edges.items() if edge * _UNCERTAINTY >= best / _UNCERTAINTY]
+    return edges
 
 
 def _plan(context: SearchContext, configurations: Sequence[Configuration]) -> list[Probe]:
@@ -125,7 +154,7 @@ def _probe(
 ) -> None:
     """Runs the probes of ``plans`` that are neither known nor cached, in one process."""
     cache, request = context.probe_cache, context.request
-    limit_ms = request.sla.latency_budget_ms
+    limit_ms = _BATCH_SHARE * request.sla.latency_budget_ms
     missing = []
     for key, plan in plans.items():
         sha256 = built.variants[key].sha256
@@ -138,7 +167,11 @@ def _probe(
             missing.append((key, tuple(probes)))
     if not missing:
         return
-    seconds = max(_SECONDS_MIN, deadline - context.clock())
+    # Their process takes its time to start.
+    left_s = context.plan.left_s - context.plan.least_s("probes")
+    seconds = min(max(_SECONDS_MIN, deadline - context.clock()), left_s)
+    if seconds <= 0.0:
+        return
     task = ProbeTask(
         assets=context.assets,
         plans=tuple(missing),

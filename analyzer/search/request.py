@@ -27,12 +27,13 @@ class SearchRequest:
         precisions: Those that may be recommended, and ``precisions_named`` whether the user named
             them: without real data int8 is recommended only then.
         calibration_path: Real inputs; None for made-up ones.
-        budget_s: Time for everything after the start, certificate included.
+        budget_s: Wall time of the command, start and exit included, seconds.
         trials_max: Upper limit of measured configurations; None for no limit.
         server: ``embedded``, ``triton`` or an endpoint's URL.
         request_batch_size: Inferences of each request; a trace with sizes of its own has those.
         accept: ``estimated`` lets the best candidate be recommended without a proof.
         seed: Root of every random number.
+        inference_s: What one inference took when the model was tried, seconds; 0 if unknown.
     """
 
     study: str
@@ -52,7 +53,14 @@ class SearchRequest:
     pricing: Pricing = Pricing()
     accept: Acceptance = "certified"
     seed: int = 0
+    inference_s: float = 0.0
     provenance: dict[str, Any]
+
+    @property
+    def part(self) -> str:
+        """What its trials, engines and samplers are kept under: one part for each instance type."""
+        kind = self.space.instance_type
+        return f"{self.study}@{kind}" if kind else self.study
 
     @property
     def batch_sizes(self) -> NDArray[np.int64]:

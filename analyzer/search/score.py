@@ -22,10 +22,12 @@ class Score:
             nothing was measured, or the SLA is kept at no rate.
         constraints: Optuna's constraints by name; at most 0 is kept. Every score has the same
             names (Optuna's GP asks for that): what has no limit, or was not measured, is 0.
+        exact: Whether the value is no mere bound from below (an edge that is open above).
     """
 
     value: float | None
     constraints: dict[str, float]
+    exact: bool = True
 
     @property
     def feasible(self) -> bool:
@@ -40,12 +42,13 @@ def score_of(outcome: Measurement | Failure, sla: Sla) -> Score:
     """The score of an outcome; a value that breaks a limit is still told."""
     if isinstance(outcome, Failure):
         return UNUSABLE
-    edge_rps = outcome.edge.at_least_rps
+    edge = outcome.edge
+    edge_rps, exact = edge.at_least_rps, edge.rate_rps is not None
     constraints = dict.fromkeys(_UNUSABLE, 0.0) | {"sla": -1.0 if edge_rps else 1.0}
     value = edge_rps
     if sla.objective in ("latency", "memory"):
         amount = answer.objective_value(outcome, sla)
-        value = reciprocal(amount, sla) if amount else None
+        value, exact = reciprocal(amount, sla) if amount else None, True
         constraints["sla"] = _miss_rate_excess(outcome, sla)
     memory_bytes = answer.memory_bytes(outcome)
     if sla.max_memory_bytes is not None and memory_bytes is not None:
@@ -53,7 +56,7 @@ def score_of(outcome: Measurement | Failure, sla: Sla) -> Score:
     drop = answer.accuracy_drop_worst(outcome)
     if drop is not None:
         constraints["accuracy"] = drop - sla.max_accuracy_drop
-    return Score(value=value, constraints=constraints)
+    return Score(value=value, constraints=constraints, exact=exact)
 
 
 def reciprocal(amount: float, sla: Sla) -> float:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.measure.measure import (
-    INFLATION_GUESS,
-    MISS_GUESS_SHARE,
-    inflation_at,
-    miss_rate_at,
-)
+from analyzer.measure.correlation import inflation_at, miss_rate_at, requests_needed
 from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.score import reciprocal, score_of
-from analyzer.stats.certificate import expected_requests
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
 
@@ -32,8 +26,8 @@ _SECONDS = 3.0
 _BUDGET_SHARE = 0.05
 # The same after each measurement.
 _LEARN_SECONDS = 0.3
-# A rate that is safe to certify first, as a share of the edge.
-_SAFE_SHARE = 0.6
+# Rates that are safe to certify first, as shares of the edge.
+_SAFE_SHARES = (0.6, 0.4)
 # Where no queue is stable it is infinite, and so is the need.
 _INFLATION_MAX = 1e6
 # Memory of a server: what any has, and its share for each copy of the weights.
@@ -103,13 +97,14 @@ class Screening:
             return None
         config_id = configuration.config_id
         outcome = self.log.first.get(config_id)
-        if isinstance(outcome, Measurement) and outcome.edge.at_least_rps:
-            return outcome.edge.at_least_rps
-        learned = self.designer.corrected(config_id) if self.by_edge else None
-        if learned is not None:
-            return learned
-        ratios = self._log_ratios()
-        return predicted * float(np.exp(np.median(ratios))) if ratios else predicted
+        edge = outcome.edge if isinstance(outcome, Measurement) else None
+        if edge is not None and edge.rate_rps:
+            return edge.rate_rps
+        found = self.designer.corrected(config_id) if self.by_edge else None
+        if found is None:
+            ratios = self._log_ratios()
+            found = predicted * float(np.exp(np.median(ratios))) if ratios else predicted
+        return edge.within(found) if edge is not None else found
 
     def expected(self, configuration: Configuration) -> float | None:
         """The corrected edge; outside the space simulated now, if that is quick."""
@@ -151,18 +146,22 @@ class Screening:
         edge_rps = self.expected(configuration)
         if not edge_rps:
             return None
-        load = self.load
-        sla, rate_rps = load.sla, _SAFE_SHARE * edge_rps
-        model = self.server_model(configuration)
-        inflation = inflation_at(model, load)(rate_rps) or INFLATION_GUESS
-        miss_rate = miss_rate_at(model, load)(rate_rps)
-        needed = expected_requests(
-            miss_rate=MISS_GUESS_SHARE * sla.miss_rate_max if miss_rate is None else miss_rate,
-            inflation=min(inflation, _INFLATION_MAX),
-            percentile=sla.percentile,
-            confidence=sla.confidence,
-        )
-        return needed / rate_rps if needed is not None else None
+        model, sla = self.server_model(configuration), self.load.sla
+        inflation = inflation_at(model, self.load)
+        miss_rate = miss_rate_at(model, self.load)
+        found: list[float] = []
+        for share in _SAFE_SHARES:
+            rate_rps = share * edge_rps
+            expected = inflation(rate_rps)
+            needed = requests_needed(
+                sla,
+                inflation=expected and min(expected, _INFLATION_MAX),
+                miss_rate=miss_rate(rate_rps),
+                claim=1,
+            )
+            if needed is not None:
+                found.append(needed / rate_rps)
+        return min(found, default=None)
 
     def server_model(
         self, configuration: Configuration, *, rate_scale: float = 1.0
@@ -179,7 +178,7 @@ class Screening:
     def _log_ratios(self) -> list[float]:
         """log(measured / predicted) of every edge that was measured."""
         return [
-            log(outcome.edge.rate_rps / predicted)
+            math.log(outcome.edge.rate_rps / predicted)
             for config_id, outcome in self.log.first.items()
             if isinstance(outcome, Measurement)
             and outcome.edge.rate_rps
@@ -232,7 +231,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     )
     for config_id, outcome in context.log.first.items():
         score = score_of(outcome, request.sla)
-        designer.update(config_id, score.value, feasible=score.feasible)
+        designer.update(config_id, score.value, feasible=score.feasible, exact=score.exact)
     screening = Screening(
         twin=twin,
         load=context.load,

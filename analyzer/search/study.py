@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
+from analyzer.errors import BudgetEndedError
+from analyzer.measure.correlation import requests_needed
 from analyzer.search.build import BuiltVariants, build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
@@ -25,6 +28,9 @@ from analyzer.search.screening import Screening, screen
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
 
+# So many times one inference after the other is more than batches, instances and precisions make of
+# it together where a budget matters: where an inference takes long, batches gain little.
+_GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.3
 # A loss by the machine's varying speed above 5 % is worth a sentence.
@@ -40,18 +46,24 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     Raises:
         AnalyzerError: Nothing could be built, or the store or the workers failed.
     """
-    context = with_measured_engines(context)
-    built = build(context)
-    context = keep_engines(context, built)
-    with context.watch:
-        if context.watch.error:
-            context.log.warn(context.watch.error)
-        return _search(context, built, make_trials)
+    try:
+        context.plan.left_before_s("workers")
+        context = with_measured_engines(context)
+        _tell_at_start(context)
+        built = build(context)
+        context = keep_engines(context, built)
+        with context.watch:
+            if context.watch.error:
+                context.log.warn(context.watch.error)
+            probe(context, built)
+            context.plan.left_before_s("measurement")
+            return _search(context, built, make_trials)
+    except BudgetEndedError:
+        return _unmeasured(context)
 
 
 def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrials) -> StudyResult:
-    """From the first probe on."""
-    probe(context, built)
+    """From the first prediction on."""
     screening = screen(context, built)
     _plan_proof(context, screening)
     allowed = screening.allowed
@@ -95,12 +107,81 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     open_ = verdict in ("undecided", "estimated")
     missing_s = measuring.missing_s_of(estimate) if open_ else None
     needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
-    result = _result(context, screening, winner, verdict, sentence, explained)
+    result = _result(context, allowed, screening.predicted)
     return replace(
         result,
-        search=replace(result.search, budget_needed_s=needed_s),
+        verdict=verdict,
+        recommended_id=winner.configuration.config_id if winner is not None else None,
+        search=replace(result.search, bound=sentence, budget_needed_s=needed_s),
+        explanation=explained,
         speed_factors=tuple(factors.items()),
     )
+
+
+def _tell_at_start(context: SearchContext) -> None:
+    """Tells the user at the start where the budget is too small for a proof, as far as is known."""
+    plan, proof_s = context.plan, _proof_guess_s(context)
+    if proof_s > plan.left_s - plan.least_s("workers"):
+        context.log.warn(
+            f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
+            f"to take {_spelled(proof_s)} under load, for which --budget leaves no room; about "
+            f"{_spelled(_enough_s(context))} suffice."
+        )
+
+
+def _unmeasured(context: SearchContext) -> StudyResult:
+    """The answer where the budget leaves no time for a measurement: from what was stored before."""
+    log = context.log
+    _note_unmeasured_baseline(context)
+    needed_s = _enough_s(context)
+    log.warn(
+        f"--budget {_spelled(context.request.budget_s)} ends before anything can be measured; "
+        f"{_spelled(needed_s)} suffice."
+    )
+    refused = {
+        outcome.configuration.variant
+        for outcome in log.outcomes
+        if isinstance(outcome, Failure) and outcome.stage == "build"
+    }
+    allowed = {
+        config_id: configuration
+        for config_id, configuration in context.candidates.items()
+        if configuration.precision in context.request.precisions
+        and configuration.variant not in refused
+    }
+    winner = log.certified(allowed)
+    result = _result(context, allowed, {})
+    return replace(
+        result,
+        verdict="found" if winner is not None else "undecided",
+        recommended_id=winner.configuration.config_id if winner is not None else None,
+        search=replace(result.search, budget_needed_s=None if winner is not None else needed_s),
+    )
+
+
+def _enough_s(context: SearchContext) -> float:
+    """The budget that suffices, from what one inference took; an estimate."""
+    needed_s = context.server_start_s + _proof_guess_s(context)
+    return context.plan.budget_that_suffices_s(needed_s, stage="workers")
+
+
+def _proof_guess_s(context: SearchContext) -> float:
+    """Seconds under load of a proof before anything but one inference was timed; 0 without that.
+
+    The geometric mean of the least (no request late or correlated, the rate of the best that
+    batches, instances and precisions may make of it) and of the most (one request after the other,
+    as late and as correlated as is supposed without a twin).
+    """
+    request = context.request
+    request_s = request.inference_s * float(request.batch_sizes.mean())
+    least = requests_needed(request.sla, inflation=1.0, miss_rate=0.0, claim=1) or math.inf
+    most = requests_needed(request.sla, inflation=None, miss_rate=None, claim=1) or math.inf
+    return request_s * math.sqrt(least / _GAIN_MAX * most) if request_s > 0.0 else 0.0
+
+
+def _spelled(seconds: float) -> str:
+    """In steps of five seconds where it is more than that."""
+    return format_duration(math.ceil(seconds / 5.0) * 5.0 if seconds > 5.0 else seconds)
 
 
 def _plan_proof(context: SearchContext, screening: Screening) -> None:
@@ -111,11 +192,10 @@ def _plan_proof(context: SearchContext, screening: Screening) -> None:
     needed_s = context.server_start_s + proof_s
     context.plan.expect_proof(needed_s)
     if context.plan.left_s < needed_s and context.log.certified(screening.allowed) is None:
-        enough_s = context.plan.budget_that_suffices_s(needed_s)
+        enough = _spelled(context.plan.budget_that_suffices_s(needed_s))
         context.log.warn(
             f"A proof is expected to take {proof_s:.0f} s under load, and "
-            f"{max(context.plan.left_s, 0.0):.0f} s are left: --budget "
-            f"{format_duration(math.ceil(enough_s / 5.0) * 5.0)} suffices."
+            f"{max(context.plan.left_s, 0.0):.0f} s are left: --budget {enough} suffices."
         )
 
 
@@ -131,6 +211,7 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     context.log.warn(
         f"About {beyond_s:.0f} s beyond --budget are spent, since they complete a first proof."
     )
+    context.plan.grant(context.server_start_s + seconds - context.plan.left_s)
     measuring.complete(seconds)
 
 
@@ -141,7 +222,7 @@ def _bound(context: SearchContext, screening: Screening, winner: Measurement | N
         # What was measured again, and the baseline.
         if outcome is not context.log.first[config_id] or config_id not in screening.allowed:
             score = score_of(outcome, sla)
-            designer.update(config_id, score.value, feasible=score.feasible)
+            designer.update(config_id, score.value, feasible=score.feasible, exact=score.exact)
     recommended = winner.configuration.config_id if winner is not None else None
     bound = designer.bound(sla.confidence, recommended=recommended)
     return str(bound) if bound is not None else None
@@ -163,25 +244,27 @@ def _note_unmeasured_baseline(context: SearchContext) -> None:
 
 def _result(
     context: SearchContext,
-    screening: Screening,
-    winner: Measurement | None,
-    verdict: Verdict,
-    bound: str | None,
-    explained: Explanation,
+    allowed: Mapping[str, Configuration],
+    predicted: Mapping[str, float | None],
 ) -> StudyResult:
+    """What a search ends with, its verdict and its explanation apart.
+
+    Args:
+        allowed, predicted: As of :class:`Screening`.
+    """
     request, outcomes = context.request, context.log.outcomes
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     failed = sum(failure.reason != OUT_OF_TIME for failure in failures)
     return StudyResult(
         name=request.study,
-        verdict=verdict,
+        verdict="undecided",
         model=request.model,
         sla=request.sla,
         arrivals=request.arrivals.name,
         request_batch_size=inferences_per_request(request.arrivals, request.request_batch_size),
         server=request.server,
         outcomes=outcomes,
-        recommended_id=winner.configuration.config_id if winner is not None else None,
+        recommended_id=None,
         baseline_id=context.baseline.config_id,
         pricing=request.pricing,
         search=SearchSummary(
@@ -189,14 +272,13 @@ def _result(
             space=request.space.name,
             space_size=len(context.candidates),
             evaluated_live=len(outcomes) - len(failures),
-            evaluated_twin=sum(edge is not None for edge in screening.predicted.values()),
+            evaluated_twin=sum(edge is not None for edge in predicted.values()),
             failed=failed,
             load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
             wall_seconds=context.plan.spent_s,
-            bound=bound,
             budget_s=request.budget_s,
         ),
-        explanation=explained,
+        explanation=Explanation(),
         provenance=request.provenance,
         warnings=tuple(context.log.warnings),
         accepted=request.accept,
@@ -205,6 +287,6 @@ def _result(
         recommendable=tuple(
             config_id
             for outcome in outcomes
-            if (config_id := outcome.configuration.config_id) in screening.allowed
+            if (config_id := outcome.configuration.config_id) in allowed
         ),
     )

@@ -2,18 +2,37 @@
 
 Pure: it takes a clock, and seconds pass only there. The budget is the wall time of the whole
 command. No step may run into the time of the first proof, and the proof not into that of the end;
-where the machine turns out slower than expected, what shrinks is the search.
+where the machine turns out slower than expected, what shrinks is the search. A step that the time
+does not suffice for is not begun, and what still runs when the end must begin is cut off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+from analyzer.errors import BudgetEndedError
+
+Stage = Literal["workers", "probes", "measurement"]
+"""What precedes a first answer, in this order; builds run beside the start of the workers."""
+
+# The least that each takes, in starts of the command: all of them load libraries and the model.
+# Estimates on the low side, so that nothing is refused that might fit: Ray and its worker took 2 to
+# 3 starts on two cores, the process of the probes 1 to 1.5, a server with its shortest load test
+# 1.5 to 2.
+_LEAST_STARTS: dict[Stage, float] = {"workers": 1.5, "probes": 0.8, "measurement": 1.2}
+# How much more than the least a stage is expected to take where nothing is cached.
+_EXPECTED_FACTOR = 2.0
 # The end (explaining, storing, reports, the workers' exit) takes so many seconds, and this share of
-# what the start took: both load libraries and start or end Ray's processes, on this machine.
+# what the start took, since both load libraries: on two cores 2 to 3 s beside starts of a second.
 _END_S = 1.0
-_END_SHARE = 0.2
+_END_SHARE = 1.0
+# What the command may take beyond the budget: this share of it, and so many seconds in any case.
+_SLACK_SHARE = 0.05
+_SLACK_S = 1.0
+# The part of it after which a step is cut off; the rest is for ending it.
+_CUT_SHARE = 0.5
 # Share of the budget that is kept for a first proof until its cost is known.
 _PROOF_SHARE = 0.4
 # Once it is known: how much longer than expected it may take, since the run's own correlation
@@ -39,14 +58,17 @@ class TimePlan:
         budget_s: Wall time of the command, exit included, seconds.
         started: When it began to run, on ``clock``.
         clock: Seconds, monotonic.
+        start_s: What its start took: the libraries loaded, the model read.
         end_s: What the end is expected to take.
     """
 
     budget_s: float
     started: float
     clock: Callable[[], float]
+    start_s: float = 0.0
     end_s: float = _END_S
     _proof_s: float | None = None
+    _granted_s: float = 0.0
 
     @classmethod
     def begun(cls, *, budget_s: float, started: float, clock: Callable[[], float]) -> TimePlan:
@@ -56,6 +78,7 @@ class TimePlan:
             budget_s=budget_s,
             started=started,
             clock=clock,
+            start_s=start_s,
             end_s=_END_S + _END_SHARE * start_s,
         )
 
@@ -67,7 +90,12 @@ class TimePlan:
     @property
     def left_s(self) -> float:
         """Seconds until the end must begin; negative once it is late."""
-        return self.budget_s - self.end_s - self.spent_s
+        return self.budget_s + self._granted_s - self.end_s - self.spent_s
+
+    @property
+    def cut_in_s(self) -> float:
+        """Seconds until what still runs is cut off."""
+        return self.left_s + _CUT_SHARE * max(_SLACK_S, _SLACK_SHARE * self.budget_s)
 
     @property
     def proof_s(self) -> float:
@@ -85,10 +113,45 @@ class TimePlan:
         """Seconds that may be spent beyond the budget to complete a first proof."""
         return max(0.0, self.left_s) + OVERRUN_SHARE * self.budget_s
 
+    def least_s(self, stage: Stage) -> float:
+        """The least that ``stage`` and all after it take, seconds; an estimate."""
+        stages = list(_LEAST_STARTS)
+        return self.start_s * sum(_LEAST_STARTS[one] for one in stages[stages.index(stage) :])
+
+    def suffices(self, stage: Stage) -> bool:
+        """Whether ``stage`` and all after it may fit into what is left."""
+        return self.left_s > max(self.least_s(stage), 0.0)
+
+    def left_before_s(self, stage: Stage) -> float:
+        """Seconds until ``stage`` must begin, if the budget is to hold.
+
+        Raises:
+            BudgetEndedError: It had to begin already.
+        """
+        left_s = self.left_s - self.least_s(stage)
+        if left_s <= 0.0:
+            raise self.ended()
+        return left_s
+
+    def ended(self) -> BudgetEndedError:
+        """What to raise where the budget does not suffice for what comes next."""
+        return BudgetEndedError("The budget ended.", hint="Give it more time with --budget.")
+
+    def grant(self, seconds: float) -> None:
+        """Adds what is spent beyond the budget to complete a first proof."""
+        self._granted_s += max(seconds, 0.0)
+
     def expect_proof(self, seconds: float) -> None:
         """Replaces the share that is kept for the first proof by what it is expected to take."""
         self._proof_s = seconds
 
-    def budget_that_suffices_s(self, proof_s: float) -> float:
-        """The budget with which a proof of ``proof_s`` seconds fits, from what was spent so far."""
-        return self.spent_s + _PROOF_CAUTION * proof_s + self.end_s
+    def budget_that_suffices_s(self, proof_s: float, *, stage: Stage | None = None) -> float:
+        """The budget with which a proof of ``proof_s`` seconds fits, from what was spent so far.
+
+        Args:
+            stage: What comes next; None where everything is prepared.
+        """
+        ahead_s = _EXPECTED_FACTOR * self.least_s(stage) if stage is not None else 0.0
+        other_s = self.spent_s + ahead_s + self.end_s
+        kept_s = _PROOF_SHARE / (1.0 - _PROOF_SHARE) * other_s if stage is not None else 0.0
+        return other_s + max(_PROOF_CAUTION * proof_s, kept_s)

@@ -19,6 +19,7 @@ from analyzer.search.context import make_context
 from analyzer.search.optuna_trials import open_trials
 from analyzer.search.request import SearchRequest, SilentProgress
 from analyzer.search.study import run_search
+from analyzer.search.time_plan import TimePlan
 from analyzer.store.records import StoredOutcome
 
 #: A model that no file holds; only its shapes matter in a virtual world.
@@ -78,6 +79,7 @@ def search_virtually(
     cores: int,
     resume: bool = False,
     baseline: Configuration | None = None,
+    start_s: float = 0.0,
 ) -> StudyResult:
     """What the search ends with on the executor's machine, timed by its clock.
 
@@ -85,6 +87,7 @@ def search_virtually(
         cores: Of that machine.
         resume: Whether the outcomes in ``store`` are this study's own.
         baseline: What the winner is compared with; None for Triton's automatic configuration.
+        start_s: What the start of the command has taken before.
     """
     context = make_context(
         request,
@@ -94,6 +97,8 @@ def search_virtually(
         stored=tuple(store.outcomes) if resume else (),
         baseline=baseline,
         cores=cores,
-        clock=executor.now,
+        plan=TimePlan.begun(
+            budget_s=request.budget_s, started=executor.now() - start_s, clock=executor.now
+        ),
     )
     return run_search(context, partial(open_trials, request))

@@ -68,6 +68,7 @@ def read_prices(path: Path | None = None) -> dict[str, Pricing]:
             price_per_hour=entry.usd_per_hour,
             devices_per_machine=entry.devices,
             source=f"catalogue, {entry.as_of}: {source.title} ({source.url})",
+            device=entry.device,
         )
         for entry in catalogue.instances
         for source in [catalogue.sources[entry.source]]
@@ -96,6 +97,7 @@ def lookup_price(
             instance_type=instance_type,
             price_per_hour=price_per_hour,
             devices_per_machine=known.devices_per_machine if known else 1,
+            device=known.device if known else "",
             source="--price",
         )
     if known is None:

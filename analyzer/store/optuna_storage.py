@@ -27,14 +27,12 @@ def open_optuna_storage(store: ResultStore) -> RDBStorage:
     Raises:
         StoreError: The tables cannot be made or read.
     """
-    import optuna
+    from analyzer.store.running_trials import DrivenStorage
 
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
-            return optuna.storages.RDBStorage(
-                store.url_for_optuna(), engine_kwargs=store.engine_kwargs_for_optuna()
-            )
+            return DrivenStorage(store.url_for_optuna(), store.engine_kwargs_for_optuna())
         except (IntegrityError, OperationalError, ProgrammingError) as error:
             failure = error
             time.sleep(_PAUSE_S)

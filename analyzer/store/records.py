@@ -11,6 +11,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.study import (
     Acceptance,
     Explanation,
+    InstanceTypeResult,
     MeasuredEngine,
     Pricing,
     SearchSummary,
@@ -62,6 +63,7 @@ class StoredResult:
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
+    instance_types: tuple[InstanceTypeResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.requests import InferenceReply, InferenceRequest
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.served_model import ServedModel
-from analyzer.errors import AnalyzerError, TargetMemoryError
+from analyzer.errors import AnalyzerError, TargetCrashError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.hardware.processes import resident_bytes
 from analyzer.hardware.timing import set_timer_slack_ns
@@ -256,6 +256,8 @@ class EmbeddedServer:
     def _note_failure(self, failure: Exception) -> None:
         if isinstance(failure, MemoryError | TargetMemoryError):
             _give_up(self._control, "memory", failure)
+        if isinstance(failure, TargetCrashError):  # the process has lost its GPU
+            _give_up(self._control, "error", failure)
 
 
 def _warm_up(runtime: Runtime, pool: InputPool, sizes: tuple[int, ...]) -> None:

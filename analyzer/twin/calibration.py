@@ -194,7 +194,7 @@ class VariantCalibration:
                 ProbeResult(
                     probe=probe,
                     samples_ms=samples,
-                    limit_ms=record["limit_ms"],
+                    limit_ms=record.get("limit_ms"),
                     rounds=tuple((start, mean) for start, mean in record.get("rounds", ())),
                 )
             )

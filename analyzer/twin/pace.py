@@ -21,12 +21,12 @@ Floats = NDArray[np.float64]
 # latest ones: a simulation must go through all of it.
 _SECONDS_MIN = 3.0
 _SECONDS_MAX = 120.0
-# Runs of one configuration differ by the load too: busy cores are a tenth faster here than cores
-# that sleep in between (docs/twin.md). Only what is beyond that is the machine's.
+# Runs of one configuration differ by the load too: executions on busy cores took a tenth less than
+# on cores that sleep in between (2.1 and 2.35 ms, digits int8). What is beyond is the machine's.
 _SAME_LEVEL = float(np.log(1.15))
 _EXECUTIONS_MIN = 20
-#: A second is slow where the canary's work took so many times as long; beside sleeping cores it
-#: takes a quarter longer than beside busy ones (docs/twin.md).
+#: A second is slow where the canary's work took so many times as long; the speed of a shared core
+#: wanders by a few per cent.
 SLOW_FACTOR = 1.25
 # The speed is as good as constant where the slowest hundredth of the bins is within this factor of
 # the fastest half; what execution times vary by within is in the service times' own spread.

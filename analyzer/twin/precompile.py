@@ -19,11 +19,20 @@ from analyzer.resources import child_environment
 _TIMEOUT_S = 120.0
 
 
-def start_compiling() -> Callable[[], None]:
-    """Makes the kernel ready on a thread; the function returned waits until it is."""
+def start_compiling() -> Callable[[float], bool]:
+    """Makes the kernel ready on a thread.
+
+    Returns:
+        A function that waits so many seconds for it, and tells whether it is ready.
+    """
     thread = threading.Thread(target=_prepare, daemon=True, name="compile the twin")
     thread.start()
-    return thread.join
+
+    def ready(timeout_s: float) -> bool:
+        thread.join(max(timeout_s, 0.0))
+        return not thread.is_alive()
+
+    return ready
 
 
 def _prepare() -> None:

@@ -25,6 +25,7 @@ class ProbeCache:
         read: A kept value by kind and key; None if there is none (``ResultStore.get_cache``).
         write: Keeps a value under kind and key (``ResultStore.put_cache``).
         hardware_key: Equal where measurements can be shared.
+        installed: What runs models there, as :func:`runtimes` tells; None for what does here.
         now: Seconds since 1970.
     """
 
@@ -34,11 +35,12 @@ class ProbeCache:
         write: Callable[[str, str, dict[str, Any]], None],
         hardware_key: str,
         *,
+        installed: str | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._read = read
         self._write = write
-        self._place = f"{hardware_key}:{runtimes()}"
+        self._place = f"{hardware_key}:{installed or runtimes()}"
         self._now = now
         self._recorded: dict[str, float] = {}
 

@@ -71,6 +71,16 @@ class ServerModel:
         """As :meth:`ServiceTime.saturation_rps`: the rate that no edge exceeds, 1/s."""
         return self.service.saturation_rps(self.policy, request_batch_size) / self.rate_scale
 
+    def execution_s(self, rate_rps: float, request_batch_size: int = 1) -> float:
+        """Seconds of an execution of the smallest batches that carry ``rate_rps``, alone."""
+        policy, rate = self.policy, rate_rps * self.rate_scale
+        limit = policy.batch_limit if policy.dynamic_batching else request_batch_size
+        sizes = np.arange(request_batch_size, limit + 1, request_batch_size, dtype=np.int64)
+        seconds = self.service.curve_ms(sizes) / 1e3
+        requests_s = rate * seconds / (sizes / request_batch_size)
+        carrying = np.flatnonzero(requests_s <= policy.instance_count)
+        return float(seconds[carrying[0]] if len(carrying) else seconds[-1])
+
     def simulate(
         self, workload: Workload, *, seed: int | np.random.SeedSequence = 0
     ) -> SimulationResult:

@@ -88,7 +88,6 @@ class Twin:
         self._correction: ServiceCorrection | None = None
         # How the machine's speed varied in each run, by configuration.
         self._traces: dict[str, list[_Trace]] = {}
-        self._crowded: set[str] = set()
         # The witness's work meanwhile, and what the machine's speed was in all runs together.
         self._work_us: dict[str, float | None] = {}
         self._path: SpeedPath | None = None
@@ -129,17 +128,20 @@ class Twin:
 
     @property
     def slowness(self) -> tuple[NDArray[np.float64], ...]:
-        """How the machine's speed varied in each run that was learned from, in order of time.
-
-        Without deployments of more threads than cores, which vary by themselves.
-        """
+        """How the machine's speed varied in each run that was learned from, in order of time."""
         runs = [
             (run.started_at, run.slowness * self.level(config_id))
             for config_id, known in self._traces.items()
-            if config_id not in self._crowded
             for run in known
         ]
         return tuple(trace for _, trace in sorted(runs, key=itemgetter(0)))
+
+    def tells_speed(self, configuration: Configuration) -> bool:
+        """Whether execution times tell the machine's speed: more threads than cores vary alone."""
+        threads = configuration.intra_op_threads or self._cores
+        return (
+            configuration.device != "cpu" or threads * configuration.instance_count <= self._cores
+        )
 
     def level(self, config_id: str) -> float:
         """How much slower than usual the machine was while the edge was measured; mostly 1.
@@ -224,13 +226,10 @@ class Twin:
             return False
         model = ServerModel.of(configuration, probed, overhead_ms=self._overhead_ms)
         traces = slowness(tests)
-        if configuration.device == "cpu":
-            threads = configuration.intra_op_threads or self._cores
-            if threads * configuration.instance_count > self._cores:
-                self._crowded.add(configuration.config_id)
         self._traces[configuration.config_id] = [
             _Trace(kind=test.kind, started_at=test.started_at, slowness=trace)
             for test, trace in zip(tests, traces, strict=True)
+            if self.tells_speed(configuration)
         ]
         self._work_us[configuration.config_id] = measurement.edge.work_us
         self._path = path_of(self.slowness)

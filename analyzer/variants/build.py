@@ -107,8 +107,8 @@ def build_variants(
 
     An error takes the place of a variant that failed. Without ``calibration`` the rows are made
     up, and the accuracy is a numerical error only (``Accuracy.synthetic``). There is one child
-    process for every two cores, each with its share of the variants; several threads and processes
-    may build into one cache at once. Engines are built after everything else, one at a time, on
+    process for every core, each with its share of the variants; several threads and processes may
+    build into one cache at once. Engines are built after everything else, one at a time, on
     the first GPU that this process may use.
 
     Args:
@@ -180,7 +180,7 @@ def build_variants(
     orders.sort(key=lambda order: _turn(order.key, device))
     graphs = [order for order in orders if order.place is None]
     engines = [order for order in orders if order.place is not None]
-    shares = max(1, min(len(graphs), cores // 2))
+    shares = max(1, min(len(graphs), cores))
     started = time.monotonic()
     build = partial(_build, model, cache_dir=cache_dir, cancelled=cancelled)
     with ThreadPoolExecutor(max_workers=shares) as pool:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Measurement
@@ -18,7 +20,7 @@ from analyzer.search.optuna_trials import OptunaTrials
 from analyzer.search.score import Score, score_of
 from analyzer.search.screening import features, groups
 from benchlib.climb import hill_climb
-from benchlib.search_tables import Table
+from benchlib.search_tables import Table, groups_of
 
 # Standard deviation of what is read, as a share: two searches for one edge differ by so much.
 NOISE = 0.015
@@ -114,8 +116,52 @@ def twin(replay: Replay, seed: int) -> Ids:
         trusted = designer.compared >= 2 and designer.trusted
         value = replay.measure(config_id, designer.corrected(config_id), trusted=trusted)
         score = _score(candidates[config_id][0], value)
-        designer.update(config_id, score.value, feasible=score.feasible)
+        designer.update(config_id, score.value, feasible=score.feasible, exact=score.exact)
         yield "stop" if designer.finished(0.95) else ""
+
+
+def known_components(replay: Replay, seed: int) -> Ids:
+    """Expected improvement where the covariance of the errors is known: what is attainable."""
+    table, variances = replay.table, replay.table.error_variances
+    if not variances:
+        return
+    candidates = table.space.candidates()
+    ids = list(table.predicted)
+    shared = [groups_of(candidates[key][0]) for key in ids]
+    covariance = np.zeros((len(ids), len(ids)))
+    for part, variance in variances.items():
+        numbers = {group: n for n, group in enumerate({each[part] for each in shared})}
+        of = np.array([numbers[each[part]] for each in shared])
+        covariance += variance * (of[:, None] == of)
+    predicted = np.log([table.predicted[key] for key in ids])
+    read: list[int] = []
+    while len(read) < len(ids):
+        value = predicted.copy()
+        if read:
+            known = covariance[np.ix_(read, read)] + NOISE**2 * np.eye(len(read))
+            weights = np.linalg.solve(known, covariance[read])
+            errors = np.log([replay.read[ids[i]] for i in read]) - predicted[read]
+            expected = predicted + errors @ weights
+            left = np.diag(covariance) - np.sum(covariance[read] * weights, axis=0)
+            scale = np.sqrt(np.maximum(left, 1e-12))
+            value = np.log(scale) + _log_improvement((expected - expected[read].max()) / scale)
+            value[read] = -np.inf
+        chosen = int(np.argmax(value))
+        read.append(chosen)
+        replay.measure(ids[chosen], table.predicted[ids[chosen]] or None)
+        yield ""
+
+
+def _log_improvement(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logarithm of the expectation of max(x, 0) for x normal with mean ``z`` and variance 1.
+
+    Source: Jones, Schonlau and Welch, Efficient Global Optimization (1998).
+    """
+    density = -0.5 * z**2 - 0.5 * np.log(2.0 * np.pi)
+    # density + z * probability, the second as a share of the first, so that far below both remain.
+    share = np.maximum(1.0 + z * np.exp(log_ndtr(z) - density), 1e-12)
+    found: NDArray[np.float64] = density + np.log(share)
+    return found
 
 
 def optuna_sampler(name: str, *, feasible_first: bool = False) -> Sampler:
@@ -180,6 +226,7 @@ def quick_search(replay: Replay, seed: int) -> Ids:
 SAMPLERS: dict[str, Sampler] = {
     "twin": twin,
     "twin_best_k": twin_best_k,
+    "known_components": known_components,
     "random": optuna_sampler("random"),
     "tpe": optuna_sampler("tpe"),
     "feasible_first_tpe": optuna_sampler("tpe", feasible_first=True),

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import Parameter, Params, SearchSpace
 from analyzer.domain.workload import Poisson
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.twin import Twin
-from benchlib.subjects import FP32, INT8, SEED, SUBJECTS, ServedSubject
+from benchlib.subjects import FP32, INT8, SEED, SUBJECTS
 
 # Shares of the variance of a table's errors that are common to a variant, to a deployment (variant,
-# instances, threads), to a way of batching (variant, batching, largest batch), and the
-# configuration's own. Assumed: the live rows are too few to tell them apart.
-COMPONENTS = {"variant": 0.25, "deployment": 0.35, "batching": 0.2, "own": 0.2}
+# instances, threads), to the batches of a deployment (its largest batch), and the configuration's
+# own. The last three are in the ratio of the variances that ``search.py components`` estimates from
+# ``encoder_large.csv`` (docs/twin.md); the variant's share is assumed: that table has none, the
+# small one of the encoder more.
+COMPONENTS = {"variant": 0.1, "deployment": 0.615, "batching": 0.17, "own": 0.115}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +32,8 @@ class Table:
 
     Args:
         predicted, saturation, true: Requests per second by configuration id; 0 where there is none.
+        error_variances: Of the parts of log(true / predicted), as of :func:`groups_of`, where the
+            truth was drawn with them.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Table:
     predicted: dict[str, float]
     saturation: dict[str, float]
     true: dict[str, float]
+    error_variances: dict[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> float:
@@ -72,6 +75,7 @@ def space(batches: tuple[int, ...], delays_us: tuple[int, ...], name: str) -> Se
 
 LARGE = space((2, 4, 8, 16, 32), (0, 500, 2000, 5000, 10000, 20000), "large")
 SMALL = space((4, 16), (0, 5000), "small")
+SPACES = {"large": LARGE, "small": SMALL}
 
 
 def _candidates(chosen: SearchSpace) -> dict[str, tuple[Configuration, Params]]:
@@ -94,20 +98,32 @@ def predictions(chosen: SearchSpace, twin: Twin) -> tuple[dict[str, float], dict
     return predicted, saturation
 
 
-def _groups(configuration: Configuration) -> dict[str, tuple[Any, ...]]:
+def groups_of(configuration: Configuration) -> dict[str, tuple[Any, ...]]:
     """Which configurations share each component of the error."""
     variant = configuration.variant
     deployment = (variant, configuration.instance_count, configuration.intra_op_threads)
     return {
         "variant": (variant,),
         "deployment": deployment,
-        "batching": (variant, configuration.dynamic_batching, configuration.max_batch_size),
+        "batching": (*deployment, configuration.dynamic_batching, configuration.max_batch_size),
         "own": (configuration.config_id,),
     }
 
 
-def virtual_tables(seed: int, bases: list[Table], errors: list[float]) -> list[Table]:
-    """Tables whose truth differs from the twin as reality did."""
+def virtual_tables(
+    seed: int, bases: list[Table], errors: list[float], *, own: float | None = None
+) -> list[Table]:
+    """Tables whose truth differs from the twin as reality did.
+
+    Args:
+        own: The share of the variance that is the configuration's own, in place of the estimate.
+    """
+    shares = COMPONENTS
+    if own is not None:
+        rest = 1.0 - COMPONENTS["own"]
+        shares = {part: share * (1.0 - own) / rest for part, share in COMPONENTS.items()}
+        shares["own"] = own
+    variance = float(np.mean(np.square(errors)))
     tables = []
     for number, base in enumerate(bases):
         rng = np.random.default_rng([seed, number])
@@ -115,21 +131,13 @@ def virtual_tables(seed: int, bases: list[Table], errors: list[float]) -> list[T
         true = {}
         for config_id, (configuration, _) in _candidates(base.space).items():
             error = sum(
-                math.sqrt(COMPONENTS[component])
-                * drawn.setdefault((component, *group), float(rng.choice(errors)))
-                for component, group in _groups(configuration).items()
+                math.sqrt(shares[part])
+                * drawn.setdefault((part, *group), float(rng.choice(errors)))
+                for part, group in groups_of(configuration).items()
             )
             true[config_id] = base.predicted[config_id] * math.exp(error)
-        tables.append(
-            Table(
-                name=base.name,
-                space=base.space,
-                budget_ms=base.budget_ms,
-                predicted=base.predicted,
-                saturation=base.saturation,
-                true=true,
-            )
-        )
+        variances = {part: share * variance for part, share in shares.items()}
+        tables.append(replace(base, true=true, error_variances=variances))
     return tables
 
 
@@ -164,57 +172,30 @@ def bases_of(document: dict[str, Any]) -> tuple[list[Table], list[float], dict[s
     return tables, errors, probing
 
 
-def measure_table(path: Path, model: str, *, raw: Path, until_s: float) -> None:
-    """Measures every configuration of the small space that the file lacks."""
-    subject = ServedSubject.of(model, "embedded", raw)
-    source = raw / f"embedded-{model}.json"
-    document = json.loads(source.read_text())
-    calibrations: dict[VariantKey, VariantCalibration] = {
-        key: VariantCalibration.from_dict(key, document["calibrations"][key.label])
-        for key in (FP32, INT8)
-    }
-    predicted, saturation = predictions(SMALL, subject.twin(calibrations))
-    began = time.perf_counter()
-    known = set()
-    fresh = not path.is_file()
-    if not fresh:
-        with path.open(newline="") as file:
-            known = {row["config_id"] for row in csv.DictReader(file)}
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if fresh:
-            writer.writerow(
-                ["model", "config_id", "predicted_rps", "saturation_rps", "edge_rps", "from_rps",
-                 "to_rps", "load_test_seconds", "configuration"]
-            )  # fmt: skip
-        for config_id, (configuration, _) in _candidates(SMALL).items():
-            if config_id in known:
-                continue
-            if time.perf_counter() - began > until_s:
-                break
-            edge, seconds = subject.edge(configuration, predicted[config_id] or None)
-            low, high = edge.interval_rps
-            writer.writerow(
-                [model, config_id, f"{predicted[config_id]:.2f}",
-                 f"{saturation[config_id]:.2f}", f"{edge.rate_rps or 0.0:.2f}",
-                 f"{low or 0.0:.2f}", f"{high or 0.0:.2f}", f"{seconds:.2f}",
-                 json.dumps(configuration.to_dict())]
-            )  # fmt: skip
-            file.flush()
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a measured table's file, in the order of measuring."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def read_table(path: Path) -> Table:
-    """A measured table."""
-    with path.open(newline="") as file:
-        rows = {row["config_id"]: row for row in csv.DictReader(file)}
-    missing = _candidates(SMALL).keys() - rows.keys()
+    """A measured table; what was measured several times counts by the mean of the logarithms."""
+    edges: dict[str, list[float]] = {}
+    rows = read_rows(path)
+    for row in rows:
+        edges.setdefault(row["config_id"], []).append(float(row["edge_rps"]))
+    chosen = LARGE if edges.keys() > _candidates(SMALL).keys() else SMALL
+    missing = _candidates(chosen).keys() - edges.keys()
     if missing:
         raise SystemExit(f"{path.name} lacks {len(missing)} configurations; measure them first")
     return Table(
         name=path.stem,
-        space=SMALL,
+        space=chosen,
         budget_ms=0.0,
-        predicted={key: float(row["predicted_rps"]) for key, row in rows.items()},
-        saturation={key: float(row["saturation_rps"]) for key, row in rows.items()},
-        true={key: float(row["edge_rps"]) for key, row in rows.items()},
+        predicted={row["config_id"]: float(row["predicted_rps"]) for row in rows},
+        saturation={row["config_id"]: float(row["saturation_rps"]) for row in rows},
+        true={
+            key: math.exp(float(np.mean(np.log(values)))) if min(values) > 0 else 0.0
+            for key, values in edges.items()
+        },
     )

@@ -14,7 +14,7 @@ from analyzer.cli.search_run import _device
 from analyzer.domain.configuration import DeviceKind, baseline_configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
-from analyzer.engine import backends
+from analyzer.engine import backends, gpu_backends
 from analyzer.engine.backends import usable_gpus
 from analyzer.engine.loader import LoadSettings, read_model_config
 from analyzer.errors import UsageError
@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         def find_spec(name: str, *rest: Any) -> Any:
             return (object() if tensorrt else None) if name == "tensorrt" else find(name, *rest)
 
-        for module in (devices, backends):
+        for module in (gpu_backends, backends):
             monkeypatch.setattr(module, "find_spec", find_spec)
 
     return make

@@ -462,6 +462,27 @@ def test_interrupted_with_ray_running(
     assert "***" not in answer.stderr
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.7, 2.4, 3.1])
+def test_interrupted_while_ray_starts(
+    program: Any, place: Path, other: Path, after_s: float
+) -> None:
+    """Its core's own handler would print a stack trace; and nobody waits for the start."""
+    process = program.start(
+        *SEARCH[:-2], "--budget", "60s", "--json", cwd=other, cache=place.parent / "cache"
+    )
+    # The tables are there before Ray is.
+    deadline = time.monotonic() + 60.0
+    while not (other / "results.db").is_file() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(after_s)
+    process.send_signal(signal.SIGTERM)
+    answer = program.finish(process, 30.0)
+    assert answer.code == 130, answer.stderr
+    assert answer.document["error"]["code"] == "interrupted"
+    assert "***" not in answer.stderr and "Traceback" not in answer.stderr
+
+
 # --- other servers and databases ------------------------------------------------------------------
 
 

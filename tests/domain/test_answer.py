@@ -265,7 +265,7 @@ class TestFront:
         assert ids(pareto_front(outcomes, SLA)) == [1, 2, 4]
         # One price for all: cost falls with the edge, so that it changes nothing.
         priced = Pricing(price_per_hour=0.94)
-        assert ids(pareto_front(outcomes, SLA, pricing=priced)) == [1, 2, 4]
+        assert ids(pareto_front(outcomes, SLA, pricing_of=lambda _: priced)) == [1, 2, 4]
 
     def test_a_target_rate_does_not_shrink_the_front(self) -> None:
         sla = Sla(latency_budget_ms=50.0, target_rate_rps=250.0, objective="latency")

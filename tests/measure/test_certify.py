@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzer.domain.configuration import baseline_configuration
 from analyzer.domain.measurement import (
     Certificate,
     Conditions,
     Edge,
     LatencySummary,
     LoadTest,
+    Measurement,
     RateEvidence,
     Validity,
 )
@@ -22,8 +24,8 @@ from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.certify import CertifyGoal, certify_capacity
 from analyzer.measure.judge import judge_runs, merge_tests
-from analyzer.measure.measure import certify_target
-from analyzer.measure.plan import STREAM_CERTIFY, CertifyPlan, LoadPlan
+from analyzer.measure.measure import certify_target, measure_configuration
+from analyzer.measure.plan import STREAM_CERTIFY, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
@@ -380,3 +382,35 @@ def test_no_rate_is_tried_that_the_slow_state_does_not_carry(
     edge = Edge(rate_rps=600.0, interval_rps=(None, None), work_us=100.0)
     certify_target(session, load, CertifyPlan(seconds=20.0, conditions=slow), edge=edge)
     assert max(test.offered_rps for test in session.tests) <= 600.0 / 1.8
+
+
+def test_a_proof_comes_first_where_the_edge_is_only_supposed(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+
+    def measured(seconds: float, shortest_run_s: float = 1.0) -> Measurement:
+        edge_plan = EdgePlan(
+            seconds=4.0,
+            start_rps=truth,
+            run_seconds=(shortest_run_s, 50.0),
+            twin=model,
+            twin_edge_rps=truth,
+        )
+        certify = CertifyPlan(seconds=seconds, twin=model, supposed_rps=0.6 * truth)
+        configuration = baseline_configuration(batchable=True)
+        return measure_configuration(
+            VirtualSession(model, load), configuration, load, edge_plan=edge_plan, certify=certify
+        )
+
+    ample = measured(60.0)
+    assert next(test.kind for test in ample.load_tests) == "certify"
+    assert ample.capacity_rps is not None and ample.capacity_rps < 0.6 * truth
+    assert ample.edge.rate_rps == pytest.approx(truth, rel=0.1), "the rest of the time finds it"
+    scarce = measured(60.0, shortest_run_s=40.0)
+    assert {test.kind for test in scarce.load_tests} == {"certify"}
+    # What long runs kept is the lower end; nothing above it was tried.
+    assert scarce.edge.interval_rps == (scarce.capacity_rps, None)
+    assert scarce.edge.rate_rps is None

@@ -65,8 +65,8 @@ class Page:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, path: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
-        """Loads a file and waits until its scripts have run."""
+    def open(self, page: Path | str, *, width: int, height: int = 900, dark: bool = False) -> None:
+        """Loads a file, or an address, and waits until its scripts have run."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -77,7 +77,7 @@ class Page:
             features=[{"name": "prefers-color-scheme", "value": scheme}],
         )
         self.loaded = False
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not self.loaded:
             self._receive(30.0)
 

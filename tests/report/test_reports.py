@@ -23,11 +23,12 @@ from facts_example import (
 )
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.gain import Gain
 from analyzer.domain.measurement import Conditions, Edge, Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.report.csv import COLUMNS, render_csv
 from analyzer.report.entries import make_report
-from analyzer.report.gain_text import edge_text, gain_sentence
+from analyzer.report.gain_text import edge_text, gain_sentence, ratio_text
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
 from analyzer.report.summary import summarize
@@ -290,3 +291,18 @@ def test_a_thinned_chart_says_so() -> None:
         facts = example_facts(outcomes=outcomes)
         page = render_html(make_report(facts))
         assert ("Shown are 600 of 1,010 configurations" in page) is said
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((1.5, None), "≥ 1.5×"),
+        ((None, 4.0), "≤ 4×"),
+        ((1.5, 4.0), "3.2×"),
+        ((None, None), "3.2×"),
+    ],
+)
+def test_a_gain_with_an_open_end_is_told_by_the_end_that_is_known(
+    interval: tuple[float | None, float | None], said: str
+) -> None:
+    assert ratio_text(Gain(ratio=3.2, basis="edges", interval=interval)) == said

@@ -292,3 +292,20 @@ def test_an_empty_space_is_finished() -> None:
     designer = Designer([])
     assert designer.suggest() is None and designer.finished(0.95) and designer.trusted
     assert designer.corrected("elsewhere") is None and designer.bound() is None
+
+
+def test_a_bound_from_below_does_not_teach_that_the_twin_expects_too_much() -> None:
+    candidates, _ = space(3, 0.05)
+    designer = Designer(candidates)
+    chosen = designer.suggest()
+    assert chosen is not None
+    predicted = designer.corrected(chosen)
+    assert predicted is not None
+    designer.update(chosen, 0.4 * predicted, exact=False)
+    assert designer.corrected(chosen) == pytest.approx(predicted)
+    assert designer.suggest() != chosen, "it counts as measured"
+    assert designer.best == (chosen, 0.4 * predicted)
+    other = designer.suggest()
+    assert other is not None
+    designer.update(other, 3.0 * predicted, exact=False)
+    assert (designer.corrected(other) or 0.0) > predicted, "more than was expected teaches"

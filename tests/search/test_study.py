@@ -257,9 +257,11 @@ def test_each_trial_teaches_also_where_it_breaks_a_limit(
     taught: list[tuple[str, bool, bool]] = []
     update = Designer.update
 
-    def spy(self: Designer, config_id: str, value: float | None, *, feasible: bool = True) -> None:
+    def spy(
+        self: Designer, config_id: str, value: float | None, *, feasible: bool, exact: bool
+    ) -> None:
         taught.append((config_id, value is not None, feasible))
-        update(self, config_id, value, feasible=feasible)
+        update(self, config_id, value, feasible=feasible, exact=exact)
 
     monkeypatch.setattr(Designer, "update", spy)
     sla = Sla(latency_budget_ms=40.0, max_memory_bytes=50 << 20)
@@ -349,6 +351,19 @@ def test_an_answer_comes_first_and_is_improved_then() -> None:
     winner = next(o for o in found.outcomes if o.configuration.config_id == found.recommended_id)
     assert isinstance(winner, Measurement)
     assert winner.capacity_rps == best >= (first.capacity_rps or 0.0)
+
+
+def test_where_the_time_is_scarce_the_proof_comes_before_the_edge() -> None:
+    def slow(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+        times = tuple(60.0 * SPEED[key.label] * size for size in (1, 32))
+        return ServiceTime(batch_sizes=(1, 32), service_ms=times)
+
+    found, _, store = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=45)
+    first = next(o.outcome for o in store.outcomes if o.role == "trial")
+    assert isinstance(first, Measurement)
+    assert first.load_tests[0].kind == "certify"
+    assert found.verdict == "found" and found.search.wall_seconds <= 45 * 1.05
+    assert (winner(found).edge.at_least_rps or 0.0) >= (winner(found).capacity_rps or 0.0) > 0.0
 
 
 def test_every_allowed_configuration_has_a_prediction() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.errors import BudgetEndedError
 from analyzer.search.time_plan import OVERRUN_SHARE, TimePlan
 
 
@@ -46,7 +47,7 @@ def test_a_slow_start_expects_a_slow_end() -> None:
     clock.now += 20
     found = TimePlan.begun(budget_s=60.0, started=started, clock=clock)
     assert found.spent_s == 20
-    assert found.left_s == pytest.approx(60 - 20 - 5)
+    assert found.left_s == pytest.approx(60 - 20 - 21)
 
 
 @given(
@@ -64,3 +65,22 @@ def test_no_deadline_lies_beyond_another(
         clock.now += taken_s
         assert found.preparation_left_s < found.left_s < budget_s - found.spent_s
         assert 0 < found.overrun_s <= budget_s * (1 + OVERRUN_SHARE)
+
+
+@given(budget_s=st.floats(1.0, 600.0), start_s=st.floats(0.0, 10.0), passed_s=st.floats(0.0, 900.0))
+def test_no_stage_may_begin_later_than_the_next(
+    budget_s: float, start_s: float, passed_s: float
+) -> None:
+    clock = Clock()
+    started = clock.now
+    clock.now += start_s
+    found = TimePlan.begun(budget_s=budget_s, started=started, clock=clock)
+    clock.now += passed_s
+    assert found.least_s("workers") >= found.least_s("probes") >= found.least_s("measurement")
+    assert found.suffices("measurement") or not found.suffices("workers")
+    # What runs is cut off early enough for the end to be within 5 %, or a second.
+    latest_s = found.spent_s + found.cut_in_s + found.end_s
+    assert latest_s <= budget_s + max(1.0, 0.05 * budget_s)
+    if not found.suffices("workers"):
+        with pytest.raises(BudgetEndedError):
+            found.left_before_s("workers")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -146,68 +142,6 @@ def make_log(count: int = 500) -> RequestLog:
         compute_output_s=unknown,
         warmup=7,
     )
-
-
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'results.db'}"
-
-
-@pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL, without a database name, of a PostgreSQL server of our own on a free port."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("PostgreSQL's server programs are not installed (Debian: postgresql)")
-    pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
-    programs = found[-1].parent
-    as_root = os.geteuid() == 0
-    if as_root and not shutil.which("runuser"):
-        pytest.skip("PostgreSQL refuses to run as root, and there is no runuser")
-    user = "postgres" if as_root else getpass.getuser()
-    # Not under tmp_path: its parents are closed to other users.
-    folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-    if as_root:
-        shutil.chown(folder, user)
-    prefix = ["runuser", "-u", user, "--"] if as_root else []
-
-    def run(*command: str) -> None:
-        done = subprocess.run([*prefix, *command], cwd=folder, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"{Path(command[0]).name} does not run here: {done.stderr.strip()[:200]}")
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    data = str(folder / "data")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -c fsync=off"
-    try:
-        run(str(programs / "initdb"), "-D", data, "-U", "tritune", "-A", "trust", "-E", "UTF8")
-        log = str(folder / "log")
-        run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", log, "-w", "start")
-        try:
-            yield f"postgresql://tritune:secret@127.0.0.1:{port}"
-        finally:
-            run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def postgres_url(postgres_server: str, request: pytest.FixtureRequest) -> str:
-    import psycopg
-
-    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
-    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
-    return f"{postgres_server}/{name}"
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def store_url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
 
 
 def run_python(code: str, *arguments: str, **options: object) -> subprocess.Popen[str]:

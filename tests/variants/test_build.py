@@ -254,13 +254,13 @@ def test_a_process_that_dies_costs_one_variant(
                 os.kill(self.pid, signal.SIGKILL)
 
     monkeypatch.setattr(build_process.subprocess, "Popen", Dying)
-    built = build_variants(digits, [FP16, FP32], calibration=data, cache_dir=tmp_path, cores=2)
+    built = build_variants(digits, [FP16, FP32], calibration=data, cache_dir=tmp_path, cores=1)
     assert isinstance(built[FP16], TargetMemoryError)
     assert isinstance(built[FP32], Variant)
     assert [len(folders) for folders in started] == [2, 1]
 
 
-def test_one_process_for_every_two_cores(
+def test_one_process_for_every_core(
     digits: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """os.cpu_count() once started 64 builds in a container that may use two cores."""
@@ -276,10 +276,10 @@ def test_one_process_for_every_two_cores(
     monkeypatch.setattr(build_module, "usable_cores", lambda: 3)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     keys = [FP32, FP16, STATIC, DYNAMIC]
-    for cores, expected in ((None, [4]), (4, [2, 2]), (64, [1, 1, 1, 1])):
+    for cores, expected in ((1, [4]), (2, [2, 2]), (None, [2, 1, 1]), (64, [1, 1, 1, 1])):
         shares.clear()
         assert set(build_variants(digits, keys, cache_dir=tmp_path, cores=cores)) == set(keys)
-        assert shares == expected
+        assert sorted(shares, reverse=True) == expected
 
 
 def test_a_variant_that_is_slower_than_the_model_is_refused_and_remembered(

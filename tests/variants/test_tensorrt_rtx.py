@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 import real_tensorrt
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.model import ModelInfo
-from analyzer.engine.runtimes.fake_tensorrt import FakeCuda
+from analyzer.engine.runtimes.fake_cuda import FakeCuda
 from analyzer.engine.runtimes.tensorrt_ import TensorRtEngine, library_version, product
 from analyzer.errors import BuildError, TargetStartError
 from analyzer.hardware.gpus import GpuIdentity

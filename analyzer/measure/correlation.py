@@ -1,0 +1,141 @@
+"""What the twin expects of late requests by rate: how many, how correlated, how long it matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from analyzer.domain.measurement import SLOWNESS_BIN_S, RateEvidence
+from analyzer.domain.sla import Sla
+from analyzer.measure.plan import CertifyPlan, LoadPlan
+from analyzer.measure.session import Session
+from analyzer.stats.certificate import claim_confidence, expected_requests
+from analyzer.twin.pace import path_of, slowness
+from analyzer.twin.server_model import ServerModel
+
+# Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
+# at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
+_INFLATION_GUESS = 10.0
+_MISS_GUESS_SHARE = 0.2
+# However light the load, a machine has slow moments that no twin of the queue knows.
+_INFLATION_FLOOR = 1.5
+# The lead-in of a certificate's run without a twin, in latency budgets.
+_LEAD_IN_BUDGETS = 5.0
+# Simulated requests behind one inflation and one miss rate: fractions of a second. At a high load
+# overloads are so rare that 400,000 requests see few: an inflation of 86 at 0.9 of saturation comes
+# out between 46 and 300.
+_INFLATION_REQUESTS = 400_000
+_INFLATION_REQUESTS_HIGH = 1_600_000
+_HIGH_LOAD = 0.8
+_MISS_RATE_REQUESTS = 50_000
+# The speeds that were met count anew when the runs are so many times as long: each time costs some
+# tenths of a second.
+_REFRESH_FACTOR = 1.3
+
+
+class Correlation:
+    """What the twin expects of late requests by rate, at the speeds that were met so far."""
+
+    def __init__(self, session: Session, plan: CertifyPlan, load: LoadPlan) -> None:
+        self._session = session
+        self._plan = plan
+        self._load = load
+        self._seconds = -math.inf
+        self._refreshed()
+
+    def inflation(self, rate_rps: float) -> float | None:
+        """As :func:`inflation_at`."""
+        self._refreshed()
+        return self._inflation(rate_rps)
+
+    def miss_rate(self, rate_rps: float) -> float | None:
+        """As :func:`miss_rate_at`."""
+        self._refreshed()
+        return self._miss_rate(rate_rps)
+
+    def _refreshed(self) -> None:
+        """Takes in the speeds of further runs, as soon as they are a part of what was known."""
+        met_s = SLOWNESS_BIN_S * sum(len(test.slowness) for test in self._session.tests)
+        if met_s < _REFRESH_FACTOR * self._seconds:
+            return
+        self._seconds = met_s or math.inf
+        model = self._plan.twin
+        if model is not None:
+            own = slowness(self._session.tests) if self._plan.tells_speed else []
+            met = path_of((*self._plan.slowness, *own))
+            # Too few seconds say nothing against what the twin knew before.
+            model = replace(model, path=met or model.path)
+        self._inflation = cache(inflation_at(model, self._load))
+        self._miss_rate = cache(miss_rate_at(model, self._load))
+
+
+def requests_needed(
+    sla: Sla,
+    *,
+    inflation: float | None,
+    miss_rate: float | None,
+    claim: int,
+    known: RateEvidence | None = None,
+) -> int | None:
+    """Further requests that a PASS is expected to take; None where no number is enough.
+
+    Args:
+        inflation, miss_rate: What the twin expects; None without one.
+        claim: As in :func:`~analyzer.stats.certificate.claim_confidence`.
+        known: What runs at the rate came to so far.
+    """
+    found = _INFLATION_GUESS if inflation is None else inflation
+    met = (known.inflation if known is not None else None) or _INFLATION_FLOOR
+    return expected_requests(
+        miss_rate=_MISS_GUESS_SHARE * sla.miss_rate_max if miss_rate is None else miss_rate,
+        inflation=max(found, met),
+        percentile=sla.percentile,
+        confidence=claim_confidence(sla.confidence, claim),
+        requests=known.requests if known is not None else 0,
+        over_budget=known.over_budget if known is not None else 0,
+    )
+
+
+def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> float:
+    """How long a queue that starts empty takes to forget it, seconds.
+
+    In heavy traffic the relaxation time is about the service time over (1 - sqrt(load))². Source:
+    Abate and Whitt 1987, "Transient behavior of the M/M/1 queue". Without a model it is guessed
+    from the latency budget, which longer queues would not keep.
+    """
+    if model is None:
+        return _LEAD_IN_BUDGETS * load.sla.latency_budget_ms / 1e3
+    share = min(rate_rps / model.saturation_rps(load.batch_sizes()), 0.999)
+    execution_s = model.execution_s(rate_rps, load.batch_size_typical)
+    return execution_s / (1.0 - math.sqrt(share)) ** 2
+
+
+def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
+    """The simulated variance inflation by live rate; None without a model."""
+    if model is None:
+        return lambda rate_rps: None
+    saturation_rps = model.saturation_rps(load.batch_sizes())
+    arrivals = cache(load.unit_arrivals)
+
+    def inflation(rate_rps: float) -> float:
+        high = rate_rps > _HIGH_LOAD * saturation_rps
+        return model.inflation(
+            arrivals(_INFLATION_REQUESTS_HIGH if high else _INFLATION_REQUESTS),
+            rate_rps,
+            budget_ms=load.sla.latency_budget_ms,
+            percentile=load.sla.percentile,
+        )
+
+    return inflation
+
+
+def miss_rate_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
+    """The simulated fraction of requests over budget by live rate; None without a model."""
+    if model is None:
+        return lambda rate_rps: None
+    arrivals = load.unit_arrivals(_MISS_RATE_REQUESTS, seed=load.seed)
+    return lambda rate_rps: model.miss_rate(
+        arrivals, rate_rps, budget_ms=load.sla.latency_budget_ms
+    )

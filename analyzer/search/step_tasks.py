@@ -1,0 +1,200 @@
+"""The task of each step of a search: what is measured, for how long, and what is proven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Edge, Measurement
+from analyzer.measure.certify import AT_ONCE, CLIMBING
+from analyzer.measure.plan import CertifyPlan, EdgePlan
+from analyzer.measure.tasks import MeasureTask
+from analyzer.search.build import BuiltVariants
+from analyzer.search.context import SearchContext
+from analyzer.search.next_step import Step
+from analyzer.search.screening import Screening
+
+# Seconds under load of one search for an edge: this share of the budget, within limits.
+_EDGE_SHARE = 0.08
+_EDGE_S = (2.5, 20.0)
+# With a target rate to be judged at: the shares of the edge and of the run at that rate.
+_TARGET_SHARES = (0.6, 0.5)
+# A first certificate gets so many times what it is expected to take, so that it ends in a PASS and
+# not in a plan; at most this share of what is left.
+_FIRST_PROOF_FACTOR = 2.5
+_FIRST_PROOF_SHARE = 0.6
+_FIRST_PROOF_S_MIN = 3.0  # for the two runs of a first plan
+# It comes before the edge where the time may not suffice for both: with runs that are given up, a
+# search takes up to twice its seconds, and a proof by half more than is expected of it.
+_EDGE_FACTOR = 2.0
+_PROOF_FACTOR = 1.5
+# Of a predicted edge: what the edge is supposed to reach before it was measured. Probes that were
+# up to 40 % off were met (docs/twin.md).
+_SUPPOSED_SHARE = 0.6
+# Of what is left once something is proven: what a climb leaves to the baseline's certificate.
+_BASELINE_SHARE = 0.25
+_LOAD_S_MIN = 1.0  # of any task
+
+
+class StepTasks:
+    """Makes the tasks of one search from what is known and what time is left."""
+
+    def __init__(self, context: SearchContext, built: BuiltVariants, screening: Screening) -> None:
+        self._context = context
+        self._built = built
+        self._screening = screening
+        budget_s = context.request.budget_s
+        # What a proof takes by configuration: each costs simulations, and is asked at every step.
+        self._proofs_s: dict[str, float | None] = {}
+        #: Seconds under load of one search for an edge.
+        self.edge_s = float(np.clip(_EDGE_SHARE * budget_s, *_EDGE_S))
+
+    def task(
+        self,
+        step: Step,
+        configuration: Configuration,
+        known: Measurement | None,
+        *,
+        baseline_waits: bool,
+    ) -> tuple[float, MeasureTask]:
+        """The step's task, and its seconds under load.
+
+        Args:
+            known: What was measured of ``configuration`` before.
+            baseline_waits: Whether the baseline's certificate is still to come.
+        """
+        left_s = max(self._context.plan.left_s - self._context.server_start_s, _LOAD_S_MIN)
+        if step in ("proof", "climb", "baseline_proof"):
+            assert known is not None
+            waits = step == "climb" and baseline_waits
+            waits = waits and self.baseline_proof_fits(_BASELINE_SHARE * left_s)
+            share = 1.0 - _BASELINE_SHARE if waits else 1.0
+            seconds = max(share * left_s, _LOAD_S_MIN)
+            shares = AT_ONCE if step == "baseline_proof" else CLIMBING
+            return seconds, self.certificate(configuration, known.edge, seconds, shares)
+        wanted_s = _LOAD_S_MIN if self._screening.hopeless else self.edge_s
+        edge_s = min(wanted_s, left_s)
+        task = self._edge_task(configuration, edge_s)
+        if step != "first":
+            return edge_s, task
+        proof_s = self._proof_s(configuration)
+        supposed_rps = task.predicted.edge_rps and _SUPPOSED_SHARE * task.predicted.edge_rps
+        scarce = proof_s is not None and left_s < _EDGE_FACTOR * edge_s + _PROOF_FACTOR * proof_s
+        if scarce and supposed_rps and task.target_seconds is None:
+            plan = self._certify_plan(configuration, None, left_s, CLIMBING)
+            return left_s, replace(task, certify=replace(plan, supposed_rps=supposed_rps))
+        wanted_s = _FIRST_PROOF_FACTOR * (proof_s or edge_s)
+        wanted_s = min(wanted_s, _FIRST_PROOF_SHARE * left_s)
+        seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
+        certify = self._certify_plan(configuration, None, seconds, CLIMBING)
+        return edge_s + seconds, replace(task, certify=certify)
+
+    def certificate(
+        self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
+    ) -> MeasureTask:
+        """Certifies ``configuration``, whose edge is known.
+
+        Args:
+            seconds: Under load.
+            shares: As in ``CertifyGoal``.
+        """
+        return self._context.measure_task(
+            configuration,
+            accuracy=self._built.accuracy(configuration),
+            predicted_rps=self._predicted(configuration),
+            edge_plan=None,
+            certify=self._certify_plan(configuration, edge, seconds, shares),
+        )
+
+    def missing_s(self, candidate: Measurement | None) -> float | None:
+        """Seconds under load that the proof of ``candidate`` still takes; None if unknown.
+
+        Without a candidate: that of what would be measured first.
+        """
+        if candidate is None:
+            return self._screening.proof_s()
+        certificate, test = candidate.certificate, candidate.headline
+        rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
+        if certificate is not None and certificate.requests_missing and rate_rps:
+            return certificate.requests_missing / rate_rps
+        return self._proof_s(candidate.configuration)
+
+    def learned(self) -> None:
+        """Forgets what was expected before the twin or an edge changed."""
+        self._proofs_s.clear()
+
+    def baseline_proof_fits(self, seconds: float) -> bool:
+        """Whether a certificate of the baseline may end in so many seconds; its edge counts too."""
+        known = self._context.log.measurement(self._context.baseline.config_id)
+        if known is None or not known.edge.at_least_rps:
+            return True
+        needed_s = self.missing_s(known)
+        return needed_s is None or self._context.server_start_s + needed_s <= seconds
+
+    def _proof_s(self, configuration: Configuration) -> float | None:
+        """As :meth:`Screening.proof_s`, simulated once until something new is learned."""
+        config_id = configuration.config_id
+        if config_id not in self._proofs_s:
+            self._proofs_s[config_id] = self._screening.proof_s(configuration)
+        return self._proofs_s[config_id]
+
+    def _edge_task(self, configuration: Configuration, seconds: float) -> MeasureTask:
+        sla = self._context.request.sla
+        at_target = sla.objective in ("latency", "memory") and sla.target_rate_rps is not None
+        edge_share, target_share = _TARGET_SHARES if at_target else (1.0, 0.0)
+        predicted = self._predicted(configuration)
+        return self._context.measure_task(
+            configuration,
+            accuracy=self._built.accuracy(configuration),
+            predicted_rps=predicted,
+            edge_plan=self._edge_plan(configuration, predicted, edge_share * seconds),
+            target_seconds=target_share * seconds if at_target else None,
+        )
+
+    def _edge_plan(
+        self, configuration: Configuration, predicted: float | None, seconds: float
+    ) -> EdgePlan:
+        # A run is a fifth to a half of the search, and no shorter than a second or so.
+        runs_s = (max(0.7, seconds / 5), max(1.5, seconds / 2))
+        return self._screening.edge_plan(
+            configuration, predicted, seconds=seconds, run_seconds=runs_s
+        )
+
+    def _certify_plan(
+        self,
+        configuration: Configuration,
+        edge: Edge | None,
+        seconds: float,
+        shares: tuple[float, ...],
+    ) -> CertifyPlan:
+        sla = self._context.request.sla
+        fixed = sla.target_rate_rps if sla.objective in ("latency", "memory") else None
+        predicted = self._predicted(configuration)
+        scale = 1.0
+        if predicted and edge is not None:
+            scale = predicted / (edge.rate_rps or edge.within(predicted))
+        log, config_id = self._context.log, configuration.config_id
+        known = log.measurement(config_id)
+        baseline = config_id == self._context.baseline.config_id
+        # A baseline that may be recommended is one of the family.
+        allowed = self._screening.allowed
+        winner = log.certified(allowed)
+        return CertifyPlan(
+            seconds=seconds,
+            edge=edge,
+            rate_rps=fixed,
+            twin=self._screening.server_model(configuration, rate_scale=scale),
+            shares=shares,
+            # A candidate that proves less than what is proven already changes nothing.
+            above_rps=(winner.capacity_rps or 0.0) if winner is not None and not baseline else 0.0,
+            earlier=known.evidence if known is not None else (),
+            open_claims=log.open_claims(allowed if config_id in allowed else [config_id]),
+            slowness=self._screening.twin.slowness,
+            tells_speed=self._screening.twin.tells_speed(configuration),
+            conditions=log.conditions,
+        )
+
+    def _predicted(self, configuration: Configuration) -> float | None:
+        return self._screening.twin.edges([configuration])[0] or None

@@ -1,0 +1,34 @@
+"""A signal that a callback swallows is heard all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# The object's end is run by Python, which drops what is raised there.
+SWALLOWED = """
+import os, signal, time
+from analyzer.cli.signals import hear_signals, take_signals
+
+class Deaf:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+
+take_signals()
+hear_signals()
+try:
+    Deaf()
+    print("lost", flush=True)
+    time.sleep(5.0)
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+def test_a_signal_is_not_lost_in_a_callback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["lost", "heard"], done
+    assert done.stderr == ""

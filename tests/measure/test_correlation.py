@@ -1,0 +1,47 @@
+"""What the twin expects of late requests: how long an empty queue shows, how many it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.measure.correlation import relaxation_s, requests_needed
+from analyzer.measure.plan import LoadPlan
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
+
+
+def test_a_lead_in_is_as_long_as_the_batches_that_run_not_as_those_that_were_probed(
+    load: LoadPlan,
+) -> None:
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(25.0, 200.0))
+    alone = ServerModel(policy=BatchingPolicy(instance_count=2), service=service)
+    joined = ServerModel(
+        policy=BatchingPolicy(max_batch_size=8, dynamic_batching=True, instance_count=2),
+        service=service,
+    )
+    # 20 of 80/s: 25 ms over (1 - sqrt(1/4))².
+    assert relaxation_s(alone, load, 20.0) == pytest.approx(0.1)
+    assert relaxation_s(joined, load, 20.0) == pytest.approx(0.1)
+
+
+def test_batches_that_must_be_larger_to_carry_the_rate_take_longer_to_forget(
+    load: LoadPlan,
+) -> None:
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
+    model = ServerModel(
+        policy=policy, service=ServiceTime(batch_sizes=(1, 8), service_ms=(10.0, 17.0))
+    )
+    assert model.execution_s(50.0) == pytest.approx(0.010)
+    assert model.execution_s(300.0) == pytest.approx(0.013)  # four of them in 13 ms
+    assert model.execution_s(5000.0) == pytest.approx(0.017)
+    assert relaxation_s(model, load, 300.0) > relaxation_s(model, load, 50.0)
+
+
+def test_without_a_twin_the_need_is_a_guess_that_evidence_lowers(load: LoadPlan) -> None:
+    guess = requests_needed(load.sla, inflation=None, miss_rate=None, claim=1)
+    known = requests_needed(load.sla, inflation=2.0, miss_rate=0.0, claim=1)
+    later = requests_needed(load.sla, inflation=2.0, miss_rate=0.0, claim=2)
+    assert guess is not None and known is not None and later is not None
+    assert known == pytest.approx(2 * 380, rel=0.01)
+    assert guess > later > known
