@@ -78,7 +78,7 @@ def analyze(folder: Path, store: Path, *words: str) -> subprocess.CompletedProce
         "XDG_CACHE_HOME": str(folder),
         "NUMBA_CACHE_DIR": str(folder / "numba"),
     }
-    command = [sys.executable, "-m", "analyzer.cli.main", *words, "--json", "-q"]
+    command = [sys.executable, "-m", "analyzer.cli.main", *words, "--json"]
     command += ["--store", f"sqlite:///{store}"]
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -120,7 +120,8 @@ def run_demo(
         "speedup": document.get("speedup"),
         "speedup_basis": document.get("speedup_basis"),
         "verified": verdict,
-        "message": done.stderr[-500:] if done.returncode not in (0, 4) else "",
+        # How a run went that found nothing.
+        "log": done.stderr[-3000:] if document.get("verdict") != "found" else "",
     }
 
 

@@ -74,13 +74,16 @@ class EdgeSearch:
     """The state of one search for an edge.
 
     Args:
-        known: What rates did before; the search starts at its first rate all the same.
+        known: What rates did before.
+        goes_on: Whether the search goes on from there, instead of at its first rate.
     """
 
-    def __init__(self, goal: EdgeGoal, known: Sequence[RateOutcome] = ()) -> None:
+    def __init__(
+        self, goal: EdgeGoal, known: Sequence[RateOutcome] = (), *, goes_on: bool = False
+    ) -> None:
         self._goal = goal
         self._outcomes = {outcome.rate_rps: outcome for outcome in known}
-        self._begun = False
+        self._begun = goes_on and bool(known)
         self._step = goal.step
         self._step_down = goal.step_down
 

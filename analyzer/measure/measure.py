@@ -71,7 +71,8 @@ def measure_edge(
 
     Args:
         saturation_rps: What a closed loop achieved: where the search starts without a prediction.
-        known: What rates did before; the search starts where it would start anyway.
+        known: What rates did before; the search starts where it would start anyway, but for
+            ``plan.known``.
 
     Raises:
         TargetError: Not one run was valid.
@@ -91,13 +92,7 @@ def measure_edge(
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
-        outcome = RateOutcome(
-            rate_rps=rate,
-            requests=test.requests,
-            over_budget=test.over_budget or 0,
-            latency_ms=test.latency_ms.sla,
-            aborted=test.aborted,
-        )
+        outcome = _rate_outcome(test, rate)
         # The generator's lag is inside the latency already: a rate that keeps the SLA keeps it.
         if not test.validity.valid and not search.keeps(outcome):
             # An overload of a shared machine makes the generator late as well; a lower one may not.
@@ -134,7 +129,18 @@ def _edge_search(
         precision=1.04,
         floor_rps=REQUESTS_MIN / plan.run_seconds[1],
     )
-    return EdgeSearch(goal, known)
+    runs = [_rate_outcome(test, test.offered_rps) for test in plan.known if test.offered_rps]
+    return EdgeSearch(goal, [*runs, *known], goes_on=bool(runs))
+
+
+def _rate_outcome(test: LoadTest, rate_rps: float) -> RateOutcome:
+    return RateOutcome(
+        rate_rps=rate_rps,
+        requests=test.requests,
+        over_budget=test.over_budget or 0,
+        latency_ms=test.latency_ms.sla,
+        aborted=test.aborted,
+    )
 
 
 def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
@@ -152,7 +158,7 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
     ratios = []
     for repeat in range(_CONTROL_RUNS):
         session = VirtualSession(twin, load, noise_seed=repeat)
-        same = replace(plan, start_rps=predicted, twin=None)
+        same = replace(plan, start_rps=predicted, twin=None, known=())
         found = measure_edge(session, same, load, predicted).rate_rps
         if found:
             ratios.append(predicted / found)

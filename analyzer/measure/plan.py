@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Conditions, Edge, LoadTestKind, RateEvidence
+from analyzer.domain.measurement import Conditions, Edge, LoadTest, LoadTestKind, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 from analyzer.measure.certify import CLIMBING
@@ -73,6 +73,7 @@ class EdgePlan:
             is the start.
         trusted: Whether ``start_rps`` is good to a few percent.
         run_seconds: Shortest and longest single run.
+        known: Runs of an earlier search that ended with an open edge; this one goes on from there.
         twin: What takes the optimism of short runs out of the edge; None for nothing.
         twin_edge_rps: The twin's own long-run edge.
     """
@@ -81,6 +82,7 @@ class EdgePlan:
     start_rps: float | None = None
     trusted: bool = False
     run_seconds: tuple[float, float] = (1.0, 5.0)
+    known: tuple[LoadTest, ...] = ()
     twin: ServerModel | None = None
     twin_edge_rps: float | None = None
 

@@ -68,6 +68,8 @@ class Measuring:
         self._exhausted = trials is None
         # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
         self._stuck: set[str] = set()
+        # Whose open edges were searched once more.
+        self._closed: set[str] = set()
         self._begun = 0
         self._trials_until: float | None = None
 
@@ -146,6 +148,7 @@ class Measuring:
             and self._tasks.baseline_proof_fits(left_s),
             trials_wanted=self._trials_wanted(),
             trials_s=trials_s,
+            closing_s=(self._closing_s(best), self._closing_s(baseline)),
             pending=frozenset(pending.step for pending in self._pending.values()),
         )
 
@@ -181,6 +184,11 @@ class Measuring:
                 self._exhausted = self._screening.hopeless
         return not self._exhausted
 
+    def _closing_s(self, measurement: Measurement | None) -> float | None:
+        if measurement is None or _id(measurement) in self._closed:
+            return None
+        return self._tasks.closing_s(measurement)
+
     def _share(self, measurement: Measurement | None) -> float | None:
         """Certified rate over the edge at all speeds met; None where no rate was kept."""
         if measurement is None or not measurement.edge.at_least_rps:
@@ -207,7 +215,7 @@ class Measuring:
                 return instead is not None and self._begin(instead)
             configuration = proposal.configuration
             self._begun += 1
-        elif step in ("baseline", "baseline_proof"):
+        elif step in ("baseline", "baseline_edge", "baseline_proof"):
             configuration = context.baseline
         else:
             assert self.best is not None
@@ -271,8 +279,11 @@ class Measuring:
         score = score_of(outcome, sla)
         if proposal is not None and self._trials is not None:
             self._trials.tell(proposal.trial_number, score)
-        # The designer compares edges that were found alike: it learns once of what works.
-        if known is None:
+        # The designer compares edges that were found alike: it learns once of what works, and
+        # again where an open edge was closed.
+        if pending.step in _CLOSING:
+            self._closed.add(config_id)
+        if known is None or pending.step in _CLOSING:
             self._screening.designer.update(
                 config_id, score.value, feasible=score.feasible, exact=score.exact
             )
@@ -304,11 +315,14 @@ _ROLES: dict[Step, str] = {
     "first": "trial",
     "trial": "trial",
     "proof": "recommendation",
+    "edge": "recommendation",
     "climb": "recommendation",
     "baseline": "baseline",
+    "baseline_edge": "baseline",
     "baseline_proof": "baseline",
 }
 
+_CLOSING: frozenset[Step] = frozenset({"edge", "baseline_edge"})
 _CERTIFYING: frozenset[Step] = frozenset({"first", "proof", "climb", "baseline_proof"})
 
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["first", "proof", "baseline", "trial", "climb", "baseline_proof"]
+Step = Literal[
+    "first", "proof", "baseline", "trial", "edge", "baseline_edge", "climb", "baseline_proof"
+]
 """What may be begun:
 
 - ``first``: a new candidate, its edge and at once a certificate at a safe rate;
 - ``proof``: a certificate of the best candidate that kept a rate, while nothing is proven;
 - ``baseline``: the baseline's edge;
 - ``trial``: a new candidate's edge;
+- ``edge``, ``baseline_edge``: the upper end of the best candidate's edge, or of the baseline's,
+  where the search for it ended with an open one;
 - ``climb``: a certificate of the best candidate at a higher rate;
 - ``baseline_proof``: a certificate of the baseline.
 """
@@ -27,6 +31,8 @@ _LOAD_S_MIN = 1.5
 _CLOSE_SHARE = 0.92
 # A baseline that is proven within this factor of the winner's share of the edge is comparable.
 _COMPARABLE = 0.9
+# An open edge is closed where the time left is so many times what that takes.
+_CLOSING_FACTOR = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class Standing:
         baseline_open: Whether measuring the baseline (again) may bring anything.
         trials_wanted: Whether the sampler has a candidate that is worth a measurement.
         trials_s: Seconds left of what trials may take once there is a proof.
+        closing_s: Seconds under load that closing the best candidate's edge takes, and the
+            baseline's; None where it is closed, or cannot be.
         pending: Steps that run already on other workers.
     """
 
@@ -58,6 +66,7 @@ class Standing:
     baseline_open: bool
     trials_wanted: bool
     trials_s: float
+    closing_s: tuple[float | None, float | None] = (None, None)
     pending: frozenset[Step] = frozenset()
 
 
@@ -82,6 +91,10 @@ def next_step(standing: Standing) -> Step | None:
         return "trial"
     if busy or s.left_s < shortest_s:
         return None
+    closing: tuple[Step, Step] = ("edge", "baseline_edge")
+    for step, seconds in zip(closing, s.closing_s, strict=True):
+        if seconds is not None and s.left_s >= _CLOSING_FACTOR * (s.start_s + seconds):
+            return step
     if s.best_share < _CLOSE_SHARE and s.climbing:
         return "climb"
     if (

@@ -229,13 +229,16 @@ def merged(earlier: Measurement, later: Measurement) -> Measurement:
     A certificate that knew of the earlier runs stands, be it better or worse; where it rests on
     them alone, it is the earlier one. Of others the higher rate stands.
     """
+    edge = later.edge if later.edge.at_least_rps else earlier.edge
+    if edge.work_us is None:
+        edge = replace(edge, work_us=earlier.edge.work_us)
     knew = any(known.rate_rps == earlier.capacity_rps for known in later.evidence)
     forgot = not knew and (earlier.capacity_rps or 0.0) > (later.capacity_rps or 0.0)
     same = later.capacity_rps == earlier.capacity_rps and later.headline is None
     proven = earlier if forgot or same else later
     return replace(
         later,
-        edge=later.edge if later.edge.at_least_rps else earlier.edge,
+        edge=edge,
         capacity_rps=proven.capacity_rps,
         certificate=proven.certificate,
         headline=proven.headline,

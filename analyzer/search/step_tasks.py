@@ -8,6 +8,7 @@ import numpy as np
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.certify import AT_ONCE, CLIMBING
 from analyzer.measure.plan import CertifyPlan, EdgePlan
 from analyzer.measure.tasks import MeasureTask
@@ -35,6 +36,9 @@ _PROOF_FACTOR = 1.5
 _SUPPOSED_SHARE = 0.6
 # Of what is left once something is proven: what a climb leaves to the baseline's certificate.
 _BASELINE_SHARE = 0.25
+# An open edge is closed by so many runs of the least evidence, in this share of the budget at most.
+_CLOSING_RUNS = 3.0
+_CLOSING_SHARE = 0.15
 _LOAD_S_MIN = 1.0  # of any task
 
 
@@ -74,6 +78,10 @@ class StepTasks:
             seconds = max(share * left_s, _LOAD_S_MIN)
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
             return seconds, self.certificate(configuration, known.edge, seconds, shares)
+        if step in ("edge", "baseline_edge"):
+            assert known is not None
+            seconds = min(self.closing_s(known) or self.edge_s, left_s)
+            return seconds, self._closing_task(configuration, known, seconds)
         wanted_s = _LOAD_S_MIN if self._screening.hopeless else self.edge_s
         edge_s = min(wanted_s, left_s)
         task = self._edge_task(configuration, edge_s)
@@ -107,6 +115,16 @@ class StepTasks:
             edge_plan=None,
             certify=self._certify_plan(configuration, edge, seconds, shares),
         )
+
+    def closing_s(self, known: Measurement | None) -> float | None:
+        """Seconds under load that the upper end of an edge takes; None where there is none to find.
+
+        It is found, or it would take too much of the budget.
+        """
+        if known is None or known.edge.rate_rps or not known.edge.at_least_rps:
+            return None
+        needed_s = max(_CLOSING_RUNS * EVIDENCE_MIN / known.edge.at_least_rps, _EDGE_S[0])
+        return needed_s if needed_s <= _CLOSING_SHARE * self._context.request.budget_s else None
 
     def missing_s(self, candidate: Measurement | None) -> float | None:
         """Seconds under load that the proof of ``candidate`` still takes; None if unknown.
@@ -151,6 +169,21 @@ class StepTasks:
             predicted_rps=predicted,
             edge_plan=self._edge_plan(configuration, predicted, edge_share * seconds),
             target_seconds=target_share * seconds if at_target else None,
+        )
+
+    def _closing_task(
+        self, configuration: Configuration, known: Measurement, seconds: float
+    ) -> MeasureTask:
+        """Goes on with the search that left the edge of ``configuration`` open."""
+        predicted = self._predicted(configuration)
+        plan = self._edge_plan(configuration, predicted, seconds)
+        # What the SLA allows of a rate is judged by runs of the same kind.
+        runs = tuple(test for test in known.load_tests if test.kind == "edge")
+        return self._context.measure_task(
+            configuration,
+            accuracy=self._built.accuracy(configuration),
+            predicted_rps=predicted,
+            edge_plan=replace(plan, known=runs),
         )
 
     def _edge_plan(

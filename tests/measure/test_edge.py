@@ -179,6 +179,23 @@ def test_the_time_is_kept(session: VirtualSession, load: LoadPlan) -> None:
     assert sum(test.duration_s for test in session.tests) <= 3.0 + 1.6
 
 
+def test_an_open_edge_is_closed_by_going_on_from_the_runs_that_left_it_open(
+    session: VirtualSession, load: LoadPlan, policy: BatchingPolicy, service: ServiceTime
+) -> None:
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    plan = EdgePlan(seconds=4.0, start_rps=0.5 * truth, run_seconds=(2.0, 6.0))
+    left_open = measure_edge(session, plan, load, truth)
+    assert left_open.rate_rps is None
+    known, first = tuple(session.tests), len(session.tests)
+    longer = replace(plan, seconds=400.0, run_seconds=(20.0, 60.0), known=known)
+    closed = measure_edge(session, longer, load, truth)
+    assert closed.rate_rps == pytest.approx(truth, rel=0.1)
+    again = [test.offered_rps for test in session.tests[first:]]
+    assert min(again) > max(test.offered_rps for test in known if not test.aborted)
+
+
 def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPolicy) -> None:
     load = LoadPlan(sla=Sla(latency_budget_ms=3.0), arrivals=Poisson(), seed=7)
     session = VirtualSession(ServerModel(policy=policy, service=service), load)

@@ -97,3 +97,11 @@ def test_whatever_is_begun_fits(
         assert wanted
     if step == "climb":
         assert climbing and proven
+
+
+def test_an_open_edge_is_closed_after_the_trials_where_time_is_ample() -> None:
+    past_trials = replace(PROVEN, baseline_share=0.0, trials_wanted=False)
+    open_ = replace(past_trials, closing_s=(8.0, 6.0))
+    assert next_step(open_) == "edge"
+    assert next_step(replace(open_, closing_s=(None, 6.0))) == "baseline_edge"
+    assert next_step(replace(open_, left_s=20.0)) == "climb", "a climb is worth more"

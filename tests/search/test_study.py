@@ -353,17 +353,27 @@ def test_an_answer_comes_first_and_is_improved_then() -> None:
     assert winner.capacity_rps == best >= (first.capacity_rps or 0.0)
 
 
-def test_where_the_time_is_scarce_the_proof_comes_before_the_edge() -> None:
-    def slow(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
-        times = tuple(60.0 * SPEED[key.label] * size for size in (1, 32))
-        return ServiceTime(batch_sizes=(1, 32), service_ms=times)
+def slow(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+    """Some ten to twenty requests a second, whatever their batches."""
+    times = tuple(60.0 * SPEED[key.label] * size for size in (1, 32))
+    return ServiceTime(batch_sizes=(1, 32), service_ms=times)
 
+
+def test_where_the_time_is_scarce_the_proof_comes_before_the_edge() -> None:
     found, _, store = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=45)
     first = next(o.outcome for o in store.outcomes if o.role == "trial")
     assert isinstance(first, Measurement)
     assert first.load_tests[0].kind == "certify"
     assert found.verdict == "found" and found.search.wall_seconds <= 45 * 1.05
     assert (winner(found).edge.at_least_rps or 0.0) >= (winner(found).capacity_rps or 0.0) > 0.0
+
+
+def test_where_the_time_is_ample_open_edges_are_closed() -> None:
+    world = VirtualWorld(service=slow)
+    found, _, _ = run(world, sla=Sla(latency_budget_ms=400.0), budget_s=300, trials_max=3)
+    baseline = found.baseline
+    assert isinstance(baseline, Measurement)
+    assert winner(found).edge.rate_rps and baseline.edge.rate_rps
 
 
 def test_every_allowed_configuration_has_a_prediction() -> None:
