@@ -168,7 +168,9 @@ def enable_wal(engine: Engine) -> None:
                 cursor.execute("PRAGMA journal_mode = WAL")
                 break
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= end_s:
+                # The low byte is the kind of error, the rest says more (SQLITE_BUSY_RECOVERY).
+                kind = error.sqlite_errorcode & 0xFF
+                if kind != sqlite3.SQLITE_BUSY or time.monotonic() >= end_s:
                     raise
                 time.sleep(_WAL_RETRY_S)
         cursor.close()
