@@ -6,8 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS ?= tests
-# Two workers would disturb each other's load tests on two cores.
-PYTEST ?= $(BIN)/python -m pytest -q
+# Tests with real clocks, load tests above all, run alone; all others on several workers.
+PYTEST ?= $(BIN)/python tools/run_tests.py -q
+ALONE := $(BIN)/python -m pytest -q
 # Exit codes of the demo that are no failure (4: the budget ended undecided).
 DEMO_ACCEPTS ?= 0
 
@@ -46,7 +47,7 @@ test-long: $(STAMP) ## runs the long tests as well
 	$(PYTEST) -m 'not gpu' $(TESTS)
 
 test-gpu: $(STAMP)  ## runs what needs an NVIDIA GPU
-	$(PYTEST) -m gpu $(TESTS)
+	$(ALONE) -m gpu $(TESTS)
 
 gpu-proof:       ## ten minutes on a GPU, resumable; GPU_PYTHON=python3 takes that one's packages
 	@if [ -z "$(GPU_PYTHON)" ]; then $(PYTHON) -m venv .venv-gpu && \
@@ -54,7 +55,7 @@ gpu-proof:       ## ten minutes on a GPU, resumable; GPU_PYTHON=python3 takes th
 	PYTHONPATH="$$PWD:$$PYTHONPATH" $(or $(GPU_PYTHON),.venv-gpu/bin/python) bench/gpu.py
 
 fuzz: $(STAMP)   ## fuzzes the HTTP and gRPC front ends for ten minutes
-	FUZZ_SECONDS=600 $(PYTEST) --timeout 1200 tests/server/test_fuzz.py
+	FUZZ_SECONDS=600 $(ALONE) --timeout 1200 tests/server/test_fuzz.py
 
 check: lint type ## lint and types
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,23 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # ignore Ctrl-C; the tests of interrupts need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with suppress(ImportError):  # what runs on a GPU has no need of it
+    import hypothesis
+
+    # How long one example takes says nothing here: other tests may run beside it.
+    hypothesis.settings.register_profile("tests", deadline=None)
+    hypothesis.settings.load_profile("tests")
+
+
+# Files of these folders take a minute or so: several workers begin with them, to end together.
+_LONG = ("search", "service", "cli", "examples", "buckets")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Orders the tests for several workers; alone they keep their order."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parent.name not in _LONG)
 
 
 @pytest.fixture(scope="session")
