@@ -115,7 +115,7 @@ def test_a_search_from_a_store_into_a_store(
                 s3_server.url(place, "models/digits.onnx"),
                 *("--export", str(bucket.location), "--report", "report.json"),
                 *("--latency-budget", "100ms", "--percentile", "95", "--space", "small.yaml"),
-                *("--executor", "in-process", "--budget", "40s", "--accept", "estimated"),
+                *("--executor", "in-process", "--budget", "20s", "--accept", "estimated"),
                 *("--json", "-v"),
             ]
         )

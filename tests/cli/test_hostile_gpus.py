@@ -248,6 +248,8 @@ def write_doubling() -> Callable[[Path], Path]:
     return write
 
 
+@pytest.mark.slow
+@pytest.mark.timing
 def test_a_mig_instance_is_searched_on_by_its_uuid(
     made_up_machine: Machine, tmp_path: Path
 ) -> None:

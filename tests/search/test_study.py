@@ -112,8 +112,14 @@ def winner(facts: StudyResult) -> Measurement:
     return found[0]
 
 
-def test_the_twin_finds_the_fast_variant_and_proves_it() -> None:
-    facts, _, _ = run(VirtualWorld(service=service))
+@pytest.fixture(scope="module")
+def searched() -> StudyResult:
+    """One search of seconds, looked at by several tests."""
+    return run(VirtualWorld(service=service))[0]
+
+
+def test_the_twin_finds_the_fast_variant_and_proves_it(searched: StudyResult) -> None:
+    facts = searched
     best = winner(facts)
     assert facts.verdict == "found"
     assert best.configuration.variant.label == "int8-static"
@@ -126,9 +132,11 @@ def test_the_twin_finds_the_fast_variant_and_proves_it() -> None:
     assert [step.measured for step in facts.explanation.contributions][-1]
 
 
-def test_what_was_left_out_as_hopeless_is_explained_with_a_prediction_of_its_own() -> None:
+def test_what_was_left_out_as_hopeless_is_explained_with_a_prediction_of_its_own(
+    searched: StudyResult,
+) -> None:
     """A step back to fp32 costs a factor, not everything."""
-    facts, _, _ = run(VirtualWorld(service=service))
+    facts = searched
     best = winner(facts).edge.rate_rps
     edges = [step.edge_rps for step in facts.explanation.contributions]
     edges += [step.predicted_edge_rps for step in facts.explanation.what_if]

@@ -30,7 +30,7 @@ from analyzer.server.settings import Settings
 from analyzer.server.shared_memory import SharedMemory
 
 Arrays = dict[str, NDArray[Any]]
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

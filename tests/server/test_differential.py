@@ -443,7 +443,7 @@ def statistics(address: str) -> dict[str, int]:
 def test_metric_names_and_labels(pair: Pair) -> None:
     found = []
     for address in pair.metrics:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         names = {line.split(" ")[0] for line in lines if line.startswith("nv_inference")}
         kinds = {tuple(line.split(" ")[2:]) for line in lines if line.startswith("# TYPE nv_inf")}

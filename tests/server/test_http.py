@@ -34,7 +34,7 @@ def send(
 ) -> tuple[int, dict[str, str], bytes]:
     """One request on a connection of its own."""
     host, _, port = addresses.http.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     if isinstance(body, dict | list):
         body = json.dumps(body).encode()
     try:
@@ -297,12 +297,12 @@ def test_logging_and_trace_settings(wire: Addresses) -> None:
 
 def test_body_larger_than_the_limit(wire: Addresses) -> None:
     host, _, port = wire.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(
             f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n".encode()
         )
         assert client.recv(4096).startswith(b"HTTP/1.1 413")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(
             f"POST {INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
@@ -321,7 +321,7 @@ def test_body_larger_than_the_limit(wire: Addresses) -> None:
 def test_headers_larger_than_the_limit(wire: Addresses) -> None:
     host, _, port = wire.http.rpartition(":")
     for head in (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 100_000, b"GET /" + b"a" * 100_000):
-        with socket.create_connection((host, int(port)), timeout=10) as client:
+        with socket.create_connection((host, int(port)), timeout=60) as client:
             try:
                 client.sendall(head)
                 answer = client.recv(4096)
@@ -335,10 +335,10 @@ def test_slow_clients_time_out(repository: Path, start: Any) -> None:
     limits = Limits(header_timeout_s=0.3, body_timeout_s=0.3)
     addresses, _ = start(limits=limits)
     host, _, port = addresses.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"GET /v2 HTTP/1.1\r\nHo")
         assert client.recv(4096).startswith(b"HTTP/1.1 408")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
         answer = b""
         while part := client.recv(4096):  # until it closes the connection
@@ -350,11 +350,11 @@ def test_slow_clients_time_out(repository: Path, start: Any) -> None:
 def test_connections_are_bounded(repository: Path, start: Any) -> None:
     addresses, _ = start(limits=Limits(connections_max=3))
     host, _, port = addresses.http.rpartition(":")
-    clients = [socket.create_connection((host, int(port)), timeout=10) for _ in range(3)]
+    clients = [socket.create_connection((host, int(port)), timeout=60) for _ in range(3)]
     for client in clients:
         client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         assert client.recv(4096).startswith(b"HTTP/1.1 503")
     clients.pop().close()
     time.sleep(0.1)
@@ -370,9 +370,9 @@ def test_a_thousand_idle_connections(wire: Addresses) -> None:
         pytest.skip(f"this machine allows {hard} open files, this needs 4096")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     host, _, port = wire.http.rpartition(":")
-    idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(1000)]
+    idle = [socket.create_connection((host, int(port)), timeout=60) for _ in range(1000)]
     idle_grpc = [
-        socket.create_connection((host, int(wire.grpc.rpartition(":")[2])), timeout=10)
+        socket.create_connection((host, int(wire.grpc.rpartition(":")[2])), timeout=60)
         for _ in range(500)
     ]
     try:
@@ -405,7 +405,7 @@ def test_clients_that_vanish_are_taken_out_of_the_queue(repository: Path, start:
     head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     clients = []
     for _ in range(4):
-        client = socket.create_connection((host, int(port)), timeout=10)
+        client = socket.create_connection((host, int(port)), timeout=60)
         client.sendall(head.encode() + body)
         clients.append(client)
     model = app.repository.get("slow")
@@ -447,7 +447,7 @@ def test_requests_under_way_are_answered_at_the_end(repository: Path, start: Any
     assert answers == [200, 200, 200]
 
 
-def _wait(condition: Any, timeout_s: float = 10.0) -> None:
+def _wait(condition: Any, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it never happened"

@@ -72,14 +72,14 @@ class Background:
     def wait(self) -> tuple[int, list[tuple[FaultKind, str]]]:
         """How many went well, and the faults."""
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
         faults = [answer for answer in self._answers if isinstance(answer, tuple)]
         return len(self._answers) - len(faults), faults
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.005)

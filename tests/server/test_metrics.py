@@ -23,7 +23,7 @@ dynamic_batching {}
 
 
 def scrape(address: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/plain")
         lines = answer.read().decode().splitlines()
     values, helped, typed = {}, [], []

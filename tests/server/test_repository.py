@@ -47,7 +47,7 @@ def ask(repository: Repository, name: str, values: Any, version: str = "", **cal
     array = np.asarray(values, np.float32)
     request = InferCall([InputTensor("X", "FP32", array.shape, array)], **call)
     repository.get(name, version).infer(request, on_done)
-    assert done.wait(10)
+    assert done.wait(60)
     if found[0].fault is not None:
         raise found[0].fault
     return found[0].outputs
@@ -107,7 +107,7 @@ def test_requests_with_other_optional_inputs_are_not_joined(repository: Path, op
         model.infer(
             InferCall([InputTensor(name, "FP32", (1, 2), array) for name in names]), on_done
         )
-    assert done.wait(10)
+    assert done.wait(60)
     assert [result.fault for result in results] == [None] * 4
     answers = sorted(float(result.outputs["Y"][0, 0]) for result in results)
     assert answers == [0.0, 1.0, 2.0, 3.0]

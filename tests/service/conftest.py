@@ -203,7 +203,7 @@ def working(database: Database, content: ContentStore) -> Callable[..., Any]:
 def wait_for(client: httpx.Client) -> Callable[..., dict[str, Any]]:
     """Waits until a job is in one of the states; the job."""
 
-    def do(job: str, *states: str, timeout_s: float = 40.0) -> dict[str, Any]:
+    def do(job: str, *states: str, timeout_s: float = 90.0) -> dict[str, Any]:
         ends_at = time.monotonic() + timeout_s
         while True:
             found: dict[str, Any] = client.get(f"/api/v1/jobs/{job}").json()

@@ -66,7 +66,7 @@ def test_the_job_of_a_killed_worker_goes_on_elsewhere_from_what_was_measured(
         wait_for_trials(client, job, 2)
         first.kill()
         first.wait()
-        ends_at = time.monotonic() + 10
+        ends_at = time.monotonic() + 30
         while running(mark):
             assert time.monotonic() < ends_at, "the killed worker's command lives on"
             time.sleep(0.1)
@@ -94,7 +94,7 @@ def test_a_worker_that_slept_past_its_lease_does_no_harm(
     try:
         wait_for_trials(client, job, 1)
         sleeper.send_signal(signal.SIGSTOP)
-        ends_at = time.monotonic() + 15
+        ends_at = time.monotonic() + 30
         while running(mark):
             # Its command ends with its lease, though nobody told it to.
             assert time.monotonic() < ends_at

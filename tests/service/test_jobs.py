@@ -109,7 +109,7 @@ def test_a_cancel_ends_a_stubborn_command_and_what_it_left_behind(
         while not processes_with(mark):
             time.sleep(0.1)
         assert client.post(f"/api/v1/jobs/{job}/cancel").json()["state"] == "CANCELLING"
-        wait_for(job, "CANCELLED", timeout_s=20)
+        wait_for(job, "CANCELLED", timeout_s=60)
         assert not processes_with(mark)
 
 

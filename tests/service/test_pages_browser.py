@@ -66,7 +66,7 @@ def addresses(client: Any, example: Example) -> dict[str, str]:
 
 def wait_for(condition: Callable[[], Any], page: Page) -> None:
     """Waits until it holds."""
-    ends_at = time.monotonic() + 20
+    ends_at = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends_at
         page.settle(0.1)

@@ -72,7 +72,7 @@ def test_the_child_sees_the_one_gpu_by_uuid(monkeypatch) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.01)

@@ -84,7 +84,7 @@ def http_server(
         listener.shutdown(socket.SHUT_RDWR)
         for one in open_sockets:
             one.close()
-        acceptor.join(5)
+        acceptor.join(60)
 
 
 def pool(rows: int = 4, width: int = 3) -> RequestPool:
@@ -96,7 +96,7 @@ def exchange(connection: HttpConnection, count: int, batch_size: int = 1) -> dic
     for request in range(count):
         connection.send(request, batch_size)
     statuses: dict[int, int] = {}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(statuses) < count and time.monotonic() < deadline:
         statuses.update({c.request: c.status for c in connection.receive(0.1)})
     return statuses
