@@ -22,8 +22,9 @@ Stage = Literal["workers", "probes", "measurement"]
 # 3 starts on two cores, the process of the probes 1 to 1.5, a server with its shortest load test
 # 1.5 to 2.
 _LEAST_STARTS: dict[Stage, float] = {"workers": 1.5, "probes": 0.8, "measurement": 1.2}
-# How much more than the least the stages are expected to take where nothing is cached: builds and the
-# compilation of the simulator come on top (22 s before the first load test where the least was 5).
+# How much more than the least the stages are expected to take where nothing is cached: builds and
+# the compilation of the simulator come on top (22 s before the first load test where the least was
+# 5).
 _EXPECTED_FACTOR = 4.0
 # The end (explaining, storing, reports, the workers' exit) takes so many seconds, and this share of
 # what the start took, since both load libraries: on two cores 2 to 3 s beside starts of a second.
