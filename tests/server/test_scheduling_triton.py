@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from analyzer.domain.configuration import Configuration
@@ -32,6 +33,9 @@ SERVICE = ServiceTime(batch_sizes=(1, 2), service_ms=(FIXED_MS + ITEM_MS, FIXED_
 Points = tuple[tuple[int, float], ...]
 POINTS: Points = ((1, FIXED_MS + ITEM_MS), (8, FIXED_MS + 8 * ITEM_MS))
 TRIES = 3
+# The scripted models sleep: with nothing beside them, server and generator leave the cores idle for
+# more of the time than this.
+IDLE_SHARE_MIN = 0.5
 
 
 def configuration(**fields: Any) -> Configuration:
@@ -92,6 +96,40 @@ def embedded(config: Configuration, points: Points = POINTS) -> EmbeddedTarget:
     )
 
 
+class Invalid(Exception):
+    """A run that tells nothing, since the generator was late."""
+
+
+def compare(look: Callable[[], Any], check: Callable[[Any], None]) -> None:
+    """Looks until what is found passes the check, up to ``TRIES`` times.
+
+    A scheduler that differs does so each time. Where none passes, a look fails the test if the
+    machine had time for it: the test is skipped where each was disturbed.
+    """
+    disturbed: list[str] = []
+    failures: list[AssertionError] = []
+    for _ in range(TRIES):
+        psutil.cpu_times_percent()
+        try:
+            found = look()
+        except Invalid as invalid:
+            disturbed.append(str(invalid))
+            continue
+        idle = psutil.cpu_times_percent().idle / 100
+        try:
+            check(found)
+        except AssertionError as failure:
+            if idle >= IDLE_SHARE_MIN:
+                failures.append(failure)
+            else:
+                disturbed.append(f"other programs left {idle:.0%} of the cores: {failure}"[:200])
+        else:
+            return
+    if failures:
+        raise failures[-1]
+    pytest.skip(f"the machine was busy {TRIES} times: {'; '.join(disturbed)}")
+
+
 def closed_sizes(target: Any, case: str) -> Counter[int]:
     """Executions by batch size of a closed loop."""
     _, concurrency, request_batch, _ = CLOSED[case]
@@ -136,7 +174,7 @@ def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
 @pytest.mark.timing
 def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) -> None:
     with embedded(CLOSED[case][0]) as target:
-        check_closed(closed_sizes(target, case), case)
+        compare(lambda: closed_sizes(target, case), lambda sizes: check_closed(sizes, case))
 
 
 @pytest.mark.triton
@@ -146,28 +184,29 @@ def test_closed_loops_on_triton_form_those_batches(server: TritonServer, case: s
     script = Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
     name = f"closed_{[*CLOSED].index(case)}"
     with triton_target(server, name, CLOSED[case][0], script) as target:
-        check_closed(closed_sizes(target, case), case)
+        compare(lambda: closed_sizes(target, case), lambda sizes: check_closed(sizes, case))
 
 
 def open_run(target: Any, case: str) -> tuple[float, float]:
-    """Throughput and mean batch size of a run whose generator was valid."""
+    """Throughput and mean batch size of a run.
+
+    Raises:
+        Invalid: The generator was late.
+    """
     config, rate_rps, request_batch = OPEN[case]
     with target.connect() as connection:  # the first executions of an instance are slow
         run_closed_loop(connection, 4 * config.instance_count, requests=16 * config.instance_count)
-    reasons: tuple[str, ...] = ()
-    for _ in range(TRIES):
-        before = settled(target)
-        with target.connect() as connection:
-            run: LoadRun = run_open_loop(
-                connection, arrivals_s(rate_rps), request_batch, timeout_s=20, drain_s=20
-            )
-        test = summarize(run, kind="test", warmup=0, statistics=(before, settled(target)))
-        assert test.errors == 0
-        if test.validity.valid:
-            assert test.batch_size_mean is not None
-            return test.throughput_ips, test.batch_size_mean
-        reasons = test.validity.reasons
-    pytest.skip(f"the generator was late {TRIES} times: {'; '.join(reasons)}")
+    before = settled(target)
+    with target.connect() as connection:
+        run: LoadRun = run_open_loop(
+            connection, arrivals_s(rate_rps), request_batch, timeout_s=20, drain_s=20
+        )
+    test = summarize(run, kind="test", warmup=0, statistics=(before, settled(target)))
+    assert test.errors == 0
+    if not test.validity.valid:
+        raise Invalid("; ".join(test.validity.reasons))
+    assert test.batch_size_mean is not None
+    return test.throughput_ips, test.batch_size_mean
 
 
 def arrivals_s(rate_rps: float) -> Any:
@@ -193,7 +232,7 @@ def check_open(found: tuple[float, float], case: str) -> None:
 @pytest.mark.timing
 def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
     with embedded(OPEN[case][0]) as target:
-        check_open(open_run(target, case), case)
+        compare(lambda: open_run(target, case), lambda found: check_open(found, case))
 
 
 @pytest.mark.triton
@@ -203,7 +242,7 @@ def test_triton_batches_as_virtual_time_does(server: TritonServer, case: str) ->
     script = Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
     name = f"open_{[*OPEN].index(case)}"
     with triton_target(server, name, OPEN[case][0], script) as target:
-        check_open(open_run(target, case), case)
+        compare(lambda: open_run(target, case), lambda found: check_open(found, case))
 
 
 def sleeping_sizes(target: Any) -> dict[int, int]:
@@ -236,17 +275,22 @@ def test_in_virtual_time_both_batchers_can_be_had(sleeps: bool, sizes: tuple[int
 
 @pytest.mark.timing
 def test_the_embedded_servers_batcher_sleeps_through_arrivals() -> None:
+    def check(sizes: dict[int, int]) -> None:
+        assert sizes == {1: 3 * ROUNDS}
+
     with embedded(SLEEPING, ((1, SLEEPING_MS),)) as target:
-        assert sleeping_sizes(target) == {1: 3 * ROUNDS}
+        compare(lambda: sleeping_sizes(target), check)
 
 
 @pytest.mark.triton
 @pytest.mark.timing
 def test_tritons_batcher_sleeps_through_arrivals(server: TritonServer) -> None:
+    def check(sizes: dict[int, int]) -> None:
+        # When an instance ends an execution, batcher and instance race for the payload in F; where
+        # the batcher wins, the third request joins it after all.
+        assert sizes[1] + 2 * sizes.get(2, 0) == 3 * ROUNDS
+        assert sum(sizes.values()) > 2 * ROUNDS
+
     script = Script(fixed_ms=SLEEPING_MS, item_ms=0.0)
     with triton_target(server, "sleeping", SLEEPING, script) as target:
-        sizes = sleeping_sizes(target)
-    # When an instance ends an execution, batcher and instance race for the payload in F; where the
-    # batcher wins, the third request joins it after all.
-    assert sizes[1] + 2 * sizes.get(2, 0) == 3 * ROUNDS
-    assert sum(sizes.values()) > 2 * ROUNDS
+        compare(lambda: sleeping_sizes(target), check)
