@@ -35,7 +35,7 @@ demo: $(STAMP)   ## searches, reports and exports the example model (about two m
 	  code=$$?; echo "The demo ended with exit code $$code."; \
 	  case " $(DEMO_ACCEPTS) " in *" $$code "*) ;; *) exit $$code ;; esac
 
-tools:           ## fetches a real Triton server, perf_analyzer and OpenVINO into .tools (for tests)
+tools:           ## fetches a real Triton, perf_analyzer and more into .tools (for tests)
 	$(PYTHON) tools/fetch_tools.py
 
 test: $(STAMP)   ## runs the tests (about a quarter of an hour on two cores)

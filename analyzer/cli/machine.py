@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.cli.options import cache_dir
@@ -12,11 +13,16 @@ if TYPE_CHECKING:
     from analyzer.twin.machine_constants import MachineConstants
 
 
+def constants_folder() -> Path:
+    """Where ``analyze doctor --calibrate`` keeps what it measured."""
+    return cache_dir() / "machine"
+
+
 def machine_cache(machine: Machine) -> MachineCache:
-    """Where ``analyze doctor --calibrate`` keeps what it measured of ``machine``."""
+    """What was measured of ``machine``."""
     from analyzer.twin.machine_cache import MachineCache
 
-    return MachineCache(cache_dir() / "machine", machine.hardware_key)
+    return MachineCache(constants_folder(), machine.hardware_key)
 
 
 def constants_of(machine: Machine, *, local: bool = True) -> MachineConstants:

@@ -7,7 +7,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,7 +15,18 @@ from click.core import ParameterSource
 from analyzer.buckets.location import Location
 from analyzer.cli import options as shared
 from analyzer.cli.models import find_model, local_model
-from analyzer.errors import AnalyzerError, InputError, RunInterruptedError, UsageError
+from analyzer.cli.preflight import check_report
+from analyzer.errors import (
+    AnalyzerError,
+    InputError,
+    RepositoryError,
+    RunInterruptedError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from analyzer.domain.study import StudyResult
+    from analyzer.service.client import ServiceClient
 
 TOKEN_VARIABLE = "TRITUNE_TOKEN"
 # How an option's parsed value is written again.
@@ -48,19 +59,22 @@ def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> in
     from analyzer.service.client import ServiceClient
 
     values = context.params
-    if isinstance(values["export_dir"], Location):
-        raise UsageError(
-            "--service brings the repository to a folder of this machine, not to an object store.",
-            hint="Give --export a folder, or search without --service.",
-        )
     path = local_model(values["model"] or find_model(Path.cwd()))
-    if not path.is_file():
-        raise UsageError(
-            f"--service takes an ONNX file, and {path} is none.", hint="Give the .onnx file."
-        )
+    if not path.exists():
+        raise UsageError(f"There is no model {path}.", hint="Give an ONNX file or a directory.")
+    if values["report_file"] is not None:
+        check_report(values["report_file"])
     with ServiceClient(values["service"], os.environ.get(TOKEN_VARIABLE)) as client:
         body: dict[str, Any] = {"kind": "search", "options": _options(context)}
-        body["model"] = client.upload("models", path, path.stem)
+        if isinstance(values["export_dir"], Location):
+            # The service writes there: it has the credentials.
+            body["options"]["export"] = str(values["export_dir"])
+            body["options"] |= {"force": True} if values["force"] else {}
+        body["model"] = _upload_model(client, path)
+        arrivals, _, trace = str(values["arrivals"]).partition(":")
+        if arrivals == "trace":
+            sent = client.upload("scenarios", _file("--arrivals", trace), Path(trace).stem)
+            body["options"]["arrivals"] = f"trace:{sent}"
         if (data := values["calibration_data"]) is not None:
             body["options"]["calibration_data"] = client.upload("calibration", data, data.stem)
         if values["study"] is not None:
@@ -85,7 +99,31 @@ def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> in
                 done["message"] or f"The job {job} is {done['state']}.", hint=done["hint"] or ""
             )
         _deliver(client, job, done, values)
+        if done["reason"] == "export":
+            raise RepositoryError(done["message"], hint=done["hint"] or "")
+        if done["message"] and not values["as_json"]:
+            click.echo(done["message"])
     return exit_codes[done["verdict"]]
+
+
+def _upload_model(client: ServiceClient, path: Path) -> str:
+    """The id of the model, which is an ONNX file or a model directory; that goes as a tar."""
+    if not path.is_dir():
+        return client.upload("models", path, path.stem)
+    from analyzer.service.archive import pack
+
+    name = path.absolute().name
+    with tempfile.TemporaryDirectory(prefix="tritune-") as scratch:
+        packed = Path(scratch) / "model.tar"
+        pack(path, name, packed, follow=True)
+        return client.upload("models", packed, name)
+
+
+def _file(option: str, name: str) -> Path:
+    """Raises UsageError where there is no such file."""
+    if not (path := Path(name)).is_file():
+        raise UsageError(f"{option}: there is no file {name!r}.", hint="Check the path.")
+    return path
 
 
 def _options(context: click.Context) -> dict[str, Any]:
@@ -107,7 +145,7 @@ def _options(context: click.Context) -> dict[str, Any]:
     return found
 
 
-def _follow(client: Any, job: str, *, quiet: bool) -> None:
+def _follow(client: ServiceClient, job: str, *, quiet: bool) -> None:
     """Shows what the command says there, until it ends; Ctrl-C ends it there, too."""
     if not quiet:
         click.echo(f"Job {job}", err=True)
@@ -123,26 +161,37 @@ def _follow(client: Any, job: str, *, quiet: bool) -> None:
         ) from error
 
 
-def _deliver(client: Any, job: str, done: dict[str, Any], values: dict[str, Any]) -> None:
+def _deliver(client: ServiceClient, job: str, done: dict[str, Any], values: dict[str, Any]) -> None:
     """Prints the answer, and writes the report and the repository that were asked for."""
     from analyzer.report.document import render_json
+    from analyzer.report.entries import make_report
+    from analyzer.report.files import format_of, render_report, write_report
+    from analyzer.report.terminal import render_terminal
 
+    report_file = values["report_file"]
     if values["as_json"]:
         click.echo(render_json(client.result(job)), nl=False)
     with tempfile.TemporaryDirectory(prefix="tritune-") as scratch:
-        if not values["as_json"] and client.fetch(job, "study.db", Path(scratch) / "study.db"):
-            from analyzer.report.entries import make_report
-            from analyzer.report.terminal import render_terminal
-            from analyzer.store.results import open_store
-
-            with open_store(f"sqlite:///{Path(scratch) / 'study.db'}", create=False) as store:
-                click.echo(render_terminal(make_report(store.load_result(done["study"]))))
-        if values["report_file"] is not None:
-            client.fetch(job, "report.html", values["report_file"])
-        if values["export_dir"] is not None:
+        if report_file is not None or not values["as_json"]:
+            result = _study(client, job, done["study"], Path(scratch) / "study.db")
+            if result is not None and not values["as_json"]:
+                click.echo(render_terminal(make_report(result)))
+            if result is not None and report_file is not None:
+                write_report(report_file, render_report(result, format_of(report_file, None)))
+        if isinstance(values["export_dir"], Path):
             packed = Path(scratch) / "repository.tar"
             if client.fetch(job, "repository.tar", packed):
                 _unpack(packed, values["export_dir"], force=values["force"])
+
+
+def _study(client: ServiceClient, job: str, name: str, place: Path) -> StudyResult | None:
+    """The study that the job has left; None if it measured nothing."""
+    from analyzer.store.results import open_store
+
+    if not client.fetch(job, "study.db", place):
+        return None
+    with open_store(f"sqlite:///{place}", create=False) as store:
+        return store.load_result(name)
 
 
 def _unpack(packed: Path, place: Path, *, force: bool) -> None:

@@ -10,10 +10,12 @@ import click
 
 from analyzer.cli import options as shared
 from analyzer.cli.service_limits import limit_arguments, limit_options
+from analyzer.cli.service_login import login_options
 from analyzer.errors import MissingPartError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.service.limits import ServiceLimits
+    from analyzer.service.oidc import OidcOptions
 
 _DATA = click.option(
     "--data",
@@ -80,11 +82,13 @@ def log_to_stderr(*, verbose: bool = False) -> None:
 )
 @click.option(
     "--auth",
-    type=click.Choice(["none", "tokens"]),
+    type=click.Choice(["none", "tokens", "oidc"]),
     default="none",
     show_default=True,
-    help="Who may use it: everybody on this machine, or who has a token.",
+    help="Who may use it: everybody on this machine, who has a token, or also who logs in with "
+    "OpenID Connect.",
 )
+@login_options
 @click.option("-v", "--verbose", is_flag=True, help="More detail on standard error.")
 @limit_options
 @click.pass_context
@@ -92,6 +96,7 @@ def service(
     context: click.Context,
     *,
     limits: ServiceLimits,
+    oidc: OidcOptions | None,
     host: str,
     port: int,
     store_url: str | None,
@@ -120,7 +125,8 @@ def service(
             store_url=store_of(store_url, data),
             data=data,
             workers=workers,
-            tokens=auth == "tokens",
+            tokens=auth != "none",
+            oidc=oidc,
             limits=limits,
             worker_arguments=tuple(limit_arguments(limits)),
         ),

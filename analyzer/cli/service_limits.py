@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from analyzer.cli import options as shared
+from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
     from analyzer.service.limits import ServiceLimits
 
+_ALLOW, _ALLOW_BUCKET = "--allow-endpoint", "--allow-bucket"
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Option, field of the limits, type, spelling of a value, help.
 _LIMITS: tuple[tuple[str, str, click.ParamType[Any], str, str], ...] = (
@@ -34,11 +36,21 @@ def limit_options(command: _F) -> _F:
 
         given = {name: values.pop(name) for _, name, *_ in _LIMITS}
         limits = ServiceLimits(
-            **{name: value for name, value in given.items() if value is not None}
+            endpoints=tuple(map(_endpoint, values.pop("endpoints"))),
+            buckets=tuple(map(_bucket, values.pop("buckets"))),
+            **{name: value for name, value in given.items() if value is not None},
         )
         return command(limits=limits, **values)
 
-    found: Any = with_limits
+    found: Any = click.option(
+        _ALLOW_BUCKET, "buckets", multiple=True, metavar="URL",
+        help="A place in an object store that jobs may export to, or below: s3://BUCKET/PATH "
+        "(repeatable).",
+    )(with_limits)  # fmt: skip
+    found = click.option(
+        _ALLOW, "endpoints", multiple=True, metavar="URL",
+        help="A Triton that jobs may measure: grpc://HOST:PORT or http://HOST:PORT (repeatable).",
+    )(found)  # fmt: skip
     for option, name, kind, _, help_text in reversed(_LIMITS):
         found = click.option(option, name, type=kind, help=help_text)(found)
     return found  # type: ignore[no-any-return]
@@ -46,8 +58,26 @@ def limit_options(command: _F) -> _F:
 
 def limit_arguments(limits: ServiceLimits) -> list[str]:
     """The options that give another command the same limits."""
-    return [
-        word
-        for option, name, _, spelling, _ in _LIMITS
-        for word in (option, spelling.format(getattr(limits, name)))
+    given = [
+        (option, spelling.format(getattr(limits, name))) for option, name, _, spelling, _ in _LIMITS
     ]
+    allowed = [(_ALLOW, endpoint) for endpoint in limits.endpoints]
+    allowed += [(_ALLOW_BUCKET, bucket) for bucket in limits.buckets]
+    return [word for pair in (*given, *allowed) for word in pair]
+
+
+def _endpoint(text: str) -> str:
+    """Raises UsageError where it is none."""
+    from analyzer.service.relay import parse_endpoint
+
+    try:
+        return str(parse_endpoint(text))
+    except UsageError as error:
+        raise UsageError(f"{_ALLOW}: {error.message}", hint=error.hint) from error
+
+
+def _bucket(text: str) -> str:
+    """Raises UsageError where it is no place in an object store."""
+    from analyzer.buckets.location import parse_location
+
+    return str(parse_location(text, _ALLOW_BUCKET))

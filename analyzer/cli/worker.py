@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from analyzer.cli import options as shared
+from analyzer.cli.machine import constants_folder
 from analyzer.cli.service import log_to_stderr, require_service
 from analyzer.cli.service_limits import limit_options
 from analyzer.errors import UsageError
@@ -82,7 +83,7 @@ def worker(
             limits,
             stopping=stop.is_set,
             lease_s=lease,
-            analyze=replace(ANALYZE, compiled=compiled_twin()),
+            analyze=replace(ANALYZE, compiled=compiled_twin(), constants=constants_folder()),
         ).run()
     finally:
         database.close()

@@ -13,13 +13,14 @@ from starlette.exceptions import HTTPException
 
 from analyzer import __version__
 from analyzer.errors import DataError, StoreError
-from analyzer.service import routes_access, routes_jobs, routes_service, routes_uploads
+from analyzer.service import routes_access, routes_jobs, routes_service
 from analyzer.service.context import ServiceContext
 from analyzer.service.guard import Guard
 from analyzer.service.metrics import Metrics
 from analyzer.service.pages import routes as pages
 from analyzer.service.pages import submit
-from analyzer.service.problems import Problem, answer, not_found
+from analyzer.service.problems import Problem, answer, not_found, store_away
+from analyzer.service.routes_uploads import KINDS, upload_router
 
 _LOG = logging.getLogger(__name__)
 PREFIX = "/api/v1"
@@ -39,8 +40,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.state.context = context
     app.state.metrics = metrics
     for router in (
-        routes_uploads.models(),
-        routes_uploads.calibration(),
+        *(upload_router(prefix, *what) for prefix, what in KINDS.items()),
         routes_jobs.router,
         routes_access.router,
         routes_service.router,
@@ -56,7 +56,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.add_middleware(
         Guard,
         loopback_only=not context.tokens,
-        uploads=frozenset({submit.UPLOAD, *(PREFIX + path for path in routes_uploads.PATHS)}),
+        uploads=frozenset({submit.UPLOAD, *(PREFIX + path for path in KINDS)}),
         body_bytes_max=context.limits.body_bytes_max,
         metrics=metrics,
     )
@@ -117,13 +117,4 @@ def _methods(request: Request) -> list[str]:
 
 def _store(request: Request, error: Exception) -> JSONResponse:
     _LOG.error("%s", getattr(error, "message", None) or error)
-    # The sentence names the database's place, which is not the client's to know.
-    return answer(
-        Problem(
-            503,
-            "store",
-            "The service cannot use its database or its files now.",
-            hint="Try again in a moment; the operator finds the reason in the service's log.",
-            headers={"Retry-After": "5"},
-        )
-    )
+    return answer(store_away())

@@ -14,18 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Row, case, insert, or_, select, update
+from sqlalchemy import Connection, Row, case, delete, insert, or_, select, update
 
 from analyzer.errors import UsageError
 from analyzer.service.problems import Problem
 from analyzer.service.rows import upsert
-from analyzer.service.schema import PROJECTS, TOKENS, DatabaseTime
+from analyzer.service.schema import PROJECTS, SESSIONS, TOKENS, DatabaseTime
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_PROJECT = "default"
 _PREFIX = "tritune_"  # secret scanners and people recognise it
-_PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NAME_MAX = 128  # characters, of the column
+#: What a project may be called.
+PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def ensure_project(connection: Connection, name: str) -> None:
     Raises:
         UsageError: It is no name of a project.
     """
-    if not _PROJECT_NAME.fullmatch(name):
+    if not PROJECT_NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name of a project.",
             hint="Use lower-case letters, digits and dashes, 63 at most.",
@@ -120,6 +122,44 @@ def create_token(
     return token
 
 
+def admit(
+    connection: Connection,
+    *,
+    subject: str,
+    project: str,
+    name: str,
+    scope: Scope,
+    expires_in_s: float,
+) -> Principal:
+    """Lets somebody in whom a login provider vouches for; makes the project if need be.
+
+    It is a token like any other, whose secret nobody knows: listed, expiring, revocable. The same
+    subject has one in each project; a new login renews it.
+
+    Args:
+        subject: Unique among all providers' subjects.
+        name: For the audit.
+    """
+    ensure_project(connection, project)
+    own = hash_of(f"{subject}\n{project}")[:16]
+    upsert(
+        connection,
+        TOKENS,
+        {
+            "id": own,
+            "project": project,
+            "name": name[:_NAME_MAX],
+            "scope": scope,
+            "hash": hash_of(secrets.token_urlsafe(32)),
+            "created_at": DatabaseTime(),
+            "expires_at": DatabaseTime() + expires_in_s,
+            "revoked_at": None,
+        },
+        update=("name", "scope", "expires_at", "revoked_at"),
+    )
+    return Principal(project=project, actor=name[:_NAME_MAX], scope=scope, token_id=own)
+
+
 def find_token(connection: Connection, secret: str) -> Principal | None:
     """Whose token it is; None if it is nobody's, has expired or was revoked."""
     row = connection.execute(
@@ -135,13 +175,16 @@ def find_token(connection: Connection, secret: str) -> Principal | None:
 
 
 def revoke_token(connection: Connection, project: str, token: str) -> bool:
-    """Ends a token now; False if the project has none with this id that is still good."""
+    """Ends a token and its sessions now; False if the project has no good one with this id."""
     done = connection.execute(
         update(TOKENS)
         .where(TOKENS.c.id == token, TOKENS.c.project == project, TOKENS.c.revoked_at.is_(None))
         .values(revoked_at=DatabaseTime())
     )
-    return done.rowcount == 1
+    if done.rowcount != 1:
+        return False
+    connection.execute(delete(SESSIONS).where(SESSIONS.c.token_id == token))
+    return True
 
 
 def tokens_of(connection: Connection, project: str) -> Sequence[Row[Any]]:

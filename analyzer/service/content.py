@@ -21,9 +21,11 @@ from typing import BinaryIO
 from sqlalchemy import Connection
 
 from analyzer.errors import DataError, StoreError
+from analyzer.service.archive import is_archive
 from analyzer.service.rows import upsert
 from analyzer.service.schema import OBJECTS, DatabaseTime
 
+_HEAD_BYTES = 512  # by which an archive is known
 _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
 
 
@@ -126,6 +128,14 @@ class ContentStore:
                 f"The service's folder has lost the content {sha256}.",
                 hint="Restore the folder from the backup that belongs to the database.",
             ) from error
+
+    def is_archive(self, sha256: str) -> bool:
+        """Whether the content is a tar: a model directory; False where it is gone."""
+        try:
+            with self.path(sha256).open("rb") as stream:
+                return is_archive(stream.read(_HEAD_BYTES))
+        except FileNotFoundError:
+            return False
 
     def copy_to(self, sha256: str, place: Path) -> None:
         """Writes the content with this hash to ``place``: a copy, which may be changed."""

@@ -15,6 +15,7 @@ from analyzer.service.event_stream import EventHub
 from analyzer.service.inspection import Inspector
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import MEDIA_TYPE, Problem
+from analyzer.service.provider import Provider
 from analyzer.service.sessions import COOKIE, CSRF_HEADER, find_session
 from analyzer.store.database import Database
 
@@ -25,6 +26,7 @@ class ServiceContext:
 
     Args:
         tokens: Whether a token is needed.
+        provider: Of logins with OpenID Connect; None without.
     """
 
     database: Database
@@ -33,6 +35,7 @@ class ServiceContext:
     hub: EventHub
     inspector: Inspector
     tokens: bool
+    provider: Provider | None = None
 
 
 def context_of(request: Request) -> ServiceContext:

@@ -11,8 +11,8 @@ from sqlalchemy import Row
 
 from analyzer.service.states import State
 
-Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
-JobId = Field(pattern=r"^[0-9a-f]{32}$")
+#: What ids look like: of an upload, a job, a token.
+UPLOAD_ID, JOB_ID, TOKEN_ID = (rf"^[0-9a-f]{{{length}}}$" for length in (64, 32, 16))
 
 
 class ProblemDocument(BaseModel):
@@ -54,8 +54,8 @@ class NewJob(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["search", "verify"]
-    model: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    job: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    model: str | None = Field(default=None, pattern=UPLOAD_ID)
+    job: str | None = Field(default=None, pattern=JOB_ID)
     options: dict[str, Any] = Field(default_factory=dict, max_length=100)
 
 
@@ -131,15 +131,14 @@ class WorkerList(BaseModel):
     items: list[WorkerDocument]
 
 
-def iso(seconds: float | None) -> str | None:
+def stamp(seconds: float) -> str:
     """A stored time for people: ISO 8601, UTC, to the millisecond."""
-    if seconds is None:
-        return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+def iso(seconds: float | None) -> str | None:
+    """A stored time as :func:`stamp` writes it; None where there is none."""
+    return None if seconds is None else stamp(seconds)
 
 
 def upload_document(row: Row[Any]) -> Upload:
@@ -148,7 +147,7 @@ def upload_document(row: Row[Any]) -> Upload:
         id=row.sha256,
         name=row.name,
         size_bytes=row.size_bytes,
-        created_at=_stamp(row.created_at),
+        created_at=stamp(row.created_at),
         created_by=row.created_by,
         details=json.loads(row.details),
     )
@@ -177,7 +176,7 @@ def job_document(row: Row[Any]) -> Job:
         exit_code=row.exit_code,
         attempt=row.attempt,
         worker=row.worker,
-        created_at=_stamp(row.created_at),
+        created_at=stamp(row.created_at),
         created_by=row.created_by,
         started_at=iso(row.started_at),
         finished_at=iso(row.finished_at),

@@ -1,7 +1,8 @@
-"""Server-sent events: a job's events as they come, from wherever a client left off.
+"""Server-sent events: a job's events as they come, from wherever a client left off; and that
+something of a project has changed, for its pages.
 
-One thread of the process asks the database for all jobs that are watched, so that watchers cost
-one query a moment together, and only a job with something new is read.
+One thread of the process asks the database for all that is watched, so that watchers cost one query
+a moment together, and only a job with something new is read.
 """
 
 from __future__ import annotations
@@ -9,24 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Connection, Row, select
 
 from analyzer.errors import StoreError
 from analyzer.service import states
 from analyzer.service.jobs import events_after
-from analyzer.service.schema import JOBS
+from analyzer.service.schema import DEVICES, JOBS
 from analyzer.store.database import Database
 
 _POLL_S = 0.3  # how late an event may be: live enough for people
 # Of silence, after which a comment is sent: proxies cut what is silent for longer, mostly at 60.
 _KEEP_ALIVE_S = 15.0
+# A browser asks again then, with a session that may have ended.
+_PROJECT_STREAM_S = 600.0
+_SHOWN = 50  # the jobs of a list's first page
+_RETRY, _SILENCE, _NEWS = b"retry: 2000\n\n", b": still here\n\n", b"event: news\ndata: {}\n\n"
+_Topic = int | str  # a job's number, a project's name
 
 
 class EventHub:
-    """Tells the watchers of jobs when there is something new.
+    """Tells watchers when there is something new.
 
     Args:
         streams_max: Watchers at a time.
@@ -35,8 +42,8 @@ class EventHub:
     def __init__(self, database: Database, streams_max: int) -> None:
         self._database = database
         self._streams_max = streams_max
-        self._watched: dict[int, set[asyncio.Event]] = {}
-        self._newest: dict[int, int] = {}
+        self._watched: dict[_Topic, set[asyncio.Event]] = {}
+        self._newest: dict[_Topic, object] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -54,12 +61,8 @@ class EventHub:
 
         Ends once the job's last event was sent.
         """
-        news = asyncio.Event()
-        self._watched.setdefault(job, set()).add(news)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._poll())
-        try:
-            yield b"retry: 2000\n\n"
+        with self._watching(job) as news:
+            yield _RETRY
             while True:
                 news.clear()
                 found = await asyncio.to_thread(self._read, job, after)
@@ -68,18 +71,32 @@ class EventHub:
                     after = row.number
                     if row.kind == "state" and _ends(row):
                         return
-                if found:
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
-                if not news.is_set():
-                    yield b": still here\n\n"
+                if not found and not await _come(news):
+                    yield _SILENCE
+
+    async def follow_project(self, project: str) -> AsyncIterator[bytes]:
+        """An event ``news`` whenever the newest jobs of the project, or who works, have changed."""
+        ends_at = time.monotonic() + _PROJECT_STREAM_S
+        with self._watching(project) as news:
+            yield _RETRY
+            while time.monotonic() < ends_at:
+                yield _NEWS if await _come(news) else _SILENCE
+                news.clear()
+
+    @contextlib.contextmanager
+    def _watching(self, topic: _Topic) -> Iterator[asyncio.Event]:
+        news = asyncio.Event()
+        self._watched.setdefault(topic, set()).add(news)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._poll())
+        try:
+            yield news
         finally:
-            watchers = self._watched[job]
+            watchers = self._watched[topic]
             watchers.discard(news)
             if not watchers:
-                del self._watched[job]
-                self._newest.pop(job, None)
+                del self._watched[topic]
+                self._newest.pop(topic, None)
 
     def _read(self, job: int, after: int) -> list[Row[Any]]:
         with self._database.reading() as connection:
@@ -89,18 +106,46 @@ class EventHub:
         while self._watched:
             await asyncio.sleep(_POLL_S)
             with contextlib.suppress(StoreError):
-                for job, newest in await asyncio.to_thread(self._look, list(self._watched)):
-                    if self._newest.get(job) != newest:
-                        self._newest[job] = newest
-                        for news in self._watched.get(job, ()):
+                found = await asyncio.to_thread(self._look, list(self._watched))
+                for topic, newest in found.items():
+                    if self._newest.get(topic) != newest:
+                        self._newest[topic] = newest
+                        for news in self._watched.get(topic, ()):
                             news.set()
 
-    def _look(self, jobs: list[int]) -> list[tuple[int, int]]:
+    def _look(self, topics: list[_Topic]) -> dict[_Topic, object]:
+        numbers = [topic for topic in topics if isinstance(topic, int)]
+        projects = [topic for topic in topics if isinstance(topic, str)]
+        found: dict[_Topic, object] = {}
         with self._database.reading() as connection:
-            rows = connection.execute(
-                select(JOBS.c.number, JOBS.c.events).where(JOBS.c.number.in_(jobs))
-            )
-            return [(row.number, row.events) for row in rows]
+            if numbers:
+                rows = connection.execute(
+                    select(JOBS.c.number, JOBS.c.events).where(JOBS.c.number.in_(numbers))
+                )
+                found.update((row.number, row.events) for row in rows)
+            if projects:
+                working = connection.execute(select(DEVICES.c.id, DEVICES.c.job)).all()
+                for project in projects:
+                    found[project] = (_shown(connection, project), working)
+        return found
+
+
+def _shown(connection: Connection, project: str) -> list[tuple[Any, ...]]:
+    """What changes when the first page of the project's jobs does."""
+    rows = connection.execute(
+        select(JOBS.c.number, JOBS.c.state, JOBS.c.events)
+        .where(JOBS.c.project == project)
+        .order_by(JOBS.c.number.desc())
+        .limit(_SHOWN)
+    )
+    return [tuple(row) for row in rows]
+
+
+async def _come(news: asyncio.Event) -> bool:
+    """Waits for news as long as a silence may last; whether it came."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(news.wait(), _KEEP_ALIVE_S)
+    return news.is_set()
 
 
 def _frame(row: Row[Any]) -> bytes:

@@ -9,7 +9,6 @@ import os
 import shutil
 import stat
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from analyzer.errors import StoreError
 from analyzer.export.manifest import MANIFEST_NAME
 from analyzer.resources import PACKAGE_ROOT, search_path
 from analyzer.service import sandbox
+from analyzer.service.archive import pack
 from analyzer.service.child import start_child
 from analyzer.service.content import ContentStore
 from analyzer.service.keeper import Task
@@ -36,7 +36,10 @@ RESULT, REPORT, REPOSITORY, MANIFEST = (
     "manifest.json",
 )
 STUDY = "study.db"
-_COMPILED, _COPY = "compiled", "snapshot"
+# What ``--calibrate`` measures lies here below ``TRITUNE_CACHE`` (:mod:`analyzer.cli.machine`).
+CONSTANTS = "tritune/machine"
+_CACHE = "cache"
+_COMPILED, _COPY, _PACKED = "compiled", "snapshot", "packed.tar"
 _SNAPSHOT_S = 60.0  # a study of thousands of trials is copied in less than one
 _ANSWER_MAX = 64 << 20  # bytes of a result; a study of thousands of trials has a few
 # Of a worker's environment, what a command needs to find its libraries; credentials are elsewhere.
@@ -55,11 +58,14 @@ class Program:
         reading: What it reads beside the system, Python and this package.
         compiled: Folder with the twin's compiled code, of which each job gets a copy; None to let
             each job compile it.
+        constants: Folder with what ``analyze doctor --calibrate`` measured of this machine, of
+            which each job gets a copy; it need not be there.
     """
 
     command: tuple[str, ...]
     reading: tuple[str, ...] = ()
     compiled: Path | None = None
+    constants: Path | None = None
 
 
 ANALYZE = Program((sys.executable, "-m", "analyzer.cli.main"))
@@ -86,10 +92,14 @@ class JobFolder:
         (self.work / "t").mkdir(mode=0o700)
         if analyze.compiled is not None:
             shutil.copytree(analyze.compiled, self.work / _COMPILED)
+        if analyze.constants is not None and analyze.constants.is_dir():
+            shutil.copytree(analyze.constants, self.work / _CACHE / CONSTANTS)
         #: The study as it was when :meth:`take_snapshot` was called.
         self.snapshot = self._own / STUDY
         #: Standard output of the command.
         self.answer_file = self._own / "answer"
+        #: Standard output of an export.
+        self.export_file = self._own / "exported"
 
     def __enter__(self) -> JobFolder:
         return self
@@ -104,7 +114,7 @@ class JobFolder:
             "HOME": str(self.work),
             "TMPDIR": str(self.work / "t"),
             "NUMBA_CACHE_DIR": str(self.work / _COMPILED),
-            "TRITUNE_CACHE": str(self.work / "cache"),
+            "TRITUNE_CACHE": str(self.work / _CACHE),
             "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
         }
@@ -121,35 +131,60 @@ class JobFolder:
         Args:
             snapshot: The study so far, by its SHA-256; None for a new one.
         """
-        model = self.work / f"{claim.model_name}.onnx"
-        content.copy_to(claim.model, model)
-        arguments = ["search", model.name, *options.arguments]
+        unpack: list[str] = []
+        if content.is_archive(claim.model):
+            # Below a folder of its own: its name is the user's.
+            model = f"model/{claim.model_name}"
+            unpack = self._unpacking(content, claim.model, model)
+        else:
+            model = f"{claim.model_name}.onnx"
+            content.copy_to(claim.model, self.work / model)
+        arguments = ["search", model, *options.arguments]
         if options.calibration is not None:
             content.copy_to(options.calibration, self.work / "calibration.npz")
             arguments.append("--calibration-data=calibration.npz")
+        if options.trace is not None:
+            content.copy_to(options.trace, self.work / "trace.csv")
+            arguments.append("--arrivals=trace:trace.csv")
         if snapshot is not None:
             content.copy_to(snapshot, self.work / STUDY)
         study = [f"--store=sqlite:///{STUDY}", f"--study={claim.study}"]
         resume = ["--resume"] if snapshot is not None and self.has_study(claim.study) else []
         written = ["--export=repository", f"--report={REPORT}", "--json"]
-        return [*self._analyze.command, *arguments, *study, *resume, *written]
+        return [*unpack, *self._analyze.command, *arguments, *study, *resume, *written]
 
     def verify_command(
         self, claim: Claim, options: JobOptions, content: ContentStore, repository: str
     ) -> list[str]:
-        """Unpacks the repository, given by its SHA-256; the command that verifies its claim."""
-        with content.open(repository) as source, tarfile.open(fileobj=source) as archive:
-            archive.extractall(self.work, filter="data")
+        """The command that verifies the claim of a repository, given by its SHA-256."""
+        unpack = self._unpacking(content, repository, "repository")
         where = ["--repository=repository", f"--model={claim.model_name}"]
         store = f"--store=sqlite:///{STUDY}"
-        return [*self._analyze.command, "verify", *where, *options.arguments, store, "--json"]
+        arguments = ["verify", *where, *options.arguments, store, "--json"]
+        return [*unpack, *self._analyze.command, *arguments]
 
-    def answer(self) -> dict[str, Any] | None:
-        """The JSON document that the command printed; None if it printed none."""
+    def _unpacking(self, content: ContentStore, sha256: str, folder: str) -> list[str]:
+        """Puts an archive in place; the beginning of a command that unpacks it into ``folder``."""
+        content.copy_to(sha256, self.work / _PACKED)
+        return [sys.executable, "-m", "analyzer.service.archive", _PACKED, folder]
+
+    def export_command(self, claim: Claim, repository: str, *, force: bool) -> list[str]:
+        """The command that adds what the study recommends to a repository in the folder."""
+        options = [f"--store=sqlite:///{STUDY}", f"--repository={repository}", "--json"]
+        options += ["--force"] if force else []
+        return [*self._analyze.command, "export", claim.study, *options]
+
+    def answer(self, file: Path | None = None) -> dict[str, Any] | None:
+        """The JSON document that the command printed; None if it printed none.
+
+        Args:
+            file: Where its output is; None for that of the job itself.
+        """
+        place = file or self.answer_file
         try:
-            if self.answer_file.stat().st_size > _ANSWER_MAX:
+            if place.stat().st_size > _ANSWER_MAX:
                 return None
-            found = json.loads(self.answer_file.read_bytes())
+            found = json.loads(place.read_bytes())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
@@ -228,8 +263,7 @@ class JobFolder:
             yield None
             return
         packed = self._own / REPOSITORY
-        with tarfile.open(packed, "w") as archive:
-            archive.add(root, arcname="repository", filter=_plain)
+        pack(root, "repository", packed)
         with packed.open("rb") as stream:
             yield stream
 
@@ -242,14 +276,3 @@ class JobFolder:
     def result(self, answer: Mapping[str, Any]) -> BinaryIO:
         """The result document, as it is stored."""
         return io.BytesIO(json.dumps(answer).encode())
-
-
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Files and folders alone, and nobody's in particular: the same content is the same tar."""
-    if not (member.isreg() or member.isdir()):
-        return None
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    member.mtime = 0
-    member.mode = 0o755 if member.isdir() else 0o644
-    return member

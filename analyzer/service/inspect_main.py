@@ -2,7 +2,8 @@
 
 Run by ``inspection`` in a child that can do no harm: parsing a file of a stranger's is where that
 begins. Refused is what no job could use: a file of another kind, a model whose weights lie
-elsewhere, arrays that hold pickled objects or unpack to more than the limit.
+elsewhere, an archive that holds more than a model directory, arrays that hold pickled objects or
+unpack to more than the limit.
 """
 
 from __future__ import annotations
@@ -14,17 +15,55 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import AnalyzerError, DataError, ModelError
+from analyzer.service.archive import is_archive, unpack
 
 # Of all arrays together, unpacked: what a search loads into memory.
 _UNPACKED_MAX = 8 << 30
+_HEAD_BYTES = 512  # by which an archive is known
+_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")  # gzip, zip, zstd, xz
 _NAMES_MAX = 200  # inputs or outputs that are listed
 
 
 def inspect_model(path: Path) -> dict[str, Any]:
-    """Inputs, outputs and operator set of an ONNX file.
+    """Inputs, outputs and operator set of an ONNX file, or of the model in an archive.
 
     Raises:
-        ModelError: It is none, or keeps weights in other files.
+        ModelError: It is none, or keeps weights elsewhere.
+    """
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    if head.startswith(_COMPRESSED):
+        raise ModelError(
+            "It is compressed.", hint="Send the ONNX file itself, or a plain tar (tar -cf)."
+        )
+    if not is_archive(head):
+        return {"format": "onnx", **_inspect_onnx(path, weights=False)}
+    folder = path.with_suffix(".unpacked")
+    unpack(path, folder)
+    return _inspect_directory(folder)
+
+
+def _inspect_directory(folder: Path) -> dict[str, Any]:
+    from analyzer.modelconfig.text import read_config
+    from analyzer.variants.inspect import locate_onnx
+
+    config = folder / "config.pbtxt"
+    if config.is_file():
+        read_config(config)
+    versions = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    return {
+        "format": "directory",
+        "config": config.is_file(),
+        "versions": sorted(name for name in versions if name.isdecimal()),
+        **_inspect_onnx(locate_onnx(folder), weights=True),
+    }
+
+
+def _inspect_onnx(path: Path, *, weights: bool) -> dict[str, Any]:
+    """What an ONNX file holds.
+
+    Args:
+        weights: Whether weights may lie in files beside it.
     """
     import onnx
 
@@ -37,12 +76,19 @@ def inspect_model(path: Path) -> dict[str, Any]:
     if not proto.HasField("graph") or not proto.graph.output:
         raise ModelError("It is no ONNX file: it holds no graph with outputs.")
     for location, tensor, *_ in external_pieces(proto.graph):
-        raise ModelError(
-            f"It keeps the weights of {tensor[:100]!r} in another file, {location[:100]!r}.",
-            hint="Save it in one file: onnx.save(onnx.load(FILE), 'one.onnx').",
-        )
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [_value(value) for value in proto.graph.input if value.name not in weights]
+        if not weights:
+            raise ModelError(
+                f"It keeps the weights of {tensor[:100]!r} in another file, {location[:100]!r}.",
+                hint="Save it in one file (onnx.save(onnx.load(FILE), 'one.onnx')), or upload its "
+                "Triton model directory as a tar.",
+            )
+        if "/" in location or location in ("", ".", "..") or not (path.parent / location).is_file():
+            raise ModelError(
+                f"It keeps the weights of {tensor[:100]!r} in {location[:100]!r}, which is not "
+                "beside the model in the archive."
+            )
+    known = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [_value(value) for value in proto.graph.input if value.name not in known]
     opsets = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
     return {
         "inputs": inputs[:_NAMES_MAX],
@@ -107,11 +153,36 @@ def inspect_calibration(path: Path) -> dict[str, Any]:
     return {"arrays": arrays}
 
 
+def inspect_scenario(path: Path) -> dict[str, Any]:
+    """What load a scenario holds: a trace of arrivals, ``arrival_ms[,batch_size]``.
+
+    Raises:
+        DataError: It is none.
+    """
+    from analyzer.domain.workload import read_trace
+
+    trace = read_trace(path)
+    seconds = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    return {
+        "format": "trace",
+        "requests": len(trace.arrival_s),
+        "duration_s": seconds,
+        "batch_size_max": int(trace.batch_size.max()) if trace.batch_size is not None else 1,
+    }
+
+
+_INSPECT = {
+    "model": inspect_model,
+    "calibration": inspect_calibration,
+    "scenario": inspect_scenario,
+}
+
+
 def main() -> int:
     """Prints what the file is, or why it is refused; 2 then."""
     kind, path = sys.argv[1], Path(sys.argv[2])
     try:
-        found = inspect_model(path) if kind == "model" else inspect_calibration(path)
+        found = _INSPECT[kind](path)
     except AnalyzerError as error:
         print(json.dumps({"refused": error.message, "hint": error.hint}))
         return 2

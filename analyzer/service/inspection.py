@@ -38,7 +38,7 @@ class Inspector:
         """What the file at ``path`` holds; waits for its turn without holding a thread.
 
         Args:
-            kind: ``model`` or ``calibration``.
+            kind: ``model``, ``calibration`` or ``scenario``.
 
         Raises:
             Problem: 422: no job can use it, and why; 503: nobody could look at it.
@@ -60,7 +60,8 @@ class Inspector:
                 limits={
                     "RLIMIT_AS": _BASE_BYTES + _PER_BYTE * size_bytes,
                     "RLIMIT_CPU": int(_TIME_S),
-                    "RLIMIT_FSIZE": _ANSWER_MAX,
+                    # No file in an archive is larger than the archive.
+                    "RLIMIT_FSIZE": max(_ANSWER_MAX, size_bytes),
                     "RLIMIT_CORE": 0,
                 },
                 isolation=self._isolation,

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from analyzer.hardware.lifetime import die_with_parent
-from analyzer.service import sandbox
+from analyzer.service import relay, sandbox
 from analyzer.service.sandbox import Isolation
 
 BEAT, INTERRUPT, TERMINATE, KILL = b".", b"i", b"t", b"k"
@@ -53,6 +53,8 @@ class Task:
         limits: Resource limits by their names in :mod:`resource` (``RLIMIT_AS``).
         isolation: What it is kept from.
         reading: Where it may read, with ``isolation.files``; it may write to ``folder`` too.
+        endpoint: Host and port that it reaches, and the port of its loopback where it does; None
+            for nothing.
     """
 
     command: list[str]
@@ -63,6 +65,7 @@ class Task:
     limits: dict[str, int] = field(default_factory=dict)
     isolation: Isolation = field(default_factory=Isolation)
     reading: list[str] = field(default_factory=list)
+    endpoint: tuple[str, int, int] | None = None
 
     def line(self) -> bytes:
         """As the keeper reads it."""
@@ -101,7 +104,10 @@ def _read_line() -> bytes:
 
 def _start(task: Task) -> int:
     """Starts the command, behind an init of its own where it has namespaces; what to wait for."""
+    outside = relay.start_relay(*task.endpoint[:2]) if task.endpoint is not None else None
     sandbox.leave_namespaces(task.isolation)
+    if outside is not None and task.endpoint is not None:
+        relay.listen(outside, task.endpoint[2])
     started = os.fork()
     if started:
         return started

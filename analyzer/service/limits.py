@@ -24,6 +24,8 @@ class ServiceLimits:
         log_bytes_max: Of one job's log; what comes later is not kept, apart from its end.
         body_bytes_max: Of a request's body that is no upload.
         event_streams_max: Of one process, at a time.
+        endpoints: Tritons that jobs may measure (``grpc://HOST:PORT``), in lower case.
+        buckets: Places in object stores that jobs may export to, or below (``s3://BUCKET/PATH``).
     """
 
     budget_s_max: float = 3600.0
@@ -37,3 +39,5 @@ class ServiceLimits:
     log_bytes_max: int = 1 << 20
     body_bytes_max: int = 1 << 20
     event_streams_max: int = 500
+    endpoints: tuple[str, ...] = ()
+    buckets: tuple[str, ...] = ()

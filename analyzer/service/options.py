@@ -8,22 +8,25 @@ reads and writes is the worker's to choose.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analyzer.buckets.location import parse_location
 from analyzer.domain import units
 from analyzer.domain.configuration import PRECISIONS
 from analyzer.errors import UsageError
 from analyzer.search.samplers import SAMPLERS
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import invalid
+from analyzer.service.relay import Endpoint, parse_endpoint
 
 Value = str | int | float | bool
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # Names of studies and machine types: what a file name may hold everywhere.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHAPE = re.compile(r"[^\x00-\x1f:]{1,200}:[0-9]{1,9}(,[0-9]{1,9}){0,31}")
+_SERVERS = ("embedded", "triton")  # those that the command starts itself
 _TEXT_MAX = 1000  # characters of one value; none that is meant comes near it
 
 _Check = Callable[[str, ServiceLimits], object]
@@ -38,6 +41,10 @@ class JobOptions:
         budget_s: Seconds that the command may spend.
         device: ``auto``, ``cpu`` or ``gpu``.
         calibration: The upload with real data, by its SHA-256.
+        trace: The upload with the arrivals, by its SHA-256.
+        endpoint: The Triton elsewhere that is measured.
+        export: Where to put the repository in an object store.
+        force: Whether a configuration there that differs is replaced.
         study: The name that was asked for.
     """
 
@@ -45,6 +52,10 @@ class JobOptions:
     budget_s: float
     device: str = "auto"
     calibration: str | None = None
+    trace: str | None = None
+    endpoint: Endpoint | None = None
+    export: str | None = None
+    force: bool = False
     study: str | None = None
 
 
@@ -114,8 +125,55 @@ def _arrivals(text: str, _: ServiceLimits) -> None:
     name, separator, value = text.partition(":")
     if name == "gamma" and separator:
         _number(0, 1e6, open_ends=True)(value)
-    elif text not in ("poisson", "constant"):
-        raise UsageError(f"{text!r} is none of poisson, constant, gamma:CV.")
+    elif text not in ("poisson", "constant") and not _trace_of(text):
+        raise UsageError(
+            f"{text!r} is none of poisson, constant, gamma:CV, trace:ID.",
+            hint="ID is that of an uploaded scenario.",
+        )
+
+
+def _trace_of(arrivals: str) -> str | None:
+    """The upload that ``--arrivals`` replays."""
+    name, _, value = arrivals.partition(":")
+    return value if name == "trace" and SHA256.fullmatch(value) else None
+
+
+def _server(text: str, limits: ServiceLimits) -> None:
+    # A service that calls wherever a client wants reaches what the client cannot.
+    if text not in _SERVERS and str(parse_endpoint(text)) not in limits.endpoints:
+        allowed = ", ".join((*_SERVERS, *limits.endpoints))
+        raise UsageError(
+            f"{text!r} is none of those that this service measures: {allowed}.",
+            hint="Its operator allows others with --allow-endpoint.",
+        )
+
+
+def may_export(place: str, allowed: Sequence[str]) -> bool:
+    """Whether ``place`` is one of those allowed, or lies below one.
+
+    Raises:
+        UsageError: It is no place in an object store.
+    """
+    wanted = parse_location(place, "export")
+    for text in allowed:
+        known = parse_location(text, "--allow-bucket")
+        same_store = (known.scheme, known.endpoint, known.account, known.bucket) == (
+            wanted.scheme, wanted.endpoint, wanted.account, wanted.bucket,
+        )  # fmt: skip
+        if same_store and f"{wanted.path}/".startswith(f"{known.path}/".lstrip("/")):
+            return True
+    return False
+
+
+def _export(text: str, limits: ServiceLimits) -> None:
+    # The worker writes with credentials that the client does not have.
+    if not may_export(text, limits.buckets):
+        allowed = ", ".join(limits.buckets) or "none"
+        raise UsageError(
+            f"{text!r} is no place that this service exports to (allowed: {allowed}).",
+            hint="Fetch the repository from the job's artifacts; its operator allows places in "
+            "object stores with --allow-bucket.",
+        )
 
 
 _SLA: dict[str, _Check] = {
@@ -124,8 +182,7 @@ _SLA: dict[str, _Check] = {
     "confidence": _unit(_number(0, 1, open_ends=True)),
     "target_rate": _unit(units.parse_rate_rps),
     "budget": _budget,
-    # Not an address: a service that calls wherever a client wants reaches what the client cannot.
-    "server": _one_of("embedded", "triton"),
+    "server": _server,
     "seed": _unit(_number(0, 2**62, whole=True)),
 }
 SEARCH: Mapping[str, _Check] = {
@@ -147,6 +204,8 @@ SEARCH: Mapping[str, _Check] = {
     "instance_type": _matches(_NAME, "name of a machine type"),
     "price": _unit(units.parse_price_per_hour),
     "study": _matches(_NAME, "name of a study"),
+    "export": _export,
+    "force": _one_of("true", "false"),
     "executor": _one_of("ray", "in-process"),
 }
 VERIFY: Mapping[str, _Check] = _SLA
@@ -154,21 +213,19 @@ TABLES = {"search": SEARCH, "verify": VERIFY}
 # What the commands spend without the option.
 _BUDGETS = {"search": "5m", "verify": "60s"}
 # Given by the worker in a form of its own, or used here alone.
-_OWN = frozenset({"study", "calibration_data"})
+_OWN = frozenset({"study", "calibration_data", "export", "force"})
 #: Why an option of the command line is refused, for those that people would try.
 WHY_NOT = {
     "store": "the service has its own database",
     "resume": "name the job to go on with as 'job'",
-    "export": "fetch the repository from the job's artifacts",
     "report": "fetch the report from the job's artifacts",
-    "force": "a job has a folder of its own",
     "ray_address": "where jobs run is the operator's to choose",
     "instance_types": "a job is measured on the machine of one worker",
     "prices": "give the price itself as 'price'",
     "repository": "name the job to verify as 'job'",
     "config": "a job is verified by the repository that it exported",
     "model": "name the upload as the job's 'model'",
-    "scenario": "scenarios are not uploaded to this service yet",
+    "scenario": "give the id of an uploaded trace as 'arrivals', like trace:ID",
 }
 
 
@@ -197,7 +254,7 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
                 raise invalid(
                     f"The option {name}: {error.message}", pointer=pointer, hint=error.hint
                 ) from error
-            if name not in _OWN:
+            if name not in _OWN and not _is_own(name, text):
                 arguments.append(f"--{name.replace('_', '-')}={text}")
     if kind == "search" and "latency_budget" not in options:
         raise invalid(
@@ -205,18 +262,34 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
             pointer="/options",
             hint='Write it like "latency_budget": "50ms".',
         )
+    if "force" in options and "export" not in options:
+        raise invalid("The option force belongs to export.", pointer="/options/force")
     budget = str(options.get("budget", _BUDGETS[kind]))
+    server = str(options.get("server", "embedded"))
     return JobOptions(
         arguments=tuple(arguments),
         budget_s=units.parse_duration_s(budget),
         device=str(options.get("device", "auto")),
         calibration=options.get("calibration_data"),
+        trace=_trace_of(str(options.get("arrivals", ""))),
+        export=options.get("export"),
+        force=str(options.get("force", "false")).lower() == "true",
+        endpoint=parse_endpoint(server) if server not in _SERVERS else None,
         study=options.get("study"),
+    )
+
+
+def _is_own(name: str, text: str) -> bool:
+    """Whether the worker gives the option in a form of its own."""
+    return (name == "arrivals" and _trace_of(text) is not None) or (
+        name == "server" and text not in _SERVERS
     )
 
 
 def _texts(name: str, value: Any, pointer: str) -> list[str]:
     """The value as the command line would have it; several where the option may be repeated."""
+    if isinstance(value, bool) and name == "force":
+        value = str(value).lower()
     if isinstance(value, list) and name == "precisions":
         value = ",".join(map(str, value))
     values = value if isinstance(value, list) and name == "input_shape" else [value]

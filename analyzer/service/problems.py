@@ -76,6 +76,17 @@ def conflict(code: str, detail: str, *, hint: str = "") -> Problem:
     return Problem(409, code, detail, hint=hint)
 
 
+def store_away() -> Problem:
+    """503: the database or the files cannot be used; which place that is, is not the client's."""
+    return Problem(
+        503,
+        "store",
+        "The service cannot use its database or its files now.",
+        hint="Try again in a moment; the operator finds the reason in the service's log.",
+        headers={"Retry-After": "5"},
+    )
+
+
 def answer(problem: Problem) -> JSONResponse:
     """The problem as a response."""
     return JSONResponse(

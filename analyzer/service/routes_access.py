@@ -13,14 +13,14 @@ from sqlalchemy import select
 from analyzer.service import audit, jobs, uploads
 from analyzer.service.auth import Scope, create_token, find_token, revoke_token, tokens_of
 from analyzer.service.context import PROBLEMS, Admin, Context, Reader
-from analyzer.service.documents import iso
+from analyzer.service.documents import TOKEN_ID, iso
 from analyzer.service.problems import Problem, conflict, not_found
-from analyzer.service.schema import TOKENS
-from analyzer.service.sessions import COOKIE, SESSION_S, begin_session, end_session, find_session
+from analyzer.service.schema import NUMBER_MAX, TOKENS
+from analyzer.service.sessions import COOKIE, begin_session, end_session, find_session
 
 router = APIRouter(responses=PROBLEMS, tags=["access"])
 
-_NUMBER_MAX = 2**63 - 1  # of a database's integer
+TokenId = Annotated[str, Path(pattern=TOKEN_ID)]
 _YEARS_S = 10 * 365 * 86_400  # a token that is meant to be good for longer has no end
 
 
@@ -122,12 +122,8 @@ def log_in(body: NewSession, request: Request, context: Context) -> JSONResponse
         project=principal.project, actor=principal.actor, scope=principal.scope, csrf=session.csrf
     )
     response = JSONResponse(document.model_dump(), status_code=201)
-    response.set_cookie(
-        COOKIE,
-        session.cookie,
-        max_age=int(SESSION_S),
-        httponly=True,
-        samesite="strict",
+    session.set_on(
+        response,
         secure=request.headers.get("x-forwarded-proto", request.url.scheme) == "https",
     )
     return response
@@ -185,9 +181,7 @@ def list_tokens(context: Context, principal: Admin) -> TokenList:
 
 
 @router.delete("/tokens/{token}", status_code=204)
-def revoke(
-    token: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")], context: Context, principal: Admin
-) -> Response:
+def revoke(token: TokenId, context: Context, principal: Admin) -> Response:
     """Ends a token now, with the sessions that began with it."""
     with context.database.writing() as connection:
         if not revoke_token(connection, principal.project, token):
@@ -214,7 +208,7 @@ def projects(context: Context, principal: Reader) -> ProjectList:
 def list_audit(
     context: Context,
     principal: Admin,
-    cursor: Annotated[int | None, Query(ge=1, le=_NUMBER_MAX)] = None,
+    cursor: Annotated[int | None, Query(ge=1, le=NUMBER_MAX)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> AuditList:
     """Who changed what in the project, the newest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
@@ -21,18 +21,17 @@ from analyzer.service.context import (
     ServiceContext,
     Writer,
 )
-from analyzer.service.documents import Job, JobList, NewJob, TrialList, job_document
+from analyzer.service.documents import JOB_ID, Job, JobList, NewJob, TrialList, job_document
 from analyzer.service.idempotency import idempotent
 from analyzer.service.options import JobOptions, check_options
 from analyzer.service.problems import Problem, conflict, invalid, not_found
-from analyzer.service.schema import ARTIFACTS, JOBS
+from analyzer.service.schema import ARTIFACTS, JOBS, NUMBER_MAX
 from analyzer.service.states import Change, State
 from analyzer.service.uploads import get_upload
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=PROBLEMS)
 
-JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="The job's id.")]
-_NUMBER_MAX = 2**63 - 1  # of a database's integer
+JobId = Annotated[str, Path(pattern=JOB_ID, description="The job's id.")]
 _READ_BYTES = 1 << 18  # of a file at a time: a choice
 _ARTIFACTS = {
     folder.REPORT: "text/html; charset=utf-8",
@@ -108,8 +107,9 @@ def _insert(
     if source is not None and source.model != model:
         raise conflict("source", "The job is about another model.", hint="Leave 'model' out.")
     upload = get_upload(connection, project, "model", model)
-    if options.calibration is not None:
-        get_upload(connection, project, "calibration", options.calibration)
+    for kind, named in (("calibration", options.calibration), ("scenario", options.trace)):
+        if named is not None:
+            get_upload(connection, project, kind, named)
     going_on = source is not None and body.kind == "search"
     return jobs.create_job(
         connection,
@@ -157,7 +157,7 @@ def _source(connection: Connection, project: str, body: NewJob) -> Row[Any] | No
 def list_(
     context: Context,
     principal: Reader,
-    cursor: Annotated[int | None, Query(ge=1, le=_NUMBER_MAX)] = None,
+    cursor: Annotated[int | None, Query(ge=1, le=NUMBER_MAX)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     state: State | None = None,
     study: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,160}$")] = None,
@@ -235,19 +235,32 @@ def events(
     context: Context,
     principal: Reader,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,18}$")] = None,
+    after: Annotated[int, Query(ge=0, lt=10**18)] = 0,
 ) -> Response:
-    """The job's events (state, phase, detail, trial, log), from behind ``Last-Event-ID``."""
-    after = int(last_event_id or 0)
+    """The job's events (state, phase, detail, trial, log), from behind ``Last-Event-ID``.
+
+    ``after`` stands for it where a client cannot send it at first (a browser's ``EventSource``).
+    """
+    newest = int(last_event_id or after)
     row = _row(context, principal, job)
-    if row.state in states.TERMINAL and row.events <= after:
+    if row.state in states.TERMINAL and row.events <= newest:
         return Response(status_code=204)
+    return event_stream(context, context.hub.follow(row.number, newest))
+
+
+def event_stream(context: ServiceContext, events: AsyncIterator[bytes]) -> Response:
+    """Events as a response.
+
+    Raises:
+        Problem: 503: there are too many streams.
+    """
     if context.hub.full:
         raise Problem(
             503, "too_many_streams", "Too many clients watch events now.",
             hint="Ask for the job itself now and then.", headers={"Retry-After": "10"},
         )  # fmt: skip
     return StreamingResponse(
-        context.hub.follow(row.number, after),
+        events,
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

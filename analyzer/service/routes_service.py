@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from analyzer.errors import StoreError
 from analyzer.service.context import PROBLEMS, Context, Reader
-from analyzer.service.documents import Device, WorkerDocument, WorkerList, iso
+from analyzer.service.documents import Device, WorkerDocument, WorkerList, stamp
 from analyzer.service.metrics import Metrics
 from analyzer.service.schema import DEVICES, JOBS, WORKERS, DatabaseTime
 
@@ -45,8 +45,8 @@ def workers(context: Context, principal: Reader) -> WorkerList:
                     ),
                     isolation=json.loads(row[WORKERS.c.isolation]),
                     alive=row[WORKERS.c.lease_until] > now,
-                    started_at=iso(row[WORKERS.c.started_at]) or "",
-                    seen_at=iso(row[WORKERS.c.seen_at]) or "",
+                    started_at=stamp(row[WORKERS.c.started_at]),
+                    seen_at=stamp(row[WORKERS.c.seen_at]),
                 )
                 for row in rows
             ]

@@ -1,4 +1,4 @@
-"""``/api/v1/models`` and ``/api/v1/calibration``: raw bodies, streamed to disk and hashed there."""
+"""``/api/v1/models``, ``/calibration``, ``/scenarios``: raw bodies, streamed to disk and hashed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -25,7 +24,7 @@ from analyzer.service.context import (
     ServiceContext,
     Writer,
 )
-from analyzer.service.documents import Upload, UploadList, upload_document
+from analyzer.service.documents import UPLOAD_ID, Upload, UploadList, upload_document
 from analyzer.service.idempotency import forget, idempotent
 from analyzer.service.problems import Problem
 
@@ -34,7 +33,7 @@ Name = Annotated[
     str,
     Query(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$", description="What it is called."),
 ]
-UploadId = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its content.")]
+UploadId = Annotated[str, Path(pattern=UPLOAD_ID, description="SHA-256 of its content.")]
 _PIECE_BYTES = 1 << 20  # handed to a thread at a time, so that writing blocks nobody else
 _SILENCE_S = 30.0  # a client that sends nothing for so long is gone
 _SLOWEST = 1000  # bytes a second: a client that drips holds a connection and a file for ever
@@ -208,9 +207,9 @@ def _keep(
     return document
 
 
-#: Where uploads are sent to; their bodies have limits of their own.
-PATHS = ("/models", "/calibration")
-models = partial(upload_router, "/models", "model", "an ONNX file")
-calibration = partial(
-    upload_router, "/calibration", "calibration", "real inputs (.npz), one array per input"
-)
+#: Where each kind of upload is sent to, and what it is; their bodies have limits of their own.
+KINDS = {
+    "/models": ("model", "an ONNX file, or a Triton model directory as a tar"),
+    "/calibration": ("calibration", "real inputs (.npz), one array per input"),
+    "/scenarios": ("scenario", "arrivals to replay, a CSV with the header arrival_ms[,batch_size]"),
+}

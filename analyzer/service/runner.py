@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import delete
 
-from analyzer.errors import DataError, StoreError
+from analyzer.errors import AnalyzerError, DataError, StoreError
 from analyzer.service import folder as files
+from analyzer.service import kept, relay
 from analyzer.service.child import Child, start_child
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import JobFolder
@@ -20,10 +23,11 @@ from analyzer.service.keeper import Task
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import JobOptions, check_options
 from analyzer.service.progress import LogReader, storable
+from analyzer.service.publish import publish
 from analyzer.service.queue import Claim, LeaseLostError, Queue
 from analyzer.service.rows import upsert
 from analyzer.service.sandbox import Isolation
-from analyzer.service.schema import ARTIFACTS, JOBS, TRIALS
+from analyzer.service.schema import ARTIFACTS, TRIALS
 from analyzer.service.states import Change, State
 from analyzer.service.studies import keep_study, optuna_name
 
@@ -79,6 +83,7 @@ class Run:
         self._late = False
         self._stamp: tuple[int, ...] = ()
         self._trials = 0
+        self._exported: dict[str, str] | None = None
 
     def run(self) -> None:
         """Runs the job to its end, or until it is no longer this worker's.
@@ -91,6 +96,7 @@ class Run:
                 try:
                     options = self._options()
                     command = self._command(folder, options)
+                    endpoint = self._endpoint(options, command)
                 except (DataError, OSError) as error:
                     message = error.message if isinstance(error, DataError) else str(error)
                     hint = error.hint if isinstance(error, DataError) else _DISK_HINT
@@ -105,12 +111,13 @@ class Run:
                     limits=self._resource_limits(),
                     isolation=self._isolation,
                     reading=folder.reading(),
+                    endpoint=endpoint,
                 )
-                log = LogReader(self._log_left())
-                self._trials = self._stored_trials()
+                log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
+                self._trials = kept.stored_trials(self._queue, self._claim)
                 with start_child(task) as child:
                     code = self._watch(child, folder, log, options)
-                self._end_patiently(code, folder, log)
+                self._end_patiently(code, folder, log, options)
                 if self._trials:
                     name = optuna_name(self._claim.project, self._claim.study, self._claim.id)
                     keep_study(self._queue.database, folder.snapshot, self._claim.study, name)
@@ -129,40 +136,26 @@ class Run:
     def _command(self, folder: JobFolder, options: JobOptions) -> list[str]:
         claim = self._claim
         if claim.kind == "verify":
-            repository = self._artifact(files.REPOSITORY, of=claim.source_job)
+            repository = kept.artifact(self._queue, claim, files.REPOSITORY, of=claim.source_job)
             if repository is None:
                 raise DataError(f"The job {claim.source_job} is gone, or exported nothing.")
             return folder.verify_command(claim, options, self._content, repository)
         # Its own of an attempt before; else that of the job whose study it goes on with.
-        snapshot = self._artifact(files.STUDY) or (
-            self._artifact(files.STUDY, of=claim.source_job) if claim.source_job else None
+        snapshot = kept.artifact(self._queue, claim, files.STUDY) or (
+            kept.artifact(self._queue, claim, files.STUDY, of=claim.source_job)
+            if claim.source_job
+            else None
         )
         return folder.search_command(claim, options, self._content, snapshot)
 
-    def _artifact(self, name: str, *, of: str | None = None) -> str | None:
-        with self._queue.writing(self._claim) as connection:
-            found: str | None = connection.execute(
-                select(ARTIFACTS.c.sha256)
-                .join(JOBS, JOBS.c.number == ARTIFACTS.c.job)
-                .where(
-                    JOBS.c.id == (of or self._claim.id),
-                    JOBS.c.project == self._claim.project,
-                    ARTIFACTS.c.name == name,
-                )
-            ).scalar_one_or_none()
-        return found
-
-    def _stored_trials(self) -> int:
-        with self._queue.writing(self._claim) as connection:
-            count = select(func.count()).where(TRIALS.c.job == self._claim.number)
-            return int(connection.execute(count).scalar_one())
-
-    def _log_left(self) -> int:
-        with self._queue.writing(self._claim) as connection:
-            used: int = connection.execute(
-                select(JOBS.c.log_bytes).where(JOBS.c.number == self._claim.number)
-            ).scalar_one()
-        return self._limits.log_bytes_max - used
+    def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
+        """What the command may reach; ``command`` is told where it finds that."""
+        found = options.endpoint
+        if found is None:
+            return None
+        port = found.inner_port if self._isolation.network else relay.free_port()
+        command.append(f"--server={found.scheme}://127.0.0.1:{port}")
+        return found.host, found.port, port
 
     def _resource_limits(self) -> dict[str, int]:
         found = {"RLIMIT_FSIZE": self._limits.file_bytes_max, "RLIMIT_CORE": 0}
@@ -254,18 +247,20 @@ class Run:
                         update=("body",),
                     )
                 self._content.keep(connection, staged)
-                self._note(connection, files.STUDY, staged.sha256, staged.size_bytes)
+                kept.note_artifact(connection, self._claim, files.STUDY, staged)
             self._queue.say(self._claim, [("trial", trial) for trial in trials[self._trials :]])
         self._trials = len(trials)
 
     # --- at its end ------------------------------------------------------------------------------
 
-    def _end_patiently(self, code: int, folder: JobFolder, log: LogReader) -> None:
+    def _end_patiently(
+        self, code: int, folder: JobFolder, log: LogReader, options: JobOptions
+    ) -> None:
         """Ends the run; waits for a database that restarts, as long as the lease lasts."""
         ends_at = time.monotonic() + self._lease_s
         while True:
             try:
-                self._end(code, folder, log)
+                self._end(code, folder, log, options)
                 return
             except StoreError as error:
                 if time.monotonic() > ends_at:
@@ -278,7 +273,7 @@ class Run:
                 self._fail("storage", message, _DISK_HINT, log, code)
                 return
 
-    def _end(self, code: int, folder: JobFolder, log: LogReader) -> None:
+    def _end(self, code: int, folder: JobFolder, log: LogReader, options: JobOptions) -> None:
         self._look_at_study(folder, last=True)
         answer = folder.answer()
         state = self._queue.state(self._claim)
@@ -286,7 +281,7 @@ class Run:
             self._finish(Change.STOP, log, code)
             return
         if answer is not None and code in _VERDICTS and "verdict" in answer:
-            self._succeed(code, answer, folder, log)
+            self._succeed(code, answer, folder, log, options)
             return
         if self._late:
             self._fail(
@@ -311,19 +306,24 @@ class Run:
             )
 
     def _succeed(
-        self, code: int, answer: dict[str, Any], folder: JobFolder, log: LogReader
+        self,
+        code: int,
+        answer: dict[str, Any],
+        folder: JobFolder,
+        log: LogReader,
+        options: JobOptions,
     ) -> None:
         claim = self._claim
-        kept: list[tuple[str, AbstractContextManager[BinaryIO | None]]] = [
+        left: list[tuple[str, AbstractContextManager[BinaryIO | None]]] = [
             (files.RESULT, folder.result(answer)),
             (files.REPORT, folder.left_file(files.REPORT)),
         ]
         if claim.kind == "search":
-            kept += [
+            left += [
                 (files.REPOSITORY, folder.repository()),
                 (files.MANIFEST, folder.manifest(claim.model_name)),
             ]
-        for name, opened in kept:
+        for name, opened in left:
             with opened as stream, self._content.incoming() as incoming:
                 if stream is None:
                     continue
@@ -331,34 +331,40 @@ class Run:
                 self._queue.beat(claim)  # a large file takes its time
                 with self._queue.writing(claim) as connection:
                     self._content.keep(connection, staged)
-                    self._note(connection, name, staged.sha256, staged.size_bytes)
-        self._finish(Change.SUCCEED, log, code, verdict=storable(str(answer["verdict"]))[:16])
+                    kept.note_artifact(connection, claim, name, staged)
+        if options.export is not None and code == 0 and self._exported is None:
+            self._exported = self._export(folder, options, options.export)
+        verdict = storable(str(answer["verdict"]))[:16]
+        self._finish(Change.SUCCEED, log, code, verdict=verdict, **(self._exported or {}))
 
-    def _note(self, connection: Connection, name: str, sha256: str, size_bytes: int) -> None:
-        upsert(
-            connection,
-            ARTIFACTS,
-            {
-                "job": self._claim.number,
-                "name": name,
-                "sha256": sha256,
-                "size_bytes": size_bytes,
-            },
-            update=("sha256", "size_bytes"),
-        )
+    def _export(self, folder: JobFolder, options: JobOptions, place: str) -> dict[str, str]:
+        """Exports to an object store, keeping the lease; what to say of it."""
+        self._queue.say(self._claim, [("phase", {"phase": "exporting"})])
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as beside:
+            done = beside.submit(
+                publish, folder, self._claim, place, force=options.force, lease_s=self._lease_s,
+                isolation=self._isolation, stopping=stop.is_set,
+            )  # fmt: skip
+            while not wait([done], _LOOK_S).done:
+                try:
+                    self._queue.beat(self._claim)
+                    if self._queue.state(self._claim) is State.CANCELLING:
+                        stop.set()
+                except StoreError as error:
+                    _LOG.warning("%s Trying again.", error.message)
+                except LeaseLostError:
+                    stop.set()
+                    raise
+        try:
+            return {"message": storable(done.result())}
+        except AnalyzerError as error:
+            message, hint = storable(error.message), storable(error.hint)
+            return {"reason": "export", "message": message, "hint": hint}
 
     def _fail(self, reason: str, message: str, hint: str, log: LogReader, code: int | None) -> None:
-        failing = None
         with self._queue.writing(self._claim) as connection:
-            bodies = connection.execute(
-                select(TRIALS.c.body)
-                .where(TRIALS.c.job == self._claim.number)
-                .order_by(TRIALS.c.number.desc())
-            ).scalars()
-            for body in bodies:
-                if json.loads(body)["state"] == "failed":
-                    failing = body
-                    break
+            failing = kept.failing_trial(connection, self._claim)
         self._finish(
             Change.FAIL, log, code, reason=storable(reason)[:64], message=storable(message),
             hint=storable(hint),

@@ -25,6 +25,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import expression
 
 METADATA = MetaData()
+#: Of a whole number in a column.
+NUMBER_MAX = 2**63 - 1
 
 # SQLite numbers rows by itself only if the key's type is spelt INTEGER.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -94,7 +96,7 @@ UPLOADS = Table(
     "service_uploads",
     METADATA,
     Column("project", String(64), ForeignKey("service_projects.name"), primary_key=True),
-    Column("kind", String(16), primary_key=True),  # model, calibration
+    Column("kind", String(16), primary_key=True),  # model, calibration, scenario
     Column("sha256", _Sha256, ForeignKey("service_objects.sha256"), primary_key=True),
     Column("name", String(128), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),

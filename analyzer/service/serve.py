@@ -28,6 +28,8 @@ from analyzer.service.database import open_service_database
 from analyzer.service.event_stream import EventHub
 from analyzer.service.inspection import Inspector
 from analyzer.service.limits import ServiceLimits
+from analyzer.service.oidc import OidcOptions
+from analyzer.service.provider import Provider
 from analyzer.service.queue import sweep
 from analyzer.service.sandbox import probe
 from analyzer.service.worker import SWEEP_S
@@ -52,6 +54,7 @@ class ServiceOptions:
         port: 0 for a free one.
         workers: Workers beside this process.
         tokens: Whether a token is needed.
+        oidc: Who may log in otherwise; None for nobody.
         worker_arguments: Further arguments of the workers beside this process.
     """
 
@@ -61,6 +64,7 @@ class ServiceOptions:
     data: Path
     workers: int = 1
     tokens: bool = False
+    oidc: OidcOptions | None = None
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     worker_arguments: tuple[str, ...] = ()
 
@@ -116,6 +120,7 @@ async def _serve(
         hub=EventHub(database, options.limits.event_streams_max),
         inspector=Inspector(isolation),
         tokens=options.tokens,
+        provider=Provider(options.oidc) if options.oidc is not None else None,
     )
     server = http_server(create_app(context), Limits(), drain_timeout_s=_REQUESTS_DRAIN_S)
     # Each may hold a connection of the database; its pool has 15, and the event streams want some.

@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, insert, or_, select
+from starlette.responses import Response
 
 from analyzer.service.auth import Principal, hash_of
 from analyzer.service.schema import SESSIONS, TOKENS, DatabaseTime
@@ -26,6 +27,21 @@ class NewSession:
 
     cookie: str
     csrf: str
+
+    def set_on(self, response: Response, *, secure: bool) -> None:
+        """Gives the browser its cookie.
+
+        Args:
+            secure: Whether it is sent over TLS alone.
+        """
+        response.set_cookie(
+            COOKIE,
+            self.cookie,
+            max_age=int(SESSION_S),
+            httponly=True,
+            samesite="strict",
+            secure=secure,
+        )
 
 
 def begin_session(connection: Connection, token_id: str) -> NewSession:

@@ -1,4 +1,4 @@
-"""What projects upload: models and calibration data, by the SHA-256 of the file."""
+"""What projects upload: models, calibration data and scenarios, by the SHA-256 of the file."""
 
 from __future__ import annotations
 

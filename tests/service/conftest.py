@@ -77,6 +77,10 @@ class Service:
                 connection, project=project, name=f"{project}'s", scope=scope, **more
             ).secret
 
+    def serve(self, **changes: Any) -> str:
+        """A new API whose context is changed like this; its URL."""
+        return self._ends.enter_context(serving(replace(self.context, **changes)))
+
     def client(
         self,
         token: str | None = None,
@@ -86,13 +90,11 @@ class Service:
         **limits: Any,
     ) -> httpx.Client:
         """A client of a new API that has these limits, and needs tokens or not."""
-        context = replace(
-            self.context,
+        url = self.serve(
             limits=replace(self.context.limits, **limits),
             tokens=tokens or bool(token),
             inspector=inspector or self.context.inspector,
         )
-        url = self._ends.enter_context(serving(context))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return self._ends.enter_context(httpx.Client(base_url=url, headers=headers, timeout=30))
 
@@ -176,16 +178,24 @@ def working(database: Database, content: ContentStore) -> Callable[..., Any]:
     """A worker in a thread, for as long as the context lasts."""
 
     @contextmanager
-    def do(device: str = "here/cpu", lease_s: float = 30.0) -> Iterator[Worker]:
+    def do(
+        device: str = "here/cpu",
+        lease_s: float = 30.0,
+        *,
+        isolation: Isolation | None = None,
+        constants: Path | None = None,
+        **limits: Any,
+    ) -> Iterator[Worker]:
         stop = threading.Event()
         worker = Worker(
             database,
             content,
             Device(id=device, kind="cpu", host="here", name="a CPU"),
-            ServiceLimits(),
+            ServiceLimits(**limits),
             stopping=stop.is_set,
             lease_s=lease_s,
-            analyze=SCRIPTED,
+            isolation=isolation,
+            analyze=replace(SCRIPTED, constants=constants),
         )
         thread = threading.Thread(target=worker.run)
         thread.start()

@@ -3,19 +3,24 @@
 ``outcomes`` (how many it measures, one every ``pause_s``), ``exit``, ``verdict``, ``error``,
 ``stubborn`` (ignores SIGTERM and SIGINT), ``daemon`` (leaves a process behind in a session of its
 own, which sleeps for so many seconds), ``say`` (on standard error), ``study_link``
-(where its database leads).
+(where its database leads), ``files`` (names and texts: says of each whether it is so), ``reach``
+(says what ``--server`` answers, and who answers at these other ports), ``result`` (stores one),
+``constants`` (says what ``analyze doctor --calibrate`` measured).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
 
 from analyzer.store.results import open_store
 
@@ -24,6 +29,48 @@ def option(name: str) -> str | None:
     """The value of ``--name=value``."""
     found = [arg.partition("=")[2] for arg in sys.argv if arg.startswith(f"--{name}=")]
     return found[-1] if found else None
+
+
+def model_file() -> Path:
+    """What stands for the model: the file, or that in a model directory."""
+    given = Path(sys.argv[2])
+    return given / "1" / "model.onnx" if given.is_dir() else given
+
+
+def reached(others: list[int]) -> str:
+    """What the server says, and what the other ports of loopback say."""
+    server = urlsplit(str(option("server")))
+    told = []
+    for port in (server.port, *others):
+        try:
+            with socket.create_connection(("127.0.0.1", int(port or 0)), 5) as connection:
+                connection.sendall(b"hello")
+                told.append(connection.recv(100).decode())
+        except OSError as error:
+            told.append(type(error).__name__)
+    return f"{server.scheme} {' '.join(told)}"
+
+
+def export() -> int:
+    """Adds a version to the repository, beside those that are there."""
+    repository = Path(str(option("repository")))
+    model = repository / "m"
+    version = 1 + max((int(p.name) for p in model.glob("[0-9]*")), default=0)
+    manifest = model / "tritune.json"
+    versions = json.loads(manifest.read_text())["versions"] if manifest.is_file() else {}
+    if (model / "config.pbtxt").exists() and "--force" not in sys.argv:
+        error = {"code": "repository", "message": "It is there already.", "hint": "Add --force."}
+        print(json.dumps({"schema": 1, "error": error}))
+        return 2
+    (model / str(version)).mkdir(parents=True)
+    (model / str(version) / "model.onnx").write_text(f"of version {version}")
+    (model / "config.pbtxt").write_text(f"version {version}")
+    versions[str(version)] = {"files": [f"{version}/model.onnx"]}
+    manifest.write_text(json.dumps({"schema": 1, "versions": versions}))
+    (model / str(version) / "stolen").symlink_to("/etc/passwd")
+    told = {"path": str(repository), "model": "m", "version": version, "config_id": "c" * 12}
+    print(json.dumps(told))
+    return 0
 
 
 def objects() -> ModuleType:
@@ -40,7 +87,9 @@ def objects() -> ModuleType:
 def main() -> int:
     """The exit code."""
     kind = sys.argv[1]
-    script = {} if kind == "verify" else json.loads(Path(sys.argv[2]).read_text())
+    if kind == "export":
+        return export()
+    script = {} if kind == "verify" else json.loads(model_file().read_text())
     if script.get("stubborn"):
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_IGN)
@@ -49,6 +98,13 @@ def main() -> int:
         print(script["say"], file=sys.stderr, flush=True)
     if script.get("daemon"):
         subprocess.Popen(["sleep", script["daemon"]], start_new_session=True)
+    for name, value in script.get("files", {}).items():
+        print(f"{name}: {Path(name).read_text() == value}", file=sys.stderr, flush=True)
+    if script.get("constants"):
+        found = Path(os.environ["TRITUNE_CACHE"]) / "tritune" / "machine"
+        print([path.read_text() for path in found.glob("*.json")], file=sys.stderr, flush=True)
+    if "reach" in script:
+        print(reached(script["reach"]), file=sys.stderr, flush=True)
     if kind == "search" and script.get("outcomes"):
         measure(script)
     if script.get("study_link"):
@@ -81,6 +137,8 @@ def measure(script: dict[str, float]) -> None:
         for number in range(there, int(script["outcomes"])):
             time.sleep(script.get("pause_s", 0.05))
             store.add_outcome(name, number, {}, made.make_measurement())
+        if script.get("result"):
+            store.save_result(made.make_result(name))
 
 
 if __name__ == "__main__":

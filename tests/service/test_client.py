@@ -57,6 +57,39 @@ def test_the_answer_and_the_code_are_those_of_a_local_search(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("ending", "begins"),
+    [("html", "<!doctype html>"), ("md", "# "), ("csv", "number,config_id"), ("json", "{")],
+)
+def test_the_report_has_the_format_of_its_ending(
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    ending: str, begins: str,
+) -> None:  # fmt: skip
+    model = tmp_path / "m.onnx"
+    model.write_text(json.dumps({"outcomes": 1, "result": True}))
+    report = tmp_path / f"report.{ending}"
+    with working():
+        code, _, err = run(
+            capsys, "search", str(model), "--latency-budget", "50ms", "--report", str(report),
+            "--service", str(client.base_url),
+        )  # fmt: skip
+    assert code == 0, err
+    assert report.read_text().lower().startswith(begins)
+
+
+def test_a_report_of_no_format_is_refused_before_anything_is_sent(
+    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_text("{}")
+    code, _, err = run(
+        capsys, "search", str(model), "--latency-budget", "50ms", "--report", "report.pdf",
+        "--service", str(client.base_url),
+    )  # fmt: skip
+    assert code == 2 and "report.pdf" in err
+    assert client.get("/api/v1/models").json()["items"] == []
+
+
 def test_a_failure_there_is_a_failure_here(
     client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from analyzer.cli.machine import constants_folder
+from analyzer.service.folder import CONSTANTS
+
 Submit = Callable[..., str]
 WaitFor = Callable[..., dict[str, Any]]
 
@@ -175,3 +178,24 @@ def test_words_that_no_database_holds_end_no_worker(
     with working():
         done = wait_for(job, "FAILED")
     assert done["attempt"] == 1 and done["message"] == "half ? and \ufffd"
+
+
+def test_what_was_measured_of_the_machine_reaches_the_job(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor, tmp_path: Path
+) -> None:
+    folder = tmp_path / "constants"
+    folder.mkdir()
+    (folder / "machine-1.json").write_text("of this machine")
+    job = submit(constants=True)
+    with working(constants=folder):
+        wait_for(job, "SUCCEEDED", "FAILED")
+    assert "['of this machine']" in client.get(f"/api/v1/jobs/{job}/log").text
+    again = submit(constants=True, seconds=0)
+    with working(constants=tmp_path / "none"):
+        wait_for(again, "SUCCEEDED", "FAILED")
+    assert "\n[]\n" in client.get(f"/api/v1/jobs/{again}/log").text
+
+
+def test_both_sides_keep_the_constants_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", "/x")
+    assert constants_folder() == Path("/x") / CONSTANTS

@@ -12,6 +12,8 @@ from page_example import TRIALS_EXAMPLE, Example, trial
 
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
+from analyzer.service.auth import ensure_project
+from analyzer.service.event_stream import EventHub
 from analyzer.service.states import Change
 
 FOUND = build_document(make_report(example_facts()))
@@ -194,8 +196,6 @@ def test_what_is_not_there_is_told_as_a_page(client: httpx.Client) -> None:
 def test_another_projects_job_is_not_there(service: Any, client: httpx.Client) -> None:
     other = service.context
     with other.database.writing() as connection:
-        from analyzer.service.auth import ensure_project
-
         ensure_project(connection, "other")
     job = Example(other, project="other").running("secret").id
     for address in (f"/jobs/{job}", f"/jobs/{job}/live?seen=0"):
@@ -210,3 +210,37 @@ def test_files_beside_pages_are_kept_by_their_hash(client: httpx.Client) -> None
     assert done.status_code == 200 and "immutable" in done.headers["Cache-Control"]
     assert client.get(address.replace("htmx.js", "page.css")).status_code == 404
     assert client.get("/static/0/..%2f..%2freport.css").status_code == 404
+
+
+def test_a_stream_tells_that_something_of_the_project_changed(
+    service: Any, client: httpx.Client, example: Example
+) -> None:
+    with service.context.database.writing() as connection:
+        ensure_project(connection, "other")
+    elsewhere = Example(service.context, project="other")
+    claim = example.running("whisper")
+    with client.stream("GET", "/stream") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = filter(None, stream.iter_lines())
+        assert next(lines).startswith("retry:")
+        assert next(lines) == "event: news"  # what is there when it begins
+        assert next(lines) == "data: {}"
+        hub = service.context.hub
+        before = hub._look(["default"])
+        elsewhere.queued("theirs")
+        assert hub._look(["default"]) == before, "another project's job is no news"
+        example.queue.say(claim, [("phase", {"phase": "certifying"})])
+        assert (next(lines), next(lines)) == ("event: news", "data: {}")
+    assert "theirs" not in client.get("/").text
+    url = service.serve(hub=EventHub(service.context.database, 0))
+    assert httpx.get(f"{url}/stream").status_code == 503
+
+
+def test_events_begin_where_a_browser_was_told(client: httpx.Client, example: Example) -> None:
+    job = example.ended("digits", result=FOUND)
+    path = f"/api/v1/jobs/{job}/events"
+    numbers = [line for line in client.get(path).text.splitlines() if line.startswith("id: ")]
+    told = client.get(f"{path}?after=1").text
+    assert [line for line in told.splitlines() if line.startswith("id: ")] == numbers[1:]
+    assert client.get(f"{path}?after={len(numbers)}").status_code == 204
+    assert client.get(f"{path}?after=-1").status_code == 422

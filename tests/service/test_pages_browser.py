@@ -16,6 +16,7 @@ from page_example import TRIALS_EXAMPLE, Example, trial
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
 from analyzer.resources import tool_homes
+from analyzer.service.event_stream import EventHub
 from analyzer.service.states import Change
 
 pytestmark = pytest.mark.browser
@@ -122,6 +123,37 @@ def test_a_running_job_grows_and_keeps_the_focus(page: Page, client: Any, exampl
         example.queue.finish(connection, claim, Change.SUCCEED, {"verdict": "undecided"})
     wait_for(lambda: "undecided" in page.evaluate("document.body?.textContent ?? ''"), page)
     assert page.console == []
+
+
+def test_an_open_stream_takes_the_place_of_asking(
+    page: Page, client: Any, example: Example, service: Any
+) -> None:
+    claim = example.running("whisper", trials=[trial(1)])
+    page.open(f"{client.base_url}/jobs/{claim.id}", width=1280)
+    wait_for(lambda: [url for url in page.requests if "/events?after=" in url], page)
+    page.settle(4)
+    asked = [url for url in page.requests if "/live" in url]
+    assert len(asked) <= 1, asked
+    example.measure(claim, [trial(2)])
+    wait_for(lambda: page.evaluate("document.querySelectorAll('.front circle').length") == 2, page)
+    # A tab that nobody sees gives its connection back.
+    streams = service.context.hub.streams
+    assert streams == 1
+    page.open(f"{client.base_url}/workers", width=1280)
+    wait_for(lambda: [url for url in page.requests if url.endswith("/stream")], page)
+    example.queue.say(claim, [("phase", {"phase": "certifying"})])
+    wait_for(lambda: "certifying" in page.evaluate("document.body.textContent"), page)
+    assert page.console == []
+
+
+def test_without_a_stream_the_page_asks(page: Page, service: Any, example: Example) -> None:
+    full = EventHub(service.context.database, 0)
+    url = service.serve(hub=full)
+    claim = example.running("whisper", trials=[trial(1)])
+    page.open(f"{url}/jobs/{claim.id}", width=1280)
+    example.measure(claim, [trial(2)])
+    wait_for(lambda: page.evaluate("document.querySelectorAll('.front circle').length") == 2, page)
+    assert full.streams == 0
 
 
 def test_a_tick_survives_the_lists_renewal(page: Page, client: Any, example: Example) -> None:

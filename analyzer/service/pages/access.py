@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
@@ -12,33 +12,35 @@ from analyzer.domain.units import parse_duration_s
 from analyzer.errors import UsageError
 from analyzer.service import routes_access
 from analyzer.service.auth import SCOPES
-from analyzer.service.context import Context
+from analyzer.service.context import Context, ServiceContext
 from analyzer.service.pages.render import page
 from analyzer.service.pages.told import go_to, page_router
 from analyzer.service.pages.visitor import AForm, AnyVisitor, Visitor, fields_of
 from analyzer.service.problems import Problem, invalid
-from analyzer.service.routes_access import MadeToken, NewSession, NewToken
+from analyzer.service.routes_access import MadeToken, NewSession, NewToken, TokenId
 
 router = page_router()
+Next = Annotated[str, Query(max_length=500)]
+Project = Annotated[str, Query(max_length=64)]
 
 
 @router.get("/login")
-def login_form(next: Annotated[str, Query(max_length=500)] = "/") -> Response:
-    """Where a token becomes a session."""
-    return page("login.html.j2", None, next=_own_address(next), problem=None)
+def login_form(context: Context, next: Next = "/", project: Project = "") -> Response:
+    """Where a token becomes a session, or the login provider is asked."""
+    return login_page(context, next_=next, project=project)
 
 
 @router.post("/login")
 async def login(request: Request, context: Context) -> Response:
     """Begins a session."""
     fields = await fields_of(request)
-    address = _own_address(fields.get("next", "/"))
+    address = own_address(fields.get("next", "/"))
     try:
         body = NewSession(token=fields.get("token", "").strip())
         begun = await run_in_threadpool(routes_access.log_in, body, request, context)
     except (ValidationError, Problem) as error:
         problem = error if isinstance(error, Problem) else invalid("This is no token.")
-        return page("login.html.j2", None, status=problem.status, next=address, problem=problem)
+        return login_page(context, next_=address, problem=problem)
     response = go_to(address)
     response.headers["Set-Cookie"] = begun.headers["Set-Cookie"]
     return response
@@ -81,9 +83,7 @@ def make_token(context: Context, form: AForm) -> Response:
 
 
 @router.post("/tokens/{token}/revoke")
-def revoke(
-    token: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")], context: Context, form: AForm
-) -> Response:
+def revoke(token: TokenId, context: Context, form: AForm) -> Response:
     """Ends a token."""
     form.visitor.principal.require("admin")
     routes_access.revoke(token, context, form.visitor.principal)
@@ -111,7 +111,31 @@ def _tokens(
     )
 
 
-def _own_address(text: str) -> str:
+def login_page(
+    context: ServiceContext,
+    *,
+    next_: str = "/",
+    project: str = "",
+    problem: Problem | None = None,
+) -> Response:
+    """The page where one logs in.
+
+    Args:
+        next_: Where to go on afterwards.
+        project: For which project the login provider is asked; empty for the first that fits.
+    """
+    return page(
+        "login.html.j2",
+        None,
+        status=problem.status if problem else 200,
+        next=own_address(next_),
+        project=project,
+        provider=context.provider.name if context.provider else None,
+        problem=problem,
+    )
+
+
+def own_address(text: str) -> str:
     """A path of this service; its first page for what leads elsewhere."""
     own = text.startswith("/") and not text.startswith(("//", "/\\"))
     return text if own and text.isprintable() else "/"

@@ -49,6 +49,7 @@ class JobView:
         downloads: Address and name of each file that it left.
         asks: What its users may ask for now.
         names: Of the files that it left.
+        directory: Whether its model is a model directory.
     """
 
     row: Row[Any]
@@ -61,6 +62,7 @@ class JobView:
     downloads: list[tuple[str, str]]
     asks: list[Change]
     names: Sequence[str]
+    directory: bool
 
     @property
     def ended(self) -> bool:
@@ -95,10 +97,13 @@ class JobView:
             words = ["analyze", "verify", "--repository=repository"]
             words.append(f"--model={self.row.model_name}")
         else:
-            words = ["analyze", "search", f"{self.row.model_name}.onnx"]
+            ending = "" if self.directory else ".onnx"
+            words = ["analyze", "search", f"{self.row.model_name}{ending}"]
         for name, value in options.items():
             if name == "calibration_data":
                 value = "calibration.npz"
+            elif str(value).startswith("trace:"):
+                value = "trace:trace.csv"
             for one in value if isinstance(value, list) and name == "input_shape" else [value]:
                 text = ",".join(map(str, one)) if isinstance(one, list) else str(one)
                 words.append(f"--{name.replace('_', '-')}={text}")
@@ -129,6 +134,7 @@ def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> Jo
         downloads=downloads,
         asks=[change for change in _ASKABLE if change in possible],
         names=names,
+        directory=content.is_archive(row.model),
     )
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 
 from analyzer.report.wording import milliseconds, rate
-from analyzer.service import jobs, routes_service
+from analyzer.service import jobs, routes_jobs, routes_service
 from analyzer.service.context import Context
-from analyzer.service.pages import access, submit
+from analyzer.service.pages import access, login, submit
 from analyzer.service.pages.configs import config_texts
 from analyzer.service.pages.job import JobView, job_view, promise, result_of
 from analyzer.service.pages.render import page, static_file
@@ -20,17 +20,18 @@ from analyzer.service.pages.result import comparison_rows, figures
 from analyzer.service.pages.told import page_router
 from analyzer.service.pages.visitor import AnyVisitor
 from analyzer.service.routes_jobs import JobId
+from analyzer.service.schema import NUMBER_MAX
 from analyzer.service.states import State
 
 _PAGE = 50  # jobs on a page of the list
 _COMPARED_MAX = 6  # columns that fit beside each other
-_NUMBER_MAX = 2**63 - 1  # of a database's integer
 
 
 router = page_router()
 # Before the jobs' own addresses: "new" is none of their ids.
 router.include_router(submit.router)
 router.include_router(access.router)
+router.include_router(login.router)
 
 
 @router.get("/")
@@ -38,7 +39,7 @@ def job_list(
     request: Request,
     context: Context,
     visitor: AnyVisitor,
-    cursor: Annotated[int | None, Query(ge=1, le=_NUMBER_MAX)] = None,
+    cursor: Annotated[int | None, Query(ge=1, le=NUMBER_MAX)] = None,
     state: State | None = None,
     seen: str = "",
 ) -> Response:
@@ -102,6 +103,13 @@ def compare(request: Request, context: Context, visitor: AnyVisitor) -> Response
             names += [name for name in rows if name not in names]
             columns.append((row, rows))
     return page("compare.html.j2", visitor, columns=columns, names=names)
+
+
+@router.get("/stream")
+def stream(context: Context, visitor: AnyVisitor) -> Response:
+    """Tells when the list of jobs, or who works, has changed."""
+    project = visitor.principal.project
+    return routes_jobs.event_stream(context, context.hub.follow_project(project))
 
 
 @router.get("/workers")

@@ -35,7 +35,7 @@ FIELDS = (
     "latency_budget", "percentile", "target_rate", "objective", "budget", "price", "max_memory",
     "max_accuracy_drop", "precisions", "device", "accept", "seed",
 )  # fmt: skip
-_FILES = {"model": "model", "data": "calibration"}
+_FILES = {"model": "model", "data": "calibration", "trace": "scenario"}
 
 
 @router.get(UPLOAD)
@@ -92,6 +92,8 @@ def _make(context: ServiceContext, visitor: Visitor, fields: Mapping[str, str]) 
     options: dict[str, Any] = {name: fields[name] for name in FIELDS if fields.get(name)}
     if fields.get("data"):
         options["calibration_data"] = fields["data"]
+    if fields.get("trace"):
+        options["arrivals"] = f"trace:{fields['trace']}"
     for line in fields.get("more", "").splitlines():
         name, separator, value = line.strip().removeprefix("--").partition("=")
         if name and not separator:
@@ -100,7 +102,10 @@ def _make(context: ServiceContext, visitor: Visitor, fields: Mapping[str, str]) 
             options[name.strip().replace("-", "_")] = value.strip()
     model = fields.get("model") or fields.get("uploaded")
     if not model:
-        raise invalid("A model is missing.", hint="Choose an ONNX file, or one that is here.")
+        raise invalid(
+            "A model is missing.",
+            hint="Choose an ONNX file or a model directory (tar), or one that is here.",
+        )
     try:
         body = NewJob(kind="search", model=model, options=options)
     except ValidationError as error:

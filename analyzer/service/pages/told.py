@@ -12,15 +12,7 @@ from fastapi.routing import APIRoute
 
 from analyzer.errors import DataError, StoreError
 from analyzer.service.pages.render import page
-from analyzer.service.problems import Problem
-
-_STORE = Problem(
-    503,
-    "store",
-    "The service cannot use its database or its files now.",
-    hint="Try again in a moment.",
-    headers={"Retry-After": "5"},
-)
+from analyzer.service.problems import Problem, store_away
 
 
 class PageRoute(APIRoute):
@@ -37,7 +29,7 @@ class PageRoute(APIRoute):
             except RequestValidationError:
                 return _told(request, Problem(404, "not_found", "There is no such page."))
             except (StoreError, DataError, OSError):
-                return _told(request, _STORE)
+                return _told(request, store_away())
 
         return told
 

@@ -1,0 +1,79 @@
+"""What a job has in the database for its worker: artifacts, trials, room for its log."""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy import Connection, func, select
+
+from analyzer.service.content import Staged
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.queue import Claim, Queue
+from analyzer.service.rows import upsert
+from analyzer.service.schema import ARTIFACTS, JOBS, TRIALS
+
+
+def artifact(queue: Queue, claim: Claim, name: str, *, of: str | None = None) -> str | None:
+    """SHA-256 of the artifact of that name; None where there is none.
+
+    Args:
+        of: The id of another job of the project, whose it is; None for the claim's own.
+
+    Raises:
+        LeaseLostError: The job is no longer this worker's.
+    """
+    with queue.writing(claim) as connection:
+        found: str | None = connection.execute(
+            select(ARTIFACTS.c.sha256)
+            .join(JOBS, JOBS.c.number == ARTIFACTS.c.job)
+            .where(
+                JOBS.c.id == (of or claim.id),
+                JOBS.c.project == claim.project,
+                ARTIFACTS.c.name == name,
+            )
+        ).scalar_one_or_none()
+    return found
+
+
+def note_artifact(connection: Connection, claim: Claim, name: str, staged: Staged) -> None:
+    """Notes a file that the job has left, in the transaction that keeps it."""
+    values = {"sha256": staged.sha256, "size_bytes": staged.size_bytes}
+    upsert(
+        connection,
+        ARTIFACTS,
+        {"job": claim.number, "name": name, **values},
+        update=tuple(values),
+    )
+
+
+def stored_trials(queue: Queue, claim: Claim) -> int:
+    """How many trials of the job are stored.
+
+    Raises:
+        LeaseLostError: The job is no longer this worker's.
+    """
+    with queue.writing(claim) as connection:
+        count = select(func.count()).where(TRIALS.c.job == claim.number)
+        return int(connection.execute(count).scalar_one())
+
+
+def log_left(queue: Queue, claim: Claim, limits: ServiceLimits) -> int:
+    """Bytes of the log that are still kept.
+
+    Raises:
+        LeaseLostError: The job is no longer this worker's.
+    """
+    with queue.writing(claim) as connection:
+        used: int = connection.execute(
+            select(JOBS.c.log_bytes).where(JOBS.c.number == claim.number)
+        ).scalar_one()
+    return limits.log_bytes_max - used
+
+
+def failing_trial(connection: Connection, claim: Claim) -> str | None:
+    """The newest trial that failed, as JSON."""
+    bodies = connection.execute(
+        select(TRIALS.c.body).where(TRIALS.c.job == claim.number).order_by(TRIALS.c.number.desc())
+    ).scalars()
+    found: str | None = next((b for b in bodies if json.loads(b)["state"] == "failed"), None)
+    return found
