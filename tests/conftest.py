@@ -1,15 +1,11 @@
 """For all tests."""
 
-import getpass
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,8 @@ import pytest
 from analyzer.engine.runtimes.fake_cuda import FakeCuda
 from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.targets.triton_install import TritonInstall, find_triton
+from benchlib.postgres import PostgresServer, PostgresUnavailableError
+from benchlib.postgres import postgres_server as started_server
 
 # gRPC, once loaded, would tell on stderr of every child process that a later test starts.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -104,53 +102,20 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL, without a database name, of a PostgreSQL server of our own on a free port."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("PostgreSQL's server programs are not installed (Debian: postgresql)")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of our own on a free port."""
     pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
-    programs = found[-1].parent
-    as_root = os.geteuid() == 0
-    if as_root and not shutil.which("runuser"):
-        pytest.skip("PostgreSQL refuses to run as root, and there is no runuser")
-    user = "postgres" if as_root else getpass.getuser()
-    # Not under tmp_path: its parents are closed to other users.
-    folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-    if as_root:
-        shutil.chown(folder, user)
-    prefix = ["runuser", "-u", user, "--"] if as_root else []
-
-    def run(*command: str) -> None:
-        done = subprocess.run([*prefix, *command], cwd=folder, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"{Path(command[0]).name} does not run here: {done.stderr.strip()[:200]}")
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    data = str(folder / "data")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -c fsync=off"
-    try:
-        run(str(programs / "initdb"), "-D", data, "-U", "tritune", "-A", "trust", "-E", "UTF8")
-        log = str(folder / "log")
-        run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", log, "-w", "start")
+    with ExitStack() as ends:
         try:
-            yield f"postgresql://tritune:secret@127.0.0.1:{port}"
-        finally:
-            run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            found = ends.enter_context(started_server())
+        except PostgresUnavailableError as error:
+            pytest.skip(str(error))
+        yield found
 
 
 @pytest.fixture
-def postgres_url(postgres_server: str, request: pytest.FixtureRequest) -> str:
-    import psycopg
-
-    name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
-    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
-    return f"{postgres_server}/{name}"
+def postgres_url(postgres_server: PostgresServer, request: pytest.FixtureRequest) -> str:
+    return postgres_server.create(f"t{abs(hash(request.node.nodeid)) % 10**12}")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from analyzer import __version__
@@ -35,6 +36,7 @@ def create_app(context: ServiceContext) -> FastAPI:
         # Their pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=_operation_id,
     )
     metrics = Metrics(context.database, context.hub)
     app.state.context = context
@@ -61,6 +63,12 @@ def create_app(context: ServiceContext) -> FastAPI:
         metrics=metrics,
     )
     return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    """What a generated client calls the operation: ``job_create``, not its whole path."""
+    name = route.name.strip("_")
+    return f"job_{name}" if "jobs" in route.tags else name
 
 
 def _problem(request: Request, error: Exception) -> JSONResponse:

@@ -59,21 +59,21 @@ class Child:
             parts.append(data)
         return b"".join(parts).decode("utf-8", "replace")
 
-    def beat(self) -> None:
-        """Lets it run for another lease."""
-        self._say(keeper.BEAT)
+    def live_until(self, until: float) -> None:
+        """Lets it run until then, by ``time.monotonic()``."""
+        self._say(b"%s %.3f\n" % (keeper.UNTIL, until))
 
     def interrupt(self) -> None:
         """Asks it to store what it measured, and to end."""
-        self._say(keeper.INTERRUPT)
+        self._say(keeper.INTERRUPT + b"\n")
 
     def terminate(self) -> None:
         """Ends it, within :data:`keeper.TERMINATE_GRACE_S` whatever it does."""
-        self._say(keeper.TERMINATE)
+        self._say(keeper.TERMINATE + b"\n")
 
     def kill(self) -> None:
         """Kills it at once."""
-        self._say(keeper.KILL)
+        self._say(keeper.KILL + b"\n")
 
     def _say(self, word: bytes) -> None:
         assert self._process.stdin is not None

@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +26,10 @@ from analyzer.service.schema import OBJECTS, DatabaseTime
 
 _HEAD_BYTES = 512  # by which an archive is known
 _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
+
+
+def _nothing() -> None:
+    """What is done between pieces where nobody waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ class Incoming:
 
     def discard(self) -> None:
         """Removes it; nothing happens where it was noted meanwhile."""
-        self._file.close()
+        # On a full disk even closing fails, for what is not written yet.
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
 
@@ -137,15 +142,31 @@ class ContentStore:
         except FileNotFoundError:
             return False
 
-    def copy_to(self, sha256: str, place: Path) -> None:
-        """Writes the content with this hash to ``place``: a copy, which may be changed."""
-        with self.open(sha256) as source, place.open("xb") as target:
-            shutil.copyfileobj(source, target, _CHUNK_BYTES)
+    def copy_to(
+        self, sha256: str, place: Path, *, between: Callable[[], object] = _nothing
+    ) -> None:
+        """Writes the content with this hash to ``place``: a copy, which may be changed.
 
-    def stage_file(self, incoming: Incoming, source: BinaryIO) -> Staged:
-        """Copies an open file into ``incoming``."""
+        Args:
+            between: Called between pieces: a large file takes its time.
+        """
+        with self.open(sha256) as source, place.open("xb") as target:
+            while data := source.read(_CHUNK_BYTES):
+                target.write(data)
+                between()
+
+    def stage_file(
+        self, incoming: Incoming, source: BinaryIO, *, between: Callable[[], object] = _nothing
+    ) -> Staged:
+        """Copies an open file into ``incoming``.
+
+        Args:
+            between: Called between pieces.
+        """
         while data := source.read(_CHUNK_BYTES):
             incoming.write(data)
+            between()
+        between()  # reaching the disk may take as long as all of that
         return incoming.finish()
 
     def remove(self, sha256: str) -> None:

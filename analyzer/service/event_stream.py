@@ -28,8 +28,10 @@ _KEEP_ALIVE_S = 15.0
 # A browser asks again then, with a session that may have ended.
 _PROJECT_STREAM_S = 600.0
 _SHOWN = 50  # the jobs of a list's first page
+_AT_A_TIME = 500  # events of one look
 _RETRY, _SILENCE, _NEWS = b"retry: 2000\n\n", b": still here\n\n", b"event: news\ndata: {}\n\n"
 _Topic = int | str  # a job's number, a project's name
+_Event = tuple[int, bytes, bool]  # its number, as it is sent, whether it is the last
 
 
 class EventHub:
@@ -44,6 +46,7 @@ class EventHub:
         self._streams_max = streams_max
         self._watched: dict[_Topic, set[asyncio.Event]] = {}
         self._newest: dict[_Topic, object] = {}
+        self._looks: dict[tuple[int, int, object], asyncio.Task[list[_Event]]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -65,13 +68,13 @@ class EventHub:
             yield _RETRY
             while True:
                 news.clear()
-                found = await asyncio.to_thread(self._read, job, after)
-                for row in found:
-                    yield _frame(row)
-                    after = row.number
-                    if row.kind == "state" and _ends(row):
+                found = await self._events(job, after)
+                for number, frame, ends in found:
+                    yield frame
+                    after = number
+                    if ends:
                         return
-                if not found and not await _come(news):
+                if len(found) < _AT_A_TIME and not await _come(news):
                     yield _SILENCE
 
     async def follow_project(self, project: str) -> AsyncIterator[bytes]:
@@ -98,9 +101,23 @@ class EventHub:
                 del self._watched[topic]
                 self._newest.pop(topic, None)
 
-    def _read(self, job: int, after: int) -> list[Row[Any]]:
+    async def _events(self, job: int, after: int) -> list[_Event]:
+        """The job's events behind number ``after``: one look for all who ask for them now."""
+        # Not a look that began before the newest news: it may have missed them.
+        key = (job, after, self._newest.get(job))
+        look = self._looks.get(key)
+        if look is None:
+            look = asyncio.create_task(asyncio.to_thread(self._read, job, after))
+            self._looks[key] = look
+            look.add_done_callback(lambda _: self._looks.pop(key, None))
+        return await asyncio.shield(look)
+
+    def _read(self, job: int, after: int) -> list[_Event]:
         with self._database.reading() as connection:
-            return list(events_after(connection, job, after))
+            return [
+                (row.number, _frame(row), row.kind == "state" and _ends(row))
+                for row in events_after(connection, job, after, _AT_A_TIME)
+            ]
 
     async def _poll(self) -> None:
         while self._watched:

@@ -9,8 +9,8 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +26,7 @@ from analyzer.service.keeper import Task
 from analyzer.service.options import JobOptions
 from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
+from analyzer.service.temporary import make_folder
 from analyzer.store.results import open_store
 
 # Names of what a job leaves, as artifacts; all but the first and the last are the contract's.
@@ -85,7 +86,7 @@ class JobFolder:
     def __init__(self, isolation: Isolation, analyze: Program = ANALYZE) -> None:
         self._isolation = isolation
         self._analyze = analyze
-        self._own = Path(tempfile.mkdtemp(prefix="tj-"))
+        self._own, self._lock = make_folder()
         #: Where the command works; it may write there and nowhere else.
         self.work = self._own / "w"
         self.work.mkdir(mode=0o700)
@@ -106,6 +107,7 @@ class JobFolder:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._own, ignore_errors=True)
+        self._lock.close()
 
     def environment(self) -> dict[str, str]:
         """The command's environment: no credentials, and its home is its folder."""
@@ -124,48 +126,67 @@ class JobFolder:
         return [*sandbox.readable(), *self._analyze.reading]
 
     def search_command(
-        self, claim: Claim, options: JobOptions, content: ContentStore, snapshot: str | None
+        self,
+        claim: Claim,
+        options: JobOptions,
+        content: ContentStore,
+        snapshot: str | None,
+        *,
+        between: Callable[[], object],
     ) -> list[str]:
         """Puts the model, the data and the study so far in place; the command that goes on.
 
         Args:
             snapshot: The study so far, by its SHA-256; None for a new one.
+            between: Called between pieces of files.
         """
         unpack: list[str] = []
         if content.is_archive(claim.model):
             # Below a folder of its own: its name is the user's.
             model = f"model/{claim.model_name}"
-            unpack = self._unpacking(content, claim.model, model)
+            unpack = self._unpacking(content, claim.model, model, between)
         else:
             model = f"{claim.model_name}.onnx"
-            content.copy_to(claim.model, self.work / model)
+            content.copy_to(claim.model, self.work / model, between=between)
         arguments = ["search", model, *options.arguments]
         if options.calibration is not None:
-            content.copy_to(options.calibration, self.work / "calibration.npz")
+            content.copy_to(options.calibration, self.work / "calibration.npz", between=between)
             arguments.append("--calibration-data=calibration.npz")
         if options.trace is not None:
-            content.copy_to(options.trace, self.work / "trace.csv")
+            content.copy_to(options.trace, self.work / "trace.csv", between=between)
             arguments.append("--arrivals=trace:trace.csv")
         if snapshot is not None:
-            content.copy_to(snapshot, self.work / STUDY)
+            content.copy_to(snapshot, self.work / STUDY, between=between)
         study = [f"--store=sqlite:///{STUDY}", f"--study={claim.study}"]
         resume = ["--resume"] if snapshot is not None and self.has_study(claim.study) else []
         written = ["--export=repository", f"--report={REPORT}", "--json"]
         return [*unpack, *self._analyze.command, *arguments, *study, *resume, *written]
 
     def verify_command(
-        self, claim: Claim, options: JobOptions, content: ContentStore, repository: str
+        self,
+        claim: Claim,
+        options: JobOptions,
+        content: ContentStore,
+        repository: str,
+        *,
+        between: Callable[[], object],
     ) -> list[str]:
-        """The command that verifies the claim of a repository, given by its SHA-256."""
-        unpack = self._unpacking(content, repository, "repository")
+        """The command that verifies the claim of a repository, given by its SHA-256.
+
+        Args:
+            between: Called between pieces of files.
+        """
+        unpack = self._unpacking(content, repository, "repository", between)
         where = ["--repository=repository", f"--model={claim.model_name}"]
         store = f"--store=sqlite:///{STUDY}"
         arguments = ["verify", *where, *options.arguments, store, "--json"]
         return [*unpack, *self._analyze.command, *arguments]
 
-    def _unpacking(self, content: ContentStore, sha256: str, folder: str) -> list[str]:
+    def _unpacking(
+        self, content: ContentStore, sha256: str, folder: str, between: Callable[[], object]
+    ) -> list[str]:
         """Puts an archive in place; the beginning of a command that unpacks it into ``folder``."""
-        content.copy_to(sha256, self.work / _PACKED)
+        content.copy_to(sha256, self.work / _PACKED, between=between)
         return [sys.executable, "-m", "analyzer.service.archive", _PACKED, folder]
 
     def export_command(self, claim: Claim, repository: str, *, force: bool) -> list[str]:
@@ -218,7 +239,7 @@ class JobFolder:
             folder=str(self.work),
             environment=self.environment(),
             output=os.devnull,
-            lease_s=_SNAPSHOT_S,
+            until=time.monotonic() + _SNAPSHOT_S,
             isolation=self._isolation,
             reading=self.reading(),
         )

@@ -91,7 +91,7 @@ def _unused_files(database: Database, content: ContentStore) -> tuple[int, int]:
             ~exists().where(UPLOADS.c.sha256 == OBJECTS.c.sha256),
             ~exists().where(ARTIFACTS.c.sha256 == OBJECTS.c.sha256),
             # A job that waits needs its model, whoever has deleted the upload.
-            ~exists().where(JOBS.c.model == OBJECTS.c.sha256, JOBS.c.finished_at.is_(None)),
+            OBJECTS.c.sha256.not_in(select(JOBS.c.model).where(JOBS.c.finished_at.is_(None))),
         )
         .limit(_AT_A_TIME)
         .with_for_update(skip_locked=True)

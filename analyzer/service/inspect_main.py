@@ -8,7 +8,9 @@ unpack to more than the limit.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -21,6 +23,8 @@ from analyzer.service.archive import is_archive, unpack
 _UNPACKED_MAX = 8 << 30
 _HEAD_BYTES = 512  # by which an archive is known
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")  # gzip, zip, zstd, xz
+#: Exit code: the machine has no room, which says nothing about the file.
+NO_ROOM = 74  # sysexits.h: EX_IOERR
 _NAMES_MAX = 200  # inputs or outputs that are listed
 
 
@@ -179,15 +183,20 @@ _INSPECT = {
 
 
 def main() -> int:
-    """Prints what the file is, or why it is refused; 2 then."""
+    """Prints what the file is, or why it is refused (2 then); :data:`NO_ROOM` on a full disk."""
     kind, path = sys.argv[1], Path(sys.argv[2])
     try:
-        found = _INSPECT[kind](path)
-    except AnalyzerError as error:
-        print(json.dumps({"refused": error.message, "hint": error.hint}))
-        return 2
-    print(json.dumps(found))
-    return 0
+        try:
+            found, code = _INSPECT[kind](path), 0
+        except AnalyzerError as error:
+            found, code = {"refused": error.message, "hint": error.hint}, 2
+        print(json.dumps(found), flush=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Without what could not be written, at its exit as well.
+        os._exit(NO_ROOM)
+    return code
 
 
 if __name__ == "__main__":

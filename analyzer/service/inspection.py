@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from analyzer.service.child import start_child
 from analyzer.service.folder import JobFolder
+from analyzer.service.inspect_main import NO_ROOM
 from analyzer.service.keeper import Task
 from analyzer.service.problems import Problem, invalid
 from analyzer.service.sandbox import Isolation
@@ -56,7 +58,7 @@ class Inspector:
                 folder=str(folder.work),
                 environment=folder.environment(),
                 output=str(folder.answer_file),
-                lease_s=_TIME_S,
+                until=time.monotonic() + _TIME_S,
                 limits={
                     "RLIMIT_AS": _BASE_BYTES + _PER_BYTE * size_bytes,
                     "RLIMIT_CPU": int(_TIME_S),
@@ -74,6 +76,6 @@ class Inspector:
             return answer
         if answer is not None and "refused" in answer:
             raise invalid(str(answer["refused"]), hint=str(answer.get("hint") or ""))
-        if code == 126:
+        if code in (126, NO_ROOM):
             raise Problem(503, "inspection", "Uploads cannot be inspected on this machine now.")
         raise invalid("It could not be read within the limits of time and memory.")

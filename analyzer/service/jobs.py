@@ -118,8 +118,7 @@ def list_jobs(
 
 def open_jobs(connection: Connection, project: str) -> int:
     """How many jobs of a project have not ended."""
-    ended = [str(state) for state in states.TERMINAL]
-    count = select(func.count()).where(JOBS.c.project == project, JOBS.c.state.not_in(ended))
+    count = select(func.count()).where(JOBS.c.project == project, JOBS.c.finished_at.is_(None))
     return int(connection.execute(count).scalar_one())
 
 

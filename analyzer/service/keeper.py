@@ -1,15 +1,15 @@
 """The process between a worker and a job's command: it starts the command, and leaves none behind.
 
 ``python -m analyzer.service.keeper`` reads a :class:`Task` as one line of JSON from standard input
-and starts its command. After that each byte is a word of the worker's:
+and starts its command. After that each line is a word of the worker's:
 
-``.``  the lease is good for another while
-``i``  interrupt the command (it stores what it measured, and ends)
-``t``  end the command and everything it started
-``k``  kill them
+``u TIME``  the lease is good until then, by ``time.monotonic()`` of this machine
+``i``       interrupt the command (it stores what it measured, and ends)
+``t``       end the command and everything it started
+``k``       kill them
 
-When the worker is gone (end of input), or has not renewed the lease in time (the worker may be
-stopped or cut off while another one goes on with the job), everything is killed. Orphans come back
+When the worker is gone (end of input), or the lease has ended (the worker may be stopped or cut off
+while another one goes on with the job), everything is killed. Orphans come back
 to this process, which adopts them (``PR_SET_CHILD_SUBREAPER``), so none gets away. It ends with the
 command's exit code, or 128 plus the number of the signal that ended it.
 """
@@ -32,7 +32,7 @@ from analyzer.hardware.lifetime import die_with_parent
 from analyzer.service import relay, sandbox
 from analyzer.service.sandbox import Isolation
 
-BEAT, INTERRUPT, TERMINATE, KILL = b".", b"i", b"t", b"k"
+UNTIL, INTERRUPT, TERMINATE, KILL = b"u", b"i", b"t", b"k"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _TICK_S = 0.2  # between looks at a child: soon enough for a cancel within a second
 _NOT_STARTED = 126  # what a shell says of a program that it cannot run
@@ -49,7 +49,8 @@ class Task:
         folder: Where it works.
         environment: All of its environment.
         output: File that takes its standard output.
-        lease_s: Seconds without a word from the worker after which it is killed.
+        until: When it is killed unless the worker lengthens it, by ``time.monotonic()``: a lease
+            is told by its end, since nobody knows how late the telling is heard.
         limits: Resource limits by their names in :mod:`resource` (``RLIMIT_AS``).
         isolation: What it is kept from.
         reading: Where it may read, with ``isolation.files``; it may write to ``folder`` too.
@@ -61,7 +62,7 @@ class Task:
     folder: str
     environment: dict[str, str]
     output: str
-    lease_s: float
+    until: float
     limits: dict[str, int] = field(default_factory=dict)
     isolation: Isolation = field(default_factory=Isolation)
     reading: list[str] = field(default_factory=list)
@@ -150,8 +151,9 @@ def _run(task: Task) -> None:
 
 def _watch(task: Task, command: int) -> int:
     """Does as the worker says until the command ends; its exit code."""
-    deadline = time.monotonic() + task.lease_s
+    until = task.until
     kill_at = float("inf")
+    heard = b""
     while True:
         with contextlib.suppress(ChildProcessError):
             while (done := os.waitpid(-1, os.WNOHANG))[0]:
@@ -159,13 +161,18 @@ def _watch(task: Task, command: int) -> int:
                     code = os.waitstatus_to_exitcode(done[1])
                     return code if code >= 0 else 128 - code
         now = time.monotonic()
-        if now > deadline or now > kill_at:
+        # Before it ends, not after: nobody else begins while this still runs.
+        if now > until - _TICK_S or now > kill_at:
             _signal(command, signal.SIGKILL)
             kill_descendants(command)
         ready, _, _ = select.select([0], [], [], _TICK_S)
-        for word in _words() if ready else ():
-            if word == BEAT:
-                deadline = time.monotonic() + task.lease_s
+        if not ready:
+            continue
+        *lines, heard = (heard + _hear()).split(b"\n")
+        for line in lines:
+            word, _, value = line.partition(b" ")
+            if word == UNTIL:
+                until = float(value)
             elif word == INTERRUPT:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(command, signal.SIGINT)
@@ -176,10 +183,9 @@ def _watch(task: Task, command: int) -> int:
                 kill_at = 0.0
 
 
-def _words() -> list[bytes]:
-    read = os.read(0, 4096)
+def _hear() -> bytes:
     # End of input: the worker is gone.
-    return [bytes([byte]) for byte in read] if read else [KILL]
+    return os.read(0, 4096) or b"\n" + KILL + b"\n"
 
 
 def _signal(group: int, signum: int) -> None:

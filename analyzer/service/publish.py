@@ -23,7 +23,7 @@ from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
 
 _TIME_S = 600.0  # an export may build a variant anew
-_TICK_S = 0.2
+_TICK_S = 0.2  # between looks at the command: short beside an export
 _FOLDER = "bucket"
 
 
@@ -58,7 +58,7 @@ def publish(
             folder=str(folder.work),
             environment=folder.environment(),
             output=str(folder.export_file),
-            lease_s=lease_s,
+            until=time.monotonic() + lease_s,
             isolation=isolation,
             reading=folder.reading(),
         )
@@ -67,7 +67,7 @@ def publish(
             while code is None and time.monotonic() < ends_at and not stopping():
                 code = child.wait(_TICK_S)
                 log += child.read_log()
-                child.beat()
+                child.live_until(time.monotonic() + lease_s)
         answer = folder.answer(folder.export_file) or {}
         if code != 0:
             error = answer.get("error") or {}

@@ -3,12 +3,14 @@
 A claim is one transaction (``FOR UPDATE SKIP LOCKED`` on PostgreSQL, ``BEGIN IMMEDIATE`` on
 SQLite) that takes the oldest job for the worker's device and the device itself. Both are leased by
 the database's clock. Whatever a worker writes is fenced: the transaction first locks the job's row
-and sees that the attempt is still its own; a worker that slept past its lease writes nothing.
+and sees that the attempt is still its own, and its lease good; a worker that slept past its lease
+writes nothing.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +67,8 @@ class Claim:
     study: str
     source_job: str | None
     attempt: int
+    #: Until when it is held at least, by this machine's ``time.monotonic()``.
+    until: float
 
 
 class Queue:
@@ -120,6 +124,7 @@ class Queue:
         """
         if not self._waiting():
             return None
+        until = time.monotonic() + self._lease_s
         with self.database.writing() as connection:
             device = connection.execute(
                 select(DEVICES)
@@ -164,6 +169,7 @@ class Queue:
             study=row.study,
             source_job=row.source_job,
             attempt=after.attempt,
+            until=until,
         )
 
     def _queued(self) -> Any:
@@ -187,12 +193,17 @@ class Queue:
             ).one_or_none()
         return State(_own(row, claim).state)
 
-    def beat(self, claim: Claim | None = None) -> None:
+    def beat(self, claim: Claim | None = None) -> float:
         """Lengthens the leases: the worker's, and those of the job and the device it holds.
+
+        Returns:
+            Until when they last at least, by this machine's ``time.monotonic()``: the database
+            counts from the transaction, which began later.
 
         Raises:
             LeaseLostError: The job is no longer this worker's.
         """
+        until = time.monotonic() + self._lease_s
         lease = DatabaseTime() + self._lease_s
         with self.database.writing() as connection:
             if claim is not None:
@@ -210,6 +221,7 @@ class Queue:
                 .where(WORKERS.c.id == self._worker)
                 .values(seen_at=DatabaseTime(), lease_until=lease)
             )
+        return until
 
     @contextmanager
     def writing(self, claim: Claim) -> Iterator[Connection]:
@@ -255,8 +267,12 @@ class Queue:
         return after
 
     def _lock(self, connection: Connection, claim: Claim) -> Any:
+        # A lease that has run out is not taken up again, swept or not: the device may be another
+        # worker's by now, and the command has ended with the lease.
         row = connection.execute(
-            select(JOBS).where(JOBS.c.number == claim.number).with_for_update()
+            select(JOBS)
+            .where(JOBS.c.number == claim.number, JOBS.c.lease_until > DatabaseTime())
+            .with_for_update()
         ).one_or_none()
         return _own(row, claim)
 

@@ -45,7 +45,9 @@ _TIME_GRACE_S = 600.0
 # The contract's exit codes that are answers.
 _VERDICTS = {0, 3, 4}
 _DISK_HINT = "Free space in the service's folder and in the folder for temporary files."
-_REASONS = {2: "input", 126: "start", 137: "killed"}
+_KILLED = 137
+_REASONS = {2: "input", 126: "start", _KILLED: "killed"}
+_LATE_S = 1.0  # before the end of a lease: its keeper kills a command a moment before
 
 
 class Run:
@@ -77,6 +79,7 @@ class Run:
         self._claim = claim
         self._limits = limits
         self._lease_s = lease_s
+        self._until = claim.until
         self._stopping = stopping
         self._asked: Change | None = None
         self._asked_at = 0.0
@@ -92,37 +95,39 @@ class Run:
             StoreError: The database could not be reached for longer than the lease.
         """
         try:
-            with JobFolder(self._isolation, self._analyze) as folder:
-                try:
-                    options = self._options()
-                    command = self._command(folder, options)
-                    endpoint = self._endpoint(options, command)
-                except (DataError, OSError) as error:
-                    message = error.message if isinstance(error, DataError) else str(error)
-                    hint = error.hint if isinstance(error, DataError) else _DISK_HINT
-                    self._fail("prepare", message, hint, LogReader(0), None)
-                    return
-                task = Task(
-                    command=command,
-                    folder=str(folder.work),
-                    environment=folder.environment(),
-                    output=str(folder.answer_file),
-                    lease_s=self._lease_s,
-                    limits=self._resource_limits(),
-                    isolation=self._isolation,
-                    reading=folder.reading(),
-                    endpoint=endpoint,
-                )
-                log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
-                self._trials = kept.stored_trials(self._queue, self._claim)
-                with start_child(task) as child:
-                    code = self._watch(child, folder, log, options)
-                self._end_patiently(code, folder, log, options)
-                if self._trials:
-                    name = optuna_name(self._claim.project, self._claim.study, self._claim.id)
-                    keep_study(self._queue.database, folder.snapshot, self._claim.study, name)
+            try:
+                with JobFolder(self._isolation, self._analyze) as folder:
+                    self._run_in(folder)
+            except (DataError, OSError) as error:
+                message = error.message if isinstance(error, DataError) else str(error)
+                hint = error.hint if isinstance(error, DataError) else _DISK_HINT
+                self._fail("prepare", message, hint, LogReader(0), None)
         except LeaseLostError as error:
             _LOG.warning("%s It goes on elsewhere.", error)
+
+    def _run_in(self, folder: JobFolder) -> None:
+        """Runs the job.
+
+        Raises:
+            DataError, OSError: It could not be prepared, or its command not be started.
+        """
+        options = self._options()
+        command = self._command(folder, options)
+        endpoint = self._endpoint(options, command)
+        self._stay()
+        task = Task(
+            command=command, folder=str(folder.work), environment=folder.environment(),
+            output=str(folder.answer_file), until=self._until, limits=self._resource_limits(),
+            isolation=self._isolation, reading=folder.reading(), endpoint=endpoint,
+        )  # fmt: skip
+        log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
+        self._trials = kept.stored_trials(self._queue, self._claim)
+        with start_child(task) as child:
+            code = self._watch(child, folder, log, options)
+        self._end_patiently(code, folder, log, options)
+        if self._trials:
+            name = optuna_name(self._claim.project, self._claim.study, self._claim.id)
+            keep_study(self._queue.database, folder.snapshot, self._claim.study, name)
 
     def _options(self) -> JobOptions:
         from analyzer.service.problems import Problem
@@ -139,14 +144,16 @@ class Run:
             repository = kept.artifact(self._queue, claim, files.REPOSITORY, of=claim.source_job)
             if repository is None:
                 raise DataError(f"The job {claim.source_job} is gone, or exported nothing.")
-            return folder.verify_command(claim, options, self._content, repository)
+            return folder.verify_command(
+                claim, options, self._content, repository, between=self._stay
+            )
         # Its own of an attempt before; else that of the job whose study it goes on with.
         snapshot = kept.artifact(self._queue, claim, files.STUDY) or (
             kept.artifact(self._queue, claim, files.STUDY, of=claim.source_job)
             if claim.source_job
             else None
         )
-        return folder.search_command(claim, options, self._content, snapshot)
+        return folder.search_command(claim, options, self._content, snapshot, between=self._stay)
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
         """What the command may reach; ``command`` is told where it finds that."""
@@ -156,6 +163,11 @@ class Run:
         port = found.inner_port if self._isolation.network else relay.free_port()
         command.append(f"--server={found.scheme}://127.0.0.1:{port}")
         return found.host, found.port, port
+
+    def _stay(self) -> None:
+        """Lengthens the lease when it is time, beside something else than the command."""
+        if self._until - time.monotonic() < self._lease_s * (1 - 1 / _BEATS):
+            self._until = self._queue.beat(self._claim)
 
     def _resource_limits(self) -> dict[str, int]:
         found = {"RLIMIT_FSIZE": self._limits.file_bytes_max, "RLIMIT_CORE": 0}
@@ -180,8 +192,8 @@ class Run:
                     self._queue.say(self._claim, waiting)
                     waiting, said = [], now
                 if now - beaten > self._lease_s / _BEATS:
-                    self._queue.beat(self._claim)
-                    child.beat()
+                    self._until = self._queue.beat(self._claim)
+                    child.live_until(self._until)
                     beaten = now
                 if now - looked > _LOOK_S and code is None:
                     looked = now
@@ -189,7 +201,7 @@ class Run:
                     self._look_at_study_if_room(folder)
             except StoreError as error:
                 # The database restarts: the lease holds for a while.
-                if now - beaten > self._lease_s:
+                if now > self._until:
                     raise
                 _LOG.warning("%s Trying again.", error.message)
                 said = looked = now
@@ -233,7 +245,7 @@ class Run:
         if len(trials) == self._trials and not last:
             return
         with folder.snapshot.open("rb") as stream, self._content.incoming() as incoming:
-            staged = self._content.stage_file(incoming, stream)
+            staged = self._content.stage_file(incoming, stream, between=self._stay)
             with self._queue.writing(self._claim) as connection:
                 for trial in trials[self._trials :]:
                     upsert(
@@ -257,13 +269,14 @@ class Run:
         self, code: int, folder: JobFolder, log: LogReader, options: JobOptions
     ) -> None:
         """Ends the run; waits for a database that restarts, as long as the lease lasts."""
-        ends_at = time.monotonic() + self._lease_s
+        if code == _KILLED and time.monotonic() > self._until - _LATE_S:
+            raise LeaseLostError(f"The command of job {self._claim.id} ended with its lease.")
         while True:
             try:
                 self._end(code, folder, log, options)
                 return
             except StoreError as error:
-                if time.monotonic() > ends_at:
+                if time.monotonic() > self._until:
                     raise
                 _LOG.warning("%s Trying again.", error.message)
                 time.sleep(_LOOK_S)
@@ -306,13 +319,9 @@ class Run:
             )
 
     def _succeed(
-        self,
-        code: int,
-        answer: dict[str, Any],
-        folder: JobFolder,
-        log: LogReader,
+        self, code: int, answer: dict[str, Any], folder: JobFolder, log: LogReader,
         options: JobOptions,
-    ) -> None:
+    ) -> None:  # fmt: skip
         claim = self._claim
         left: list[tuple[str, AbstractContextManager[BinaryIO | None]]] = [
             (files.RESULT, folder.result(answer)),
@@ -327,8 +336,7 @@ class Run:
             with opened as stream, self._content.incoming() as incoming:
                 if stream is None:
                     continue
-                staged = self._content.stage_file(incoming, stream)
-                self._queue.beat(claim)  # a large file takes its time
+                staged = self._content.stage_file(incoming, stream, between=self._stay)
                 with self._queue.writing(claim) as connection:
                     self._content.keep(connection, staged)
                     kept.note_artifact(connection, claim, name, staged)
@@ -348,7 +356,7 @@ class Run:
             )  # fmt: skip
             while not wait([done], _LOOK_S).done:
                 try:
-                    self._queue.beat(self._claim)
+                    self._stay()
                     if self._queue.state(self._claim) is State.CANCELLING:
                         stop.set()
                 except StoreError as error:
@@ -382,12 +390,8 @@ class Run:
                         ARTIFACTS.c.job == self._claim.number, ARTIFACTS.c.name != files.STUDY
                     )
                 )
-            self._queue.finish(
-                connection,
-                self._claim,
-                change,
-                {"exit_code": code, "log_tail": log.tail, **fields},
-            )
+            told = {"exit_code": code, "log_tail": log.tail, **fields}
+            self._queue.finish(connection, self._claim, change, told)
 
 
 def _last_line(text: str) -> str:

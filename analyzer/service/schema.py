@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import expression
@@ -103,6 +104,7 @@ UPLOADS = Table(
     Column("details", Text, nullable=False),  # what inspection found, as JSON
     Column("created_at", Double, nullable=False),
     Column("created_by", String(128), nullable=False),
+    Index("service_uploads_object", "sha256"),
 )
 
 JOBS = Table(
@@ -139,6 +141,14 @@ JOBS = Table(
     Column("finished_at", Double),
     Index("service_jobs_queue", "state", "number"),
     Index("service_jobs_project", "project", "number"),
+    Index("service_jobs_study", "project", "study", "number"),
+    # Few beside all that have ended.
+    Index(
+        "service_jobs_unfinished",
+        "project",
+        sqlite_where=text("finished_at IS NULL"),
+        postgresql_where=text("finished_at IS NULL"),
+    ),
 )
 
 
@@ -176,6 +186,7 @@ ARTIFACTS = Table(
     Column("name", String(64), primary_key=True),
     Column("sha256", _Sha256, ForeignKey("service_objects.sha256"), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+    Index("service_artifacts_object", "sha256"),
 )
 
 # A device measures for one job at a time, whichever process asks.

@@ -32,6 +32,7 @@ from analyzer.service.oidc import OidcOptions
 from analyzer.service.provider import Provider
 from analyzer.service.queue import sweep
 from analyzer.service.sandbox import probe
+from analyzer.service.temporary import remove_abandoned
 from analyzer.service.worker import SWEEP_S
 from analyzer.store.database import Database
 
@@ -144,6 +145,7 @@ async def _sweep(database: Database) -> None:
     while True:
         try:
             await asyncio.to_thread(sweep, database)
+            await asyncio.to_thread(remove_abandoned)
         except StoreError as error:
             _LOG.warning("%s", error.message)
         await asyncio.sleep(SWEEP_S)

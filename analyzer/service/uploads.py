@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select
 
-from analyzer.service import states
 from analyzer.service.content import ContentStore, Staged
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import Problem, conflict, not_found
@@ -98,10 +97,9 @@ def delete_upload(connection: Connection, project: str, kind: str, sha256: str) 
         Problem: 404: there is none; 409: a job that has not ended needs it.
     """
     get_upload(connection, project, kind, sha256)
-    ended = [str(state) for state in states.TERMINAL]
     needs = JOBS.c.model == sha256 if kind == "model" else JOBS.c.options.contains(sha256)
     using = connection.execute(
-        select(JOBS.c.id).where(JOBS.c.project == project, JOBS.c.state.not_in(ended), needs)
+        select(JOBS.c.id).where(JOBS.c.project == project, JOBS.c.finished_at.is_(None), needs)
     ).first()
     if using is not None:
         raise conflict(

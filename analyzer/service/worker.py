@@ -22,6 +22,7 @@ from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Device, Queue, sweep
 from analyzer.service.runner import Run
 from analyzer.service.sandbox import Isolation, probe
+from analyzer.service.temporary import remove_abandoned
 from analyzer.store.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Worker:
                     beaten = now
                 if now - swept > SWEEP_S:
                     sweep(self._database)
+                    remove_abandoned()
                     swept = now
             except StoreError as error:
                 _LOG.warning("%s Trying again.", error.message)

@@ -1,4 +1,5 @@
-"""Stands for the command ``analyze``: does what the "model" says, which is JSON.
+"""Stands for the command ``analyze``: does what the "model" says, which is JSON, or an ONNX file
+whose ``doc_string`` is.
 
 ``outcomes`` (how many it measures, one every ``pause_s``), ``exit``, ``verdict``, ``error``,
 ``stubborn`` (ignores SIGTERM and SIGINT), ``daemon`` (leaves a process behind in a session of its
@@ -20,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import urlsplit
 
 from analyzer.store.results import open_store
@@ -73,6 +75,17 @@ def export() -> int:
     return 0
 
 
+def read_script(path: Path) -> dict[str, Any]:
+    """What the model says."""
+    content = path.read_bytes()
+    if not content.startswith(b"{"):
+        import onnx
+
+        content = onnx.load_from_string(content).doc_string.encode()
+    found: dict[str, Any] = json.loads(content)
+    return found
+
+
 def objects() -> ModuleType:
     """The stored objects that the tests of the store make."""
     spec = importlib.util.spec_from_file_location(
@@ -89,7 +102,7 @@ def main() -> int:
     kind = sys.argv[1]
     if kind == "export":
         return export()
-    script = {} if kind == "verify" else json.loads(model_file().read_text())
+    script = {} if kind == "verify" else read_script(model_file())
     if script.get("stubborn"):
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_IGN)

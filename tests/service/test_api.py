@@ -191,6 +191,9 @@ def test_health_metrics_and_the_document(client: httpx.Client, submit: Submit) -
     document = client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     assert "/api/v1/jobs/{job}/artifacts/{name}" in document["paths"]
+    names = [one["operationId"] for path in document["paths"].values() for one in path.values()]
+    assert len(names) == len(set(names)) and {"upload_model", "job_create", "workers"} <= {*names}
+    assert max(map(len, names)) < 25, "a generated client calls them so"
     assert client.get("/").status_code == 200
 
 

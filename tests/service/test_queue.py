@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,12 +48,14 @@ def row_of(database: Database, job: str) -> Any:
         return jobs.get_job(connection, auth.DEFAULT_PROJECT, job)
 
 
-def run_out(database: Database, claim: Claim) -> None:
-    """Lets the lease of a claim end now."""
+def run_out(database: Database, claim: Claim, *, left_s: float = -1.0) -> None:
+    """Lets the lease of a claim end now, or in so many seconds."""
     with database.writing() as connection:
         for table, which in ((JOBS, JOBS.c.number), (DEVICES, DEVICES.c.job)):
             connection.execute(
-                update(table).where(which == claim.number).values(lease_until=DatabaseTime() - 1)
+                update(table)
+                .where(which == claim.number)
+                .values(lease_until=DatabaseTime() + left_s)
             )
 
 
@@ -145,12 +148,37 @@ def test_a_beat_keeps_the_lease(database: Database, make_job: MakeJob) -> None:
     queue = a_queue(database, "w")
     claim = queue.claim()
     assert claim is not None
-    run_out(database, claim)
-    queue.beat(claim)
+    run_out(database, claim, left_s=5.0)
+    assert queue.beat(claim) <= time.monotonic() + 30.0
     assert sweep(database) == 0
     with database.reading() as connection:
         left = connection.execute(select(DEVICES.c.lease_until - DatabaseTime())).scalar_one()
     assert 20 < left <= 30
+
+
+def test_a_lease_that_ran_out_is_not_taken_up_again_though_nobody_has_swept(
+    database: Database, make_job: MakeJob
+) -> None:
+    jobs_ = [make_job(), make_job()]
+    device = Device(id="here/cpu", kind="cpu", host="here", name="a CPU")
+    slow, fresh = (Queue(database, name, device, lease_s=30.0) for name in ("slow", "fresh"))
+    slow.enrol(pid=1, version="0", isolation={})
+    fresh.enrol(pid=2, version="0", isolation={})
+    late = slow.claim()
+    assert late is not None
+    run_out(database, late)
+    claim = fresh.claim()
+    assert claim is not None, "the device is free again"
+    for write in (
+        lambda: slow.beat(late),
+        lambda: slow.say(late, [("log", {"text": "I measured this"})]),
+        lambda: slow.writing(late).__enter__(),
+    ):
+        with pytest.raises(LeaseLostError):
+            write()
+    assert sweep(database) == 1
+    states_ = [row_of(database, job).state for job in jobs_]
+    assert sorted(states_) == ["QUEUED", "RUNNING"], "one measures on a device at a time"
 
 
 def test_a_queued_job_is_never_swept(database: Database, make_job: MakeJob) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import socket
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def test_a_command_is_kept_from_everything_else(
                 str(outside.getsockname()[1]),
             ],
             folder=str(folder.work), environment=folder.environment(),
-            output=str(folder.answer_file), lease_s=60, isolation=ISOLATION,
+            output=str(folder.answer_file), until=time.monotonic() + 60, isolation=ISOLATION,
             reading=sandbox.readable(),
         )  # fmt: skip
         with start_child(task) as child:

@@ -16,6 +16,7 @@ import pytest
 from analyzer.errors import AnalyzerError, StoreError
 from analyzer.store import schema
 from analyzer.store.results import ResultStore, open_store
+from benchlib.postgres import PostgresServer
 
 
 def raises_store_error(url: str, match: str, **options: object) -> StoreError:
@@ -309,8 +310,8 @@ with open_store(sys.argv[1]) as store:
 
 
 @pytest.mark.postgres
-def test_a_postgres_that_is_not_there_is_a_sentence(postgres_server: str) -> None:
-    error = raises_store_error(f"{postgres_server}/nobody", "does not exist")
+def test_a_postgres_that_is_not_there_is_a_sentence(postgres_server: PostgresServer) -> None:
+    error = raises_store_error(f"{postgres_server.url}/nobody", "does not exist")
     assert "secret" not in str(error)
     error = raises_store_error("postgresql://me:secret@127.0.0.1:1/db", "[Cc]onnection")
     assert "secret" not in f"{error}{error.hint}"

@@ -1,0 +1,137 @@
+"""Many clients of a service in one process: plain HTTP/1.1 over asyncio, cheap beside the service.
+
+    python -m benchlib.service_clients PORT SECONDS CLIENTS LIST_EVERY_S JOB,JOB,… < nothing
+
+Each client watches one job's events and lists the project's jobs now and then, at a moment of its
+own. Prints one JSON document: the seconds of each list (status 200 alone), other answers, events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+_PATHS = (
+    "/api/v1/jobs",
+    "/api/v1/jobs",
+    "/api/v1/jobs?state=RUNNING",
+    "/api/v1/jobs?state=FAILED&limit=20",
+    "/",
+)
+_LINE_MAX = 1 << 20
+
+
+@dataclass(slots=True)
+class Seen:
+    """What all clients have seen together.
+
+    Args:
+        lists: Seconds by path.
+        late_s: How long after an event was stored it was read, for each event.
+    """
+
+    lists: dict[str, list[float]] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    late_s: list[float] = field(default_factory=list)
+
+
+async def _get(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str
+) -> tuple[int, bytes]:
+    """Status and body of an answer with a length."""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    status, length = await _head(reader)
+    return status, await reader.readexactly(length)
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, int]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    length = 0
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            length = int(value)
+    return int(lines[0].split()[1]), length
+
+
+async def _lister(port: int, every_s: float, seen: Seen, rng: random.Random) -> None:
+    """Lists at moments of its own, on one connection."""
+    await asyncio.sleep(rng.uniform(0.0, every_s))
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_LINE_MAX)
+        with contextlib.closing(writer):
+            try:
+                while True:
+                    path = rng.choice(_PATHS)
+                    started = time.perf_counter()
+                    status, _ = await _get(reader, writer, path)
+                    if status == 200:
+                        taken = time.perf_counter() - started
+                        seen.lists.setdefault(path, []).append(taken)
+                    else:
+                        seen.others[f"{path} {status}"] += 1
+                    await asyncio.sleep(rng.uniform(0.5, 1.5) * every_s)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                seen.others[type(error).__name__] += 1
+
+
+async def _watcher(port: int, job: str, seen: Seen) -> None:
+    """Watches a job's events."""
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_LINE_MAX)
+        with contextlib.closing(writer):
+            # From behind every event that is there: a watcher wants news.
+            writer.write(
+                f"GET /api/v1/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                "Last-Event-ID: 1\r\n\r\n".encode()
+            )
+            status, _ = await _head(reader)
+            if status != 200:
+                seen.others[f"events {status}"] += 1
+                await asyncio.sleep(1.0)
+                continue
+            began = time.time()
+            while line := await reader.readline():
+                if line.startswith(b"data: "):
+                    seen.events += 1
+                    at = json.loads(line[6:])["at"]
+                    if at > began:
+                        seen.late_s.append(time.time() - at)
+
+
+async def _all(port: int, seconds: float, clients: int, every_s: float, jobs: list[str]) -> Seen:
+    seen = Seen()
+    tasks = []
+    for number in range(clients):
+        if every_s > 0:
+            tasks.append(_lister(port, every_s, seen, random.Random(number)))
+        if jobs:
+            tasks.append(_watcher(port, jobs[number % len(jobs)], seen))
+    running = [asyncio.create_task(task) for task in tasks]
+    await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for task in running:
+        if task.done() and (error := task.exception()) is not None:
+            raise error
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    return seen
+
+
+def main() -> int:
+    """Runs the clients, and prints what they saw."""
+    port, seconds, clients, every_s, jobs = sys.argv[1:]
+    ids = [job for job in jobs.split(",") if job]
+    seen = asyncio.run(_all(int(port), float(seconds), int(clients), float(every_s), ids))
+    print(json.dumps(asdict(seen)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
