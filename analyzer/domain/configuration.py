@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 # bf16 and fp8 are TensorRT's: no other backend here executes them.
@@ -239,7 +240,7 @@ class Configuration:
     @property
     def config_id(self) -> str:
         """The first 12 hex digits of the SHA-256 of the canonical configuration's JSON."""
-        return hashlib.sha256(_JSON.encode(self.to_dict()).encode()).hexdigest()[:12]
+        return _config_id(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Configuration:
@@ -253,6 +254,13 @@ class Configuration:
 _FIELDS = tuple(field.name for field in fields(Configuration))
 _EXECUTION = tuple(field.name for field in fields(Execution))
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_IDS_KEPT = 2**15
+
+
+@lru_cache(maxsize=_IDS_KEPT)
+def _config_id(configuration: Configuration) -> str:
+    """A search asks for the same ids at every proposal: of all that run and all that is known."""
+    return hashlib.sha256(_JSON.encode(configuration.to_dict()).encode()).hexdigest()[:12]
 
 
 def baseline_configuration(*, batchable: bool, device: DeviceKind = "cpu") -> Configuration:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from analyzer.search.designer import Designer
 from analyzer.search.optuna_samplers import LISTED, choices, make_sampler
 from analyzer.search.request import SearchRequest
 from analyzer.search.score import UNUSABLE, Score
+from analyzer.store.running_trials import DrivenStorage
 
 # Proposals of configurations that are measured already, in a row, before a sampler is held to be
 # going in circles.
@@ -48,21 +50,22 @@ def open_trials(
         parallel: Whether several trials run at the same time.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = make_sampler(
+    study = optuna.create_study(
+        storage=storage, study_name=request.part, direction="maximize", load_if_exists=True
+    )
+    # One that goes on would draw what it drew before, all of which is measured.
+    drawn = len(study.get_trials(deepcopy=False))
+    study.sampler = make_sampler(
         request.sampler,
-        seed=request.seed % 2**32,
+        seed=(request.seed + drawn) % 2**32,
         space=request.space,
         parallel=parallel,
         designer=designer,
     )
-    study = optuna.create_study(
-        storage=storage,
-        study_name=request.part,
-        direction="maximize",
-        load_if_exists=True,
-        sampler=sampler,
-    )
-    return OptunaTrials(study, request.space, allowed)
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    if isinstance(storage, DrivenStorage):
+        together = storage.together
+    return OptunaTrials(study, request.space, allowed, together=together)
 
 
 class OptunaTrials:
@@ -73,10 +76,19 @@ class OptunaTrials:
         space: What may be proposed.
         allowed: Ids of the configurations that may be measured (its variant exists and keeps the
             accuracy limit).
+        together: As :meth:`DrivenStorage.together`.
     """
 
-    def __init__(self, study: optuna.Study, space: SearchSpace, allowed: frozenset[str]) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        space: SearchSpace,
+        allowed: frozenset[str],
+        *,
+        together: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._study = study
+        self._together = together
         self._space = space
         self._allowed = allowed
         self._choices = choices(space)
@@ -93,13 +105,14 @@ class OptunaTrials:
         if self._allowed <= done.keys() | pending:
             return None
         for _ in range(_REPEATS_MAX):
-            trial = self._study.ask()
-            params = self._suggest(trial)
+            with self._together():
+                trial = self._study.ask()
+                params = self._suggest(trial)
             configuration = self._space.configuration(params)
             config_id = configuration.config_id if configuration is not None else ""
             if config_id in self._allowed and config_id in done:
                 self._finish(trial, done[config_id])
-            elif configuration is None or config_id not in self._allowed - pending:
+            elif configuration is None or config_id not in self._allowed or config_id in pending:
                 self._finish(trial, UNUSABLE)
             else:
                 self._open[trial.number] = trial
@@ -148,6 +161,7 @@ class OptunaTrials:
 
     def _finish(self, trial: optuna.Trial, score: Score) -> None:
         """Ends a trial; without a value it has the worst, so that it teaches a sampler too."""
-        for name, violation in score.constraints.items():
-            trial.set_constraint(name, violation)
-        self._study.tell(trial, score.value or 0.0, skip_if_finished=True)
+        with self._together():
+            for name, violation in score.constraints.items():
+                trial.set_constraint(name, violation)
+            self._study.tell(trial, score.value or 0.0, skip_if_finished=True)

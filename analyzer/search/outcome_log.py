@@ -76,7 +76,10 @@ class OutcomeLog:
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
         self._watch = watch or StudyWatch()
-        self._watched: list[Conditions | None] = []
+        self._watched: Conditions | None = None
+        # Of the latest outcomes; a search asks for them at every step.
+        self._scores: dict[str, Score] = {}
+        self._ranked: list[Measurement] | None = None
         for earlier in stored:
             self._remember(earlier.outcome)
 
@@ -95,9 +98,10 @@ class OutcomeLog:
             StoreError: It cannot be written; everything before it is stored.
         """
         watched = self._watch.take()
-        if any(replace(s.outcome, watched=None) == outcome and s.role == role for s in self.stored):
+        known = (s for s in self.stored if s.role == role)
+        if any(replace(s.outcome, watched=None) == outcome for s in known):
             # It is remembered already; what was watched meanwhile counts.
-            self._watched.append(watched)
+            self._watched = Conditions.pooled([self._watched, watched])
         else:
             outcome = replace(outcome, watched=watched)
             self._store.add_outcome(
@@ -107,14 +111,17 @@ class OutcomeLog:
 
     def _remember(self, outcome: Measurement | Failure) -> None:
         config_id = outcome.configuration.config_id
-        self._watched.append(outcome.watched)
+        watched = [outcome.watched]
         if outcome.watched is None and isinstance(outcome, Measurement):
             known = self.measurement(config_id)
             before = len(known.load_tests) if known is not None else 0
-            self._watched += [test.conditions for test in outcome.load_tests[before:]]
+            watched += [test.conditions for test in outcome.load_tests[before:]]
+        self._watched = Conditions.pooled([self._watched, *watched])
         self.first.setdefault(config_id, outcome)
         if isinstance(outcome, Measurement) or self.measurement(config_id) is None:
             self.latest[config_id] = outcome
+            self._scores[config_id] = score_of(outcome, self._request.sla)
+            self._ranked = None
 
     def warn(self, text: str) -> None:
         """Keeps a sentence that qualifies the result, and tells it."""
@@ -128,9 +135,9 @@ class OutcomeLog:
         return tuple(self.latest.values())
 
     @property
-    def scores(self) -> dict[str, Score]:
+    def scores(self) -> Mapping[str, Score]:
         """The scores of the latest outcomes, by configuration."""
-        return {key: score_of(o, self._request.sla) for key, o in self.latest.items()}
+        return self._scores
 
     def measurement(self, config_id: str) -> Measurement | None:
         """What is known of a configuration; None if it was not measured, or failed."""
@@ -139,16 +146,11 @@ class OutcomeLog:
 
     def ranked(self, allowed: Mapping[str, Configuration]) -> list[Measurement]:
         """The measured configurations of ``allowed`` that keep every limit, the best first."""
-        sla = self._request.sla
-        ranked = answer.rank(
-            self.outcomes, sla, devices_per_machine=self._request.pricing.devices_per_machine
-        )
-        return [
-            measurement
-            for measurement in ranked
-            if measurement.configuration.config_id in allowed
-            and score_of(measurement, sla).feasible
-        ]
+        if self._ranked is None:
+            devices = self._request.pricing.devices_per_machine
+            ranked = answer.rank(self.outcomes, self._request.sla, devices_per_machine=devices)
+            self._ranked = [m for m in ranked if self._scores[m.configuration.config_id].feasible]
+        return [m for m in self._ranked if m.configuration.config_id in allowed]
 
     def best_by_evidence(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The measured configuration of ``allowed`` that is the best estimate; None without one.
@@ -171,6 +173,8 @@ class OutcomeLog:
         allowed = self._request.sla.miss_rate_max
         stated = restated(self.latest.values(), factors, miss_rate_max=allowed)
         self.latest = dict(zip(self.latest, stated, strict=True))
+        self._scores = {key: score_of(o, self._request.sla) for key, o in self.latest.items()}
+        self._ranked = None
 
     def open_claims(self, config_ids: Collection[str]) -> int:
         """Claims that these configurations, together one family, have begun and not proven."""
@@ -188,7 +192,7 @@ class OutcomeLog:
 
         From the first probe on, earlier walks included; where only load tests were watched, those.
         """
-        return Conditions.pooled([*self._watched, self._watch.so_far()])
+        return Conditions.pooled([self._watched, self._watch.so_far()])
 
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
     Certificate,
@@ -29,6 +31,7 @@ from analyzer.domain.space import SearchSpace
 from analyzer.domain.workload import Poisson
 from analyzer.search.outcome_log import OutcomeLog, merged
 from analyzer.search.request import SearchRequest, SilentProgress
+from analyzer.search.score import score_of
 from analyzer.search.watch import StudyWatch
 from analyzer.store.records import StudyRecord
 from analyzer.store.results import ResultStore, open_store
@@ -131,6 +134,38 @@ def place(tmp_path: Path) -> Iterator[tuple[SearchRequest, ResultStore]]:
     with open_store(f"sqlite:///{tmp_path / 'results.db'}") as store:
         store.create_study(StudyRecord(name="one", model=model, sla=sla))
         yield request, store
+
+
+def test_outcomes_are_ranked_once_however_often_a_search_asks(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    request, store = place
+    log = OutcomeLog(request, store, SilentProgress())
+    found = [
+        replace(loaded(str(count)), edge=Edge(rate_rps=rate, interval_rps=(rate, rate)))
+        for count, rate in ((1, 10.0), (2, 30.0), (3, 20.0))
+    ]
+    allowed = {m.configuration.config_id: m.configuration for m in found}
+    with patch.object(answer, "rank", side_effect=answer.rank) as ranked:
+        for measured in found:
+            log.record(measured, role="trial")
+            for _ in range(5):
+                best = log.ranked(allowed)[0]
+        assert ranked.call_count == 3
+        assert best == log.measurement(found[1].configuration.config_id)
+        # A search may leave some out, and the end of a study states all edges anew.
+        assert [m.edge.rate_rps for m in log.ranked(dict(list(allowed.items())[::2]))] == [20, 10]
+        failure = Failure(
+            configuration=Configuration(instance_count=9).canonical(), stage="load",
+            reason="crash", message="It crashed.",
+        )  # fmt: skip
+        log.record(failure, role="trial")
+        assert not log.scores[failure.configuration.config_id].feasible
+        log.restate({found[1].configuration.config_id: 0.5})
+        assert {key: score.value for key, score in log.scores.items()} == {
+            key: score_of(outcome, request.sla).value for key, outcome in log.latest.items()
+        }
+        assert log.ranked(allowed) == list(answer.rank(log.outcomes, request.sla))
 
 
 def test_what_happens_between_load_tests_counts_and_is_stored(

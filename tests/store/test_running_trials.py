@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from analyzer.domain.sla import Sla
+from analyzer.domain.space import Parameter, SearchSpace
+from analyzer.domain.workload import Poisson
+from analyzer.search.designer import Designer
+from analyzer.search.optuna_trials import OptunaTrials, open_trials
+from analyzer.search.request import SearchRequest
+from analyzer.search.score import Score
+from analyzer.search.virtual import VIRTUAL_MODEL
 from analyzer.store.optuna_storage import open_optuna_storage
 from analyzer.store.results import open_store
+from analyzer.store.running_trials import DrivenStorage
 
 
 def facts(trial: FrozenTrial) -> tuple[object, ...]:
@@ -68,3 +79,121 @@ def test_a_proposal_reads_no_trial_that_runs(url: str) -> None:
         study.ask().suggest_categorical("a", ("x", "y"))
         study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     assert built.call_count < 10  # Optuna's own storage: 40 at each question
+
+
+def storage_of(study: optuna.Study) -> DrivenStorage:
+    backend = study._storage._backend  # type: ignore[attr-defined]
+    assert isinstance(backend, DrivenStorage)
+    return backend
+
+
+def transactions(study: optuna.Study, run: Callable[[], object]) -> int:
+    """How many ``run`` commits."""
+    counted: list[object] = []
+
+    def count(connection: object) -> None:
+        counted.append(connection)
+
+    engine = storage_of(study).engine
+    sqlalchemy.event.listen(engine, "commit", count)
+    try:
+        run()
+    finally:
+        sqlalchemy.event.remove(engine, "commit", count)
+    return len(counted)
+
+
+def test_a_whole_trial_is_few_transactions_and_reads_nothing_back(url: str) -> None:
+    study = study_in(url)
+    together = storage_of(study).together
+
+    def trial() -> None:
+        with together():
+            asked = study.ask()
+            for name in "abcdef":
+                asked.suggest_categorical(name, ("x", "y"))
+        with together():
+            for name in ("works", "sla", "memory"):
+                asked.set_constraint(name, -1.0)
+            study.tell(asked, 2.0)
+
+    trial()
+    with patch.object(RDBStorage, "get_trial") as read:
+        # Made, parameters, constraints, state; and one that looks for the study.
+        assert transactions(study, trial) <= 5
+    assert read.call_count == 0
+    stored = RDBStorage(url).get_all_trials(study._study_id)
+    assert [facts(one) for one in study.get_trials()] == [facts(one) for one in stored]
+    assert len(stored[1].params) == 6 and len(stored[1].constraints) == 3
+    assert stored[1].datetime_complete is not None
+
+
+def test_what_is_set_together_is_written_whole_or_not_at_all(url: str) -> None:
+    study = study_in(url)
+    together = storage_of(study).together
+    study.ask().suggest_categorical("a", ("x", "y"))  # the first one is held against the database
+    trial = study.ask()
+    with pytest.raises(KeyboardInterrupt), together():
+        trial.suggest_categorical("a", ("x", "y"))
+        raise KeyboardInterrupt
+    stored = RDBStorage(url)
+    assert [set(t.params) for t in stored.get_all_trials(study._study_id)] == [{"a"}, set()]
+    # Nobody waits for the end of the block to know the state, and then all of it is there.
+    other = study.ask()
+    with together():
+        other.suggest_categorical("a", ("x", "y"))
+        other.set_constraint("memory", 1.0)
+        study.tell(other, 1.0)
+        ended = stored.get_all_trials(study._study_id)[2]
+        assert (ended.state, ended.constraints) == (TrialState.COMPLETE, {"memory": 1.0})
+        assert set(ended.params) == {"a"}
+
+
+def test_a_random_search_that_goes_on_draws_what_it_has_not_drawn(url: str) -> None:
+    """Not the same numbers again, which it would take for a space that is used up."""
+    numbers = tuple(range(1, 101))
+    parameters = [
+        Parameter(name=n, choices=numbers) for n in ("instance_count", "inter_op_threads")
+    ]
+    space = SearchSpace(
+        name="s", device="cpu",
+        parameters=(*parameters, Parameter(name="execution_mode", choices=("parallel",))),
+    )  # fmt: skip
+    allowed = frozenset(space.candidates())
+    request = SearchRequest(
+        study="s", model=VIRTUAL_MODEL, sla=Sla(latency_budget_ms=40.0), arrivals=Poisson(),
+        provenance={}, space=space, sampler="random", seed=3,
+    )  # fmt: skip
+    done: dict[str, Score] = {}
+
+    def more(count: int) -> None:
+        storage = open_optuna_storage(open_store(url))
+        trials = open_trials(request, allowed, Designer([], seed=0), storage=storage)
+        for _ in range(count):
+            proposal = trials.ask(done, frozenset())
+            assert proposal is not None
+            done[proposal.configuration.config_id] = Score(value=1.0, constraints={})
+            trials.tell(proposal.trial_number, done[proposal.configuration.config_id])
+
+    more(250)
+    more(10)
+    assert len(done) == 260
+
+
+def test_a_search_goes_on_where_its_driver_was_killed(url: str) -> None:
+    """A proposal's parameters are in the database before anybody measures it."""
+    study = study_in(url)
+    space = SearchSpace(
+        name="s", device="cpu", parameters=(Parameter(name="instance_count", choices=(1, 2, 3)),)
+    )
+    trials = OptunaTrials(
+        study, space, frozenset(space.candidates()), together=storage_of(study).together
+    )
+    proposal = trials.ask({}, frozenset())
+    assert proposal is not None
+    # Killed here, with an outcome that was stored: another process tells it.
+    again = OptunaTrials(study_in(url), space, frozenset(space.candidates()))
+    score = Score(value=7.0, constraints={"sla": -1.0})
+    again.reconcile({proposal.trial_number: score})
+    (trial,) = RDBStorage(url).get_all_trials(study._study_id)
+    assert (trial.state, trial.value, trial.params) == (TrialState.COMPLETE, 7.0, proposal.params)
