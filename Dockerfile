@@ -1,4 +1,5 @@
-# For GPU machines: Triton's own image, so that `--server triton` finds the server that you deploy.
+# For GPU machines, and workers of the service with a GPU: Triton's own image, so that
+# `--server triton` finds the server that you deploy.
 # Choose the release that you run in production; docker/triton-releases.csv has what is known of each.
 ARG TRITON_RELEASE=26.09
 FROM nvcr.io/nvidia/tritonserver:${TRITON_RELEASE}-py3 AS triton
@@ -21,7 +22,7 @@ COPY analyzer analyzer
 COPY templates templates
 COPY search_spaces search_spaces
 RUN python3 -m venv /opt/tritune \
- && /opt/tritune/bin/pip install --no-cache-dir --constraint constraints.txt '.[gpu,postgres]' \
+ && /opt/tritune/bin/pip install --no-cache-dir --constraint constraints.txt '.[buckets,gpu,postgres,service]' \
  && /opt/tritune/bin/pip uninstall --yes pip \
  && cp docker/health.py /opt/tritune/health.py
 
@@ -29,8 +30,11 @@ FROM triton
 LABEL org.opencontainers.image.title="Tritune" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/tritune /opt/tritune
-ENV PATH=/opt/tritune/bin:${PATH}
-RUN useradd --create-home --uid 10001 tritune
+ENV PATH=/opt/tritune/bin:${PATH} \
+    TRITUNE_CACHE=/cache
+# A volume that is mounted there takes the folder's owner over.
+RUN useradd --create-home --uid 10001 tritune \
+ && install --directory --owner=10001 --group=10001 --mode=0700 /cache /data /results
 USER 10001
 WORKDIR /home/tritune
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \

@@ -34,7 +34,7 @@ def containers() -> list[dict[str, Any]]:
 
 def started() -> list[list[str]]:
     """The arguments of ``analyze`` in all files."""
-    found = [COMPOSE["services"][name]["command"] for name in ("service", "worker")]
+    found = [COMPOSE["services"][name]["command"] for name in ("service", "worker", "gpu-worker")]
     found += [container["args"] for container in containers()]
     for unit in UNITS:
         line = re.search(r"^ExecStart=\S+/analyze (.+)$", unit.read_text(), flags=re.M)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -108,6 +109,42 @@ def test_the_image_runs_as_nobody_and_is_checked() -> None:
     assert last.index("USER 10001") < last.index("ENTRYPOINT")
     assert "HEALTHCHECK" in last and "/opt/tritune/health.py" in last
     assert "cp docker/health.py /opt/tritune/health.py" in DOCKERFILE
+
+
+def extras(dockerfile: str) -> set[str]:
+    found = re.search(r"pip install .*'\.\[([\w,]+)\]'", dockerfile)
+    assert found is not None
+    return set(found[1].split(","))
+
+
+def test_a_worker_with_a_gpu_has_what_one_without_has() -> None:
+    """Both images run workers of the service; only the runtime differs."""
+    service = (ROOT / "deploy" / "service" / "Dockerfile").read_text(encoding="utf-8")
+    assert extras(DOCKERFILE) - {"gpu"} == extras(service) - {"cpu"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert extras(DOCKERFILE) | extras(service) <= set(project["optional-dependencies"])
+
+
+def volumes(document: dict[str, Any]) -> set[tuple[str, str]]:
+    """The Dockerfile of each service's image, and where a named volume is mounted in it."""
+    return {
+        (service["build"].get("dockerfile", "Dockerfile"), volume.split(":")[1])
+        for service in document["services"].values()
+        if "build" in service
+        for volume in service.get("volumes", ())
+        if volume.split(":")[0] in document["volumes"]
+    }
+
+
+@pytest.mark.parametrize("folder", ["docker", "deploy/service"])
+def test_a_volume_is_mounted_where_the_image_has_a_folder_of_its_user(folder: str) -> None:
+    """Elsewhere it would be root's, and could not be written."""
+    document = yaml.safe_load((ROOT / folder / "compose.yaml").read_text(encoding="utf-8"))
+    found = volumes(document)
+    assert found
+    for name, path in found:
+        made = re.search(r"install --directory --owner=10001 .*", (ROOT / name).read_text("utf-8"))
+        assert made is not None and path in made[0].split(), (name, path)
 
 
 class _Ready(BaseHTTPRequestHandler):
