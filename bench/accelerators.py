@@ -17,12 +17,9 @@ import csv
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +52,7 @@ from benchlib.command import (
     table,
 )
 from benchlib.models import write_convnet, write_encoder
+from benchlib.own_server import own_server
 
 OPENVINO = ROOT / ".tools" / "openvino"
 FOLDER = WORK / "accelerators"
@@ -148,29 +146,6 @@ def rows_of(name: str, model: ModelInfo) -> dict[str, Any]:
     return {key: array[:ROWS] for key, array in found.items()}
 
 
-@contextmanager
-def served(repository: Path) -> Iterator[str]:
-    """The gRPC address of ``analyze serve`` over a repository."""
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--exit-on-error"]
-    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(repository), *ports]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("Started Metrics"):
-                break
-        found = re.search(r"Started GRPC\S* at (\S+)", "".join(lines))
-        if found is None:
-            raise AnalyzerError(f"analyze serve did not start: {''.join(lines)[-300:]}")
-        yield found[1]
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
 def difference(address: str, name: str, model: ModelInfo, rows: dict[str, Any]) -> float:
     """The largest difference to ONNX Runtime's own kernels at fp32, over the largest answer."""
     from tritonclient import grpc as client
@@ -193,8 +168,8 @@ def load(name: str, model: ModelInfo, config_id: str, folder: Path) -> dict[str,
     """Loads the export of a configuration in our server and in a real Triton, and asks both."""
     rows = rows_of(name, model)
     repository, told = export(name, config_id, folder, "onnxruntime")
-    with served(repository) as address:
-        ours = difference(address, name, model, rows)
+    with own_server(repository, "--exit-on-error") as server:
+        ours = difference(server.grpc, name, model, rows)
     found = {"written": told.accelerator, "limit": AGREEMENT[told.precision], "embedded": ours}
     install = find_triton()
     if install is None:

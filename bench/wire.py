@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -35,6 +33,7 @@ import psutil
 from analyzer.targets.triton_install import find_triton
 from analyzer.targets.triton_server import TritonServer
 from benchlib.command import ROOT, Command, alternate, cell, median, put_into_page, table
+from benchlib.own_server import own_server
 
 PERF = ROOT / ".tools" / "perf_analyzer"
 GOAL_RATIO = 0.5
@@ -93,33 +92,8 @@ def our_server(root: Path) -> Iterator[Server]:
     version = root / MODEL / "1"
     version.mkdir(parents=True)
     (root / MODEL / "config.pbtxt").write_text(CONFIG.replace("@BACKEND@", "identity"))
-    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(root)]
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    process = subprocess.Popen(
-        [*command, *ports], cwd=ROOT, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert process.stderr is not None
-    try:
-        addresses: dict[str, str] = {}
-        for line in process.stderr:
-            found = re.match(r"Started (\w+).* at (\S+)", line)
-            if found:
-                addresses[found[1]] = found[2]
-            if "Metrics" in addresses:
-                break
-        if "Metrics" not in addresses:
-            raise SystemExit("our server did not start")
-        drain = threading.Thread(target=process.stderr.read, daemon=True)
-        drain.start()
-        yield Server(
-            name="tritune",
-            http=addresses["HTTPService"],
-            grpc=addresses["GRPCInferenceService"],
-            pid=process.pid,
-        )
-    finally:
-        process.terminate()
-        process.wait(30)
+    with own_server(root) as server:
+        yield Server(name="tritune", http=server.http, grpc=server.grpc, pid=server.process.pid)
 
 
 @contextmanager

@@ -246,24 +246,41 @@ def _space(
     largest: int,
     onnx_backend: Backend,
     warn: Callable[[str], None],
-) -> Any:
+) -> SearchSpace:
+    from analyzer.engine.runtimes.providers import accelerators_here
+
+    return space_of(
+        options,
+        model,
+        device,
+        cores=machine.cores,
+        request_batch_size=largest,
+        tensorrt=device == "gpu" and _tensorrt(options.server, warn),
+        # A server elsewhere is taken to have the same.
+        accelerators=accelerators_here(device),
+        compute_capability=_compute_capability(device),
+        onnx_backend=_onnx_backend(options.server, onnx_backend),
+    )
+
+
+def space_of(
+    options: SearchOptions, model: ModelInfo, device: DeviceKind, **machine: Any
+) -> SearchSpace:
+    """The search space of the options, resolved for a machine.
+
+    Args:
+        machine: What else of ``SpaceContext`` that machine tells.
+    """
     from analyzer.spaces.loader import SpaceContext, load_space
 
-    return load_space(
-        options.space or device,
-        SpaceContext(
-            device=device,
-            cores=machine.cores,
-            batchable=model.batchable,
-            request_batch_size=largest,
-            precisions=options.precisions or PRECISIONS,
-            tensorrt=device == "gpu" and _tensorrt(options.server, warn),
-            accelerators=_accelerators(device),
-            compute_capability=_compute_capability(device),
-            cuda_graphs=device == "gpu" and options.server != "embedded",
-            onnx_backend=_onnx_backend(options.server, onnx_backend),
-        ),
+    context = SpaceContext(
+        device=device,
+        batchable=model.batchable,
+        precisions=options.precisions or PRECISIONS,
+        cuda_graphs=device == "gpu" and options.server != "embedded",
+        **machine,
     )
+    return load_space(options.space or device, context)
 
 
 def _onnx_backend(server: str, here: Backend) -> Backend:
@@ -281,13 +298,6 @@ def _compute_capability(device: DeviceKind) -> tuple[int, int] | None:
 
     found = [gpu.compute_capability for gpu in list_gpus()] if device == "gpu" else []
     return min((one for one in found if one is not None), default=None)
-
-
-def _accelerators(device: DeviceKind) -> tuple[str, ...]:
-    """What ONNX Runtime can run models with here; a server elsewhere is taken to have the same."""
-    from analyzer.engine.runtimes.providers import accelerators_here
-
-    return accelerators_here(device)
 
 
 def _tensorrt(server: str, warn: Callable[[str], None]) -> bool:

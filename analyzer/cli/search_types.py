@@ -20,12 +20,13 @@ from analyzer.cli.search_run import (
     largest_request,
     request_of,
     sla_of,
+    space_of,
     study_status,
     trials_maker,
     tried,
 )
 from analyzer.cli.study_record import begin_study
-from analyzer.domain.configuration import PRECISIONS, Backend, Configuration, DeviceKind
+from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import Pricing
@@ -192,24 +193,17 @@ def _space(
     options: SearchOptions, model: ModelInfo, own: _TypeMachines, largest: int
 ) -> SearchSpace:
     """The search space as these machines resolve it: their cores, their libraries."""
-    from analyzer.spaces.loader import SpaceContext, load_space
-
-    facts, device = own.facts, own.device
-    onnx_backend: Backend = facts.backends[0] if facts.backends else "onnxruntime"
-    space = load_space(
-        options.space or device,
-        SpaceContext(
-            device=device,
-            cores=facts.cores,
-            batchable=model.batchable,
-            request_batch_size=largest,
-            precisions=options.precisions or PRECISIONS,
-            tensorrt=facts.tensorrt,
-            accelerators=facts.accelerators,
-            compute_capability=facts.compute_capability,
-            cuda_graphs=device == "gpu" and options.server != "embedded",
-            onnx_backend=onnx_backend,
-        ),
+    facts = own.facts
+    space = space_of(
+        options,
+        model,
+        own.device,
+        cores=facts.cores,
+        request_batch_size=largest,
+        tensorrt=facts.tensorrt,
+        accelerators=facts.accelerators,
+        compute_capability=facts.compute_capability,
+        onnx_backend=facts.backends[0] if facts.backends else "onnxruntime",
     )
     left_out = tuple(f"{own.pricing.instance_type}: {text}" for text in space.left_out)
     return replace(

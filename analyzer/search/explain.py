@@ -10,6 +10,7 @@ import numpy as np
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.space import PARAMETER_NAMES
 from analyzer.domain.study import Explanation, Step, WhatIf
 from analyzer.domain.twin_error import with_errors
 from analyzer.search.screening import Screening
@@ -18,22 +19,7 @@ from analyzer.search.screening import Screening
 PredictEdge = Callable[[Configuration], float | None]
 
 # In the order of the steps to the winner; that of batching sets the largest batch too.
-_STEPS = (
-    "precision",
-    "backend",
-    "accelerator",
-    "instance_count",
-    "intra_op_threads",
-    "graph_level",
-    "execution_mode",
-    "inter_op_threads",
-    "cuda_graphs",
-    "pinned_memory",
-    "cudnn_search",
-    "dynamic_batching",
-    "preferred_batch_size",
-    "max_queue_delay_us",
-)
+_STEPS = tuple(name for name in PARAMETER_NAMES if name not in ("quantization", "max_batch_size"))
 _SETTINGS = (*_STEPS, "max_batch_size")
 # Of these the values have no order: each is told, not only the neighbours of the winner's.
 _WITHOUT_ORDER = (

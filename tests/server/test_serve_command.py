@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import tritonclient.http as triton
+
+from benchlib.own_server import COMMAND, FREE, own_server
 
 IDENTITY = """
 backend: "identity"
@@ -20,8 +18,6 @@ max_batch_size: 8
 input [{ name: "X" data_type: TYPE_FP32 dims: [2] }]
 output [{ name: "Y" data_type: TYPE_FP32 dims: [2] }]
 """
-COMMAND = [sys.executable, "-m", "analyzer.cli.main", "serve"]
-FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 
 def put(repository: Path, name: str, config: str) -> None:
@@ -29,40 +25,19 @@ def put(repository: Path, name: str, config: str) -> None:
     (repository / name / "config.pbtxt").write_text(config)
 
 
-@contextmanager
-def running(repository: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen(
-        [*COMMAND, str(repository), *FREE, *options], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    try:
-        address = ""
-        for line in process.stderr:
-            found = re.match(r"Started HTTPService at (\S+)", line)
-            address = found[1] if found else address
-            if line.startswith("Started Metrics"):
-                break
-        assert address, "it did not start"
-        yield process, address
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
 def test_serves_and_ends_on_sigterm(repository: Path) -> None:
     put(repository, "m", IDENTITY)
     put(repository, "broken", IDENTITY.replace("identity", "python"))
-    with running(repository) as (process, address):
-        with triton.InferenceServerClient(address) as client:
+    with own_server(repository) as server:
+        with triton.InferenceServerClient(server.http) as client:
             given = triton.InferInput("X", [1, 2], "FP32")
             given.set_data_from_numpy(np.ones((1, 2), np.float32))
             assert client.infer("m", [given]).as_numpy("Y").tolist() == [[1, 1]]
             states = {m["name"]: m["state"] for m in client.get_model_repository_index()}
             assert states == {"m": "READY", "broken": "UNAVAILABLE"}
             assert not client.is_server_ready()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
 
 
 def refused(*arguments: str) -> str:

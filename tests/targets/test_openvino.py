@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +23,7 @@ from analyzer.targets.triton_server import TritonServer
 from analyzer.twin.probes import Probe
 from analyzer.variants.build import build_variant
 from analyzer.variants.inspect import inspect_model
+from benchlib.own_server import own_server
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.onnx"
@@ -138,24 +136,9 @@ def test_without_it_the_server_says_what_is_missing(images: Path) -> None:
 def test_an_exported_repository_is_loaded_by_our_server(images: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     export_repository(inspect_model(DIGITS), DIGITS, SERVED, repository)
-    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(repository)]
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--exit-on-error"]
-    process = subprocess.Popen([*command, *ports], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("Started Metrics"):
-                break
-        found = re.search(r"Started GRPC\S* at (\S+)", "".join(lines))
-        assert found is not None, lines
-        answers_as_the_default_provider(found[1], images)
-        assert loads_openvino((process.pid,))
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    with own_server(repository, "--exit-on-error") as server:
+        answers_as_the_default_provider(server.grpc, images)
+        assert loads_openvino((server.process.pid,))
 
 
 @pytest.mark.triton

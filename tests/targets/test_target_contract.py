@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +25,7 @@ from analyzer.targets.null import NullTarget
 from analyzer.targets.scripted import ScriptedTarget
 from analyzer.targets.target import Connection, Target
 from analyzer.targets.triton_server import TritonServer
+from benchlib.own_server import own_server
 from benchlib.scripted_triton import Script, inputs, triton_target
 
 BATCH_MAX = 4
@@ -78,23 +76,10 @@ def endpoint(
     repository = request.getfixturevalue("tmp_path_factory").mktemp("repository")
     (repository / "m" / "1").mkdir(parents=True)
     (repository / "m" / "config.pbtxt").write_text(SERVED)
-    free = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [sys.executable, "-m", "analyzer.cli.main", "serve", str(repository), *free]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        addresses = {}
-        for line in server.stderr:
-            found = re.match(r"Started (HTTP|GRPC)\w* at (\S+)", line)
-            if found:
-                addresses[found[1].lower()] = found[2]
-            if line.startswith("Started Metrics"):
-                break
-        try:
-            address = f"{protocol}://{addresses[protocol]}"
-            with existing_model_target(address, "m", inputs(), batchable=True) as target:
-                yield target, server.pid
-        finally:
-            server.kill()
+    with own_server(repository) as server:
+        address = f"{protocol}://{getattr(server, protocol)}"
+        with existing_model_target(address, "m", inputs(), batchable=True) as target:
+            yield target, server.process.pid
 
 
 @contextmanager
