@@ -21,6 +21,8 @@ AnalyzerError                    1  a fault of the program
 
 from __future__ import annotations
 
+from typing import Self
+
 # What ONNX Runtime, its CUDA provider, TensorRT, CUDA's libraries (``CUBLAS_STATUS_ALLOC_FAILED``,
 # ``CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED``), Python, the C++ library and the C
 # library say, lower case.
@@ -66,10 +68,15 @@ class AnalyzerError(Exception):
     Args:
         message: What is wrong and where (file, key, value), as a sentence.
         hint: What to do next, as a sentence; empty if nothing helps.
+
+    Attributes:
+        stage: Where of a measurement it came up (``Failure.stage``), if that is known better here
+            than where it is caught; else empty.
     """
 
     exit_code = 1
     code = "internal"
+    stage = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -77,12 +84,20 @@ class AnalyzerError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keeps the hint when an error crosses a process boundary."""
-        return (_rebuild, (type(self), self.message, self.hint))
+        """Keeps hint and stage when an error crosses a process boundary."""
+        return (_rebuild, (type(self), self.message, self.hint, self.stage))
+
+    def reworded(self, message: str, hint: str) -> Self:
+        """The same error in other words."""
+        other = type(self)(message, hint=hint)
+        other.stage = self.stage
+        return other
 
 
-def _rebuild(kind: type[AnalyzerError], message: str, hint: str) -> AnalyzerError:
-    return kind(message, hint=hint)
+def _rebuild(kind: type[AnalyzerError], message: str, hint: str, stage: str) -> AnalyzerError:
+    error = kind(message, hint=hint)
+    error.stage = stage
+    return error
 
 
 class UsageError(AnalyzerError):

@@ -39,6 +39,7 @@ class LoadSettings:
         cache: The response cache; None if it is off.
         config_name: ``--model-config-name``; None for ``config.pbtxt``.
         max_batch_size_default: ``--backend-config=default-max-batch-size``.
+        on_failure: As of :class:`ServedModel`, of every model.
     """
 
     auto_complete: bool = True
@@ -46,6 +47,7 @@ class LoadSettings:
     cache: ResponseCache | None = None
     config_name: str | None = None
     max_batch_size_default: int = MAX_BATCH_SIZE_DEFAULT
+    on_failure: Callable[[Exception], None] | None = None
 
 
 Resolve = Callable[[str, int], LoadedModel]
@@ -119,7 +121,7 @@ def _load(
         validate_ensemble(config, resolve)
         engine: Engine = Ensemble(config, resolve)
     else:
-        engine = _open_engine(folder, version, config)
+        engine = _open_engine(folder, version, config, settings)
     cached = settings.cache is not None and config.response_cache.enable
     return LoadedModel(
         config=config,
@@ -132,7 +134,7 @@ def _load(
     )
 
 
-def _open_engine(folder: Path, version: int, config: Any) -> ServedModel:
+def _open_engine(folder: Path, version: int, config: Any, settings: LoadSettings) -> ServedModel:
     if config.HasField("sequence_batching"):
         raise RepositoryError(
             f"model '{config.name}' uses sequence batching, which this server does not have.",
@@ -160,6 +162,7 @@ def _open_engine(folder: Path, version: int, config: Any) -> ServedModel:
         enforce_shapes=signature.dynamic_shapes,
         optional_inputs=signature.optional_inputs,
         counters=warmed,
+        on_failure=settings.on_failure,
     )
 
 

@@ -37,7 +37,7 @@ def telling_gpu_memory(
             f" {gpu.memory_bytes / _GIB:.1f} GiB of GPU {gpu.index} were in use."
         )
         other = _roomier(gpu, gpu.memory_bytes - used_bytes, nvml)
-        raise TargetMemoryError(said, hint=f"{error.hint} {other}".strip()) from error
+        raise error.reworded(said, f"{error.hint} {other}".strip()) from error
 
 
 def _roomier(gpu: GpuIdentity, free_bytes: int, nvml: Any | None) -> str:

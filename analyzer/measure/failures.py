@@ -30,13 +30,17 @@ def as_failure(
     load_test_seconds: float = 0.0,
     lost: bool = False,
 ) -> Failure:
-    """The record of ``error``; ``lost`` says that the worker died with it."""
+    """The record of ``error``; ``lost`` says that the worker died with it.
+
+    Args:
+        stage: Where it was caught; the error's own stands, if it has one.
+    """
     reason = next((name for kind, name in _REASONS if isinstance(error, kind)), error.code)
     if lost and reason not in ("out_of_memory", "timeout"):
         reason = "worker_lost"
     return Failure(
         configuration=configuration,
-        stage="worker" if lost else stage,
+        stage="worker" if lost else error.stage or stage,
         reason=reason,
         message=error.message,
         hint=error.hint,

@@ -10,7 +10,14 @@ from typing import Self
 
 import numpy as np
 
-from analyzer.domain.measurement import LoadTest, LoadTestKind, RequestLog, ResourceUse
+from analyzer.domain.measurement import (
+    STATUS_ERROR,
+    STATUS_OK,
+    LoadTest,
+    LoadTestKind,
+    RequestLog,
+    ResourceUse,
+)
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import TargetCrashError
 from analyzer.hardware.canary import Canary
@@ -91,6 +98,7 @@ class LiveSession(Session):
         """As :meth:`Session.warm_up`."""
         run = self._closed_loop(concurrency, seconds)
         self.seconds += run.wall_s
+        self._require_alive(run.log)
         good = int(np.isfinite(run.log.latency_s).sum())
         if good == 0:
             raise TargetCrashError(
@@ -160,6 +168,17 @@ class LiveSession(Session):
             self._target.pids, gpu=self._gpu, gpu_base_bytes=self._gpu_base_bytes
         )
 
+    def _require_alive(self, log: RequestLog) -> None:
+        """Raises TargetCrashError where requests failed and the target is not ready any more."""
+        if STATUS_ERROR in log.status and not self._target.alive():
+            failed = int((log.status != STATUS_OK).sum())
+            why = self._target.why_gone()
+            raise TargetCrashError(
+                f"The model is not ready any more ({failed} of {len(log)} requests failed)"
+                + (f": {why}" if why else "."),
+                hint="Start its server anew; the server's log says more.",
+            )
+
     def _summarized(
         self,
         run: LoadRun,
@@ -171,6 +190,7 @@ class LiveSession(Session):
         since_ns: int,
         rate_rps: float | None = None,
     ) -> tuple[LoadTest, RequestLog, float]:
+        self._require_alive(run.log)
         sla = self._plan.sla
         test = summarize(
             run,

@@ -123,8 +123,8 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
 
     @_unary
     async def ServerLive(self, request: Any) -> Any:  # noqa: N802
-        """Whether the server lives."""
-        return service_pb2.ServerLiveResponse(live=True)
+        """Whether the server can still answer."""
+        return service_pb2.ServerLiveResponse(live=self._service.repository.live())
 
     @_unary
     async def ServerReady(self, request: Any) -> Any:  # noqa: N802

@@ -116,8 +116,9 @@ class HttpApp:
             return ok(describe.server_metadata())
         if path in ("/v2/health/live", "/v2/health/ready"):
             _require(method, "GET")
-            ready = path.endswith("live") or service.repository.server_ready()
-            return (200 if ready else 400), b"", [_TEXT]
+            repository = service.repository
+            well = repository.live() if path.endswith("live") else repository.server_ready()
+            return (200 if well else 400), b"", [_TEXT]
         found = _CONTROL.fullmatch(path)
         if found is not None:
             _require(method, "POST")

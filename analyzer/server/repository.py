@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from analyzer.engine.ensemble import member_names
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
-from analyzer.errors import AnalyzerError, RepositoryError, UsageError
+from analyzer.errors import AnalyzerError, RepositoryError, TargetCrashError, UsageError
 from analyzer.modelconfig.repository import check_model_name, list_models, list_versions
 from analyzer.server.overrides import unpack_override
 
@@ -73,7 +73,8 @@ class Repository:
     ) -> None:
         self._root = root
         self.mode = mode
-        self._settings = settings or LoadSettings()
+        self._settings = replace(settings or LoadSettings(), on_failure=self._note_failure)
+        self._lost = ""
         self._poll_interval_s = poll_interval_s
         self._log = log
         self._loading = threading.RLock()
@@ -128,10 +129,16 @@ class Repository:
 
     def ready(self, name: str, version: str = "") -> bool:
         """Whether that model answers."""
-        return (name, version) in self._ready
+        return (name, version) in self._ready and self.live()
+
+    def live(self) -> bool:
+        """False once the process has lost its GPU: only another process can use it again."""
+        return not self._lost
 
     def server_ready(self) -> bool:
         """Triton's strict readiness: every model that is known is ready or was unloaded."""
+        if not self.live():
+            return False
         with self._loading:
             return all(
                 state == "READY" or reason == "unloaded"
@@ -162,6 +169,8 @@ class Repository:
                     entries.append(IndexEntry(name=name))
                 continue
             for version, (state, reason) in sorted(slot.states.items()):
+                if state == "READY" and self._lost:
+                    state, reason = "UNAVAILABLE", self._lost
                 if state == "READY" or not ready_only:
                     entries.append(
                         IndexEntry(
@@ -230,6 +239,11 @@ class Repository:
                 self._retire(name, self._slots[name], "unloaded")
         for thread in tuple(self._closers):
             thread.join()
+
+    def _note_failure(self, failure: Exception) -> None:
+        if isinstance(failure, TargetCrashError) and not self._lost:
+            self._lost = failure.message
+            self._log(f"not live any more: {failure.message} {failure.hint}")
 
     def _require_control(self) -> None:
         if self.mode == "explicit":

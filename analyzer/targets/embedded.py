@@ -87,6 +87,10 @@ class EmbeddedTarget:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
+    def why_gone(self) -> str:
+        """Empty: what ended it is told by whatever meets it next."""
+        return ""
+
     def statistics(self) -> ServerStatistics:
         """Counters since the start (warm-up not counted).
 

@@ -73,6 +73,9 @@ class Endpoint(Protocol):
     def config(self, name: str) -> Any:
         """A model's configuration after completion, a ``ModelConfig``."""
 
+    def index(self) -> Sequence[Mapping[str, Any]]:
+        """The repository's index: name, version, state and reason of each model."""
+
     def load(self, name: str, config: Any | None, files: Mapping[str, bytes]) -> None:
         """Loads a model, with a ``ModelConfig`` and ``file:<version>/<name>`` contents if given.
 
@@ -132,6 +135,12 @@ def model_states(index: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         if states.get(entry["name"]) != "READY":
             states[entry["name"]] = entry.get("state", "")
     return states
+
+
+def unready_reason(index: Iterable[Mapping[str, Any]], name: str) -> str:
+    """Why a model of a repository's index is not ready, as the server tells; else empty."""
+    reasons = (entry.get("reason", "") for entry in index if entry["name"] == name)
+    return next(filter(None, reasons), "")
 
 
 def total_statistics(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:

@@ -17,7 +17,7 @@ from analyzer.errors import AnalyzerError, TargetCrashError, TargetError, Target
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import parse_config
 from analyzer.targets.address import open_endpoint
-from analyzer.targets.endpoint import Endpoint
+from analyzer.targets.endpoint import Endpoint, unready_reason
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.target import Connection
 from analyzer.targets.triton_server import TritonServer
@@ -71,8 +71,7 @@ class EndpointTarget:
             return self.endpoint.statistics(self.model)
         except TargetCrashError as error:
             if self._server is not None and not self._server.alive():
-                lines = self._server.log_tail(12)
-                raise TargetCrashError(f"The server ended. Its last log lines:\n{lines}") from error
+                raise TargetCrashError(self.why_gone()) from error
             raise
         except TargetError:
             return None
@@ -90,6 +89,15 @@ class EndpointTarget:
             return self.endpoint.ready(self.model)
         except TargetError:
             return False
+
+    def why_gone(self) -> str:
+        """The server's reason, or the end of its log where it is ours and ended."""
+        if self._server is not None and not self._server.alive():
+            return f"The server ended. Its last log lines:\n{self._server.log_tail(12)}"
+        try:
+            return unready_reason(self.endpoint.index(), self.model)
+        except TargetError as error:
+            return error.message
 
 
 def temporary_name(model: str, configuration: Configuration) -> str:

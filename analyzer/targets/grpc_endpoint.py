@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,8 +69,13 @@ class GrpcEndpoint:
 
     def models(self) -> dict[str, str]:
         """Every known model and its state; READY if one of its versions is."""
+        return model_states(self.index())
+
+    def index(self) -> Sequence[Mapping[str, Any]]:
+        """The repository's index: name, version, state and reason of each model."""
         request = service_pb2.RepositoryIndexRequest()
-        return model_states(self._json("RepositoryIndex", request)["models"])
+        entries: list[dict[str, Any]] = self._json("RepositoryIndex", request)["models"]
+        return entries
 
     def model(self, name: str) -> EndpointModel:
         """A model's description."""

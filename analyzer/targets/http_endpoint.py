@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -65,7 +65,12 @@ class HttpEndpoint:
 
     def models(self) -> dict[str, str]:
         """Every known model and its state; READY if one of its versions is."""
-        return model_states(self._json("POST", "/v2/repository/index", json={}))
+        return model_states(self.index())
+
+    def index(self) -> Sequence[Mapping[str, Any]]:
+        """The repository's index: name, version, state and reason of each model."""
+        entries: list[dict[str, Any]] = self._json("POST", "/v2/repository/index", json={})
+        return entries
 
     def model(self, name: str) -> EndpointModel:
         """A model's description."""

@@ -33,6 +33,10 @@ class LocalTarget:
         """Always."""
         return True
 
+    def why_gone(self) -> str:
+        """Empty."""
+        return ""
+
     def count(self, batch_size: int, infer_ns: int = 0, status: int = STATUS_OK) -> None:
         """Adds a reply to the counters."""
         if status != STATUS_OK:

@@ -70,3 +70,6 @@ class Target(Protocol):
 
     def alive(self) -> bool:
         """Whether it still answers (its process lives, its endpoint is ready)."""
+
+    def why_gone(self) -> str:
+        """What is known of why it does not, as a sentence; empty where nothing is."""

@@ -31,7 +31,13 @@ from analyzer.engine.runtimes.base import Runtime
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.engine.runtimes.open import open_runtime
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt_rtx
-from analyzer.errors import AnalyzerError, BuildError, TargetError, TargetMemoryError
+from analyzer.errors import (
+    AnalyzerError,
+    BuildError,
+    MissingPartError,
+    TargetError,
+    TargetMemoryError,
+)
 from analyzer.hardware.gpu_lock import building_on
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.lifetime import die_with_parent
@@ -117,7 +123,8 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     """Builds and scores the variant in ``folder``.
 
     Raises:
-        BuildError: It cannot be built, or it does not run.
+        BuildError: It cannot be built.
+        TargetError: It was built and does not run; the stage is ``start``.
         DataError: The labels do not fit the model.
         MissingPartError: TensorRT is not here.
     """
@@ -182,12 +189,14 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
                 or _clear(judged(scores), request.drop_max)
             ),
         )
-    except TargetMemoryError:
-        raise
-    except TargetError as error:
-        raise BuildError(
+    except (MissingPartError, TargetError) as error:
+        # As a server that opens the file would fail.
+        error.stage = "start"
+        if isinstance(error, MissingPartError | TargetMemoryError):
+            raise
+        raise error.reworded(
             f"The variant {key.label} was built and does not run: {error.message}",
-            hint="Leave this precision out with --precisions.",
+            error.hint or "Leave this precision out with --precisions.",
         ) from error
     accuracy = judged(scores)
     if variant is reference:

@@ -10,13 +10,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import tritonclient.grpc as triton
 
 from analyzer.domain.measurement import Failure
 from analyzer.hardware.gpu_lock import _FOLDER
+from benchlib.own_server import own_server
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
@@ -124,8 +128,9 @@ from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, MeasureTask
 from analyzer.variants.inspect import inspect_model
 
-path, cache, values = sys.argv[1:]
+path, cache, values, server = sys.argv[1:]
 task = MeasureTask(
+    server=server,
     assets=Assets(model=inspect_model(path)),
     configuration=Configuration(**json.loads(values)),
     load=LoadPlan(sla=Sla(latency_budget_ms=50.0), arrivals=Poisson()),
@@ -140,10 +145,12 @@ print(json.dumps({"kind": type(result.outcome).__name__} | asdict(result.outcome
 """
 
 
-def measured(folder: Path, model: Path = DIGITS, **configuration: Any) -> dict[str, Any]:
+def measured(
+    folder: Path, model: Path = DIGITS, *, server: str = "embedded", **configuration: Any
+) -> dict[str, Any]:
     values = json.dumps({"device": "gpu"} | configuration)
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, str(model), str(folder / "cache"), values],
+        [sys.executable, "-c", WORKER, str(model), str(folder / "cache"), values, server],
         cwd=folder, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -158,7 +165,7 @@ def test_no_room_at_load_on_the_full_one_of_two_gpus(
     made_up_machine(nvml={"gpus": [FULL, EMPTY]}, onnxruntime={"load_error": NO_ROOM})
     failure = measured(tmp_path)
     # The variant is scored first, which opens it on the GPU for the first time.
-    assert (failure["stage"], failure["reason"]) == ("build", "out_of_memory")
+    assert (failure["stage"], failure["reason"]) == ("start", "out_of_memory")
     assert "Failed to allocate memory" in failure["message"]
     assert failure["message"].endswith("Before, 79.0 of 80.0 GiB of GPU 0 were in use.")
     assert failure["hint"].endswith(
@@ -189,8 +196,30 @@ def test_cuda_that_falls_back_to_the_cpu_is_refused(
 ) -> None:
     made_up_machine(onnxruntime={"falls_back": True})
     failure = measured(tmp_path)
-    assert (failure["stage"], failure["reason"]) == ("build", "missing")
+    assert (failure["stage"], failure["reason"]) == ("start", "missing")
     assert "could not start CUDA" in failure["message"]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_server_that_lost_its_gpu_is_neither_live_nor_ready(
+    made_up_machine: Machine, tmp_path: Path, protocol: str
+) -> None:
+    """An orchestrator starts it anew; who measures it is told why it failed."""
+    made_up_machine(onnxruntime={"run_error": {"after": 12, "said": LOST}})
+    (tmp_path / "repository").mkdir()
+    with own_server(tmp_path / "repository", "--model-control-mode=explicit") as server:
+        made_up_machine()
+        health = partial(httpx.get, f"http://{server.http}/v2/health/live")
+        assert health().status_code == 200
+        failure = measured(tmp_path, server=f"{protocol}://{getattr(server, protocol)}")
+        assert (failure["stage"], failure["reason"]) == ("load", "crash")
+        assert "The model is not ready any more" in failure["message"]
+        assert "an illegal memory access was encountered" in failure["message"]
+        assert "Start its server anew" in failure["hint"]
+        assert health().status_code == 400
+        assert httpx.get(f"http://{server.http}/v2/health/ready").status_code == 400
+        with triton.InferenceServerClient(server.grpc) as client:
+            assert not client.is_server_live() and not client.is_server_ready()
 
 
 def test_measure_ends_with_the_code_of_a_server_that_failed(
@@ -210,7 +239,7 @@ def test_a_plan_of_another_tensorrt(
     said = "expecting library version 10.9.0.34 got 10.3.0.26, please rebuild."
     made_up_machine(tensorrt={"version": "10.9.0.34", "load_error": said})
     failure = measured(tmp_path, write_doubling(tmp_path), backend="tensorrt")
-    assert failure["reason"] == "build"  # it is loaded there for the first time, to be scored
+    assert (failure["stage"], failure["reason"]) == ("start", "start")
     assert "was built by TensorRT 10.3.0.26, and here is TensorRT 10.9.0.34" in failure["message"]
 
 
@@ -221,7 +250,7 @@ def test_no_room_for_an_engine_and_none_for_its_batches(
     engine = {"backend": "tensorrt", "dynamic_batching": True, "max_batch_size": 8}
     made_up_machine(tensorrt={}, cuda={"memory_bytes": 100})
     failure = measured(tmp_path, model, **engine)
-    assert failure["reason"] in ("out_of_memory", "build")
+    assert (failure["stage"], failure["reason"]) == ("start", "out_of_memory")
     assert "GPU 0 is out of memory (cudaMalloc: cudaErrorMemoryAllocation)" in failure["message"]
 
 
@@ -264,3 +293,52 @@ def test_a_mig_instance_is_searched_on_by_its_uuid(
     assert "NVIDIA H200 MIG 1g.18gb" in json.dumps(document["provenance"])
     assert [each for each in document["failures"] if each["reason"] == "start"] == []
     (_FOLDER / "tritune-gpu-MIG-cccc-4.lock").unlink(missing_ok=True)
+
+
+SPACE = """
+name: engines
+device: gpu
+parameters:
+  precision: [fp32]
+  backend: [tensorrt]
+  dynamic_batching: [false, true]
+  max_batch_size: {choices: [8], when: {dynamic_batching: true}}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timing
+@pytest.mark.timeout(300)
+def test_an_engine_from_its_search_to_a_load_test_of_its_export(
+    made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """And on a machine with another TensorRT: refused, with both versions named."""
+    machine: dict[str, Any] = {"cuda": {"memory_bytes": 1 << 30}}
+    made_up_machine(tensorrt={"version": "10.3.0.26"}, **machine)
+    (tmp_path / "engines.yaml").write_text(SPACE)
+    store = f"sqlite:///{tmp_path}/r.db"
+    repository = tmp_path / "models"
+    model = write_doubling(tmp_path)
+    done = analyze(
+        tmp_path, "search", str(model), "--latency-budget", "200ms", "--device", "gpu", "--json",
+        "--executor", "in-process", "--budget", "40s", "--space", str(tmp_path / "engines.yaml"),
+        "--target-rate", "20/s", "--store", store, "--export", str(repository),
+        "--accept", "estimated",
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+    best = json.loads(done.stdout)["recommendation"]
+    assert best["config"]["backend"] == "tensorrt"
+    assert list((repository / "double" / "1").glob("*.plan"))
+    words = ["verify", "--repository", str(repository), "--model", "double", "--json",
+             "--budget", "20s", "--target-rate", "20/s"]  # fmt: skip
+    verified = analyze(tmp_path, *words)
+    document = json.loads(verified.stdout)
+    assert verified.returncode in (0, 4), verified.stderr[-2000:]
+    assert document["measured"]["config"]["backend"] == "tensorrt"
+    assert document["measured"]["errors"] == 0
+    said = "expecting library version 10.9.0.34 got 10.3.0.26, please rebuild."
+    made_up_machine(tensorrt={"version": "10.9.0.34", "load_error": said}, **machine)
+    refused = analyze(tmp_path, *words)
+    error = json.loads(refused.stdout)["error"]
+    assert (refused.returncode, error["code"]) == (1, "target_start")
+    assert "was built by TensorRT 10.3.0.26, and here is TensorRT 10.9.0.34" in error["message"]

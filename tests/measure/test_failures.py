@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from analyzer.domain.configuration import Configuration
@@ -41,3 +43,15 @@ def test_what_was_spent_and_said_is_kept() -> None:
     failure = as_failure(Configuration(), error, stage="load", load_test_seconds=2.5)
     assert (failure.message, failure.hint) == ("It went away.", "Look at its log.")
     assert failure.load_test_seconds == 2.5
+
+
+def test_where_an_error_came_up_is_its_own_affair_and_crosses_processes() -> None:
+    error = TargetMemoryError("It ran out of memory.", hint="Use less.")
+    error.stage = "start"
+    told = pickle.loads(pickle.dumps(error)).reworded("Before, 79 of 80 GiB were in use.", "Wait.")
+    assert isinstance(told, TargetMemoryError)
+    failure = as_failure(Configuration(), told, stage="build")
+    assert (failure.stage, failure.message, failure.hint) == (
+        "start", "Before, 79 of 80 GiB were in use.", "Wait.",
+    )  # fmt: skip
+    assert as_failure(Configuration(), told, stage="build", lost=True).stage == "worker"

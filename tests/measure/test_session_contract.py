@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Constant, Poisson, Trace
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.errors import TargetCrashError
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, STREAM_VERIFY, LoadPlan
 from analyzer.measure.session import Session
@@ -73,6 +75,32 @@ def test_every_run_is_kept_with_what_was_asked(make: MakeSession) -> None:
     assert all(test.over_budget == test.errors == 0 for test in session.tests)
     assert all((log.status == STATUS_OK).all() for log in session.logs)
     assert session.seconds >= sum(test.duration_s for test in session.tests) - 0.1
+
+
+class Lost(ThisProcess):
+    """A server that answers errors, since its model is not ready any more."""
+
+    def alive(self) -> bool:
+        return False
+
+    def why_gone(self) -> str:
+        return "its GPU is lost."
+
+
+@pytest.mark.timing
+def test_a_model_that_is_not_ready_any_more_is_a_crash_with_its_reason() -> None:
+    """Not a rate that is too high; and errors of a server that is ready are only errors."""
+    fails: dict[str, Any] = {"delay": constant_delay(0.001), "status": lambda request: STATUS_ERROR}
+    said = r"The model is not ready any more \(20 of 20 requests failed\): its GPU is lost\."
+    with pytest.raises(TargetCrashError, match=said) as caught:
+        LiveSession(Lost(**fails), PLAN).run(200.0, 0.1, kind="edge", stream=STREAM_EDGE)
+    assert "Start its server anew" in caught.value.hint
+    with pytest.raises(TargetCrashError, match="its GPU is lost"):
+        LiveSession(Lost(**fails), PLAN).warm_up(concurrency=1, seconds=0.05)
+    test = LiveSession(ThisProcess(**fails), PLAN).run(
+        200.0, 0.1, kind="edge", stream=STREAM_EDGE, abort=False
+    )
+    assert test.errors == 20
 
 
 def test_a_run_has_at_least_twenty_requests(make: MakeSession) -> None:
