@@ -101,6 +101,36 @@ def test_a_step_without_time_is_left_for_the_next_call(
     assert "machine: left for the next call" in said
 
 
+@pytest.mark.long
+def test_a_whole_search_and_the_tests_marked_gpu(
+    made_up_machine: Machine, proof: Callable[..., tuple[int, dict[str, Any], str]]
+) -> None:
+    """Their code, over a CUDA that is the CPU; the figures mean nothing."""
+    made_up_machine()
+    _, records, page = proof("search", "--seconds", "75")
+    assert records["search"]["state"] == "done", records["search"]
+    found = records["search"]["results"]
+    for device in ("gpu", "cpu"):
+        assert found[device]["verdict"] in ("found", "undecided")
+        assert found[device]["search"]["evaluated_live"] >= 1
+        assert found[device]["provenance"]["hardware"]
+    devices = {entry["config"]["device"] for entry in found["gpu"]["pareto"]}
+    assert devices == {"gpu"}
+    assert "| search | done |" in page
+    _, records, _ = proof("tests")
+    assert records["tests"]["state"] == "done", records["tests"]
+    assert "1 passed, 1 skipped, 1 deselected" in records["tests"]["results"]["said"][-1]
+
+
+def test_tests_that_were_all_skipped_are_not_done(
+    made_up_machine: Machine, proof: Callable[..., tuple[int, dict[str, Any], str]]
+) -> None:
+    made_up_machine(nvml={"faults": {"nvmlInit": "NVML_ERROR_DRIVER_NOT_LOADED"}})
+    _, records, _ = proof("tests")
+    assert records["tests"]["state"] == "missing"
+    assert "NVML finds no NVIDIA GPU on this machine" in records["tests"]["said"]
+
+
 def test_a_step_whose_process_dies_is_recorded(tmp_path: Path, monkeypatch: Any) -> None:
     import gpu
 
