@@ -32,7 +32,9 @@ for argument in "$@"; do
 done
 for name in runtime_env_agent_port metrics_agent_port metrics_export_port \\
     dashboard_agent_listen_port; do
-  printf 1 > "$session/${name}_$node"
+  # In one step: a file that is there has its number.
+  printf 1 > "$session/.${name}_$node.$$"
+  mv "$session/.${name}_$node.$$" "$session/${name}_$node"
 done
 exec sleep 2147483647
 """
@@ -96,17 +98,19 @@ def made_up_cluster(
         light: Without Ray's agents, which many machines have no room for here.
     """
     words = [json.dumps(list(nodes)), *(["light"] if light else [])]
-    process = subprocess.Popen(
-        [sys.executable, __file__, *words], env={**os.environ, **_QUIET}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        assert address, "the cluster did not start"
-        yield MadeUpCluster(address=address, process=process)
-    finally:
-        process.communicate(timeout=_END_TIMEOUT_S)
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, __file__, *words], env={**os.environ, **_QUIET}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            said.seek(0)
+            assert address, f"the cluster did not start: {said.read()[-3000:]}"
+            yield MadeUpCluster(address=address, process=process)
+        finally:
+            process.communicate(timeout=_END_TIMEOUT_S)
 
 
 def _without_agents(folder: Path) -> None:
