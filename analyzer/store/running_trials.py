@@ -25,6 +25,8 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
 
+_Row = models.TrialParamModel | models.TrialSystemAttributeModel
+
 
 class DrivenStorage(RDBStorage):
     """Reads a trial from the database only when it is new to this process.
@@ -38,7 +40,7 @@ class DrivenStorage(RDBStorage):
         self._running: dict[int, FrozenTrial] = {}
         self._ended: list[FrozenTrial] = []
         self._read: set[int] = set()
-        self._held: list[models.BaseModel] | None = None
+        self._held: list[_Row] | None = None
 
     @contextmanager
     def together(self) -> Iterator[None]:

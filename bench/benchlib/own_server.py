@@ -37,7 +37,8 @@ def own_server(repository: Path, *options: str) -> Iterator[OwnServer]:
         # What it says later must not fill the pipe.
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         try:
-            said, found = "", {}
+            said = ""
+            found: dict[str, str] = {}
             for line in process.stderr:
                 said += line
                 if started := re.match(r"Started (\w+).* at (\S+)", line):
