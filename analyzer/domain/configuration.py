@@ -254,6 +254,7 @@ class Configuration:
 _FIELDS = tuple(field.name for field in fields(Configuration))
 _EXECUTION = tuple(field.name for field in fields(Execution))
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+# More than a space has and a search runs; some megabytes of short names.
 _IDS_KEPT = 2**15
 
 
