@@ -27,14 +27,8 @@ from analyzer.modelconfig.files import model_files
 from analyzer.targets.triton_install import python_environment, require_triton
 from analyzer.variants.inspect import inspect_model
 from benchlib.command import ROOT, WORK
-from benchlib.models import write_encoder
 from benchlib.real_triton import request_rows
 
-STATE = WORK / "peers"
-MODEL = WORK / "encoder.onnx"
-NAME = "encoder"
-TOKENS = 128
-LATENCY_BUDGET_MS = 100.0
 PACKAGE = ["triton-model-analyzer==1.58.0", "numpy<2"]
 MODES = ("quick", "optuna", "brute")
 
@@ -50,30 +44,31 @@ def prepare_peer() -> Path:
     return program
 
 
-def write_repository(folder: Path) -> Path:
+def write_repository(path: Path, folder: Path) -> Path:
     """The model as a user would hand it over: fp32, one thread per instance, no batching yet.
 
     Preferred batch sizes or a warm-up in it would make Model Analyzer skip every smaller maximum,
     and two threads per instance (ONNX Runtime's default here) would cost it two fifths of its
     throughput, since it does not vary them.
     """
-    model = inspect_model(MODEL)
+    model = inspect_model(path)
     configuration = Configuration(max_batch_size=8, instance_count=1, intra_op_threads=1)
-    files = model_files(model, MODEL, configuration, backend="python", name=NAME, warmup=False)
-    version = folder / NAME / "1"
+    name = path.stem
+    files = model_files(model, path, configuration, backend="python", name=name, warmup=False)
+    version = folder / name / "1"
     version.mkdir(parents=True)
-    for name, content in files.version_files.items():
+    for file, content in files.version_files.items():
         if isinstance(content, bytes):
-            (version / name).write_bytes(content)
+            (version / file).write_bytes(content)
         else:
-            shutil.copyfile(content, version / name)
-    (folder / NAME / "config.pbtxt").write_text(files.config_text)
+            shutil.copyfile(content, version / file)
+    (folder / name / "config.pbtxt").write_text(files.config_text)
     return folder
 
 
-def write_inputs(path: Path) -> Path:
-    """perf_analyzer's JSON of valid inputs: its random token ids would break the model."""
-    rows = request_rows(MODEL)
+def write_inputs(model: Path, path: Path) -> Path:
+    """perf_analyzer's JSON of valid inputs: its random token ids would break an encoder."""
+    rows = request_rows(model)
     count = min(len(array) for array in rows.values())
     data = [
         {
@@ -116,23 +111,32 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def run_model_analyzer(mode: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """One search of Model Analyzer; its wall time, rows and best configuration."""
-    write_encoder(MODEL, tokens=TOKENS)
+def run_model_analyzer(
+    model: Path, home: Path, *, latency_budget_ms: float, mode: str, extra: dict[str, Any]
+) -> dict[str, Any]:
+    """One search of Model Analyzer; its wall time, rows and best configuration.
+
+    Args:
+        model: The ONNX file.
+        home: A folder for all that the search writes; emptied before.
+        mode: One of :data:`MODES`.
+        extra: Settings of its configuration file besides ours, or instead of them.
+    """
     program = prepare_peer()
-    home = STATE / mode
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     install, perf = require_triton(), require_perf_analyzer()
     http, grpc, metrics = free_ports(3)
     config = {
-        "model_repository": str(write_repository(home / "models")),
+        "model_repository": str(write_repository(model, home / "models")),
         "profile_models": {
-            NAME: {
+            model.stem: {
                 "cpu_only": True,
                 "objectives": ["perf_throughput"],
-                "constraints": {"perf_latency_p99": {"max": round(LATENCY_BUDGET_MS)}},
-                "perf_analyzer_flags": {"input-data": str(write_inputs(home / "inputs.json"))},
+                "constraints": {"perf_latency_p99": {"max": round(latency_budget_ms)}},
+                "perf_analyzer_flags": {
+                    "input-data": str(write_inputs(model, home / "inputs.json"))
+                },
             }
         },
         "run_config_search_mode": mode,

@@ -27,8 +27,8 @@ def write_encoder(path: Path, *, tokens: int, vocabulary: int = 30_522) -> Path:
     return path
 
 
-def write_convnet(path: Path) -> Path:
-    """A convolutional network over 3 × 64 × 64 images: a stem, five 3 × 3 layers, a head."""
+def write_convnet(path: Path, *, pixels: int = 64) -> Path:
+    """A convolutional network over square images of 3 colours: six 3 × 3 layers, a head."""
     rng = np.random.default_rng(0)
     weights: list[TensorProto] = []
     nodes: list[NodeProto] = []
@@ -50,7 +50,7 @@ def write_convnet(path: Path) -> Path:
     nodes.append(helper.make_node("Flatten", ["pooled"], ["features"]))
     head = weight("head.weight", 10, 64)
     nodes.append(helper.make_node("Gemm", ["features", head], ["logits"], transB=1))
-    return _write(path, nodes, weights, ("image", [3, 64, 64]), ("logits", [10]))
+    return _write(path, nodes, weights, ("image", [3, pixels, pixels]), ("logits", [10]))
 
 
 def write_perceptron(path: Path, widths: Sequence[int], *, relu: bool = True) -> Path:
