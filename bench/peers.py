@@ -129,6 +129,7 @@ class Bench:
     def measure(self, rounds: int, seconds: float) -> None:
         """Rounds of the three choices in turns, each by the same perf_analyzer."""
         inputs = real_triton.request_rows(self.model())
+        start = self.steps.load(PEER)["chosen"]["concurrency"]
         for number in range(rounds):
             for label in SIDES:
                 done = self.steps.load(f"measured-{label}", [])
@@ -142,6 +143,7 @@ class Bench:
                     inputs,
                     budget_ms=self.budget_ms,
                     seconds=seconds,
+                    start=start,
                     before=done[-1] if done else None,
                 )
                 self.steps.save(f"measured-{label}", [*done, result])

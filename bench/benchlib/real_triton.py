@@ -254,11 +254,13 @@ def measured(
     *,
     budget_ms: float,
     seconds: float,
+    start: int = 4,
     before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Throughput within the SLA of a model's folder, closed and open loop, with every run.
 
     Args:
+        start: The first concurrency.
         before: What this returned for the same folder: a new round starts from there.
     """
     with served(model_dir) as address:
@@ -267,7 +269,7 @@ def measured(
             closed = arbiter.closed(before["concurrency"], _FACTOR_AGAIN)
             guess_rps = before["open_rate_rps"]
         else:
-            closed = arbiter.closed()
+            closed = arbiter.closed(start)
             guess_rps = 0.85 * max(level.throughput_ips for level in closed)
         opened = arbiter.open(guess_rps)
     return {
