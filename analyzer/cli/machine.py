@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,18 @@ def machine_cache(machine: Machine) -> MachineCache:
     return MachineCache(constants_folder(), machine.hardware_key)
 
 
-def constants_of(machine: Machine, *, local: bool = True) -> MachineConstants:
+def constants_of(
+    machine: Machine, *, local: bool = True, server: str = "embedded"
+) -> MachineConstants:
     """What was measured of ``machine``; the fallback where nothing was.
 
     Args:
         local: Whether servers run on it; of a cluster's machines nothing is known here.
+        server: ``embedded``, ``triton`` or an endpoint's URL, of which nothing is known here.
     """
+    from analyzer.targets.triton_install import find_triton
     from analyzer.twin.machine_constants import FALLBACK
 
-    return machine_cache(machine).load() if local else FALLBACK
+    found = machine_cache(machine).load() if local else FALLBACK
+    triton = find_triton() if server == "triton" else None
+    return replace(found, onnx_in_python=triton is not None and triton.stand_in)

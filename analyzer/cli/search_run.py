@@ -345,7 +345,7 @@ def _search(
         hardware=machine.hardware,
         hardware_key=machine.hardware_key,
         cores=machine.cores,
-        constants=constants_of(machine, local=options.ray_address is None),
+        constants=constants_of(machine, local=options.ray_address is None, server=options.server),
         plan=plan,
         settle=twin_ready,
         # On a cluster other machines are measured, each beside its load tests.

@@ -250,7 +250,7 @@ def _part(
         hardware_key=facts.hardware_key,
         runtimes=facts.runtimes,
         cores=facts.cores,
-        constants=constants_of(machine, local=False),
+        constants=constants_of(machine, local=False, server=options.server),
         plan=replace(plan),  # each part plans for a proof of its own
         settle=twin_ready,
     )

@@ -216,13 +216,13 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
         load=load,
         rate_rps=claim.rate_rps,
         seconds=values["budget"],
-        twin=_twin(subject, values["store_url"]),
+        twin=_twin(subject, values["store_url"], values["server"]),
         gpu=gpu,
     )
     return verify_claim(claim.configuration, plan, start, on_block=told)
 
 
-def _twin(subject: ClaimedModel, store_url: str) -> ServerModel | None:
+def _twin(subject: ClaimedModel, store_url: str, server: str) -> ServerModel | None:
     """The twin from the probes that the search has kept; None where this machine has none."""
     from analyzer.cli.machine import constants_of
     from analyzer.hardware.machine import inspect_machine
@@ -240,7 +240,7 @@ def _twin(subject: ClaimedModel, store_url: str) -> ServerModel | None:
             subject.variant_sha256,
             cores=machine.cores,
             rate_scale=subject.rate_scale,
-            constants=constants_of(machine),
+            constants=constants_of(machine, server=server),
         )
 
 

@@ -66,6 +66,7 @@ class LiveSession(Session):
         self._budgeted = budgeted
         self._canary: Canary | None = None
         self._unwatched: tuple[str, ...] = ()
+        self._queued = False
 
     def __enter__(self) -> Self:
         try:
@@ -109,6 +110,7 @@ class LiveSession(Session):
 
     def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
         """As :meth:`Session._offer`, from the target."""
+        self._await_queued()
         before, started_ns = self._target.statistics(), time.monotonic_ns()
         with self._target.connect() as connection, self._sampler() as sampler:
             run = run_open_loop(
@@ -121,6 +123,7 @@ class LiveSession(Session):
                 budget_s=self._budget_s,
                 stop=schedule.abort,
             )
+        self._queued = run.aborted
         # A claim counts every request after its lead-in: the target was warmed up before, and what
         # detection would cut off could be an early overload.
         leading = int(np.searchsorted(run.log.intended_s, schedule.lead_in_s))
@@ -131,6 +134,21 @@ class LiveSession(Session):
             run, schedule.kind, before, sampler.result(), warmup=warmup, since_ns=started_ns,
             rate_rps=schedule.rate_rps,
         )  # fmt: skip
+
+    def _await_queued(self) -> None:
+        """Waits until what an aborted run left in the server's queue is answered.
+
+        Triton goes on with the requests of a connection that was closed; the next run's would wait
+        behind them and be late at any rate. Queues are served in order, so one more request is
+        answered after them.
+        """
+        if not self._queued:
+            return
+        with self._target.connect() as connection:
+            timeout_s = max(min(self._timeout_s, self.left_s), self._budget_s)
+            run = run_closed_loop(connection, 1, requests=1, timeout_s=timeout_s)
+        self.seconds += run.wall_s
+        self._queued = False
 
     def run_closed(self, concurrency: int, seconds: float) -> LoadTest:
         """Keeps ``concurrency`` requests in flight for ``seconds``."""

@@ -26,10 +26,12 @@ from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.witness import carried, rate_ceiling
 
-# Invalid runs before the configuration is given up, and the factor to the next rate: 12 of them
-# reach 0.3 of the first one.
+# Invalid runs before the configuration is given up, and the factor to the next rate: the share of
+# the requests that the server answered, within bounds. A run that was aborted was far too fast.
 _INVALID_MAX = 12
-_INVALID_EASE = 0.9
+_INVALID_EASE_MIN = 0.25
+_INVALID_EASE_MAX = 0.9
+_ABORTED_EASE_MAX = 0.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
 # Of the study's seconds by speed: the one that a supposed edge belongs to, as of the probes.
@@ -97,7 +99,8 @@ def measure_edge(
         if not test.validity.valid and not search.keeps(outcome):
             # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
-            ease *= _INVALID_EASE
+            ease_max = _ABORTED_EASE_MAX if test.aborted else _INVALID_EASE_MAX
+            ease *= float(np.clip(test.achieved_rps / rate, _INVALID_EASE_MIN, ease_max))
             if len(invalid) >= _INVALID_MAX:
                 break
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,13 +54,17 @@ class VariantCalibration:
         """
         threads, instances = configuration.intra_op_threads or 0, configuration.instance_count
         service = self.service(threads, instances, cores=cores, constants=constants)
-        if service is not None and configuration.backend == "python":
+        in_python = configuration.backend == "python" or (
+            configuration.backend == "onnxruntime" and constants.onnx_in_python
+        )
+        if service is not None and in_python:
             service = _slower(
                 service, lambda size, mean: PYTHON_BACKEND_MS + PYTHON_BACKEND_ITEM_MS * size
             )
         if service is None or configuration.device != "cpu" or threads * instances < cores:
             return service
-        return beside_host(service, threads or 1, constants.host_ms)
+        share_max = math.inf if in_python else HOST_SHARE_MAX
+        return beside_host(service, threads or 1, constants.host_ms, share_max=share_max)
 
     def service(
         self,
@@ -241,17 +246,20 @@ def _place(probe: Probe) -> tuple[int, int, int]:
     return probe.threads, probe.busy, probe.batch
 
 
-def beside_host(service: ServiceTime, threads: int, host_ms: float) -> ServiceTime:
+def beside_host(
+    service: ServiceTime, threads: int, host_ms: float, *, share_max: float = HOST_SHARE_MAX
+) -> ServiceTime:
     """``service`` where instances times threads leave no core to the server and the generator.
 
     Args:
         host_ms: CPU time of these per inference.
+        share_max: At most this share of the model's own time, with one thread.
     """
     if threads > 1:
         return _slower(
             service, lambda size, mean: max(HOST_SHARE_THREADS * mean, HOST_MS_THREADS * size)
         )
-    return _slower(service, lambda size, mean: min(host_ms * size, HOST_SHARE_MAX * mean))
+    return _slower(service, lambda size, mean: min(host_ms * size, share_max * mean))
 
 
 def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:

@@ -21,7 +21,8 @@ OVERHEAD_MS_GUESS = 0.3
 # a load generator on the same machine. While no core is left over, executions pay for it.
 # Fitted to the embedded rows whose instances times threads take every core.
 #: With one thread per instance: milliseconds per inference, and at most this share of the model's
-#: own time, since quick models are served in larger batches.
+#: own time, since quick models are served in larger batches. On a real Triton there is no such
+#: bound: executions of a perceptron of a millisecond (bench/peers.py) took that much longer there.
 HOST_MS = 0.12
 HOST_SHARE_MAX = 0.12
 #: With several threads: milliseconds per inference, and at least this share, since all wait for the

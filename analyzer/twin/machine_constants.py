@@ -31,6 +31,8 @@ class MachineConstants:
         wake_ms_p99: How late a sleeping thread wakes up, milliseconds.
         witness_share: Part of one core that the witness of the machine takes, 0 to 1.
         measured_at: Seconds since 1970; None for the fallback.
+        onnx_in_python: Whether the server under test runs ONNX graphs in its python backend (a
+            Triton without ONNX Runtime's); known of the server, never measured.
     """
 
     overhead_ms: float = OVERHEAD_MS_GUESS
@@ -40,6 +42,7 @@ class MachineConstants:
     wake_ms_p99: float | None = None
     witness_share: float | None = None
     measured_at: float | None = None
+    onnx_in_python: bool = False
 
     @property
     def series(self) -> list[Floats]:

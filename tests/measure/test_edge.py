@@ -217,12 +217,24 @@ def test_invalid_runs_never_fail_a_rate(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
 ) -> None:
     """Requests sent late are late for that reason: only a rate that is kept counts."""
-    session = Disturbed(ServerModel(policy=policy, service=service), load)
+    model = ServerModel(policy=policy, service=service)
+    never = replace(load, sla=Sla(latency_budget_ms=1.0))
     with pytest.raises(TargetError, match=r"None of 12 load tests was valid: sent too late"):
-        measure_edge(session, EdgePlan(seconds=60.0, start_rps=50000.0), load, 500.0)
-    session = Disturbed(ServerModel(policy=policy, service=service), load)
-    found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
+        measure_edge(Disturbed(model, never), EdgePlan(seconds=60.0, start_rps=500.0), never, 500.0)
+    found = measure_edge(
+        Disturbed(model, load), EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0
+    )
     assert found.at_least_rps is not None and found.interval_rps[1] is None
+
+
+def test_a_start_far_above_the_edge_is_left_in_a_few_invalid_runs(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    session = Disturbed(ServerModel(policy=policy, service=service), load)
+    found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=50000.0), load, 500.0)
+    assert found.at_least_rps is not None
+    rates = [test.offered_rps or 0.0 for test in session.tests]
+    assert next(number for number, rate in enumerate(rates) if rate < 1000.0) <= 6
 
 
 def load_test(rate: float, requests: int, over: int, *, valid: bool = True) -> LoadTest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -198,3 +199,22 @@ def test_the_peak_is_that_of_all_runs(make: MakeSession) -> None:
 
 def test_the_notes_are_sentences(make: MakeSession) -> None:
     assert all(isinstance(note, str) for note in make(PLAN).notes)
+
+
+@pytest.mark.timing
+def test_a_run_does_not_wait_behind_what_an_aborted_one_left_in_the_queue() -> None:
+    """The server goes on with the requests of a connection that was closed, as Triton does."""
+    free_s = 0.0
+
+    def queued(request: int, batch_size: int) -> float:
+        nonlocal free_s
+        now_s = time.perf_counter()
+        free_s = max(now_s, free_s) + 0.002
+        return free_s - now_s
+
+    plan = replace(PLAN, sla=Sla(latency_budget_ms=60.0))
+    session = LiveSession(ScriptedTarget(queued), plan)
+    hopeless = session.run(4000.0, 1.0, kind="edge", stream=STREAM_EDGE)
+    assert hopeless.aborted and free_s - time.perf_counter() > 0.06
+    after = session.run(100.0, 0.5, kind="edge", stream=STREAM_EDGE)
+    assert (after.aborted, after.over_budget) == (False, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, Poisson, Trace
 from analyzer.twin import probes
 from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.machine_constants import MachineConstants
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.probes import Probe, ProbeResult
 from analyzer.twin.twin import Twin, kept_server_model
@@ -119,6 +121,29 @@ def test_instances_never_probed_side_by_side_share_the_cores(cores: int, slower:
     service = known.service(1, 4, cores=cores)
     assert service is not None
     assert service.interference_at(4, np.array([1]))[3, 0] == slower
+
+
+def test_a_triton_that_runs_onnx_in_python_serves_quick_models_more_slowly() -> None:
+    """Shared memory, its stub process and HTTP cost a quick model more than its own time."""
+    quick = VariantCalibration(
+        variant=FP32,
+        results=tuple(
+            ProbeResult(probe=Probe(threads=1, busy=busy, batch=batch), samples_ms=(0.1,) * 20)
+            for busy in (1, 2)
+            for batch in (1, 32)
+        ),
+    )
+    here = MachineConstants(onnx_in_python=True)
+    small, large = configuration(1, 2), configuration(32, 2)
+    own = twin(quick).edges([small, large])
+    python = twin(quick, constants=here).edges([small, large])
+    assert all(edge is not None for edge in (*own, *python))
+    small_rps, large_rps = (edge or 0.0 for edge in python)
+    of_small, of_large = (a / b for a, b in zip(own, python, strict=True) if a and b)
+    assert of_small > 4.0 and of_large > 10.0
+    assert large_rps > 3.0 * small_rps  # an execution costs more than what is in it
+    native = quick.service_of(replace(large, backend="python"), cores=2)
+    assert native == quick.service_of(large, cores=2, constants=here)
 
 
 def test_a_trace_is_simulated_with_its_own_sizes() -> None:
