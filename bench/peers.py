@@ -6,6 +6,7 @@
     python bench/peers.py measure --model … --rounds 3 # the three choices in turns, until each
                                                        # has so many rounds (two minutes each)
     python bench/peers.py table                        # prints it, writes bench/results/peers.json
+                                                       # and the table of docs/peers.md
 
 Model Analyzer 1.58 gets an environment of its own under ``bench/.work``. Our searches get a quarter
 of its wall time, everything included, and start from nothing. A model's steps may run on different
@@ -29,10 +30,11 @@ from typing import Any
 import yaml
 
 from benchlib import real_triton
-from benchlib.command import ROOT, WORK, Command, cell, median, say, table
+from benchlib.command import ROOT, WORK, Command, cell, median, put_into_page, say, table
 from benchlib.model_analyzer import MODES, PACKAGE, run_model_analyzer
 from benchlib.models import write_convnet, write_encoder, write_perceptron
 
+PAGE = ROOT / "docs" / "peers.md"
 PEER = "model-analyzer"
 OURS = {"ours-fp32": "fp32", "ours-int8": "fp32,int8"}
 SIDES = (PEER, *OURS)
@@ -300,13 +302,16 @@ def main() -> int:
     command.argument("--budget", type=float, help="seconds, instead of a quarter of its time")
     command.argument("--only", choices=tuple(OURS), help="search for this side of ours alone")
     command.argument("--rounds", type=int, default=3, help="that each choice shall have in the end")
+    command.argument("--page", type=Path, default=PAGE, help="the page that gets the table")
     command.argument("--seconds", type=float, default=6.0, help="of each perf_analyzer run")
     options = command.start()
     if options.step != "table":
         run(options)
     if options.step not in ("all", "table"):
         return 0
-    return command.finish(options, collect(command, options.out), shown)
+    document = collect(command, options.out)
+    put_into_page(options.page, "peers", shown(document))
+    return command.finish(options, document, shown)
 
 
 if __name__ == "__main__":
