@@ -15,6 +15,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from scipy.optimize import isotonic_regression
+
 from analyzer.domain.measurement import Edge, LoadTest
 from analyzer.domain.speeds import EVIDENCE_MIN
 
@@ -22,6 +25,9 @@ from analyzer.domain.speeds import EVIDENCE_MIN
 _NOISE = 0.03
 # So many times the misses that the requests behind a side may have are a failure at once.
 _CLEAR_FACTOR = 3.0
+# Of the allowed share over budget: what a rate that broke the SLA counts as at most, as far above
+# the allowed share as one without a late request is below it.
+_BROKEN_SHARE = 2.0
 # Factor downwards while no rate was kept.
 _HALF = 2.0
 
@@ -91,6 +97,11 @@ class EdgeSearch:
     def floor_rps(self) -> float:
         """The lowest rate that is tried."""
         return self._goal.floor_rps
+
+    @property
+    def precision(self) -> float:
+        """As of the goal."""
+        return self._goal.precision
 
     def keeps(self, outcome: RateOutcome) -> bool:
         """Whether the rate kept the SLA, as far as its run shows."""
@@ -196,10 +207,12 @@ class EdgeSearch:
 def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float) -> Edge:
     """``edge`` in the light of the certificate's runs, which are longer and come later.
 
-    Runs of a second may all fall between a machine's slow moments. Where a rate below the edge
-    broke the SLA over more requests than kept it at that rate and above, the edge lies below that
-    rate: halfway (in logarithms) to the highest rate that was kept below it. The upper end of the
-    interval stays, since both were seen.
+    Runs of a second may all fall between a machine's slow moments. More requests are late at higher
+    rates, so that rates which contradict each other count together (isotonic regression of the
+    share over budget, weighted by requests); a share counts as twice the allowed one at most, so
+    that one stall weighs no more than as many requests on time. Where that breaks the SLA below the
+    edge, the edge lies halfway (in logarithms) to the rate below. The upper end of the interval
+    stays, since both were seen.
 
     Args:
         edge: From the search for the edge.
@@ -216,18 +229,19 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         if test.offered_rps and over is not None and (test.validity.valid or kept):
             counts[test.offered_rps][0] += test.requests
             counts[test.offered_rps][1] += over
-    keeps = {rate: over <= miss_rate_max * count for rate, (count, over) in counts.items()}
-
-    def contradicted(rate: float) -> bool:
-        above = sum(counts[other][0] for other, kept in keeps.items() if kept and other > rate)
-        return not keeps[rate] and counts[rate][0] > above
-
-    broken = min((r for r in keeps if r < edge_rps and contradicted(r)), default=None)
-    if broken is None:
+    rates = sorted(rate for rate, (requests, _) in counts.items() if requests)
+    if not rates:
         return edge
-    low = max((rate for rate, kept in keeps.items() if kept and rate < broken), default=None)
-    if low is None:
+    requests = np.array([counts[rate][0] for rate in rates], dtype=np.float64)
+    over = np.array([counts[rate][1] for rate in rates], dtype=np.float64)
+    shares = np.minimum(over / requests, _BROKEN_SHARE * miss_rate_max)
+    expected = isotonic_regression(shares, weights=requests).x
+    first = int(np.searchsorted(expected, miss_rate_max * (1.0 + 1e-9), side="right"))
+    if first == len(rates) or rates[first] >= edge_rps:
+        return edge
+    if first == 0:
         return replace(edge, rate_rps=None, interval_rps=(0.0, edge.interval_rps[1]))
+    low, broken = rates[first - 1], rates[first]
     return replace(
         edge,
         rate_rps=math.sqrt(low * broken),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -83,12 +84,19 @@ def measure_edge(
     search = _edge_search(plan, load, saturation_rps, known)
     spent_s = 0.0
     invalid: list[LoadTest] = []
-    ease = 1.0
+    ease, invalid_rps = 1.0, math.inf
     speeds: dict[float, Conditions | None] = {}
     while (rate := search.next_rate_rps()) is not None:
-        if spent_s >= plan.seconds and search.kept_rps is not None:
+        kept_rps = search.kept_rps
+        if spent_s >= plan.seconds and kept_rps is not None:
             break
-        rate = max(ease * rate, search.floor_rps)
+        if kept_rps is None:
+            rate = max(ease * rate, search.floor_rps)
+        elif rate >= invalid_rps:
+            # What was invalid was likely an overload.
+            rate = math.sqrt(kept_rps * invalid_rps)
+            if rate / kept_rps <= search.precision:
+                break
         seconds = float(np.clip(500 / rate, low_s, high_s))
         if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
             break
@@ -99,6 +107,7 @@ def measure_edge(
         if not test.validity.valid and not search.keeps(outcome):
             # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
+            invalid_rps = min(invalid_rps, rate)
             ease_max = _ABORTED_EASE_MAX if test.aborted else _INVALID_EASE_MAX
             ease *= float(np.clip(test.achieved_rps / rate, _INVALID_EASE_MIN, ease_max))
             if len(invalid) >= _INVALID_MAX:

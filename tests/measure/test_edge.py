@@ -225,6 +225,13 @@ def test_invalid_runs_never_fail_a_rate(
         Disturbed(model, load), EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0
     )
     assert found.at_least_rps is not None and found.interval_rps[1] is None
+    # Between the highest that was kept and an overload that was none, it looks in the middle.
+    session = Disturbed(model, load)
+    found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0)
+    rates = [test.offered_rps or 0.0 for test in session.tests]
+    kept = found.interval_rps[0]
+    assert kept is not None and max(rates) < 8.0 * kept
+    assert min(rate for rate in rates if rate > kept / 0.97 * 1.001) < 1.1 * kept / 0.97
 
 
 def test_a_start_far_above_the_edge_is_left_in_a_few_invalid_runs(
@@ -276,6 +283,17 @@ def test_an_edge_stays_where_the_long_runs_agree_or_say_less() -> None:
     assert revised(load_test(1400.0, 9000, 900, valid=False)) == SHORT_EDGE
     unknown = Edge(rate_rps=None, interval_rps=(0.0, 100.0))
     assert revised_edge(unknown, SHORT_RUNS, miss_rate_max=0.01) == unknown
+
+
+def test_rates_that_contradict_each_other_count_together() -> None:
+    """Each of the broken ones alone has fewer requests than what was kept above them."""
+    found = revised(
+        load_test(1500.0, 10_000, 300),
+        load_test(1550.0, 11_000, 200),
+        load_test(1580.0, 18_000, 90),
+        load_test(1400.0, 9000, 20),
+    )
+    assert found.rate_rps == pytest.approx((1400.0 * 1500.0) ** 0.5)
 
 
 def test_an_edge_without_a_rate_that_was_kept_is_unknown() -> None:
