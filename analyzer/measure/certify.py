@@ -29,6 +29,10 @@ _PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
 # A ladder's rate this close to one that was tried already is that one.
 _SAME_RATE = 0.03
+# Where a rate failed and nothing is proven: the share of the time left in all that the walk may take
+# once more, and the factor down to the next safe rate.
+_AGAIN_SHARE = 0.5
+_SAFER = 0.7
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.2
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
@@ -49,6 +53,8 @@ class CertifyGoal:
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
         shares: Shares of the time left that a first proof may be planned to take; the first that
             suffices for a rate counts.
+        safe_share: No rate above this share of the edge is tried before one has passed, but for
+            the lowest; where one fails, the next is lower by more than a step. 1 for any rate.
         climbs: Whether the time that a PASS leaves goes to higher rates.
         above_rps: No rate up to this is tried, a fixed one excepted.
         earlier: What is known by rate; these rates keep their claims' numbers.
@@ -65,6 +71,7 @@ class CertifyGoal:
     percentile: float = 99.0
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
+    safe_share: float = 1.0
     climbs: bool = True
     above_rps: float = 0.0
     earlier: tuple[RateEvidence, ...] = ()
@@ -125,6 +132,7 @@ class _Certifying:
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
         self._open_claims = goal.open_claims
         self._left_s = goal.seconds
+        self._safe_rps = math.inf if goal.safe_share >= 1.0 else goal.safe_share * goal.edge_rps
         # How much more evidence than planned the runs have needed so far: their own correlation
         # counts where it is larger than the twin's.
         self._factor = _CAUTION
@@ -147,6 +155,8 @@ class _Certifying:
                 break
             passed = self._attempt(chosen, limit_s, [lower for lower in rates if lower < chosen])
             rates = [other for other in rates if (other > chosen if passed else other < chosen)]
+            if not passed and not result.passed:
+                self._begin_again(chosen)
             if result.passed and result.rate_rps:
                 if not self._goal.climbs:
                     break
@@ -157,6 +167,14 @@ class _Certifying:
         """Seconds under load that are left; simulations and pauses take theirs as well."""
         self._left_s = min(self._left_s, self._goal.left_s())
         return self._left_s
+
+    def _begin_again(self, failed_rps: float) -> None:
+        """Nothing is proven yet, and an answer goes before all else: more time, a safer rate."""
+        goal, left_s = self._goal, self._goal.left_s()
+        if math.isfinite(self._safe_rps):
+            self._safe_rps = _SAFER * failed_rps
+        if not goal.above_rps and math.isfinite(left_s):
+            self._left_s = max(self._left_s, min(goal.seconds, _AGAIN_SHARE * left_s))
 
     def _rates(self) -> list[float]:
         """The rates that may be tried, the highest first; those tried before among them."""
@@ -188,6 +206,7 @@ class _Certifying:
         """
         if self._result.passed:
             return self._affordable(rates, self._left_s), self._left_s
+        rates = [rate for rate in rates if rate <= self._safe_rps] or rates[-1:]
         if len(rates) == 1:
             return rates[0], self._left_s
         for share in self._goal.shares:

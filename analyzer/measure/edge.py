@@ -233,8 +233,8 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     if not rates:
         return edge
     requests = np.array([counts[rate][0] for rate in rates], dtype=np.float64)
-    over = np.array([counts[rate][1] for rate in rates], dtype=np.float64)
-    shares = np.minimum(over / requests, _BROKEN_SHARE * miss_rate_max)
+    late = np.array([counts[rate][1] for rate in rates], dtype=np.float64)
+    shares = np.minimum(late / requests, _BROKEN_SHARE * miss_rate_max)
     expected = isotonic_regression(shares, weights=requests).x
     first = int(np.searchsorted(expected, miss_rate_max * (1.0 + 1e-9), side="right"))
     if first == len(rates) or rates[first] >= edge_rps:

@@ -244,6 +244,26 @@ def test_a_rate_that_cannot_pass_in_time_any_more_is_left_at_once() -> None:
     assert sum(rate > 90.0 for rate in script.rates) <= 3
 
 
+def test_a_first_proof_is_safe_and_a_climb_follows() -> None:
+    script = Script(passes_up_to=85.5, needed=300)
+    result = certify_capacity(goal(60.0, needed=300, safe_share=0.5), script.run, script.judge)
+    assert script.rates[0] == pytest.approx(50.0)
+    assert result.passed and result.rate_rps == pytest.approx(85.0)
+
+
+def test_a_first_rate_that_failed_gets_time_for_a_lower_one() -> None:
+    def passed(in_all_s: float) -> bool:
+        script = Script(passes_up_to=35.0, needed=150)
+
+        def left_s() -> float:
+            return in_all_s - sum(test.duration_s for test in script.tests)
+
+        few_s = goal(5.0, needed=150, safe_share=0.5, left_s=left_s)
+        return certify_capacity(few_s, script.run, script.judge).passed
+
+    assert passed(30.0) and not passed(5.0)
+
+
 def test_each_rate_is_a_claim_of_its_own_and_keeps_its_number() -> None:
     script = Script(passes_up_to=80.0, needed=500)
     known = RateEvidence(
