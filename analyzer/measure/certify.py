@@ -29,8 +29,8 @@ _PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
 # A ladder's rate this close to one that was tried already is that one.
 _SAME_RATE = 0.03
-# Where a rate failed and nothing is proven: the share of the time left in all that the walk may take
-# once more, and the factor down to the next safe rate.
+# Where a rate failed and nothing is proven: the share of the time left in all that the walk may
+# take once more, and the factor down to the next safe rate.
 _AGAIN_SHARE = 0.5
 _SAFER = 0.7
 # How much more evidence than the plan says is expected to be needed before anything was run.
