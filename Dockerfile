@@ -22,7 +22,7 @@ COPY analyzer analyzer
 COPY templates templates
 COPY search_spaces search_spaces
 RUN python3 -m venv /opt/tritune \
- && /opt/tritune/bin/pip install --no-cache-dir --constraint constraints.txt '.[buckets,gpu,postgres,service]' \
+ && /opt/tritune/bin/pip install --no-cache-dir --constraint constraints.txt '.[buckets,gpu,oidc,postgres,service]' \
  && /opt/tritune/bin/pip uninstall --yes pip \
  && cp docker/health.py /opt/tritune/health.py
 

@@ -88,7 +88,9 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     ports = dict(zip(_PORTS, free_ports(4), strict=True))
     grpc = dict(zip(_PORTS, free_ports(4), strict=True))
     command = [str(weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
-    command += [f"-s3.config={folder / 's3.json'}", *_SIZES, "-s3.port.iceberg=0"]
+    command += [f"-s3.config={folder / 's3.json'}", *_SIZES]
+    # Two servers at once would have these at the same ports.
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-{name}.port={port}" for name, port in ports.items()]
     command += [f"-{name}.port.grpc={port}" for name, port in grpc.items()]
     with (folder / "log").open("wb") as log:
