@@ -13,10 +13,12 @@ from sqlalchemy import text, update
 
 from analyzer.cli.main import main
 from analyzer.errors import StoreError
+from analyzer.service import auth
 from analyzer.service.content import ContentStore
 from analyzer.service.database import VERSION_TABLE, open_service_database
 from analyzer.service.gc import collect
 from analyzer.service.schema import JOBS, METADATA, OBJECTS
+from analyzer.service.sessions import begin_session, find_session
 from analyzer.store.database import Database
 
 
@@ -97,3 +99,31 @@ def test_a_token_is_made_listed_and_revoked(
     assert made["id"] in listed and "good" in listed and made["token"] not in listed
     run("revoke", made["id"], "--project", "team")
     assert "revoked" in run("list", "--project", "team")
+
+
+def test_a_login_renews_one_token_and_its_end_ends_the_sessions(database: Database) -> None:
+    def admit(name: str, scope: auth.Scope = "read") -> tuple[str, str]:
+        with database.writing() as connection:
+            principal = auth.admit(
+                connection, subject="issuer\nalice", project="vision", name=name, scope=scope,
+                expires_in_s=60,
+            )  # fmt: skip
+            assert principal.token_id is not None
+            return principal.token_id, begin_session(connection, principal.token_id).cookie
+
+    def who(cookie: str) -> auth.Principal | None:
+        with database.reading() as connection:
+            found = find_session(connection, cookie)
+        return found and found[0]
+
+    token, first = admit("oidc:" + "x" * 500)
+    again, second = admit("oidc:alice", "admin")
+    assert token == again, "one for each subject and project"
+    for cookie in (first, second):
+        found = who(cookie)
+        assert found is not None and (found.actor, found.scope) == ("oidc:alice", "admin")
+    with database.writing() as connection:
+        assert not auth.revoke_token(connection, "default", token), "of another project"
+        assert auth.revoke_token(connection, "vision", token)
+    _, third = admit("oidc:alice")
+    assert who(first) is None and who(second) is None and who(third) is not None
