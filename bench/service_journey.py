@@ -127,7 +127,7 @@ def served_by_triton(folder: Path) -> dict[str, Any]:
     with np.load(_DATA) as arrays:
         session = onnxruntime.InferenceSession(_MODEL, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
-        rows = arrays[name][:4]
+        rows = arrays[name][:4].astype(np.float32)  # kept as bytes in the examples
     expected = session.run(None, {name: rows})[0]
     repository = folder / "repository"
     arguments = ("--model-repository", str(repository), "--load-model", "digits")

@@ -107,15 +107,16 @@ def test_a_whole_search_and_the_tests_marked_gpu(
 ) -> None:
     """Their code, over a CUDA that is the CPU; the figures mean nothing."""
     made_up_machine()
-    _, records, page = proof("search", "--seconds", "75")
+    _, records, page = proof("search", "--seconds", "150")
     assert records["search"]["state"] == "done", records["search"]
     found = records["search"]["results"]
     for device in ("gpu", "cpu"):
         assert found[device]["verdict"] in ("found", "undecided")
         assert found[device]["search"]["evaluated_live"] >= 1
         assert found[device]["provenance"]["hardware"]
-    devices = {entry["config"]["device"] for entry in found["gpu"]["pareto"]}
-    assert devices == {"gpu"}
+    closest = found["gpu"]["closest"]  # on a busy machine the search may end undecided
+    entries = [*found["gpu"]["pareto"], *([closest["entry"]] if closest else [])]
+    assert {entry["config"]["device"] for entry in entries} == {"gpu"}
     assert "| search | done |" in page
     _, records, _ = proof("tests")
     assert records["tests"]["state"] == "done", records["tests"]
