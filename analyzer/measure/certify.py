@@ -30,11 +30,15 @@ _FIRST_BLOCK_S = 8.0
 # A ladder's rate this close to one that was tried already is that one.
 _SAME_RATE = 0.03
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
-# take once more, and the factor down to the next safe rate.
+# take once more.
 _AGAIN_SHARE = 0.5
-_SAFER = 0.7
 # How much more evidence than the plan says is expected to be needed before anything was run.
 _CAUTION = 1.2
+#: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
+#: failed. Runs of a second find the edge of a machine's fast state, and 0.55 to 0.7 of it were met
+#: for seconds (docs/twin.md).
+SAFE_SHARE = 0.5
+SAFER = 0.7
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
 CLIMBING = (0.4, 0.65, 0.9)
 AT_ONCE = (0.9,)
@@ -172,7 +176,7 @@ class _Certifying:
         """Nothing is proven yet, and an answer goes before all else: more time, a safer rate."""
         goal, left_s = self._goal, self._goal.left_s()
         if math.isfinite(self._safe_rps):
-            self._safe_rps = _SAFER * failed_rps
+            self._safe_rps = SAFER * failed_rps
         if not goal.above_rps and math.isfinite(left_s):
             self._left_s = max(self._left_s, min(goal.seconds, _AGAIN_SHARE * left_s))
 

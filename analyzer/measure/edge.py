@@ -3,16 +3,17 @@
 Pure: it is told what each rate did and answers with the next one, so that it can be tested on
 simulated servers. The search starts from a rate near the expected edge (the twin's, or a share of
 the saturation throughput), moves by growing steps, downwards by halves, until it has a rate that
-keeps the SLA below one that does not, and then halves the gap on a logarithmic scale. A side counts
-with 300 requests behind it. A queue delay can make the feasible rates a band; the edge is the upper
-end of the band that the search has found.
+keeps the SLA below one that does not, and then halves the gap on a logarithmic scale. A rate whose
+run was invalid was likely an overload: it is no side of the gap, but the search looks below it. A
+side counts with 300 requests behind it. A queue delay can make the feasible rates a band; the edge
+is the upper end of the band that the search has found.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +50,37 @@ class RateOutcome:
     over_budget: int
     latency_ms: float | None
     aborted: bool = False
+
+    @classmethod
+    def of(cls, test: LoadTest) -> RateOutcome:
+        """What an open-loop run did."""
+        assert test.offered_rps is not None
+        return cls(
+            rate_rps=test.offered_rps,
+            requests=test.requests,
+            over_budget=test.over_budget or 0,
+            latency_ms=test.latency_ms.sla,
+            aborted=test.aborted,
+        )
+
+    def keeps(self, miss_rate_max: float) -> bool:
+        """Whether the rate kept the SLA, as far as its run shows."""
+        kept = self.over_budget <= miss_rate_max * self.requests
+        return kept and not self.aborted and self.requests > 0
+
+
+def telling(tests: Iterable[LoadTest], miss_rate_max: float) -> list[RateOutcome]:
+    """What those of ``tests`` did that say something about their rate.
+
+    The generator's lag is inside the latency already: a run that keeps the SLA keeps it, valid or
+    not.
+    """
+    outcomes = [
+        (test.validity.valid, RateOutcome.of(test))
+        for test in tests
+        if test.offered_rps and test.over_budget is not None
+    ]
+    return [outcome for valid, outcome in outcomes if valid or outcome.keeps(miss_rate_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,28 +120,18 @@ class EdgeSearch:
         self, goal: EdgeGoal, known: Sequence[RateOutcome] = (), *, goes_on: bool = False
     ) -> None:
         self._goal = goal
-        self._outcomes = {outcome.rate_rps: outcome for outcome in known}
+        self._outcomes: dict[float, RateOutcome] = {}
+        for outcome in known:
+            self.record(outcome)
         self._begun = goes_on and bool(known)
         self._step = goal.step
         self._step_down = goal.step_down
-
-    @property
-    def floor_rps(self) -> float:
-        """The lowest rate that is tried."""
-        return self._goal.floor_rps
-
-    @property
-    def precision(self) -> float:
-        """As of the goal."""
-        return self._goal.precision
+        self._ease = 1.0
+        self._overload_rps = math.inf
 
     def keeps(self, outcome: RateOutcome) -> bool:
-        """Whether the rate kept the SLA, as far as its run shows."""
-        return (
-            not outcome.aborted
-            and outcome.requests > 0
-            and outcome.over_budget <= self._goal.miss_rate_max * outcome.requests
-        )
+        """As :meth:`RateOutcome.keeps`, of this search's SLA."""
+        return outcome.keeps(self._goal.miss_rate_max)
 
     @property
     def tried(self) -> bool:
@@ -125,6 +147,7 @@ class EdgeSearch:
     def record(self, outcome: RateOutcome) -> None:
         """Takes in what a rate did; runs at one rate count together."""
         self._begun = True
+        self._ease = 1.0
         known = self._outcomes.get(outcome.rate_rps)
         if known is not None:
             outcome = replace(
@@ -135,6 +158,15 @@ class EdgeSearch:
             )
         self._outcomes[outcome.rate_rps] = outcome
 
+    def record_overload(self, rate_rps: float, ease: float) -> None:
+        """Notes that the run at a rate was invalid.
+
+        Args:
+            ease: Factor to the next rate, while no rate was kept.
+        """
+        self._overload_rps = min(self._overload_rps, rate_rps)
+        self._ease *= ease
+
     def _counts(self, outcome: RateOutcome) -> bool:
         """Whether enough requests are behind what a rate did."""
         clear = _CLEAR_FACTOR * self._goal.miss_rate_max * EVIDENCE_MIN
@@ -144,24 +176,33 @@ class EdgeSearch:
     def next_rate_rps(self) -> float | None:
         """The rate to try next; None when the edge is known well enough, or there is none."""
         goal = self._goal
-        if not self._begun:
-            return self._clip(goal.start_rps)
         low, high = self._around()
-        if low is not None and high is not None:
+        if self._begun and low is not None and high is not None:
             if high.rate_rps / low.rate_rps <= goal.precision:
                 weak = (side.rate_rps for side in (low, high) if not self._counts(side))
                 return next(weak, None)
-            return math.sqrt(low.rate_rps * high.rate_rps)
+            rate = math.sqrt(low.rate_rps * high.rate_rps)
+        else:
+            rate = self._clip(self._step_from(low, high))
+            if self._begun and any(abs(rate / tried - 1.0) < 1e-3 for tried in self._outcomes):
+                return None
+        if low is not None and rate >= self._overload_rps:
+            rate = math.sqrt(low.rate_rps * self._overload_rps)
+            return rate if rate / low.rate_rps > goal.precision else None
+        return rate
+
+    def _step_from(self, low: RateOutcome | None, high: RateOutcome | None) -> float:
+        """The rate to try while a side of the gap is missing, or at the start."""
+        ease = self._ease if low is None else 1.0
+        if not self._begun:
+            return ease * self._goal.start_rps
         if low is not None:
             rate = low.rate_rps * self._step
             self._step = min(self._step**1.6, 3.0)
-        else:
-            assert high is not None
-            rate = high.rate_rps / self._step_down
-            self._step_down = _HALF
-        rate = self._clip(rate)
-        if any(abs(rate / tried - 1.0) < 1e-3 for tried in self._outcomes):
-            return None
+            return rate
+        assert high is not None
+        rate = ease * high.rate_rps / self._step_down
+        self._step_down = _HALF
         return rate
 
     def _clip(self, rate_rps: float) -> float:
@@ -223,12 +264,9 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     if edge_rps is None:
         return edge
     counts: dict[float, list[int]] = defaultdict(lambda: [0, 0])
-    for test in tests:
-        over = test.over_budget
-        kept = over is not None and not test.aborted and over <= miss_rate_max * test.requests
-        if test.offered_rps and over is not None and (test.validity.valid or kept):
-            counts[test.offered_rps][0] += test.requests
-            counts[test.offered_rps][1] += over
+    for outcome in telling(tests, miss_rate_max):
+        counts[outcome.rate_rps][0] += outcome.requests
+        counts[outcome.rate_rps][1] += outcome.over_budget
     rates = sorted(rate for rate, (requests, _) in counts.items() if requests)
     if not rates:
         return edge

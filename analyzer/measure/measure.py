@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,9 +17,9 @@ from analyzer.domain.measurement import (
     RateEvidence,
 )
 from analyzer.errors import TargetError
-from analyzer.measure.certify import AT_ONCE, CertifyGoal, certify_capacity
+from analyzer.measure.certify import AT_ONCE, SAFE_SHARE, CertifyGoal, certify_capacity
 from analyzer.measure.correlation import Correlation, relaxation_s, requests_needed
-from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome
+from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import REQUESTS_MIN, Session
@@ -35,9 +34,6 @@ _INVALID_EASE_MAX = 0.9
 _ABORTED_EASE_MAX = 0.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
-# Of the edge: the highest rate of a first proof. Runs of a second find the edge of a machine's fast
-# state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
-_SAFE_SHARE = 0.5
 # Of the study's seconds by speed: the one that a supposed edge belongs to, as of the probes.
 _USUAL_QUANTILE = 0.05
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
@@ -87,37 +83,25 @@ def measure_edge(
     search = _edge_search(plan, load, saturation_rps, known)
     spent_s = 0.0
     invalid: list[LoadTest] = []
-    ease, invalid_rps = 1.0, math.inf
     speeds: dict[float, Conditions | None] = {}
     while (rate := search.next_rate_rps()) is not None:
-        kept_rps = search.kept_rps
-        if spent_s >= plan.seconds and kept_rps is not None:
+        if spent_s >= plan.seconds and search.kept_rps is not None:
             break
-        if kept_rps is None:
-            rate = max(ease * rate, search.floor_rps)
-        elif rate >= invalid_rps:
-            # What was invalid was likely an overload.
-            rate = math.sqrt(kept_rps * invalid_rps)
-            if rate / kept_rps <= search.precision:
-                break
         seconds = float(np.clip(500 / rate, low_s, high_s))
         if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
-        outcome = _rate_outcome(test, rate)
-        # The generator's lag is inside the latency already: a rate that keeps the SLA keeps it.
-        if not test.validity.valid and not search.keeps(outcome):
+        if not (outcomes := telling([test], load.sla.miss_rate_max)):
             # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
-            invalid_rps = min(invalid_rps, rate)
             ease_max = _ABORTED_EASE_MAX if test.aborted else _INVALID_EASE_MAX
-            ease *= float(np.clip(test.achieved_rps / rate, _INVALID_EASE_MIN, ease_max))
+            ease = np.clip(test.achieved_rps / rate, _INVALID_EASE_MIN, ease_max)
+            search.record_overload(rate, float(ease))
             if len(invalid) >= _INVALID_MAX:
                 break
             continue
-        ease = 1.0
-        search.record(outcome)
+        search.record(outcomes[0])
         speeds[rate] = test.conditions
     edge = search.edge()
     if (seen := speeds.get(search.kept_rps or 0.0)) is not None and seen.work_us:
@@ -144,18 +128,8 @@ def _edge_search(
         precision=1.04,
         floor_rps=REQUESTS_MIN / plan.run_seconds[1],
     )
-    runs = [_rate_outcome(test, test.offered_rps) for test in plan.known if test.offered_rps]
+    runs = telling(plan.known, load.sla.miss_rate_max)
     return EdgeSearch(goal, [*runs, *known], goes_on=bool(runs))
-
-
-def _rate_outcome(test: LoadTest, rate_rps: float) -> RateOutcome:
-    return RateOutcome(
-        rate_rps=rate_rps,
-        requests=test.requests,
-        over_budget=test.over_budget or 0,
-        latency_ms=test.latency_ms.sla,
-        aborted=test.aborted,
-    )
 
 
 def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
@@ -243,7 +217,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             percentile=sla.percentile,
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
-            safe_share=1.0 if later else _SAFE_SHARE,
+            safe_share=1.0 if later else SAFE_SHARE,
             climbs=plan.supposed_rps is None,
             above_rps=plan.above_rps,
             earlier=plan.earlier,

@@ -10,6 +10,7 @@ import numpy as np
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import AnalyzerError
+from analyzer.measure.certify import SAFE_SHARE
 from analyzer.measure.correlation import requests_needed
 from analyzer.measure.jobs import Job
 from analyzer.measure.tasks import ProbeTask
@@ -27,10 +28,9 @@ _UNCERTAINTY = 1.4
 # A request that comes while such a batch runs waits for most of it: batches that take longer than
 # this share of the latency budget keep no SLA, and larger ones are not probed.
 _BATCH_SHARE = 0.5
-# What a first proof takes by and large: a light load's variance inflation at this share of the edge
-# (docs/statistics.md, section 3). The screen knows better afterwards.
+# What a first proof takes by and large: a light load's variance inflation (docs/statistics.md,
+# section 3). The screen knows better afterwards.
 _ROUGH_INFLATION = 2.5
-_ROUGH_SHARE = 0.5
 # One probe takes this share of the budget, within limits (seconds).
 _PROBE_SHARE = 1 / 500
 _PROBE_S = (0.1, 0.4)
@@ -55,15 +55,15 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
     Raises:
         BudgetEndedError: There is no time for a measurement after it.
     """
-    budget = context.plan
+    plan = context.plan
     # Nothing of ours may run beside a probe: neither a start of workers nor a compilation.
-    if not context.executor.ready(budget.left_before_s("probes")):
-        raise budget.ended()
-    if not context.settle(budget.left_before_s("probes")):
-        raise budget.ended()
+    if not context.executor.ready(plan.left_before_s("probes")):
+        raise plan.ended()
+    if not context.settle(plan.left_before_s("probes")):
+        raise plan.ended()
     share, seconds_max = _EXPECTED
-    context.progress.phase("probing service times", min(seconds_max, share * budget.budget_s))
-    deadline = context.clock() + _TIME_SHARE * budget.preparation_left_s
+    context.progress.phase("probing service times", min(seconds_max, share * plan.budget_s))
+    deadline = context.clock() + _TIME_SHARE * plan.preparation_left_s
     by_variant = {
         key: [c for c in context.candidates.values() if c.variant == key]
         for key in built.variants
@@ -74,8 +74,8 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
     edges = _first_edges(context, built, by_variant)
     best = max(edges.values(), default=0.0)
     if best:
-        budget.expect_proof(context.server_start_s + _rough_proof_s(context, best))
-        left_s = max(budget.preparation_left_s, 0.0)
+        plan.expect_proof(context.server_start_s + _rough_proof_s(context, best))
+        left_s = max(plan.preparation_left_s, 0.0)
         deadline = min(deadline, context.clock() + _TIME_SHARE * left_s)
     rest = {
         key: plans[key]
@@ -92,7 +92,7 @@ def _rough_proof_s(context: SearchContext, edge_rps: float) -> float:
     needed = requests_needed(
         context.request.sla, inflation=_ROUGH_INFLATION, miss_rate=0.0, claim=1
     )
-    return (needed or math.inf) / (_ROUGH_SHARE * edge_rps)
+    return (needed or math.inf) / (SAFE_SHARE * edge_rps)
 
 
 def _first_edges(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
+from analyzer.measure.certify import SAFE_SHARE, SAFER
 from analyzer.measure.correlation import inflation_at, miss_rate_at, requests_needed
 from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.search.build import BuiltVariants
@@ -26,8 +27,6 @@ _SECONDS = 3.0
 _BUDGET_SHARE = 0.05
 # The same after each measurement.
 _LEARN_SECONDS = 0.3
-# Rates that are safe to certify first, as shares of the edge.
-_SAFE_SHARES = (0.6, 0.4)
 # Where no queue is stable it is infinite, and so is the need.
 _INFLATION_MAX = 1e6
 # Memory of a server: what any has, and its share for each copy of the weights.
@@ -150,7 +149,7 @@ class Screening:
         inflation = inflation_at(model, self.load)
         miss_rate = miss_rate_at(model, self.load)
         found: list[float] = []
-        for share in _SAFE_SHARES:
+        for share in (SAFE_SHARE, SAFER * SAFE_SHARE):
             rate_rps = share * edge_rps
             expected = inflation(rate_rps)
             needed = requests_needed(

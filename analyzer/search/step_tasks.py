@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.measurement import Edge, LoadTest, Measurement
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.certify import AT_ONCE, CLIMBING
 from analyzer.measure.plan import CertifyPlan, EdgePlan
@@ -80,8 +80,12 @@ class StepTasks:
             return seconds, self.certificate(configuration, known.edge, seconds, shares)
         if step in ("edge", "baseline_edge"):
             assert known is not None
-            seconds = min(self.closing_s(known) or self.edge_s, left_s)
-            return seconds, self._closing_task(configuration, known, seconds)
+            closing_s = self.closing_s(known)
+            assert closing_s is not None
+            seconds = min(closing_s, left_s)
+            # What the SLA allows of a rate is judged by runs of the same kind.
+            runs = tuple(test for test in known.load_tests if test.kind == "edge")
+            return seconds, self._edge_task(configuration, seconds, known=runs)
         wanted_s = _LOAD_S_MIN if self._screening.hopeless else self.edge_s
         edge_s = min(wanted_s, left_s)
         task = self._edge_task(configuration, edge_s)
@@ -158,32 +162,23 @@ class StepTasks:
             self._proofs_s[config_id] = self._screening.proof_s(configuration)
         return self._proofs_s[config_id]
 
-    def _edge_task(self, configuration: Configuration, seconds: float) -> MeasureTask:
+    def _edge_task(
+        self, configuration: Configuration, seconds: float, *, known: tuple[LoadTest, ...] = ()
+    ) -> MeasureTask:
+        """Searches the edge; goes on with the search that ``known`` is of, if any."""
         sla = self._context.request.sla
-        at_target = sla.objective in ("latency", "memory") and sla.target_rate_rps is not None
+        at_target = (
+            not known and sla.objective in ("latency", "memory") and sla.target_rate_rps is not None
+        )
         edge_share, target_share = _TARGET_SHARES if at_target else (1.0, 0.0)
         predicted = self._predicted(configuration)
+        plan = self._edge_plan(configuration, predicted, edge_share * seconds)
         return self._context.measure_task(
             configuration,
             accuracy=self._built.accuracy(configuration),
             predicted_rps=predicted,
-            edge_plan=self._edge_plan(configuration, predicted, edge_share * seconds),
+            edge_plan=replace(plan, known=known),
             target_seconds=target_share * seconds if at_target else None,
-        )
-
-    def _closing_task(
-        self, configuration: Configuration, known: Measurement, seconds: float
-    ) -> MeasureTask:
-        """Goes on with the search that left the edge of ``configuration`` open."""
-        predicted = self._predicted(configuration)
-        plan = self._edge_plan(configuration, predicted, seconds)
-        # What the SLA allows of a rate is judged by runs of the same kind.
-        runs = tuple(test for test in known.load_tests if test.kind == "edge")
-        return self._context.measure_task(
-            configuration,
-            accuracy=self._built.accuracy(configuration),
-            predicted_rps=predicted,
-            edge_plan=replace(plan, known=runs),
         )
 
     def _edge_plan(

@@ -196,6 +196,24 @@ def test_an_open_edge_is_closed_by_going_on_from_the_runs_that_left_it_open(
     assert min(again) > max(test.offered_rps for test in known if not test.aborted)
 
 
+def test_what_an_invalid_run_broke_is_not_known_and_runs_at_one_rate_count_together(
+    session: VirtualSession, load: LoadPlan
+) -> None:
+    known = (
+        load_test(100.0, 200, 0),
+        load_test(150.0, 200, 100, valid=False),
+        load_test(200.0, 299, 299),
+        load_test(200.0, 301, 0),
+    )
+    plan = EdgePlan(seconds=4.0, start_rps=1.0, run_seconds=(2.0, 4.0), known=known)
+    measure_edge(session, plan, load, 500.0)
+    assert session.tests[0].offered_rps == pytest.approx((100.0 * 200.0) ** 0.5)
+    kept = (load_test(150.0, 200, 1, valid=False), load_test(300.0, 100, 90), known[3])
+    session.tests.clear()
+    measure_edge(session, replace(plan, known=kept), load, 500.0)
+    assert session.tests[0].offered_rps == pytest.approx((200.0 * 300.0) ** 0.5)
+
+
 def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPolicy) -> None:
     load = LoadPlan(sla=Sla(latency_budget_ms=3.0), arrivals=Poisson(), seed=7)
     session = VirtualSession(ServerModel(policy=policy, service=service), load)
