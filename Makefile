@@ -62,7 +62,7 @@ check: lint type ## lint and types
 lint: $(STAMP)   ## ruff (lint and format), hadolint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/hadolint Dockerfile
+	$(BIN)/hadolint Dockerfile deploy/service/Dockerfile
 
 type: $(STAMP)   ## mypy, strict
 	$(BIN)/mypy

@@ -169,18 +169,16 @@ def create_token(
     from analyzer.service import audit, auth
     from analyzer.service.database import open_service_database
 
-    database = open_service_database(store_of(store_url, data))
-    try:
-        with database.writing() as connection:
-            made = auth.create_token(
-                connection, project=project, name=name, scope=scope, expires_in_s=expires
-            )
-            audit.note(
-                connection, project, "command line", "token.create", made.id, name=name,
-                scope=scope,
-            )  # fmt: skip
-    finally:
-        database.close()
+    with (
+        open_service_database(store_of(store_url, data)) as database,
+        database.writing() as connection,
+    ):
+        made = auth.create_token(
+            connection, project=project, name=name, scope=scope, expires_in_s=expires
+        )
+        audit.note(
+            connection, project, "command line", "token.create", made.id, name=name, scope=scope
+        )
     if as_json:
         click.echo(
             json.dumps(
@@ -221,11 +219,8 @@ def collect_garbage(keep: float, store_url: str | None, data: Path, as_json: boo
     from analyzer.service.database import open_service_database
     from analyzer.service.gc import collect
 
-    database = open_service_database(store_of(store_url, data))
-    try:
+    with open_service_database(store_of(store_url, data)) as database:
         done = collect(database, ContentStore(data), keep_s=keep)
-    finally:
-        database.close()
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:
@@ -242,13 +237,12 @@ def list_tokens(project: str, store_url: str | None, data: Path) -> None:
     from analyzer.service.auth import tokens_of
     from analyzer.service.database import open_service_database
 
-    database = open_service_database(store_of(store_url, data))
-    try:
-        with database.reading() as connection:
-            for row in tokens_of(connection, project):
-                click.echo(f"{row.id}  {row.scope:<5}  {row.status:<7}  {row.name}")
-    finally:
-        database.close()
+    with (
+        open_service_database(store_of(store_url, data)) as database,
+        database.reading() as connection,
+    ):
+        for row in tokens_of(connection, project):
+            click.echo(f"{row.id}  {row.scope:<5}  {row.status:<7}  {row.name}")
 
 
 @token.command("revoke")
@@ -262,14 +256,13 @@ def revoke_token(token_id: str, project: str, store_url: str | None, data: Path)
     from analyzer.service import audit, auth
     from analyzer.service.database import open_service_database
 
-    database = open_service_database(store_of(store_url, data))
-    try:
-        with database.writing() as connection:
-            if not auth.revoke_token(connection, project, token_id):
-                raise UsageError(
-                    f"The project {project!r} has no token {token_id!r} that is still good.",
-                    hint="analyze service token list shows them.",
-                )
-            audit.note(connection, project, "command line", "token.revoke", token_id)
-    finally:
-        database.close()
+    with (
+        open_service_database(store_of(store_url, data)) as database,
+        database.writing() as connection,
+    ):
+        if not auth.revoke_token(connection, project, token_id):
+            raise UsageError(
+                f"The project {project!r} has no token {token_id!r} that is still good.",
+                hint="analyze service token list shows them.",
+            )
+        audit.note(connection, project, "command line", "token.revoke", token_id)

@@ -74,8 +74,7 @@ def worker(
     if lease < 1:
         raise UsageError("--lease must be 1s at least.", hint="Write it like --lease 30s.")
     content = ContentStore(_folder(data))
-    database = open_service_database(store_url, upgrade=False)
-    try:
+    with open_service_database(store_url, upgrade=False) as database:
         Worker(
             database,
             content,
@@ -85,8 +84,6 @@ def worker(
             lease_s=lease,
             analyze=replace(ANALYZE, compiled=compiled_twin(), constants=constants_folder()),
         ).run()
-    finally:
-        database.close()
 
 
 def _folder(data: str) -> Path:

@@ -2,5 +2,5 @@
 
 ``schema`` and ``database`` hold the rows, ``states`` says which change of a job is allowed,
 ``queue`` hands jobs to workers and fences what they write, ``worker`` runs them as children of its
-own, and ``app`` and the modules named ``routes_…`` are the API.
+own, and ``api`` and the modules named ``routes_…`` are the API.
 """

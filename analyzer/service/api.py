@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any
 
@@ -23,7 +22,6 @@ from analyzer.service.pages import submit
 from analyzer.service.problems import Problem, answer, not_found, store_away
 from analyzer.service.routes_uploads import KINDS, upload_router
 
-_LOG = logging.getLogger(__name__)
 PREFIX = "/api/v1"
 
 
@@ -124,5 +122,4 @@ def _methods(request: Request) -> list[str]:
 
 
 def _store(request: Request, error: Exception) -> JSONResponse:
-    _LOG.error("%s", getattr(error, "message", None) or error)
-    return answer(store_away())
+    return answer(store_away(error))

@@ -27,12 +27,14 @@ _DEPTH_MAX = 16  # folders; a model directory has three
 _NAME_MAX = 200  # characters of one part of a path: what file systems take
 _PART = re.compile(r"[^\x00-\x1f\x7f\\]+")
 _MAGIC_AT, _MAGIC = 257, b"ustar"  # POSIX.1-1988, and what GNU tar writes
+HEAD_BYTES = tarfile.BLOCKSIZE
+"""By which an archive is known."""
 _COPY_BYTES = 1 << 20
 _HINT = "Write it with: tar -cf model.tar DIRECTORY"
 
 
 def is_archive(head: bytes) -> bool:
-    """Whether a file that begins like this is a tar archive; 512 bytes are enough to tell."""
+    """Whether a file that begins with these :data:`HEAD_BYTES` is a tar archive."""
     return head[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] == _MAGIC
 
 
@@ -68,7 +70,7 @@ def unpack(file: Path, folder: Path) -> None:
     try:
         size_bytes = file.stat().st_size
         with file.open("rb") as stream:
-            if not is_archive(stream.read(tarfile.BLOCKSIZE)):
+            if not is_archive(stream.read(HEAD_BYTES)):
                 raise ModelError("It is no plain tar archive.", hint=_HINT)
             stream.seek(0)
             with tarfile.open(fileobj=stream, mode="r:") as archive:

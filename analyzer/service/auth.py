@@ -46,9 +46,13 @@ class Principal:
     scope: Scope
     token_id: str | None = None
 
+    def may(self, scope: Scope) -> bool:
+        """Whether it may do what needs ``scope``."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
     def require(self, scope: Scope) -> None:
         """Raises Problem 403 where it may not."""
-        if SCOPES.index(self.scope) < SCOPES.index(scope):
+        if not self.may(scope):
             raise Problem(
                 403,
                 "scope",

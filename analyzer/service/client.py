@@ -58,7 +58,7 @@ class ServiceClient:
         self._http.close()
 
     def upload(self, kind: str, path: Path, name: str) -> str:
-        """Uploads a file (``models`` or ``calibration``); its id."""
+        """Uploads a file (``models``, ``calibration`` or ``scenarios``); its id."""
 
         def pieces() -> Iterator[bytes]:
             with path.open("rb") as stream:
@@ -112,23 +112,30 @@ class ServiceClient:
         newest = "0"
         lost_at: float | None = None
         while True:
+            away: Exception | None = None
             try:
                 with self._http.stream(
                     "GET", f"/api/v1/jobs/{job}/events", headers={"Last-Event-ID": newest}
                 ) as response:
                     if response.status_code == 204:
                         return
-                    if response.is_error and response.status_code < 500:
+                    if response.is_error:
                         response.read()
-                        raise _refusal(response)
-                    for number, event in _parse(response.iter_lines()):
-                        newest, lost_at = number, None
-                        yield event
+                        away = _refusal(response)
+                        if response.status_code < 500:
+                            raise away
+                    else:
+                        lost_at = None
+                        for number, event in _parse(response.iter_lines()):
+                            newest = number
+                            yield event
             except httpx.TransportError as error:
+                away = error
+            if away is not None:
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at > _PATIENCE_S:
-                    raise self._unreachable(error) from error
-            time.sleep(_AGAIN_S if lost_at else 0.0)
+                    raise self._unreachable(away) from away
+                time.sleep(_AGAIN_S)
 
     def _patiently(self, method: str, path: str, **more: Any) -> httpx.Response:
         """As :meth:`_ask`, again and again while the service is away."""

@@ -20,11 +20,10 @@ from typing import BinaryIO
 from sqlalchemy import Connection
 
 from analyzer.errors import DataError, StoreError
-from analyzer.service.archive import is_archive
+from analyzer.service.archive import HEAD_BYTES, is_archive
 from analyzer.service.rows import upsert
 from analyzer.service.schema import OBJECTS, DatabaseTime
 
-_HEAD_BYTES = 512  # by which an archive is known
 _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
 
 
@@ -138,7 +137,7 @@ class ContentStore:
         """Whether the content is a tar: a model directory; False where it is gone."""
         try:
             with self.path(sha256).open("rb") as stream:
-                return is_archive(stream.read(_HEAD_BYTES))
+                return is_archive(stream.read(HEAD_BYTES))
         except FileNotFoundError:
             return False
 

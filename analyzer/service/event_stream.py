@@ -27,7 +27,8 @@ _POLL_S = 0.3  # how late an event may be: live enough for people
 _KEEP_ALIVE_S = 15.0
 # A browser asks again then, with a session that may have ended.
 _PROJECT_STREAM_S = 600.0
-_SHOWN = 50  # the jobs of a list's first page
+#: Jobs on a page of the list; changes of the first page's are told.
+PAGE_JOBS = 50
 _AT_A_TIME = 500  # events of one look
 _RETRY, _SILENCE, _NEWS = b"retry: 2000\n\n", b": still here\n\n", b"event: news\ndata: {}\n\n"
 _Topic = int | str  # a job's number, a project's name
@@ -153,7 +154,7 @@ def _shown(connection: Connection, project: str) -> list[tuple[Any, ...]]:
         select(JOBS.c.number, JOBS.c.state, JOBS.c.events)
         .where(JOBS.c.project == project)
         .order_by(JOBS.c.number.desc())
-        .limit(_SHOWN)
+        .limit(PAGE_JOBS)
     )
     return [tuple(row) for row in rows]
 

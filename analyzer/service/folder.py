@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from analyzer.errors import StoreError
@@ -125,6 +126,32 @@ class JobFolder:
         """Where its commands may read, beside the folder."""
         return [*sandbox.readable(), *self._analyze.reading]
 
+    def task(
+        self,
+        command: list[str],
+        *,
+        output: Path,
+        until: float,
+        limits: Mapping[str, int] = MappingProxyType({}),
+        endpoint: tuple[str, int, int] | None = None,
+    ) -> Task:
+        """A command that works in the folder and is kept from all else, for a keeper.
+
+        Args:
+            output, until, limits, endpoint: As :class:`~analyzer.service.keeper.Task` has them.
+        """
+        return Task(
+            command=command,
+            folder=str(self.work),
+            environment=self.environment(),
+            output=str(output),
+            until=until,
+            limits=dict(limits),
+            isolation=self._isolation,
+            reading=self.reading(),
+            endpoint=endpoint,
+        )
+
     def search_command(
         self,
         claim: Claim,
@@ -234,14 +261,10 @@ class JobFolder:
 
         The command may have put anything in its place, so it is read with the command's rights.
         """
-        task = Task(
-            command=[sys.executable, "-m", "analyzer.service.snapshot_main", STUDY, _COPY],
-            folder=str(self.work),
-            environment=self.environment(),
-            output=os.devnull,
+        task = self.task(
+            [sys.executable, "-m", "analyzer.service.snapshot_main", STUDY, _COPY],
+            output=Path(os.devnull),
             until=time.monotonic() + _SNAPSHOT_S,
-            isolation=self._isolation,
-            reading=self.reading(),
         )
         with start_child(task) as child:
             code = child.wait(_SNAPSHOT_S)

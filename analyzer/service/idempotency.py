@@ -42,7 +42,7 @@ class Slot:
         if self.key is not None:
             connection.execute(
                 update(IDEMPOTENCY)
-                .where(IDEMPOTENCY.c.project == self.project, IDEMPOTENCY.c.key == self.key)
+                .where(*_where(self.project, self.key))
                 .values(status=status, response=json.dumps(body))
             )
 

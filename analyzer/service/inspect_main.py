@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import AnalyzerError, DataError, ModelError
-from analyzer.service.archive import is_archive, unpack
+from analyzer.service.archive import HEAD_BYTES, is_archive, unpack
 
 # Of all arrays together, unpacked: what a search loads into memory.
 _UNPACKED_MAX = 8 << 30
-_HEAD_BYTES = 512  # by which an archive is known
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")  # gzip, zip, zstd, xz
 #: Exit code: the machine has no room, which says nothing about the file.
 NO_ROOM = 74  # sysexits.h: EX_IOERR
@@ -35,7 +34,7 @@ def inspect_model(path: Path) -> dict[str, Any]:
         ModelError: It is none, or keeps weights elsewhere.
     """
     with path.open("rb") as stream:
-        head = stream.read(_HEAD_BYTES)
+        head = stream.read(HEAD_BYTES)
     if head.startswith(_COMPRESSED):
         raise ModelError(
             "It is compressed.", hint="Send the ONNX file itself, or a plain tar (tar -cf)."

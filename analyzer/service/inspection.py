@@ -12,7 +12,7 @@ from typing import Any
 from analyzer.service.child import start_child
 from analyzer.service.folder import JobFolder
 from analyzer.service.inspect_main import NO_ROOM
-from analyzer.service.keeper import Task
+from analyzer.service.keeper import NOT_STARTED
 from analyzer.service.problems import Problem, invalid
 from analyzer.service.sandbox import Isolation
 
@@ -53,11 +53,9 @@ class Inspector:
             own = folder.work / "file"
             # Not its name in the store: the child may read its folder alone.
             shutil.copyfile(path, own)
-            task = Task(
-                command=[sys.executable, "-m", "analyzer.service.inspect_main", kind, own.name],
-                folder=str(folder.work),
-                environment=folder.environment(),
-                output=str(folder.answer_file),
+            task = folder.task(
+                [sys.executable, "-m", "analyzer.service.inspect_main", kind, own.name],
+                output=folder.answer_file,
                 until=time.monotonic() + _TIME_S,
                 limits={
                     "RLIMIT_AS": _BASE_BYTES + _PER_BYTE * size_bytes,
@@ -66,8 +64,6 @@ class Inspector:
                     "RLIMIT_FSIZE": max(_ANSWER_MAX, size_bytes),
                     "RLIMIT_CORE": 0,
                 },
-                isolation=self._isolation,
-                reading=folder.reading(),
             )
             with start_child(task) as child:
                 code = child.wait(_TIME_S)
@@ -76,6 +72,6 @@ class Inspector:
             return answer
         if answer is not None and "refused" in answer:
             raise invalid(str(answer["refused"]), hint=str(answer.get("hint") or ""))
-        if code in (126, NO_ROOM):
+        if code in (NOT_STARTED, NO_ROOM):
             raise Problem(503, "inspection", "Uploads cannot be inspected on this machine now.")
         raise invalid("It could not be read within the limits of time and memory.")

@@ -35,7 +35,8 @@ from analyzer.service.sandbox import Isolation
 UNTIL, INTERRUPT, TERMINATE, KILL = b"u", b"i", b"t", b"k"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _TICK_S = 0.2  # between looks at a child: soon enough for a cancel within a second
-_NOT_STARTED = 126  # what a shell says of a program that it cannot run
+NOT_STARTED = 126
+"""Exit code where the command could not be started; a shell says the same."""
 # Between SIGTERM and SIGKILL: as long as a command needs to close its servers and its database.
 TERMINATE_GRACE_S = 3.0
 
@@ -123,7 +124,7 @@ def _start(task: Task) -> int:
         _run(task)
     except BaseException as error:
         os.write(2, f"The command could not be started: {error}\n".encode())
-    os._exit(_NOT_STARTED)
+    os._exit(NOT_STARTED)
 
 
 def _become_leader() -> None:

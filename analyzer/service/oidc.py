@@ -5,7 +5,6 @@ Nobody signs up: a subject that no rule is about is refused, whatever the provid
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from analyzer.errors import UsageError
 from analyzer.service.auth import PROJECT_NAME, SCOPES, Scope
+from analyzer.targets.address import is_loopback
 
 _RULE = re.compile(
     r"(?P<claim>[^=\s]{1,200})=(?P<value>.{1,500}):(?P<project>[^:]*):(?P<scope>\w+)"
@@ -124,9 +124,7 @@ def is_private_address(url: str) -> bool:
         host = parts.hostname or ""
         if parts.scheme == "https":
             return bool(host)
-        return parts.scheme == "http" and (
-            host == "localhost" or ipaddress.ip_address(host).is_loopback
-        )
+        return parts.scheme == "http" and is_loopback(host)
     except ValueError:
         return False
 

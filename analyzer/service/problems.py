@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
+_LOG = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -76,8 +78,9 @@ def conflict(code: str, detail: str, *, hint: str = "") -> Problem:
     return Problem(409, code, detail, hint=hint)
 
 
-def store_away() -> Problem:
-    """503: the database or the files cannot be used; which place that is, is not the client's."""
+def store_away(error: Exception) -> Problem:
+    """503: the database or the files cannot be used; only the service's log says which and why."""
+    _LOG.error("%s", getattr(error, "message", None) or error)
     return Problem(
         503,
         "store",

@@ -18,9 +18,7 @@ from analyzer.export.repository import ExportResult
 from analyzer.service.archive import pack, unpack
 from analyzer.service.child import start_child
 from analyzer.service.folder import JobFolder
-from analyzer.service.keeper import Task
 from analyzer.service.queue import Claim
-from analyzer.service.sandbox import Isolation
 
 _TIME_S = 600.0  # an export may build a variant anew
 _TICK_S = 0.2  # between looks at the command: short beside an export
@@ -34,7 +32,6 @@ def publish(
     *,
     force: bool,
     lease_s: float,
-    isolation: Isolation,
     stopping: Callable[[], bool],
 ) -> str:
     """Adds what the job recommends to the repository at ``place``; a sentence about it.
@@ -53,14 +50,10 @@ def publish(
     def write(repository: Path) -> ExportResult:
         if repository.is_dir():
             shutil.copytree(repository, made)
-        task = Task(
-            command=folder.export_command(claim, _FOLDER, force=force),
-            folder=str(folder.work),
-            environment=folder.environment(),
-            output=str(folder.export_file),
+        task = folder.task(
+            folder.export_command(claim, _FOLDER, force=force),
+            output=folder.export_file,
             until=time.monotonic() + lease_s,
-            isolation=isolation,
-            reading=folder.reading(),
         )
         ends_at, code, log = time.monotonic() + _TIME_S, None, ""
         with start_child(task) as child:

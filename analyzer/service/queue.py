@@ -296,19 +296,15 @@ def sweep(database: Database) -> int:
 
     A queued job has no lease, and so is never swept.
     """
-    late = select(JOBS.c.number).where(JOBS.c.state.in_(_HELD), JOBS.c.lease_until < DatabaseTime())
+    late = JOBS.c.state.in_(_HELD) & (JOBS.c.lease_until < DatabaseTime())
     gone = WORKERS.c.lease_until < DatabaseTime() - _FORGET_S
     with database.reading() as connection:
-        found = connection.execute(late.limit(1)).first()
+        found = connection.execute(select(JOBS.c.number).where(late).limit(1)).first()
         forgotten = connection.execute(select(WORKERS.c.id).where(gone).limit(1)).first()
     if found is None and forgotten is None:
         return 0
     with database.writing() as connection:
-        rows = connection.execute(
-            select(JOBS)
-            .where(JOBS.c.state.in_(_HELD), JOBS.c.lease_until < DatabaseTime())
-            .with_for_update(skip_locked=True)
-        ).all()
+        rows = connection.execute(select(JOBS).where(late).with_for_update(skip_locked=True)).all()
         for row in rows:
             change_job(connection, row, Change.LOSE)
             _free(connection, row.number)

@@ -52,12 +52,6 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(*parse_address(text.lower()))
 
 
-def free_port() -> int:
-    """A port of this machine's loopback that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def start_relay(host: str, port: int) -> socket.socket:
     """Forks the process that stays outside; what comes back takes the listener (:func:`listen`)."""
     own, other = socket.socketpair()

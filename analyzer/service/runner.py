@@ -15,11 +15,11 @@ from sqlalchemy import delete
 
 from analyzer.errors import AnalyzerError, DataError, StoreError
 from analyzer.service import folder as files
-from analyzer.service import kept, relay
+from analyzer.service import kept
 from analyzer.service.child import Child, start_child
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import JobFolder
-from analyzer.service.keeper import Task
+from analyzer.service.keeper import NOT_STARTED
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import JobOptions, check_options
 from analyzer.service.progress import LogReader, storable
@@ -30,6 +30,7 @@ from analyzer.service.sandbox import Isolation
 from analyzer.service.schema import ARTIFACTS, TRIALS
 from analyzer.service.states import Change, State
 from analyzer.service.studies import keep_study, optuna_name
+from analyzer.targets.ports import free_ports
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.1  # between looks at a job: a choice, a hundredth of a heartbeat
@@ -46,7 +47,7 @@ _TIME_GRACE_S = 600.0
 _VERDICTS = {0, 3, 4}
 _DISK_HINT = "Free space in the service's folder and in the folder for temporary files."
 _KILLED = 137
-_REASONS = {2: "input", 126: "start", _KILLED: "killed"}
+_REASONS = {2: "input", NOT_STARTED: "start", _KILLED: "killed"}
 _LATE_S = 1.0  # before the end of a lease: its keeper kills a command a moment before
 
 
@@ -115,10 +116,9 @@ class Run:
         command = self._command(folder, options)
         endpoint = self._endpoint(options, command)
         self._stay()
-        task = Task(
-            command=command, folder=str(folder.work), environment=folder.environment(),
-            output=str(folder.answer_file), until=self._until, limits=self._resource_limits(),
-            isolation=self._isolation, reading=folder.reading(), endpoint=endpoint,
+        task = folder.task(
+            command, output=folder.answer_file, until=self._until,
+            limits=self._resource_limits(), endpoint=endpoint,
         )  # fmt: skip
         log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
         self._trials = kept.stored_trials(self._queue, self._claim)
@@ -160,7 +160,7 @@ class Run:
         found = options.endpoint
         if found is None:
             return None
-        port = found.inner_port if self._isolation.network else relay.free_port()
+        port = found.inner_port if self._isolation.network else free_ports(1)[0]
         command.append(f"--server={found.scheme}://127.0.0.1:{port}")
         return found.host, found.port, port
 
@@ -352,7 +352,7 @@ class Run:
         with ThreadPoolExecutor(1) as beside:
             done = beside.submit(
                 publish, folder, self._claim, place, force=options.force, lease_s=self._lease_s,
-                isolation=self._isolation, stopping=stop.is_set,
+                stopping=stop.is_set,
             )  # fmt: skip
             while not wait([done], _LOOK_S).done:
                 try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
@@ -35,6 +34,7 @@ from analyzer.service.sandbox import probe
 from analyzer.service.temporary import remove_abandoned
 from analyzer.service.worker import SWEEP_S
 from analyzer.store.database import Database
+from analyzer.targets.address import is_loopback
 
 _LOG = logging.getLogger(__name__)
 STORE_VARIABLE = "TRITUNE_SERVICE_STORE"
@@ -70,16 +70,6 @@ class ServiceOptions:
     worker_arguments: tuple[str, ...] = ()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def serve(options: ServiceOptions, *, say: Callable[[str], None]) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
@@ -96,16 +86,13 @@ def serve(options: ServiceOptions, *, say: Callable[[str], None]) -> None:
             hint="Add --auth tokens, or leave --host out.",
         )
     content = ContentStore(options.data)
-    database = open_service_database(options.store_url)
-    try:
+    with open_service_database(options.store_url) as database:
         with database.writing() as connection:
             ensure_project(connection, DEFAULT_PROJECT)
         listener = listen(options.host, options.port)
         host, port = listener.getsockname()[:2]
         say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         asyncio.run(_serve(options, database, content, listener))
-    finally:
-        database.close()
 
 
 async def _serve(

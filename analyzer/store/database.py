@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.engine import URL
@@ -41,12 +42,18 @@ def open_database(url: str, *, create: bool, busy_timeout_s: float) -> Database:
 
 
 class Database:
-    """An engine with its URL; safe to use from several threads."""
+    """An engine with its URL; safe to use from several threads, and as a context manager."""
 
     def __init__(self, url: URL, engine: Engine) -> None:
         self.url = url
         self.sqlite = url.get_backend_name() == "sqlite"
         self._engine = engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def place(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from analyzer.errors import TargetCrashError, TargetError, UsageError
@@ -21,6 +22,16 @@ def parse_address(text: str) -> tuple[str, str, int]:
             hint="Write grpc://HOST:PORT (Triton's is 8001) or http://HOST:PORT (8000).",
         )
     return match.group(1), match.group(2).strip("[]"), int(match.group(3))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def open_endpoint(address: str) -> Endpoint:

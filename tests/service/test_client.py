@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import httpx
 import pytest
 
 from analyzer.cli.main import main
+from analyzer.errors import TargetError
+from analyzer.service import client as client_module
+from analyzer.service.event_stream import EventHub
 
 
 @pytest.fixture
@@ -143,6 +147,23 @@ def test_a_study_goes_on_in_a_new_job(
         assert run(capsys, *command)[0] == 2, "the name is taken"
         code, _, err = run(capsys, *command, "--resume")
     assert code == 4 and "Note: 2 were there" in err
+
+
+def test_a_service_that_takes_no_more_watchers_is_asked_now_and_then(
+    service: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 0.35)
+    job = submit(outcomes=1)
+    url = service.serve(hub=EventHub(service.context.database, streams_max=0))
+    with (
+        client_module.ServiceClient(url, None) as asking,
+        pytest.raises(TargetError, match="Too many clients"),
+    ):
+        list(asking.events(job))
+    told = httpx.get(f"{url}/metrics").text
+    asked = re.search(r'requests_total.*events",status="503"} ([0-9.]+)', told)
+    assert asked is not None and 2 <= float(asked[1]) <= 5
 
 
 def test_without_its_token_a_service_is_of_no_use(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import json
+import shlex
 from typing import Any
 
 import httpx
 import pytest
 from facts_example import example_facts, infeasible_facts
 from page_example import TRIALS_EXAMPLE, Example, trial
+from sqlalchemy import select
 
+from analyzer.cli.search import search
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
 from analyzer.service.auth import ensure_project
 from analyzer.service.event_stream import EventHub
+from analyzer.service.schema import OBJECTS
 from analyzer.service.states import Change
 
 FOUND = build_document(make_report(example_facts()))
@@ -69,6 +74,31 @@ def test_a_job_shows_its_answer_first(client: httpx.Client, example: Example) ->
     assert -1 not in places and places == sorted(places), dict(zip(order, places, strict=True))
     assert "--target-rate=2000/s" in shown and "budget 50 ms" in shown
     assert "hx-get" not in shown
+
+
+def test_the_command_that_a_page_shows_is_one_with_the_same_seed(
+    client: httpx.Client, example: Example
+) -> None:
+    found = FOUND | {"provenance": {"seeds": {"study": 17, "drawn": True}}}
+    options = {"input_shape": ["x:3,4"], "precisions": ["fp32", "int8"], "force": True}
+    job = example.ended(result=found, export="s3://bucket/models", **options)
+    shown = client.get(f"/jobs/{job}").text
+    command = shown.partition('<pre class="command">')[2].partition("</pre>")[0]
+    words = shlex.split(html.unescape(command))
+    assert words[:2] == ["analyze", "search"]
+    values = search.make_context("search", words[2:]).params
+    assert values["seed"] == 17 and values["force"] and values["precisions"] == ("fp32", "int8")
+
+
+def test_what_a_page_could_not_read_is_in_the_log(
+    client: httpx.Client, example: Example, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = example.ended(result=FOUND)
+    with example.context.database.reading() as connection:
+        for sha256 in connection.execute(select(OBJECTS.c.sha256)).scalars():
+            example.context.content.remove(sha256)
+    assert client.get(f"/jobs/{job}").status_code == 503
+    assert "has lost the content" in caplog.text
 
 
 def test_a_job_that_found_nothing_shows_what_came_closest(

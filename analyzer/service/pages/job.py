@@ -91,14 +91,16 @@ class JobView:
         """The command line that does the same on one's own machine, with the same seed."""
         options = dict(self.options)
         seeds = self.result.provenance.get("seeds") if self.result is not None else None
-        if "seed" not in options and isinstance(seeds, dict) and isinstance(seeds.get("root"), int):
-            options["seed"] = seeds["root"]
+        if "seed" not in options and isinstance(seeds, dict):
+            options |= {"seed": seed} if isinstance(seed := seeds.get("study"), int) else {}
         if self.row.kind == "verify":
             words = ["analyze", "verify", "--repository=repository"]
             words.append(f"--model={self.row.model_name}")
         else:
             ending = "" if self.directory else ".onnx"
             words = ["analyze", "search", f"{self.row.model_name}{ending}"]
+        if str(options.pop("force", False)).lower() == "true":
+            words.append("--force")
         for name, value in options.items():
             if name == "calibration_data":
                 value = "calibration.npz"

@@ -23,18 +23,10 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+# Beside those that every answer carries (``guard``).
+_HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 # A file's address carries the hash of its content, so a browser may keep it for ever.
-_STATIC_HEADERS = {
-    "Cache-Control": "public, max-age=31536000, immutable",
-    "X-Content-Type-Options": "nosniff",
-}
+_STATIC_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 # Each file of an address, with what it is made of: the report's colours and type are the page's.
 _STATIC: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "page.css": ("text/css", ("report.css", "service/static/page.css")),

@@ -49,10 +49,8 @@ class Latency(_Part):
 class Certificate(_Part):
     """Of one rate."""
 
-    verdict: str = ""
     requests: int | None = None
     over_budget: int | None = None
-    confidence: float | None = None
 
 
 class Accuracy(_Part):
@@ -131,7 +129,6 @@ class Trial(_Part):
     certificate: str | None = None
     latency_ms_sla: float | None = None
     memory_bytes_peak: float | None = None
-    load_test_seconds: float | None = None
 
 
 class Sla(_Part):
@@ -170,11 +167,8 @@ class Closest(_Part):
 class Search(_Part):
     """What the search did."""
 
-    space_size: int | None = None
     evaluated_live: int | None = None
-    failed: int | None = None
     wall_seconds: float | None = None
-    bound: str | None = None
 
 
 class Result(_Part):

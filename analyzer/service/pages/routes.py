@@ -12,6 +12,7 @@ from fastapi import Query, Request, Response
 from analyzer.report.wording import milliseconds, rate
 from analyzer.service import jobs, routes_jobs, routes_service
 from analyzer.service.context import Context
+from analyzer.service.event_stream import PAGE_JOBS
 from analyzer.service.pages import access, login, submit
 from analyzer.service.pages.configs import config_texts
 from analyzer.service.pages.job import JobView, job_view, promise, result_of
@@ -23,7 +24,6 @@ from analyzer.service.routes_jobs import JobId
 from analyzer.service.schema import NUMBER_MAX
 from analyzer.service.states import State
 
-_PAGE = 50  # jobs on a page of the list
 _COMPARED_MAX = 6  # columns that fit beside each other
 
 
@@ -46,9 +46,9 @@ def job_list(
     """The project's jobs, the newest first; the part that changes alone where htmx asks."""
     with context.database.reading() as connection:
         rows = jobs.list_jobs(
-            connection, visitor.principal.project, before=cursor, limit=_PAGE + 1, state=state
+            connection, visitor.principal.project, before=cursor, limit=PAGE_JOBS + 1, state=state
         )
-    shown = rows[:_PAGE]
+    shown = rows[:PAGE_JOBS]
     told = repr([(row.id, row.state, row.events) for row in shown])
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     renewed = "hx-request" in request.headers
@@ -61,7 +61,7 @@ def job_list(
         state=state,
         states=list(State),
         cursor=cursor,
-        next=shown[-1].number if len(rows) > _PAGE else None,
+        next=shown[-1].number if len(rows) > PAGE_JOBS else None,
         seen=digest,
     )
 

@@ -28,8 +28,8 @@ class PageRoute(APIRoute):
                 return _told(request, problem)
             except RequestValidationError:
                 return _told(request, Problem(404, "not_found", "There is no such page."))
-            except (StoreError, DataError, OSError):
-                return _told(request, store_away())
+            except (StoreError, DataError, OSError) as error:
+                return _told(request, store_away(error))
 
         return told
 

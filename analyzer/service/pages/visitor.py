@@ -10,8 +10,9 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
-from analyzer.service.auth import SCOPES, Principal, Scope
+from analyzer.service.auth import Principal, Scope
 from analyzer.service.context import context_of, principal_of
+from analyzer.service.pages.multipart import unreadable
 from analyzer.service.problems import Problem
 from analyzer.service.sessions import COOKIE, find_session
 
@@ -31,7 +32,7 @@ class Visitor:
 
     def may(self, scope: Scope) -> bool:
         """Whether it may do what needs ``scope``."""
-        return SCOPES.index(self.principal.scope) >= SCOPES.index(scope)
+        return self.principal.may(scope)
 
     def check(self, word: str) -> None:
         """Raises Problem 403 where a form does not bring the session's word."""
@@ -77,7 +78,7 @@ async def fields_of(request: Request) -> dict[str, str]:
     try:
         pairs = parse_qsl((await request.body()).decode(), max_num_fields=_FIELDS_MAX)
     except ValueError as error:
-        raise Problem(400, "form", "The form cannot be read.") from error
+        raise unreadable() from error
     return dict(pairs)
 
 
