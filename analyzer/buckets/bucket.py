@@ -168,7 +168,10 @@ class Bucket:
             message, hint = _sentence(place, verb, str(error))
             raise self._error(message, hint=hint) from None
         except Exception as error:
-            if not type(error).__module__.startswith(("obstore", "builtins")):
+            from obstore.exceptions import BaseError
+
+            # ValueError: a name or a setting that it cannot take.
+            if not isinstance(error, BaseError | ValueError):
                 raise
             message, hint = _sentence(place, verb, f"{type(error).__name__} {error}")
             raise self._error(message, hint=hint) from None

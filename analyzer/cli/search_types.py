@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +62,7 @@ def run_types_command(options: SearchOptions) -> str:
     Raises:
         AnalyzerError: As :func:`~analyzer.cli.search_run.run_search_command`.
     """
+    from analyzer.cluster.instance_types import nodes_by_type
     from analyzer.cluster.ray_session import ray_session
     from analyzer.hardware.machine import inspect_machine
     from analyzer.search.instance_types import search_types
@@ -89,9 +90,11 @@ def run_types_command(options: SearchOptions) -> str:
         ray = stack.enter_context(
             ray_session(address=options.ray_address, cores=machine.cores, gpus=())
         )
+        nodes = ray.nodes()
+        own_nodes = nodes_by_type(nodes, {name: known.device for name, known in prices.items()})
         machines = [
-            stack.enter_context(_machines(options, ray.nodes(), pricing, prices))
-            for pricing in prices.values()
+            stack.enter_context(_machines(options, nodes, own_nodes[name], pricing))
+            for name, pricing in prices.items()
         ]
         spaces = [_space(options, model, own, largest) for own in machines]
         for text in (*model.notes, *(note for space in spaces for note in space.left_out)):
@@ -148,24 +151,21 @@ def _prices(options: SearchOptions) -> dict[str, Pricing]:
 def _machines(
     options: SearchOptions,
     nodes: list[dict[str, Any]],
+    own: frozenset[str],
     pricing: Pricing,
-    prices: Mapping[str, Pricing],
 ) -> Iterator[_TypeMachines]:
-    """The workers on the machines of one type, and the facts that the first of them tells."""
-    from analyzer.cluster.instance_types import nodes_by_type
+    """The workers on the machines ``own`` of one type, and the facts that the first one tells."""
     from analyzer.cluster.ray_executor import RayExecutor
     from analyzer.cluster.ray_lease import find_devices
     from analyzer.measure.facts import worker_facts
     from analyzer.measure.jobs import Job
 
     name = pricing.instance_type or ""
-    types = {each: known.device for each, known in prices.items()}
-    own = nodes_by_type(nodes, types)[name]
-    device: DeviceKind = "gpu" if find_devices(nodes, "gpu", own) else "cpu"
-    if options.device == "cpu":
-        device = "cpu"
+    device: DeviceKind = "cpu"
+    if options.device == "gpu" or (options.device == "auto" and find_devices(nodes, "gpu", own)):
+        device = "gpu"
     with RayExecutor(
-        device=options.device if options.device == "gpu" else device,  # type: ignore[arg-type]
+        device=device,
         cache_dir=cache_dir(),
         workers=options.workers,
         ray_address=options.ray_address,

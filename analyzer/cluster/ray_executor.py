@@ -208,9 +208,10 @@ class RayExecutor:
         if self._nodes is not None:
             return []  # these machines were chosen
         try:
-            found = find_devices(ray.nodes(), self._kind)
+            nodes = ray.nodes()
         except Exception:  # the cluster's head does not answer for a moment
             return []
+        found = find_devices(nodes, self._kind)
         with self._lock:
             known = {lease.device.node_id for lease in self._leases} | self._gone
             wanted = None if self._asked is None else self._asked - len(self._leases)

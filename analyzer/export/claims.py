@@ -12,10 +12,11 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Claim, StudyResult
 from analyzer.errors import RepositoryError, UsageError
-from analyzer.export.manifest import Manifest, read_manifest, sha256_of
+from analyzer.export.manifest import Manifest, read_manifest
 from analyzer.export.study import variant_of
 from analyzer.modelconfig.files import ONNX_FILENAME
 from analyzer.modelconfig.render import MODEL_FILENAMES
+from analyzer.variants.cache import file_sha256
 from analyzer.variants.inspect import inspect_model
 
 
@@ -183,7 +184,7 @@ def _served_model(manifest: Manifest, path: Path) -> ModelInfo:
     return ModelInfo(
         name=manifest.model,
         path=str(path),
-        sha256=sha256_of(path) if path.is_file() else "",
+        sha256=file_sha256(path) if path.is_file() else "",
         batchable=told["batchable"],
         inputs=inputs,
         outputs=outputs,

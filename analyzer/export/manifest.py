@@ -6,7 +6,6 @@ the file does not disturb it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 from analyzer.domain.configuration import Configuration
 from analyzer.errors import RepositoryError
 from analyzer.modelconfig.repository import model_directory
+from analyzer.variants.cache import file_sha256
 
 MANIFEST_NAME = "tritune.json"
 # Raised when a program that does not know the change would misread a manifest.
 MANIFEST_SCHEMA = 1
-_CHUNK_BYTES = 1 << 20  # read at a time, since models have gigabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class Manifest:
         return tuple(
             name
             for name, digest in sorted(self.files.items())
-            if not (folder / name).is_file() or sha256_of(folder / name) != digest
+            if not (folder / name).is_file() or file_sha256(folder / name) != digest
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,12 +144,3 @@ def read_versions(model_dir: Path) -> dict[str, Any]:
             hint="Use the version of the program that wrote it, or a newer one.",
         )
     return versions
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, 64 hex digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -31,12 +31,12 @@ from analyzer.export.manifest import (
     MANIFEST_SCHEMA,
     Manifest,
     read_versions,
-    sha256_of,
 )
 from analyzer.modelconfig.files import ModelFiles, model_files
 from analyzer.modelconfig.render import configuration_from_config
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME, parse_config, read_config
+from analyzer.variants.cache import file_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +161,11 @@ def _export(
             ignore=lambda folder, _: (CONFIG_NAME, MANIFEST_NAME) if Path(folder) == target else (),
         )
     copy_durably(files.config_text.encode(), staged / CONFIG_NAME)
-    hashes = {CONFIG_NAME: sha256_of(staged / CONFIG_NAME)}
+    hashes = {CONFIG_NAME: file_sha256(staged / CONFIG_NAME)}
     for name, content in files.version_files.items():
         written = staged / str(version) / name
         copy_durably(content, written)
-        hashes[f"{version}/{name}"] = sha256_of(written)
+        hashes[f"{version}/{name}"] = file_sha256(written)
     read_back = configuration_from_config(read_config(staged / CONFIG_NAME))
     if read_back != files.configuration:
         raise RepositoryError(

@@ -17,11 +17,11 @@ from analyzer.domain.study import StudyResult
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt_rtx, product
 from analyzer.errors import RepositoryError, UsageError
 from analyzer.export.atomic import copy_durably, locked, put_in_place, staging_folder
-from analyzer.export.manifest import sha256_of
 from analyzer.export.repository import ExportResult
 from analyzer.export.study import calibration_of
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.variants.cache import file_sha256
 from analyzer.variants.rtx_build import build_rtx_engine
 from analyzer.variants.tensorrt_build import EngineOptions, known_capabilities
 
@@ -92,7 +92,7 @@ def export_rtx_engine(
                 "precision": configuration.variant.label,
                 "compute_capabilities": list(compute_capabilities),
                 "batch_size_max": options.batch_size_max if model.batchable else None,
-                "sha256": sha256_of(staged / ENGINE_NAME),
+                "sha256": file_sha256(staged / ENGINE_NAME),
                 "notes": [*notes, note],
                 "evidence": evidence,
                 "written_at": datetime.now(UTC).isoformat(timespec="seconds"),

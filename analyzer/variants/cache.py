@@ -40,7 +40,7 @@ def load_entry(
     folder = cache_dir / key
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        intact = all(_digest(folder / name) == value for name, value in record["files"].items())
+        intact = all(file_sha256(folder / name) == value for name, value in record["files"].items())
         intact &= time.time() - record.get("published_at", 0.0) <= seconds_kept
     except FileNotFoundError:
         if not folder.exists():
@@ -83,7 +83,7 @@ def publish(cache_dir: Path, key: str, folder: Path, record: dict[str, Any]) -> 
     """
     final = cache_dir / key
     try:
-        files = {entry.name: _digest(entry) for entry in folder.iterdir() if entry.is_file()}
+        files = {entry.name: file_sha256(entry) for entry in folder.iterdir() if entry.is_file()}
         whole = {**record, "files": files, "published_at": time.time()}
         (folder / _RECORD).write_text(json.dumps(whole), encoding="utf-8")
         for name in (*files, _RECORD):
@@ -109,7 +109,8 @@ def write_error(folder: Path, error: OSError) -> BuildError:
     )
 
 
-def _digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, 64 hex digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

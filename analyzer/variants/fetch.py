@@ -12,6 +12,7 @@ from analyzer.errors import AnalyzerError, ModelError
 from analyzer.modelconfig.files import ONNX_FILENAME, external_names
 from analyzer.modelconfig.repository import version_number
 from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.variants.cache import file_sha256
 
 
 def fetch_model(location: Location, cache_dir: Path) -> Path:
@@ -92,7 +93,6 @@ def _digest(folder: Path) -> str:
     """SHA-256 over names and contents of all files in ``folder``, 64 hex digits."""
     whole = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with file.open("rb") as source:
-            own = hashlib.file_digest(source, "sha256").hexdigest()
-        whole.update(f"{file.relative_to(folder).as_posix()}\0{own}\n".encode())
+        name = file.relative_to(folder).as_posix()
+        whole.update(f"{name}\0{file_sha256(file)}\n".encode())
     return whole.hexdigest()

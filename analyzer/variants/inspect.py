@@ -29,6 +29,7 @@ from analyzer.errors import (
     TargetMemoryError,
     is_out_of_memory,
 )
+from analyzer.variants.cache import file_sha256
 from analyzer.variants.example_shapes import accepted_shapes
 from analyzer.variants.graph import external_pieces, table_ranges
 from analyzer.variants.scalars import with_dimensions
@@ -292,14 +293,12 @@ def default_name(path: Path) -> str:
 def hash_model(file: Path, external: Sequence[str] = ()) -> str:
     """SHA-256 of ``file``; with external weights that of all files' digests and names, in order."""
     try:
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = file_sha256(file)
         if not external:
             return digest
         total = hashlib.sha256(digest.encode())
         for part in sorted(external):
-            with (file.parent / part).open("rb") as stream:
-                total.update(f"{part} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+            total.update(f"{part} {file_sha256(file.parent / part)}".encode())
         return total.hexdigest()
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}.") from error
