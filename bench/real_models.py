@@ -30,10 +30,10 @@ from analyzer.variants.build import Variant
 from analyzer.variants.inputs import load_calibration, synthetic_inputs
 from analyzer.variants.inspect import inspect_model, verify_model
 from benchlib import real_triton
-from benchlib.command import ROOT, Command, cell, put_into_page, say, table
+from benchlib.command import RESULTS, ROOT, Command, cell, put_into_page, say, table
 from benchlib.packaged import FOLDER, MODELS, PackagedModel
 
-RESULTS = ROOT / "bench" / "results" / "real_models.json"
+COMMITTED = RESULTS / "real_models.json"
 PAGE = ROOT / "docs" / "real-models.md"
 STEPS = real_triton.Steps(FOLDER / "steps")
 # Rows of natural input: an eighth calibrates, the rest scores.
@@ -186,7 +186,7 @@ def step_name(step: str, model: PackagedModel, budget_s: float) -> str:
 
 def collect(budget_s: float) -> dict[str, Any]:
     """Everything that is known of each model: what was committed, and newer steps over it."""
-    committed = json.loads(RESULTS.read_text())["models"] if RESULTS.is_file() else {}
+    committed = json.loads(COMMITTED.read_text())["models"] if COMMITTED.is_file() else {}
     known: dict[str, Any] = {}
     for model in MODELS:
         facts = committed.get(model.name, {"check": {}, "search": {}})

@@ -28,10 +28,11 @@ import httpx
 import numpy as np
 import onnxruntime
 
+from analyzer.targets.ports import free_ports
 from analyzer.targets.triton_install import find_triton
 from analyzer.targets.triton_server import TritonServer
 from benchlib.command import ROOT, WORK, Command, say, table
-from benchlib.postgres import PostgresServer, free_port, postgres_server
+from benchlib.postgres import PostgresServer, postgres_server
 
 _GENERATOR, _DASHBOARD = "openapi-python-client", "optuna-dashboard"
 _MODEL, _DATA = ROOT / "examples" / "digits.onnx", ROOT / "examples" / "digits.npz"
@@ -153,7 +154,7 @@ def dashboard(url: str) -> dict[str, Any]:
         SystemExit: It does not answer.
     """
     programs = environment("dashboard-venv", _DASHBOARD, "psycopg[binary]")
-    port = free_port()
+    [port] = free_ports(1)
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [programs / _DASHBOARD, url, "--host", "127.0.0.1", "--port", str(port)],

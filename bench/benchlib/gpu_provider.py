@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -173,7 +174,8 @@ def nvml(*, seconds: float = _WATCHED_S) -> dict[str, Any]:
             time.sleep(1.0)  # NVML's longest window, which would reach back before the load
             meter = GpuMeter(gpu, base)
             meter.open()
-            found["busy"] = _watch(library, handle, seconds, each=lambda: meter.sample((_own(),)))
+            own = (os.getpid(),)
+            found["busy"] = _watch(library, handle, seconds, each=lambda: meter.sample(own))
             meter.close()
         found["busy_by"] = by
         use = meter.result()
@@ -181,12 +183,6 @@ def nvml(*, seconds: float = _WATCHED_S) -> dict[str, Any]:
                  "energy_joules", "gpu_clock_mhz", "gpu_clock_limits", "gpu_throttled")  # fmt: skip
         found["meter"] = {name: getattr(use, name) for name in names}
     return found
-
-
-def _own() -> int:
-    import os
-
-    return os.getpid()
 
 
 def _watch(

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import yaml
 from analyzer.domain.configuration import Configuration
 from analyzer.load.perf_analyzer import require_perf_analyzer
 from analyzer.modelconfig.files import model_files
+from analyzer.targets.ports import free_ports
 from analyzer.targets.triton_install import python_environment, require_triton
 from analyzer.variants.inspect import inspect_model
 from benchlib.command import ROOT, WORK
@@ -97,18 +97,6 @@ def write_server_script(path: Path) -> Path:
     )
     path.chmod(0o755)
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens to at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def run_model_analyzer(

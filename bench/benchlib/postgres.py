@@ -7,7 +7,6 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,18 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from analyzer.targets.ports import free_ports
+
 _END_S = 20.0  # for the processes of a server that was killed to be gone
 
 
 class PostgresUnavailableError(Exception):
     """There is no PostgreSQL here that can be started, and why."""
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class PostgresServer:
@@ -58,7 +52,7 @@ class PostgresServer:
         self._data = folder / "data"
         if as_root:
             shutil.chown(folder, user)
-        self._port = free_port()
+        [self._port] = free_ports(1)
         self._options = f"-p {self._port} -c listen_addresses=127.0.0.1 -k {folder}"
         if not durable:
             self._options += " -c fsync=off"

@@ -16,7 +16,7 @@ from analyzer.errors import AnalyzerError
 from analyzer.twin.calibration import VariantCalibration
 from benchlib.command import say, write_json
 from benchlib.search_tables import predictions, read_rows
-from benchlib.subjects import SEED, ServedSubject
+from benchlib.subjects import FP32, INT8, SEED, ServedSubject
 
 COLUMNS = (
     "model", "config_id", "predicted_rps", "saturation_rps", "edge_rps", "from_rps", "to_rps",
@@ -107,10 +107,4 @@ def _calibrations(subject: ServedSubject, path: Path) -> dict[VariantKey, Varian
         )
         return found
     known = json.loads(path.read_text())["calibrations"]
-    return {
-        key: VariantCalibration.from_dict(key, known[key.label])
-        for key in (
-            VariantKey(precision="fp32"),
-            VariantKey(precision="int8", quantization="dynamic"),
-        )
-    }
+    return {key: VariantCalibration.from_dict(key, known[key.label]) for key in (FP32, INT8)}

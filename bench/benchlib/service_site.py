@@ -20,8 +20,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from analyzer.targets.ports import free_ports
 from benchlib.command import ROOT, WORK
-from benchlib.postgres import PostgresServer, free_port
+from benchlib.postgres import PostgresServer
 from benchlib.scripted_worker import SCRIPT
 
 LEASE_S = 5.0
@@ -110,7 +111,7 @@ class Site:
         else:
             self.data.mkdir()
             self.url = f"sqlite:///{self.data / 'service.db'}"
-        self.ports = [free_port() for _ in range(_APIS)]
+        self.ports = free_ports(_APIS)
         self.apis = [
             Part(f"api{number}", [
                 sys.executable, "-m", "analyzer.cli.main", "service", f"--port={port}",

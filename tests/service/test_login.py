@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from analyzer.resources import tool_homes
 from analyzer.service.oidc import OidcOptions, Rule, parse_rule
 from analyzer.service.problems import Problem
 from analyzer.service.provider import Login, Provider
+from analyzer.targets.ports import free_ports
 
 RULES = ("groups=vision:vision:admin", "domain=example.org:default:read", "sub=bob:default:write")
 
@@ -266,12 +266,6 @@ def test_a_cookie_that_is_none_is_no_login() -> None:
 # --- a real provider ------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture
 def place(service: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Starts a service whose logins a real provider checks; its address."""
@@ -282,7 +276,7 @@ def place(service: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
     with ExitStack() as ends:
 
         def start(*rules: str) -> str:
-            port = free_port()
+            [port] = free_ports(1)
             issuer = f"http://127.0.0.1:{port}"
             public = "http://127.0.0.1:1"  # changed below, once the port is known
             own = options(
@@ -401,7 +395,7 @@ def test_without_a_provider_there_is_no_such_login(service: Any) -> None:
 
 
 def test_a_provider_that_is_away_is_said(service: Any) -> None:
-    gone = Provider(options(f"http://127.0.0.1:{free_port()}", "http://127.0.0.1:1"))
+    gone = Provider(options(f"http://127.0.0.1:{free_ports(1)[0]}", "http://127.0.0.1:1"))
     url = service.serve(tokens=True, provider=gone)
     answer = httpx.get(url + "/login/oidc")
     assert answer.status_code == 502 and "does not answer" in answer.text
