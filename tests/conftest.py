@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,46 +53,22 @@ def triton_install() -> TritonInstall:
     return found
 
 
-_FAKE_TENSORRT = """
-import sys
-from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
-sys.modules[__name__] = make_tensorrt(version={version!r})
-"""
-_FAKE_CUDA = """
-import sys
-from analyzer.engine.runtimes.fake_cuda import FakeCuda
-sys.modules[__name__] = FakeCuda(**{options!r})
-"""
+_FAKE_PACKAGES = Path(__file__).parent / "fake_packages"
 
 
 @pytest.fixture
-def fake_tensorrt(install_fake_tensorrt: Callable[..., str]) -> str:
+def fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> str:
     """TensorRT and CUDA's bindings as fakes, here and in every child process; the version."""
-    return install_fake_tensorrt()
-
-
-@pytest.fixture
-def install_fake_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Puts the fakes in place; its arguments are ``FakeCuda``'s."""
-    return partial(_install, tmp_path, monkeypatch)
-
-
-def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
-    version = "11.4.0"
-    folder = folder / "fake-packages"
-    (folder / "cuda" / "bindings").mkdir(parents=True)
-    (folder / "cuda" / "__init__.py").touch()
-    (folder / "cuda" / "bindings" / "__init__.py").touch()
-    (folder / "cuda" / "bindings" / "runtime.py").write_text(_FAKE_CUDA.format(options=options))
-    (folder / "tensorrt.py").write_text(_FAKE_TENSORRT.format(version=version))
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    for name in ("base", "cuda", "tensorrt"):
+        monkeypatch.setenv("PYTHONPATH", str(_FAKE_PACKAGES / name), prepend=os.pathsep)
+        monkeypatch.syspath_prepend(_FAKE_PACKAGES / name)
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorrt", make_tensorrt(version=version))
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", FakeCuda(**options))
-    monkeypatch.syspath_prepend(folder)
-    return version
+    tensorrt = make_tensorrt()
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", FakeCuda())
+    return str(tensorrt.__version__)
 
 
 @pytest.fixture
@@ -125,9 +100,6 @@ def store_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-_FAKE_PACKAGES = Path(__file__).parent / "fake_packages"
-
-
 @pytest.fixture
 def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes up a machine with GPUs for every child process from now on.
@@ -140,7 +112,7 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def make(**options: Any) -> None:
         parts = {"tensorrt": ("tensorrt", "cuda"), "cupy": ("cupy", "cuda")}
         folders = dict.fromkeys(
-            ["gpu", *(name for part in parts if part in options for name in parts[part])]
+            ["base", "gpu", *(name for part in parts if part in options for name in parts[part])]
         )
         root = Path(__file__).parents[1]
         paths = [*(str(_FAKE_PACKAGES / name) for name in folders), str(root)]

@@ -1,4 +1,4 @@
-"""What the modules beside this one pretend: JSON in the variable MADE_UP_MACHINE."""
+"""What the modules of the folders beside this one pretend: JSON in MADE_UP_MACHINE."""
 
 import importlib
 import json
@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+_HIDING = Path(__file__).parents[1] / "gpu"
 OPTIONS: dict[str, Any] = json.loads(os.environ.get("MADE_UP_MACHINE", "{}"))
 
 
 def behind(name: str) -> Any:
-    """The installed module that one of this folder hides; it stays in ``sys.modules``."""
+    """The installed module that one of ``gpu`` hides; it stays in ``sys.modules``."""
     path = list(sys.path)
-    sys.path[:] = [entry for entry in path if Path(entry) != Path(__file__).parent]
+    sys.path[:] = [entry for entry in path if Path(entry) != _HIDING]
     try:
         sys.modules.pop(name)
         return importlib.import_module(name)
