@@ -28,7 +28,7 @@ from analyzer.targets.open import open_target
 from analyzer.targets.target import Connection
 from analyzer.variants.build import Variant
 from analyzer.variants.inputs import load_calibration, synthetic_inputs
-from analyzer.variants.inspect import inspect_model, verify_model
+from analyzer.variants.inspect import inspect_model, try_model
 from benchlib import real_triton
 from benchlib.command import RESULTS, ROOT, Command, cell, put_into_page, say, table
 from benchlib.packaged import FOLDER, MODELS, PackagedModel
@@ -55,7 +55,7 @@ def check(model: PackagedModel) -> dict[str, Any]:
     scratch = FOLDER / "models"
     info = inspect_model(source, input_shapes=model.shapes, name=model.name, scratch=scratch)
     rows = load_calibration(data, info).inputs if data else synthetic_inputs(info, 2, 0)
-    info = verify_model(info, {name: array[:2] for name, array in rows.items()})
+    info, _ = try_model(info, {name: array[:2] for name, array in rows.items()})
     cache = FOLDER / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     context = WorkerContext(

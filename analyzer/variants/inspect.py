@@ -230,11 +230,6 @@ def as_unbatched(
     )
 
 
-def verify_model(model: ModelInfo, rows: Mapping[str, Any]) -> ModelInfo:
-    """As :func:`try_model`, without the time."""
-    return try_model(model, rows)[0]
-
-
 def try_model(model: ModelInfo, rows: Mapping[str, Any]) -> tuple[ModelInfo, float]:
     """``model`` as it really runs, tried on two rows of inputs (``[rows, *shape]``).
 

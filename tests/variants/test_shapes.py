@@ -12,7 +12,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError
 from analyzer.variants.inputs import synthetic_inputs
-from analyzer.variants.inspect import inspect_model, verify_model
+from analyzer.variants.inspect import inspect_model, try_model
 from analyzer.variants.shapes import Declared, declared_dims, state_loops, unbatched_reasons
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -86,7 +86,7 @@ def test_stateful_model_is_served_unbatched(write_model: Write, batch: object, s
     assert "the same state each time" in model.notes[1]
     rows = synthetic_inputs(model, 2, 0)
     assert (rows["sr"] == 16000).all()
-    assert not verify_model(model, rows).batchable
+    assert not try_model(model, rows)[0].batchable
 
 
 def test_scalars_get_a_dimension_that_triton_can_serve(write_model: Write, tmp_path: Path) -> None:
