@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -209,13 +209,13 @@ class Upload:
 
 
 def _abort(writer: Any) -> None:
+    from obstore.exceptions import BaseError
+
     # The library's writer ends an upload where its ``with`` block is left by an error.
     error = InterruptedError()
-    try:
+    # Finished, or the store is gone: then its rule for incomplete uploads removes the parts.
+    with suppress(OSError, BaseError):
         writer.__exit__(type(error), error, None)
-    except Exception:
-        # Finished, or the store is gone: then its rule for incomplete uploads removes the parts.
-        return
 
 
 def _open(location: Location) -> Any:

@@ -58,12 +58,14 @@ def start_relay(host: str, port: int) -> socket.socket:
     if os.fork():
         other.close()
         return own
-    with contextlib.suppress(BaseException):
+    try:
         own.close()
         die_with_parent()
         _, (handle, *_), _, _ = socket.recv_fds(other, 1, 1)
         _serve(socket.socket(fileno=handle), host, port)
-    os._exit(0)
+    except BaseException as error:
+        os.write(2, f"The relay to {host}:{port} ended: {error}\n".encode())
+    os._exit(1)
 
 
 def listen(relay: socket.socket, port: int) -> None:
