@@ -37,10 +37,10 @@ short beside a search. A choice."""
 
 def this_device() -> Device:
     """The device that a worker of this machine measures on: its first visible GPU, or its CPU."""
-    from analyzer.hardware.gpus import list_gpus
+    from analyzer.hardware.gpus import visible_gpus
 
     host = socket.gethostname()
-    gpus = list_gpus()
+    gpus = visible_gpus()
     if gpus:
         return Device(id=gpus[0].uuid, kind="gpu", host=host, name=gpus[0].name)
     # The same for all containers of a machine, and another one on each machine.

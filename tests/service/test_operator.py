@@ -13,12 +13,14 @@ from sqlalchemy import text, update
 
 from analyzer.cli.main import main
 from analyzer.errors import StoreError
+from analyzer.hardware import gpus
 from analyzer.service import auth
 from analyzer.service.content import ContentStore
 from analyzer.service.database import VERSION_TABLE, open_service_database
 from analyzer.service.gc import collect
 from analyzer.service.schema import JOBS, METADATA, OBJECTS
 from analyzer.service.sessions import begin_session, find_session
+from analyzer.service.worker import this_device
 from analyzer.store.database import Database
 
 
@@ -51,6 +53,20 @@ def test_a_database_of_a_newer_version_is_left_alone(database: Database, store_u
 def test_a_worker_does_not_make_the_tables(store_url: str) -> None:
     with pytest.raises(StoreError, match="no tables"):
         open_service_database(store_url, upgrade=False)
+
+
+def test_a_worker_measures_on_the_first_gpu_that_it_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = tuple(gpus.GpuIdentity(uuid=f"GPU-{n}", index=n, name=f"T{n}") for n in range(2))
+    monkeypatch.setattr(gpus, "list_gpus", lambda *, nvml=None: found)
+    for shown, device in ((None, "GPU-0"), ("1", "GPU-1"), ("GPU-1,GPU-0", "GPU-1")):
+        monkeypatch.delenv(gpus.VISIBLE, raising=False)
+        if shown is not None:
+            monkeypatch.setenv(gpus.VISIBLE, shown)
+        assert (this_device().id, this_device().kind) == (device, "gpu")
+    monkeypatch.setenv(gpus.VISIBLE, "")
+    assert this_device().kind == "cpu", "all are hidden"
 
 
 def test_retention_takes_old_jobs_and_what_nothing_needs(
