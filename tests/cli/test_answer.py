@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from facts_example import BASELINE, example_facts
 
 from analyzer.cli.answer import deliver
 from analyzer.cli.options import command_line
@@ -23,26 +23,14 @@ from analyzer.variants.inspect import inspect_model
 ROOT = Path(__file__).parents[2]
 
 
-def _facts_example() -> ModuleType:
-    path = ROOT / "tests" / "report" / "facts_example.py"
-    spec = importlib.util.spec_from_file_location("facts_example_of_cli", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def facts() -> StudyResult:
     """A study that recommends its baseline, an fp32 configuration of the example model."""
-    example = _facts_example()
-    found = example.example_facts(
+    return example_facts(
         model=inspect_model(ROOT / "examples" / "digits.onnx"),
-        recommended_id=example.BASELINE.config_id,
+        recommended_id=BASELINE.config_id,
         provenance={},
     )
-    assert isinstance(found, StudyResult)
-    return found
 
 
 def options(folder: Path, *, force: bool, quiet: bool = False) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import sys
 import threading
@@ -32,15 +31,6 @@ from analyzer.service.queue import Device
 from analyzer.service.sandbox import Isolation
 from analyzer.service.worker import Worker
 from analyzer.store.database import Database
-
-# Helpers of tests, made importable under pytest's importlib mode.
-for _path in ("service/page_example.py", "report/facts_example.py", "report/chromium.py"):
-    _file = Path(__file__).parents[1] / _path
-    if _file.stem not in sys.modules:
-        _spec = importlib.util.spec_from_file_location(_file.stem, _file)
-        assert _spec is not None and _spec.loader is not None
-        sys.modules[_file.stem] = importlib.util.module_from_spec(_spec)
-        _spec.loader.exec_module(sys.modules[_file.stem])
 
 SCRIPTED = Program(
     (sys.executable, str(Path(__file__).parent / "scripted.py")),
