@@ -72,6 +72,11 @@ def _with_command(args: list[str]) -> list[str]:
     first = args[0]
     if first.startswith("-") or Path(first).exists():
         return ["search", *args]
+    if first.endswith(".onnx") or "/" in first:
+        raise UsageError(
+            f"{first!r} is neither a command nor a model: there is no such file.",
+            hint="Check the model's path; it is relative to the folder you are in.",
+        )
     near = difflib.get_close_matches(first, _COMMANDS, n=3, cutoff=0.5)
     raise UsageError(
         f"{first!r} is neither a command nor a model file.",

@@ -110,6 +110,12 @@ def measure(target: str, **values: Any) -> None:
     if values["duration"] <= 0:
         raise UsageError("--duration must be above 0.", hint="Write it like --duration 10s.")
     with _open(target, values) as subject:
+        if values["request_batch_size"] > 1 and not subject.batchable:
+            raise UsageError(
+                f"--request-batch-size {values['request_batch_size']}: the model {subject.name} "
+                "cannot be batched.",
+                hint="Leave the option out, or export the model with a dynamic first dimension.",
+            )
         rows: list[tuple[str, dict[str, Any]]] = []
         if values["generator"] in ("tritune", "both"):
             rows.append(("tritune", _ours(subject, values)))
@@ -217,6 +223,9 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.targets.open import open_target
 
     model, configuration = inspect_path(path, values["input_shapes"])
+    if not values["quiet"]:
+        for note in model.notes:
+            click.echo(f"Note: {note}", err=True)
     if configuration is None:
         configuration = baseline_configuration(batchable=model.batchable, device=default_device())
     gpu = first_gpu() if configuration.device == "gpu" else None
@@ -313,7 +322,7 @@ def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
         cells = []
         for name, row in rows:
             value = ours(row) if name == "tritune" else row.get(theirs)
-            cells.append(f"{value:.3f}" if isinstance(value, float) else str(value))
+            cells.append(_cell(value))
         table.append((title, *cells))
 
     line("throughput, inferences/s", lambda r: r["throughput_ips"], "throughput_ips")
@@ -325,6 +334,8 @@ def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
         )
     line("requests", lambda r: r["requests"], "requests")
     line("errors", lambda r: r["errors"], "errors")
+    if any(row.get("over_budget") is not None for _, row in rows):
+        line("over budget", _over_budget, "")
     line("valid", lambda r: r["validity"]["valid"], "stable")
     own = rows[0][1] if rows[0][0] == "tritune" else {}
     for title, key in (
@@ -338,5 +349,24 @@ def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
     click.echo(format_table(table))
     for name, row in rows:
         if name == "tritune":
+            if row["errors"] and None in row["latency_ms"].values():
+                click.echo(
+                    "Note: requests that failed or never came back count as infinitely late; "
+                    "a percentile among them is –.",
+                    err=True,
+                )
             for reason in row["validity"]["reasons"]:
                 click.echo(f"not valid: {reason}", err=True)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _over_budget(row: dict[str, Any]) -> str:
+    share = row["over_budget"] / row["requests"] if row["requests"] else 0.0
+    return f"{row['over_budget']} ({share:.2%})"

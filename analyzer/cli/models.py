@@ -69,15 +69,18 @@ def inspect_path(
     """The model, and the configuration that a model directory's own ``config.pbtxt`` gives."""
     from analyzer.variants.inspect import inspect_model
 
-    model = inspect_model(path, input_shapes=input_shapes, scratch=cache_dir() / "models")
+    scratch = cache_dir() / "models"
     config = path / "config.pbtxt"
     if not (path.is_dir() and config.is_file()):
-        return model, None
+        return inspect_model(path, input_shapes=input_shapes, scratch=scratch), None
     from analyzer.modelconfig.render import configuration_from_config, unexpressed_settings
+    from analyzer.modelconfig.render import input_shapes as shapes_in
     from analyzer.modelconfig.rules import normalize
     from analyzer.modelconfig.text import read_config
+    from analyzer.variants.deployed import inspect_deployed
 
     proto = read_config(config)
+    model = inspect_deployed(path, shapes_in(proto), given=input_shapes, scratch=scratch)
     if ignored := unexpressed_settings(proto):
         note = f"What is measured leaves out settings of config.pbtxt: {', '.join(ignored)}."
         model = replace(model, notes=(*model.notes, note))

@@ -52,7 +52,7 @@ PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
 
 
 class Percentile(click.ParamType[float]):
-    """A percentile above 0 and below 100."""
+    """A percentile from 1 to below 100; one below 1 is taken for a fraction, and refused."""
 
     name = "P"
 
@@ -66,6 +66,11 @@ class Percentile(click.ParamType[float]):
         if not 0 < number < 100:
             raise UsageError(
                 f"--percentile: {value!r} is no number between 0 and 100.", hint="Write 99 or 99.9."
+            )
+        if number < 1:
+            raise UsageError(
+                f"--percentile: {value!r} means {number:g} % of the requests, not a fraction.",
+                hint=f"For {100 * number:g} % write {100 * number:g}.",
             )
         return number
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from analyzer.cli.answer import deliver
 from analyzer.cli.devices import require_gpu_backends
 from analyzer.cli.machine import constants_of
 from analyzer.cli.models import find_model, inspect_path, local_model
+from analyzer.cli.neighbours import noting_neighbours
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
@@ -82,9 +84,12 @@ def run_search_command(options: SearchOptions) -> str:
                 request = request_of(
                     options, record, model, space, device, pricing, arrivals, inference_s
                 )
-                result = _search(
-                    options, request, store, executor, progress, machine, baseline, twin_ready, plan
-                )
+                with noting_neighbours(options, progress.warn) as notes:
+                    result = _search(
+                        options, request, store, executor, progress, machine, baseline, twin_ready,
+                        plan,
+                    )  # fmt: skip
+                result = replace(result, warnings=(*result.warnings, *notes))
                 store.save_result(result)
     return deliver(options, result)
 

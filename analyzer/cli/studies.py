@@ -95,7 +95,7 @@ def show(
         (
             str(row.trial_number) if row.trial_number >= 0 else "–",
             row.role,
-            row.state,
+            "left out" if (row.role, row.state) == ("variant", "failed") else row.state,
             row.config_id,
             row.variant,
             f"{row.edge_rps:.1f}" if row.edge_rps else "–",

@@ -425,3 +425,13 @@ class Failure:
     hint: str = ""
     load_test_seconds: float = 0.0
     watched: Conditions | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it tells why a whole variant is left out; its configuration stands for that."""
+        return self.stage == "build"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a measurement went wrong: no variant that is left out, and no lack of time."""
+        return not self.leaves_out and self.reason != "budget"

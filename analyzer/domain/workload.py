@@ -187,7 +187,7 @@ def _gamma(text: str) -> Gamma:
     if not (np.isfinite(cv) and cv > 0):
         raise UsageError(
             f"'gamma:{text}': gamma needs a positive coefficient of variation.",
-            hint="Write gamma:2.",
+            hint="Write gamma:2 (simulate takes the rate with it: gamma:2:80/s).",
         )
     return Gamma(cv=cv)
 

@@ -17,7 +17,7 @@ from analyzer.export.study import variant_of
 from analyzer.modelconfig.files import ONNX_FILENAME
 from analyzer.modelconfig.render import MODEL_FILENAMES
 from analyzer.variants.cache import file_sha256
-from analyzer.variants.inspect import inspect_model
+from analyzer.variants.deployed import inspect_deployed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def claim_of_repository(
             arrivals=sla.get("arrivals", "poisson"),
             request_batch_size=sla.get("request_batch_size", 1),
         ),
-        model=_served_model(manifest, model_path),
+        model=served_model(manifest, model_path),
         model_path=model_path,
         exported=manifest.version_dir,
         data_path=_data_path(evidence.get("provenance", {})),
@@ -155,15 +155,17 @@ def claim_of_repository(
     )
 
 
-def _served_model(manifest: Manifest, path: Path) -> ModelInfo:
+def served_model(manifest: Manifest, path: Path) -> ModelInfo:
     """What is served: read from the graph; an engine cannot be read, so from the manifest.
 
     Raises:
         AnalyzerError: The graph cannot be read, or the manifest says nothing of the engine's model.
     """
-    if path.name != MODEL_FILENAMES["tensorrt"]:
-        return inspect_model(path, name=manifest.model)
     told = manifest.evidence.get("model")
+    if path.name != MODEL_FILENAMES["tensorrt"]:
+        tensors = (told or {}).get("inputs", ())
+        shapes = {tensor["name"]: tuple(tensor["shape"]) for tensor in tensors}
+        return inspect_deployed(path, [shapes], name=manifest.model)
     if not told:
         raise RepositoryError(
             f"The manifest of {manifest.model} does not say what the inputs of its engine are.",

@@ -62,6 +62,8 @@ class Canary:
                 pass_fds=(file.fileno(),),
                 env=child_environment(),
                 stdin=subprocess.DEVNULL,
+                # A terminal's Ctrl-C is for the command, which ends this process itself.
+                start_new_session=True,
             )
         return self
 

@@ -187,6 +187,22 @@ def configuration_from_config(proto: Any, *, gpus: tuple[int, ...] = ()) -> Conf
         ) from error
 
 
+def input_shapes(proto: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """What ``proto`` says of inputs whose every dimension it gives, without the batch axis.
+
+    Not of inputs that Triton reshapes: the model's own shape is another there. Two readings where
+    Triton does not batch: the first dimension may still be the graph's batch axis.
+    """
+    shapes = {
+        tensor.name: tuple(tensor.dims)
+        for tensor in proto.input
+        if tensor.dims and min(tensor.dims) > 0 and not tensor.HasField("reshape")
+    }
+    if proto.max_batch_size > 0:
+        return (shapes,)
+    return shapes, {name: dims[1:] for name, dims in shapes.items()}
+
+
 def unexpressed_settings(proto: Any) -> tuple[str, ...]:
     """Settings of ``proto`` that change how it serves and that a Configuration cannot say.
 

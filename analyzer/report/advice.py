@@ -19,6 +19,10 @@ _SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
 _MORE = 2.0
 _LEAST_S = 60.0
 
+# A proof that needs so many times what was counted, or so long, is out of reach: no figure helps.
+_REACH = 1000.0
+_REACH_S = 24 * 3600.0
+
 _LIMITS = {
     "latency_budget_ms": ("the latency budget", milliseconds),
     "target_rate_rps": ("the target rate", rate),
@@ -35,7 +39,7 @@ def miss_sentence(miss: Miss, sla: Sla) -> str:
     if miss.limit == "certified_requests":
         if not observed:
             return f"It has no certificate yet; one takes at least {show(required)}."
-        if required is None:
+        if required is None or required > _REACH * observed:
             return f"Its certificate counts {show(observed)}, and that did not decide."
         return f"Its certificate counts {show(observed)}; it needs about {show(required)}."
     if observed is None:
@@ -62,7 +66,7 @@ def advice(report: StudyReport) -> tuple[str, ...]:
         observed = miss.observed
         if miss.limit == "latency_budget_ms" and observed is not None:
             sentences.append(
-                f"A budget of about {number(observed * 1.1, 2)} ms is within reach "
+                f"A latency budget of about {number(observed * 1.1, 2)} ms is within reach "
                 f"(--latency-budget), or a lower --percentile."
             )
         elif miss.limit == "max_memory_bytes" and observed is not None:
@@ -73,8 +77,8 @@ def advice(report: StudyReport) -> tuple[str, ...]:
             sentences.append("Lower --target-rate: one device does not carry it.")
     if not closest and result.verdict != "estimated":
         sentences.append(
-            "Every configuration failed: analyze report says why."
-            if report.failures
+            "Every configuration that was tried failed: analyze report says why."
+            if any(failure.is_fault for failure in report.failures)
             else "The budget ended before anything was measured."
         )
     if result.verdict == "infeasible":
@@ -99,7 +103,7 @@ def _more_time(result: StudyResult) -> str:
 def next_budget_s(result: StudyResult) -> tuple[float, bool]:
     """The budget to give next, in round seconds, and whether it is known to suffice."""
     needed_s = result.search.budget_needed_s
-    if needed_s is not None and math.isfinite(needed_s):
+    if needed_s is not None and needed_s <= _REACH_S:
         return _round_up(needed_s), True
     return _round_up(max(_MORE * (result.search.budget_s or 150.0), _LEAST_S)), False
 

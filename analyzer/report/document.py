@@ -143,6 +143,7 @@ def build_load_test_entry(
         "instance_type": None,
         "predicted": asdict(Prediction()),
         "requests": test.requests,
+        "over_budget": test.over_budget,
         "offered_rps": test.offered_rps,
         "achieved_rps": test.achieved_rps,
         "concurrency": test.concurrency,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from analyzer.domain.study import StudyResult
@@ -69,7 +70,8 @@ def write_report(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UsageError(
             f"The report {path} cannot be written: {error.strerror}.",
             hint="Choose another file with -o; the study itself is stored.",

@@ -65,6 +65,8 @@ def gain_sentence(report: StudyReport) -> str:
         return "the baseline was not measured"
     for failure in report.failures:
         if failure.configuration == baseline.configuration:
+            if failure.reason == "budget" and report.result.verdict == "infeasible":
+                return "no gain to tell, since no configuration keeps the SLA"
             if failure.reason == "budget":
                 return "no gain to tell, since the budget ended before the baseline was measured"
             return f"it has no gain to tell: {failure.message.rstrip('.')}"

@@ -327,7 +327,9 @@ def _cost_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
         price = f"{dollars(entry.pricing.price_per_hour)}/h"
         rows.append(("price of a machine", f"{price}, {entry.pricing.source or 'given'}"))
     if entry.fleet_basis == "edges":
-        rows.append(("rests on", "the estimated edge, not on a certified rate"))
+        kept_only = entry.measurement.edge.rate_rps is None
+        basis = "a rate that was kept (the edge is open)" if kept_only else "the estimated edge"
+        rows.append(("rests on", f"{basis}, not on a certified rate"))
     return tuple(rows)
 
 
@@ -381,16 +383,29 @@ def sla_rows(result: StudyResult) -> list[Row]:
     return rows
 
 
-def search_rows(result: StudyResult, conditions: str) -> list[Row]:
+def left_out_and_failed(report: StudyReport) -> tuple[int, int]:
+    """How many variants were left out before anything was measured, and how many trials failed."""
+    left_out = sum(failure.leaves_out for failure in report.failures)
+    return left_out, max(report.result.search.failed - left_out, 0)
+
+
+def variants(count: int) -> str:
+    """``1 variant``, ``3 variants``."""
+    return f"{count} variant" if count == 1 else f"{count} variants"
+
+
+def search_rows(report: StudyReport, conditions: str) -> list[Row]:
     """How the search went; ``conditions`` as in :class:`Summary`."""
-    search = result.search
+    search = report.result.search
+    left_out, failed = left_out_and_failed(report)
     rows = [
         ("sampler", search.sampler),
         ("search space", search.space or "–"),
         ("configurations in it", number(search.space_size, 9)),
         ("measured", number(search.evaluated_live, 9)),
         ("simulated", number(search.evaluated_twin, 9)),
-        ("failed", number(search.failed, 9)),
+        ("left out", variants(left_out)),
+        ("failed", number(failed, 9)),
         ("time under load", f"{number(search.load_test_seconds)} s"),
         ("time in all", time_text(search)),
     ]

@@ -6,7 +6,7 @@ import textwrap
 
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import rate_text
-from analyzer.report.summary import summarize, time_text
+from analyzer.report.summary import left_out_and_failed, summarize, time_text, variants
 from analyzer.report.wording import configuration_label
 
 # What fits a terminal without scrolling.
@@ -61,10 +61,11 @@ def render_terminal(report: StudyReport) -> str:
         text = sentence.removesuffix(":") + (" (below)." if command and number == 0 else "")
         lines += _block("next", text)[:2]
     search = result.search
-    done = (
-        f"{search.evaluated_live:,} measured, {search.evaluated_twin:,} simulated, "
-        f"{search.failed:,} failed in {time_text(search)}"
-    )
+    left_out, failed = left_out_and_failed(report)
+    parts = [f"{search.evaluated_live:,} measured", f"{search.evaluated_twin:,} simulated"]
+    parts += [f"{variants(left_out)} left out"] if left_out else []
+    parts += [f"{failed:,} failed"] if failed else []
+    done = f"{', '.join(parts)} in {time_text(search)}"
     lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:3]
     if summary.conditions:
         lines += _block("machine", summary.conditions)[:2]

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Failure
 from analyzer.domain.units import format_duration, format_size
 
 NOT_MEASURED = "–"
@@ -113,6 +114,13 @@ def configuration_label(configuration: Configuration) -> str:
         instances += f" × {configuration.intra_op_threads} thr"
     place = (configuration.instance_type,) if configuration.instance_type else ()
     return " · ".join((*place, precision_label(configuration), batching, instances))
+
+
+def failure_label(failure: Failure) -> str:
+    """What failed: a configuration; or the variant that was left out, whatever it is served as."""
+    if failure.leaves_out:
+        return precision_label(failure.configuration)
+    return configuration_label(failure.configuration)
 
 
 def configuration_sentence(configuration: Configuration) -> str:

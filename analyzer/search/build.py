@@ -124,9 +124,10 @@ def _tell(context: SearchContext, built: BuiltVariants) -> None:
         raise AnalyzerError(
             f"The model itself cannot be served: {failure.message}", hint=failure.hint
         )
-    for failure in built.excluded.values():
+    for key, failure in built.excluded.items():
         context.log.record(failure, role="variant")
-        context.progress.warn(failure.message)
+        named = key.label in failure.message
+        context.progress.warn(failure.message if named else f"{key.label}: {failure.message}")
     for variant in built.variants.values():
         context.log.warnings += [f"{variant.key.label}: {note}" for note in variant.notes]
     if context.assets.calibration_path is None:
@@ -155,8 +156,10 @@ def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest
         return ""
     worst = accuracy.interval[1] if accuracy.interval is not None else accuracy.drop
     if worst is not None and worst > limit:
+        seen = accuracy.drop if accuracy.drop is not None else worst
+        rows = " More rows (--calibration-data) may clear it." if seen <= limit else ""
         return (
-            f"{key.label} may lose {worst:.4f} of {accuracy.metric} (drop {accuracy.drop:.4f}, "
-            f"limit {limit:g})."
+            f"{key.label} is not considered: it may lose {worst:.4f} of {accuracy.metric} "
+            f"(seen: {seen:.4f}, limit {limit:g}).{rows}"
         )
     return ""

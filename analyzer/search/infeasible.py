@@ -122,7 +122,8 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
             by_twin += 1
         else:
             return None
-    parts = [f"{by_measurement} configurations were measured and break a limit"]
+    were = "configuration was" if by_measurement == 1 else "configurations were"
+    parts = [f"{by_measurement} {were} measured and break{'s' * (by_measurement == 1)} a limit"]
     if by_time:
         parts.append(
             f"{by_time} cannot answer in time (no execution took less than "

@@ -236,7 +236,7 @@ def _note_unmeasured_baseline(context: SearchContext) -> None:
             configuration=baseline,
             stage="search",
             reason=OUT_OF_TIME,
-            message="The budget ended before the baseline was measured.",
+            message="The search ended before the baseline was measured.",
             hint="Give it more time with --budget.",
         )
         context.log.record(failure, role="baseline")

@@ -246,6 +246,11 @@ def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Pat
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = folder / "prepared.onnx"
+    if external and not is_large(source, external):
+        # The preparation looks for the weights beside its own files, and does not find them.
+        whole = folder / "whole.onnx"
+        save_model(onnx.load(str(source)), whole)
+        source, external = whole, ()
     notes: tuple[str, ...]
     try:
         quant_pre_process(

@@ -92,3 +92,25 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 100.0) -> Answer:
 def program() -> Any:
     """``start`` and ``finish``."""
     return sys.modules[__name__]
+
+
+@pytest.fixture
+def save_open_model() -> Callable[[Path], None]:
+    """Writes tokens [batch, sequence] → their sum: the graph leaves the sequence's length open."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    def save(path: Path) -> None:
+        graph = helper.make_graph(
+            [helper.make_node("ReduceSum", ["tokens", "axes"], ["y"], keepdims=0)],
+            "g",
+            [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", "sequence"])],
+            [helper.make_tensor_value_info("y", TensorProto.INT64, ["batch"])],
+            [numpy_helper.from_array(np.array([1], np.int64), "axes")],
+        )
+        imports = [helper.make_opsetid("", 17)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), str(path))
+
+    return save

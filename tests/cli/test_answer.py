@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from analyzer.cli.search import EXIT_CODES
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.errors import RepositoryError, UsageError
-from analyzer.export.claims import claim_of_repository
+from analyzer.export.claims import claim_of_repository, served_model
 from analyzer.export.manifest import read_manifest
 from analyzer.variants.inspect import inspect_model
 
@@ -86,3 +87,15 @@ def test_an_estimate_is_exported_and_its_manifest_says_that_nothing_was_proven(
 def test_a_password_is_not_kept_with_the_command() -> None:
     kept = command_line(["m.onnx", "--store", "postgresql://me:secret@host/db", "--study", "a b"])
     assert kept == "analyze m.onnx --store 'postgresql://me:***@host/db' --study 'a b'"
+
+
+def test_a_claim_knows_the_shapes_that_its_graph_leaves_open(
+    facts: StudyResult, folder: Path, save_open_model: Callable[[Path], None]
+) -> None:
+    """verify --repository refused what had been searched with --input-shape."""
+    deliver(options(folder, force=False), facts)
+    manifest = read_manifest(folder / "models", "digits")
+    save_open_model(folder / "open.onnx")
+    tokens = {"name": "tokens", "datatype": "INT64", "shape": [24], "value_range": None}
+    manifest = replace(manifest, evidence={"model": {"inputs": [tokens], "outputs": []}})
+    assert served_model(manifest, folder / "open.onnx").inputs[0].shape == (24,)

@@ -87,6 +87,7 @@ def save_model(
         ([*BUDGET, "--instance-type", "a", "--prices", "nope.yaml"], ["nope.yaml"]),
         ([*BUDGET, "--instance-type", "a", "--prices", "good.onnx"], ["good.onnx"]),
         ([*BUDGET, "--percentile", "100"], ["--percentile", "99.9"]),
+        ([*BUDGET, "--percentile", "0.99"], ["--percentile", "0.99 %", "write 99."]),
         ([*BUDGET, "--confidence", "95"], ["--confidence", "0.95"]),
         ([*BUDGET, "--max-accuracy-drop", "2"], ["--max-accuracy-drop", "0.01"]),
         ([*BUDGET, "--precisions", "fp31"], ["fp31", "fp32, fp16, bf16, fp8, int8"]),
@@ -342,6 +343,7 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
     ("args", "words"),
     [
         (["searhc"], ["searhc", "search"]),
+        (["modles/good.onnx"], ["modles/good.onnx", "path"]),
         (["verfy"], ["verfy", "verify"]),
         (["model.onnx"], ["model.onnx", "neither a command nor a model"]),
         (["report"], ["results.db", "search"]),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from analyzer.cli.models import inspect_path
+from analyzer.errors import ModelError
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
 
@@ -24,3 +28,38 @@ def test_settings_that_are_not_measured_are_noted(tmp_path: Path) -> None:
     assert same == baseline
     (note,) = set(noted.notes) - set(plain.notes)
     assert "response_cache" in note
+
+
+@pytest.mark.parametrize(("batch", "dims"), [(4, "24"), (0, "-1, 24")])
+def test_what_the_graph_leaves_open_its_configuration_tells(
+    tmp_path: Path, save_open_model: Callable[[Path], None], batch: int, dims: str
+) -> None:
+    """An exported repository could not be measured or searched again without its options."""
+    folder = tmp_path / "tokens"
+    save_open_model(folder / "1" / "model.onnx")
+    config = folder / "config.pbtxt"
+    text = (
+        f'backend: "onnxruntime" max_batch_size: {batch} '
+        f'input {{ name: "tokens" data_type: TYPE_INT64 dims: [ {dims} ] }}'
+    )
+    config.write_text(text)
+    if batch:
+        model, _ = inspect_path(folder, {})
+        assert model.inputs[0].shape == (24,)
+        model, _ = inspect_path(folder, {"tokens": (7,)})  # the user's word stands
+        assert model.inputs[0].shape == (7,)
+        config.write_text(text.replace("24", "-1"))
+    with pytest.raises(ModelError, match="sequence"):
+        inspect_path(folder, {})
+
+
+def test_a_fixed_batch_in_the_configuration_is_not_taken_for_a_dimension(
+    tmp_path: Path, save_open_model: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "tokens"
+    save_open_model(folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(
+        'backend: "onnxruntime" input { name: "tokens" data_type: TYPE_INT64 dims: [ 1, 24 ] }'
+    )
+    model, _ = inspect_path(folder, {})
+    assert model.inputs[0].shape == (24,)

@@ -39,6 +39,12 @@ def test_nothing_is_said_without_samples() -> None:
     assert conditions_of(np.zeros((0, 3), dtype=np.int64)) is None
 
 
+def test_a_terminals_interrupt_is_not_for_the_witness() -> None:
+    """It was told with a traceback in the middle of the command's own message."""
+    with Canary() as canary:
+        assert os.getsid(canary.pid) == canary.pid != os.getsid(0)
+
+
 @pytest.mark.timing
 def test_a_real_witness_sees_a_stall_and_ends() -> None:
     with Canary() as canary:

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from facts_example import (
@@ -24,10 +25,13 @@ from facts_example import (
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.gain import Gain
-from analyzer.domain.measurement import Conditions, Edge, Measurement
+from analyzer.domain.measurement import Conditions, Edge, Failure, Measurement
 from analyzer.domain.study import StudyResult
+from analyzer.errors import UsageError
+from analyzer.report.advice import advice, next_budget_s
 from analyzer.report.csv import COLUMNS, render_csv
 from analyzer.report.entries import make_report
+from analyzer.report.files import write_report
 from analyzer.report.gain_text import edge_text, gain_sentence, ratio_text
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
@@ -160,6 +164,72 @@ def test_an_overrun_is_said_beside_the_budget() -> None:
         search = replace(facts.search, wall_seconds=wall_s, budget_s=60.0)
         text = " ".join(render_terminal(make_report(replace(facts, search=search))).split())
         assert said in text
+
+
+LEFT_OUT = Failure(
+    configuration=configuration(precision="fp16"),
+    stage="build",
+    reason="build",
+    message="fp16 is not considered, since it gains nothing here.",
+)
+NO_TURN = Failure(
+    configuration=BASELINE, stage="search", reason="budget", message="The search ended before."
+)
+CRASHED = replace(LEFT_OUT, configuration=WINNER, stage="load", reason="crash", message="Gone.")
+
+
+def test_a_variant_that_is_left_out_has_not_failed() -> None:
+    """Three precisions that gained nothing were told as three failed configurations."""
+    facts = replace(undecided_facts(), outcomes=(LEFT_OUT, NO_TURN))
+    facts = replace(facts, search=replace(facts.search, failed=1))
+    report = make_report(facts)
+    terminal = " ".join(render_terminal(report).split())
+    assert "1 variant left out in" in terminal and "failed" not in terminal
+    assert "The budget ended before anything was measured." in advice(report)
+    for text in (render_markdown(report), render_html(report)):
+        assert "What was left out or failed, and why" in text
+        assert "no batching" not in text, "the variant is left out, not one way to serve it"
+    facts = replace(facts, outcomes=(LEFT_OUT, CRASHED), search=replace(facts.search, failed=2))
+    crashed = make_report(facts)
+    assert "1 variant left out, 1 failed in" in " ".join(render_terminal(crashed).split())
+    assert any("tried failed" in sentence for sentence in advice(crashed))
+
+
+def test_an_infeasible_answer_does_not_blame_the_budget() -> None:
+    facts = infeasible_facts()
+    others = tuple(o for o in facts.outcomes if o.configuration != BASELINE)
+    report = make_report(replace(facts, outcomes=(*others, NO_TURN)))
+    assert gain_sentence(report) == "no gain to tell, since no configuration keeps the SLA"
+    assert any(sentence.startswith("A latency budget of about") for sentence in advice(report)), (
+        "not the search's budget"
+    )
+
+
+def test_a_proof_out_of_reach_is_not_told_as_a_budget() -> None:
+    """188 million requests and a budget of 1663m were."""
+    facts = undecided_facts()
+    far = replace(facts, search=replace(facts.search, budget_needed_s=1663 * 60.0))
+    assert next_budget_s(far) == (120.0, False)
+    assert next_budget_s(facts) == (175.0, True)
+    measured = tuple(
+        replace(o, certificate=replace(o.certificate, requests_missing=188_000_000))
+        for o in facts.outcomes
+        if isinstance(o, Measurement) and o.certificate is not None
+    )
+    report = make_report(replace(far, outcomes=measured))
+    text = " ".join(render_terminal(report).split())
+    assert "188," not in text and "and that did not decide" in text
+
+
+def test_an_untrusted_twins_predictions_are_marked() -> None:
+    explanation = replace(
+        example_facts().explanation, trusted=False, trust_reason="It is off by 739%."
+    )
+    report = make_report(example_facts(explanation=explanation))
+    page = render_html(report)
+    assert "these edges may be far off" in page and "739%." in page and "739%.." not in page
+    assert "these edges may be far off" in render_markdown(report)
+    assert "may be far off" not in render_html(make_report(example_facts()))
 
 
 def test_how_quiet_the_machine_was_is_told_where_it_was_watched() -> None:
@@ -306,3 +376,17 @@ def test_a_gain_with_an_open_end_is_told_by_the_end_that_is_known(
     interval: tuple[float | None, float | None], said: str
 ) -> None:
     assert ratio_text(Gain(ratio=3.2, basis="edges", interval=interval)) == said
+
+
+def test_a_report_that_cannot_be_written_is_no_fault_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a read-only disk nothing can be tidied up either."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(UsageError, match=r"x\.html cannot be written: Read-only"):
+        write_report(tmp_path / "x.html", "text")

@@ -172,3 +172,21 @@ def test_int8_for_tensorrt_goes_over_a_float16_graph(tmp_path: Path, kind: str, 
     assert TensorProto.FLOAT not in types.values()
     assert relative_error(source, half, rows) < 0.05
     assert relative_error(whole, half, rows) < 0.02
+
+
+def test_weights_in_a_file_of_their_own_are_prepared_as_well(tmp_path: Path) -> None:
+    """They were quantized without folded constants and shapes, and a note said so."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
+    inline = save(tmp_path / "inline.onnx", nodes, ROWS[0], {"w": normal(16, 64)})
+    folder = tmp_path / "model"
+    folder.mkdir()
+    source = folder / "apart.onnx"
+    onnx.save(
+        onnx.load(str(inline)), str(source),
+        save_as_external_data=True, location="apart.bin", size_threshold=0,
+    )  # fmt: skip
+    work = tmp_path / "work"
+    work.mkdir()
+    target = tmp_path / "int8.onnx"
+    assert quantize_dynamic(source, target, external=("apart.bin",), work=work) == ()
+    assert relative_error(inline, target, ROWS) < 0.05
