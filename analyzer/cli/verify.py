@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ import click
 from analyzer.cli import options
 from analyzer.domain.conditions import ConditionsSummary, differences, summary_of
 from analyzer.domain.study import CLAIM_VERDICTS, Claim, Pricing, Verification
+from analyzer.domain.units import format_duration
 from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 # The contract's, as those of a search.
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
+
+# Added to the time under load: starting the server twice, and blocks that do not count.
+_RESERVE_S = 60.0
+# A verdict that takes longer is out of reach: no figure helps.
+_REACH_S = 24 * 3600.0
 
 
 @click.command()
@@ -284,10 +291,7 @@ def _print(verification: Verification, subject: ClaimedModel) -> None:
         f"{certificate.over_budget} over budget"
     )
     if certificate.requests_missing:
-        click.echo(
-            f"  missing      about {certificate.requests_missing} requests: give it more time "
-            f"(--budget {certificate.requests_missing / claim.rate_rps + 60:.0f}s)"
-        )
+        click.echo(f"  missing      {missing_text(certificate.requests_missing, claim.rate_rps)}")
     _print_conditions(subject.conditions, measured)
     for reason in test.validity.reasons:
         click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
@@ -317,3 +321,13 @@ def _differing(then: ConditionsSummary | None, measured: Measurement) -> list[st
     """In what the machine differs from when the claim was certified, a phrase each."""
     now = _conditions(measured)
     return list(differences(then, now)) if then is not None and now is not None else []
+
+
+def missing_text(requests: int, rate_rps: float) -> str:
+    """How many requests a verdict still needs, and the budget that holds them."""
+    seconds = requests / rate_rps + _RESERVE_S
+    if seconds > _REACH_S:
+        return "more requests than a day holds: this rate is too near to the edge to decide"
+    step = 5.0 if seconds <= 300.0 else 60.0
+    budget = format_duration(math.ceil(seconds / step) * step)
+    return f"about {requests} requests: give it more time (--budget {budget})"
