@@ -48,6 +48,17 @@ def all_tensors(graph: Any) -> Iterator[Any]:
                 yield from all_tensors(subgraph)
 
 
+def half_weights(model: Any) -> str:
+    """``fp16`` or ``bf16`` where weights have that type and none is float32; empty otherwise."""
+    from onnx import TensorProto
+
+    kinds = {tensor.data_type for tensor in all_tensors(model.graph)}
+    if TensorProto.FLOAT in kinds:
+        return ""
+    names = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+    return next((name for kind, name in names.items() if kind in kinds), "")
+
+
 def is_quantized(operator: str) -> bool:
     """Whether an operator of this name computes on, makes or reads quantized values."""
     return (

@@ -31,7 +31,7 @@ from analyzer.errors import (
 )
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.example_shapes import accepted_shapes
-from analyzer.variants.graph import external_pieces, table_ranges
+from analyzer.variants.graph import external_pieces, half_weights, table_ranges
 from analyzer.variants.scalars import with_dimensions
 from analyzer.variants.shapes import (
     Declared,
@@ -173,7 +173,7 @@ def inspect_model(
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         size_bytes=sum((file.parent / part).stat().st_size for part in (file.name, *external)),
         external_files=external,
-        notes=_notes(reasons, loops),
+        notes=_notes(reasons, loops, half_weights(proto)),
     )
     if any(-1 in spec.shape for spec in model.inputs):
         raise unknown_shapes(
@@ -190,8 +190,10 @@ def _fixed_batch(inputs: Sequence[Declared], shapes: Mapping[str, Dims]) -> int 
     return size if isinstance(size, int) else None
 
 
-def _notes(reasons: Sequence[str], loops: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """What to say of a model that cannot be batched, or that carries a state."""
+def _notes(
+    reasons: Sequence[str], loops: Sequence[tuple[str, str]], half: str = ""
+) -> tuple[str, ...]:
+    """What to say of a model that cannot be batched, carries a state, or is no fp32 model."""
     notes = []
     if reasons:
         shown = [*reasons[:_REASONS_SHOWN], *(["…"] if len(reasons) > _REASONS_SHOWN else [])]
@@ -202,6 +204,8 @@ def _notes(reasons: Sequence[str], loops: Sequence[tuple[str, str]]) -> tuple[st
             f"The model carries a state ({pairs}): requests are measured with the same state"
             " each time."
         )
+    if half:
+        notes.append(f"The weights are {half}: the precision fp32 means the model as it is.")
     return tuple(notes)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.errors import ModelError
 from analyzer.variants.inputs import synthetic_inputs
@@ -301,3 +302,24 @@ def test_shortest_table_decides_and_shapes_are_no_values(write_model: Write) -> 
     path = write_model(nodes, inputs, [("y", FLOAT, None), ("c", FLOAT, None)], weights)
     by_name = {spec.name: spec.value_range for spec in inspect_model(path).inputs}
     assert by_name == {"ids": (0, 19), "mask": (0, 1)}
+
+
+def test_a_half_precision_model_is_told_what_fp32_means(tmp_path: Path) -> None:
+    """It was "served as fp32", and nobody knew whether it was converted."""
+    for name, kind in (("half", np.float16), ("float", np.float32)):
+        elem = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        graph = helper.make_graph(
+            [helper.make_node("Add", ["x", "one"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", elem, ["N", 4])],
+            [helper.make_tensor_value_info("y", elem, ["N", 4])],
+            [numpy_helper.from_array(np.ones(4, kind), "one")],
+        )
+        imports = [helper.make_opsetid("", 17)]
+        onnx.save(
+            helper.make_model(graph, opset_imports=imports, ir_version=8),
+            str(tmp_path / f"{name}.onnx"),
+        )
+    (note,) = inspect_model(tmp_path / "half.onnx").notes
+    assert "weights are fp16" in note and "as it is" in note
+    assert not inspect_model(tmp_path / "float.onnx").notes
