@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Row, case, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, insert, or_, select, update
 
 from analyzer.errors import UsageError
 from analyzer.service.problems import Problem
@@ -39,12 +39,14 @@ class Principal:
         actor: For the audit: the token's name, or ``local`` where none is needed.
         scope: ``read``; ``write`` may make and change; ``admin`` also tokens.
         token_id: None where none is needed.
+        session: What is stored of the browser's session; None where there is none.
     """
 
     project: str
     actor: str
     scope: Scope
     token_id: str | None = None
+    session: str | None = None
 
     def may(self, scope: Scope) -> bool:
         """Whether it may do what needs ``scope``."""
@@ -74,6 +76,13 @@ class NewToken:
     project: str
     name: str
     scope: Scope
+
+
+#: Of a token that was not revoked and has not expired.
+GOOD: tuple[ColumnElement[bool], ...] = (
+    TOKENS.c.revoked_at.is_(None),
+    or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > DatabaseTime()),
+)
 
 
 def hash_of(secret: str) -> str:
@@ -167,11 +176,7 @@ def admit(
 def find_token(connection: Connection, secret: str) -> Principal | None:
     """Whose token it is; None if it is nobody's, has expired or was revoked."""
     row = connection.execute(
-        select(TOKENS).where(
-            TOKENS.c.hash == hash_of(secret),
-            TOKENS.c.revoked_at.is_(None),
-            or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > DatabaseTime()),
-        )
+        select(TOKENS).where(TOKENS.c.hash == hash_of(secret), *GOOD)
     ).one_or_none()
     if row is None:
         return None

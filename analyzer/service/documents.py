@@ -59,8 +59,8 @@ class NewJob(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict, max_length=100)
 
 
-class Job(BaseModel):
-    """A job. ``reason``, ``message``, ``hint``, ``failing_trial`` and ``log_tail`` say why."""
+class ListedJob(BaseModel):
+    """A job as a list has it. ``reason``, ``message``, ``hint`` and ``failing_trial`` say why."""
 
     id: str
     kind: Literal["search", "verify"]
@@ -77,7 +77,6 @@ class Job(BaseModel):
     message: str | None
     hint: str | None
     failing_trial: dict[str, Any] | None
-    log_tail: str | None
     verdict: str | None
     exit_code: int | None
     attempt: int
@@ -88,10 +87,16 @@ class Job(BaseModel):
     finished_at: str | None
 
 
+class Job(ListedJob):
+    """A job, with the end of its command's log."""
+
+    log_tail: str | None
+
+
 class JobList(BaseModel):
     """A page of jobs, the newest first; ``next`` is the ``cursor`` of the page after it."""
 
-    items: list[Job]
+    items: list[ListedJob]
     next: str | None
 
 
@@ -155,29 +160,37 @@ def upload_document(row: Row[Any]) -> Upload:
 
 def job_document(row: Row[Any]) -> Job:
     """A job from its row."""
-    return Job(
-        id=row.id,
-        kind=row.kind,
-        project=row.project,
-        model=row.model,
-        model_name=row.model_name,
-        options=json.loads(row.options),
-        study=row.study,
-        job=row.source_job,
-        device=row.device,
-        state=State(row.state),
-        phase=row.phase,
-        reason=row.reason,
-        message=row.message,
-        hint=row.hint,
-        failing_trial=json.loads(row.failing_trial) if row.failing_trial else None,
-        log_tail=row.log_tail,
-        verdict=row.verdict,
-        exit_code=row.exit_code,
-        attempt=row.attempt,
-        worker=row.worker,
-        created_at=stamp(row.created_at),
-        created_by=row.created_by,
-        started_at=iso(row.started_at),
-        finished_at=iso(row.finished_at),
-    )
+    return Job(**_job_fields(row), log_tail=row.log_tail)
+
+
+def listed_job(row: Row[Any]) -> ListedJob:
+    """A job of a list, from its row."""
+    return ListedJob(**_job_fields(row))
+
+
+def _job_fields(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "project": row.project,
+        "model": row.model,
+        "model_name": row.model_name,
+        "options": json.loads(row.options),
+        "study": row.study,
+        "job": row.source_job,
+        "device": row.device,
+        "state": State(row.state),
+        "phase": row.phase,
+        "reason": row.reason,
+        "message": row.message,
+        "hint": row.hint,
+        "failing_trial": json.loads(row.failing_trial) if row.failing_trial else None,
+        "verdict": row.verdict,
+        "exit_code": row.exit_code,
+        "attempt": row.attempt,
+        "worker": row.worker,
+        "created_at": stamp(row.created_at),
+        "created_by": row.created_by,
+        "started_at": iso(row.started_at),
+        "finished_at": iso(row.finished_at),
+    }

@@ -2,7 +2,7 @@
 something of a project has changed, for its pages.
 
 One thread of the process asks the database for all that is watched, so that watchers cost one query
-a moment together, and only a job with something new is read.
+a moment together, and only a job with something new is read. Who may no longer watch is cut off.
 """
 
 from __future__ import annotations
@@ -10,29 +10,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
 from analyzer.errors import StoreError
 from analyzer.service import states
+from analyzer.service.auth import LOCAL, Principal
 from analyzer.service.jobs import events_after
 from analyzer.service.schema import DEVICES, JOBS
+from analyzer.service.sessions import still_good
 from analyzer.store.database import Database
 
 _POLL_S = 0.3  # how late an event may be: live enough for people
+# Topics take turns within that time: what all watchers are sent at once makes other requests wait.
+_TURNS = 10
 # Of silence, after which a comment is sent: proxies cut what is silent for longer, mostly at 60.
 _KEEP_ALIVE_S = 15.0
-# A browser asks again then, with a session that may have ended.
-_PROJECT_STREAM_S = 600.0
 #: Jobs on a page of the list; changes of the first page's are told.
 PAGE_JOBS = 50
 _AT_A_TIME = 500  # events of one look
 _RETRY, _SILENCE, _NEWS = b"retry: 2000\n\n", b": still here\n\n", b"event: news\ndata: {}\n\n"
 _Topic = int | str  # a job's number, a project's name
 _Event = tuple[int, bytes, bool]  # its number, as it is sent, whether it is the last
+
+
+@dataclass(eq=False, slots=True)
+class _Watcher:
+    """Somebody who watches: ``news`` is set when there is something to send, or to end for.
+
+    Args:
+        may: Whether the token and the session are still good.
+    """
+
+    principal: Principal
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    may: bool = True
 
 
 class EventHub:
@@ -45,7 +60,7 @@ class EventHub:
     def __init__(self, database: Database, streams_max: int) -> None:
         self._database = database
         self._streams_max = streams_max
-        self._watched: dict[_Topic, set[asyncio.Event]] = {}
+        self._watched: dict[_Topic, set[_Watcher]] = {}
         self._newest: dict[_Topic, object] = {}
         self._looks: dict[tuple[int, int, object], asyncio.Task[list[_Event]]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -60,44 +75,48 @@ class EventHub:
         """Whether no further watcher is taken."""
         return self.streams >= self._streams_max
 
-    async def follow(self, job: int, after: int) -> AsyncIterator[bytes]:
+    async def follow(
+        self, job: int, after: int, principal: Principal = LOCAL
+    ) -> AsyncIterator[bytes]:
         """The job's events behind number ``after``, as ``text/event-stream``.
 
-        Ends once the job's last event was sent.
+        Ends once the job's last event was sent, or the principal's token or session has ended.
         """
-        with self._watching(job) as news:
+        with self._watching(job, principal) as watcher:
             yield _RETRY
-            while True:
-                news.clear()
+            while watcher.may:
+                watcher.news.clear()
                 found = await self._events(job, after)
-                for number, frame, ends in found:
-                    yield frame
-                    after = number
-                    if ends:
-                        return
-                if len(found) < _AT_A_TIME and not await _come(news):
+                if found:
+                    after = found[-1][0]
+                    yield b"".join(frame for _, frame, _ in found)
+                if any(ends for _, _, ends in found):
+                    return
+                if len(found) < _AT_A_TIME and not await _come(watcher.news):
                     yield _SILENCE
 
-    async def follow_project(self, project: str) -> AsyncIterator[bytes]:
-        """An event ``news`` whenever the newest jobs of the project, or who works, have changed."""
-        ends_at = time.monotonic() + _PROJECT_STREAM_S
-        with self._watching(project) as news:
+    async def follow_project(self, principal: Principal) -> AsyncIterator[bytes]:
+        """An event ``news`` whenever the newest jobs of the project, or who works, have changed.
+
+        Ends with the principal's token or session.
+        """
+        with self._watching(principal.project, principal) as watcher:
             yield _RETRY
-            while time.monotonic() < ends_at:
-                yield _NEWS if await _come(news) else _SILENCE
-                news.clear()
+            while watcher.may:
+                yield _NEWS if await _come(watcher.news) else _SILENCE
+                watcher.news.clear()
 
     @contextlib.contextmanager
-    def _watching(self, topic: _Topic) -> Iterator[asyncio.Event]:
-        news = asyncio.Event()
-        self._watched.setdefault(topic, set()).add(news)
+    def _watching(self, topic: _Topic, principal: Principal) -> Iterator[_Watcher]:
+        watcher = _Watcher(principal)
+        self._watched.setdefault(topic, set()).add(watcher)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
         try:
-            yield news
+            yield watcher
         finally:
             watchers = self._watched[topic]
-            watchers.discard(news)
+            watchers.discard(watcher)
             if not watchers:
                 del self._watched[topic]
                 self._newest.pop(topic, None)
@@ -121,17 +140,30 @@ class EventHub:
             ]
 
     async def _poll(self) -> None:
+        turn = 0
         while self._watched:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S / _TURNS)
+            turn = (turn + 1) % _TURNS
+            topics = [topic for topic in self._watched if hash(topic) % _TURNS == turn]
+            if not topics:
+                continue
+            asked = {one.principal for topic in topics for one in self._watched[topic]}
             with contextlib.suppress(StoreError):
-                found = await asyncio.to_thread(self._look, list(self._watched))
+                found, good = await asyncio.to_thread(self._look, topics, asked)
                 for topic, newest in found.items():
                     if self._newest.get(topic) != newest:
                         self._newest[topic] = newest
-                        for news in self._watched.get(topic, ()):
-                            news.set()
+                        for watcher in self._watched.get(topic, ()):
+                            watcher.news.set()
+                    for watcher in self._watched.get(topic, ()):
+                        if watcher.principal in asked - good:
+                            watcher.may = False
+                            watcher.news.set()
 
-    def _look(self, topics: list[_Topic]) -> dict[_Topic, object]:
+    def _look(
+        self, topics: list[_Topic], principals: Collection[Principal]
+    ) -> tuple[dict[_Topic, object], set[Principal]]:
+        """What is newest of each topic, and who may still watch."""
         numbers = [topic for topic in topics if isinstance(topic, int)]
         projects = [topic for topic in topics if isinstance(topic, str)]
         found: dict[_Topic, object] = {}
@@ -145,7 +177,7 @@ class EventHub:
                 working = connection.execute(select(DEVICES.c.id, DEVICES.c.job)).all()
                 for project in projects:
                     found[project] = (_shown(connection, project), working)
-        return found
+            return found, still_good(connection, principals)
 
 
 def _shown(connection: Connection, project: str) -> list[tuple[Any, ...]]:

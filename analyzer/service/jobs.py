@@ -21,6 +21,8 @@ from analyzer.service.states import Change, Lifecycle, State
 
 JobRow = Row[Any]
 _FIRST_PHASE = "waiting for a worker"
+# The end of a log is three quarters of a job's bytes.
+_LISTED = tuple(column for column in JOBS.c if column is not JOBS.c.log_tail)
 
 
 def create_job(
@@ -99,14 +101,14 @@ def list_jobs(
     state: str | None = None,
     study: str | None = None,
 ) -> Sequence[JobRow]:
-    """Jobs of a project, the newest first.
+    """Jobs of a project, the newest first, without ``log_tail``.
 
     Args:
         before: Only jobs with a smaller number (the last one's of the page before).
         state: Only jobs in this state.
         study: Only jobs of the study of that name.
     """
-    query = select(JOBS).where(JOBS.c.project == project).order_by(JOBS.c.number.desc())
+    query = select(*_LISTED).where(JOBS.c.project == project).order_by(JOBS.c.number.desc())
     if before is not None:
         query = query.where(JOBS.c.number < before)
     if state is not None:

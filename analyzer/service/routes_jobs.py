@@ -21,7 +21,15 @@ from analyzer.service.context import (
     ServiceContext,
     Writer,
 )
-from analyzer.service.documents import JOB_ID, Job, JobList, NewJob, TrialList, job_document
+from analyzer.service.documents import (
+    JOB_ID,
+    Job,
+    JobList,
+    NewJob,
+    TrialList,
+    job_document,
+    listed_job,
+)
 from analyzer.service.idempotency import idempotent
 from analyzer.service.options import JobOptions, check_options
 from analyzer.service.problems import Problem, conflict, invalid, not_found
@@ -162,14 +170,14 @@ def list_(
     state: State | None = None,
     study: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,160}$")] = None,
 ) -> Response:
-    """The project's jobs, the newest first."""
+    """The project's jobs, the newest first, without the ends of their logs."""
     with context.database.reading() as connection:
         rows = jobs.list_jobs(
             connection, principal.project, before=cursor, limit=limit + 1, state=state, study=study
         )
     page = rows[:limit]
     document = JobList(
-        items=[job_document(row) for row in page],
+        items=[listed_job(row) for row in page],
         next=str(page[-1].number) if len(rows) > limit else None,
     )
     # As it is: FastAPI would check and copy each job once more, which takes longer than the rest.
@@ -242,12 +250,13 @@ def events(
     """The job's events (state, phase, detail, trial, log), from behind ``Last-Event-ID``.
 
     ``after`` stands for it where a client cannot send it at first (a browser's ``EventSource``).
+    The stream ends with the job, or with the token.
     """
     newest = int(last_event_id or after)
     row = _row(context, principal, job)
     if row.state in states.TERMINAL and row.events <= newest:
         return Response(status_code=204)
-    return event_stream(context, context.hub.follow(row.number, newest))
+    return event_stream(context, context.hub.follow(row.number, newest, principal))
 
 
 def event_stream(context: ServiceContext, events: AsyncIterator[bytes]) -> Response:

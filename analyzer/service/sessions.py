@@ -7,12 +7,13 @@ site's page can make a browser send the cookie, but cannot read the word.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, or_, select
+from sqlalchemy import Connection, delete, insert, select
 from starlette.responses import Response
 
-from analyzer.service.auth import Principal, hash_of
+from analyzer.service.auth import GOOD, Principal, hash_of
 from analyzer.service.schema import SESSIONS, TOKENS, DatabaseTime
 
 COOKIE = "tritune_session"
@@ -66,13 +67,28 @@ def find_session(connection: Connection, cookie: str) -> tuple[Principal, str] |
         .where(
             SESSIONS.c.hash == hash_of(cookie),
             SESSIONS.c.expires_at > DatabaseTime(),
-            TOKENS.c.revoked_at.is_(None),
-            or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > DatabaseTime()),
+            *GOOD,
         )
     ).one_or_none()
     if row is None:
         return None
-    return Principal(row.project, row.name, row.scope, row.id), row.csrf
+    principal = Principal(row.project, row.name, row.scope, row.id, session=hash_of(cookie))
+    return principal, row.csrf
+
+
+def still_good(connection: Connection, principals: Collection[Principal]) -> set[Principal]:
+    """Those of them whose token, and session where they have one, have not ended since."""
+    tokens = connection.execute(
+        select(TOKENS.c.id).where(TOKENS.c.id.in_({one.token_id for one in principals}), *GOOD)
+    )
+    sessions = connection.execute(
+        select(SESSIONS.c.hash).where(
+            SESSIONS.c.hash.in_({one.session for one in principals}),
+            SESSIONS.c.expires_at > DatabaseTime(),
+        )
+    )
+    good = {None, *tokens.scalars(), *sessions.scalars()}
+    return {one for one in principals if {one.token_id, one.session} <= good}
 
 
 def end_session(connection: Connection, cookie: str) -> None:

@@ -80,6 +80,8 @@ def test_why_a_job_failed_stands_in_fields_of_its_own(
     assert done["state"] == "FAILED"
     assert (done["reason"], done["message"], done["hint"]) == tuple(error.values())
     assert done["log_tail"].endswith("the last words\n")
+    [listed] = client.get("/api/v1/jobs").json()["items"]
+    assert done == {**listed, "log_tail": done["log_tail"]}, "all but its log is in the list"
     assert client.get(f"/api/v1/jobs/{job}/result").status_code == 404
     assert client.get(f"/api/v1/jobs/{job}/artifacts/repository.tar").status_code == 404
 

@@ -8,6 +8,7 @@ import shlex
 from typing import Any
 
 import httpx
+import jinja2
 import pytest
 from facts_example import example_facts, infeasible_facts
 from page_example import TRIALS_EXAMPLE, Example, trial
@@ -18,6 +19,7 @@ from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
 from analyzer.service.auth import ensure_project
 from analyzer.service.event_stream import EventHub
+from analyzer.service.pages import render
 from analyzer.service.schema import OBJECTS
 from analyzer.service.states import Change
 
@@ -256,9 +258,9 @@ def test_a_stream_tells_that_something_of_the_project_changed(
         assert next(lines) == "event: news"  # what is there when it begins
         assert next(lines) == "data: {}"
         hub = service.context.hub
-        before = hub._look(["default"])
+        before = hub._look(["default"], ())
         elsewhere.queued("theirs")
-        assert hub._look(["default"]) == before, "another project's job is no news"
+        assert hub._look(["default"], ()) == before, "another project's job is no news"
         example.queue.say(claim, [("phase", {"phase": "certifying"})])
         assert (next(lines), next(lines)) == ("event: news", "data: {}")
     assert "theirs" not in client.get("/").text
@@ -274,3 +276,16 @@ def test_events_begin_where_a_browser_was_told(client: httpx.Client, example: Ex
     assert [line for line in told.splitlines() if line.startswith("id: ")] == numbers[1:]
     assert client.get(f"{path}?after={len(numbers)}").status_code == 204
     assert client.get(f"{path}?after=-1").status_code == 422
+
+
+def test_templates_that_were_loaded_are_not_compiled_for_a_visitor(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render.load_templates()
+
+    def compile_(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a template is compiled")
+
+    monkeypatch.setattr(jinja2.Environment, "compile", compile_)
+    for page in ("/", "/jobs/new", "/workers", "/tokens"):
+        assert client.get(page).status_code == 200

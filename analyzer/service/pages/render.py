@@ -47,6 +47,14 @@ def page(
     return HTMLResponse(text, status_code=status, headers=dict(_HEADERS))
 
 
+def load_templates() -> None:
+    """Makes programs of all templates, which would take the first visitors' time otherwise."""
+    environment = _environment()
+    for name in environment.list_templates(filter_func=lambda name: name.startswith("service/")):
+        if name.endswith(".j2"):
+            environment.get_template(name)
+
+
 def static_file(digest: str, name: str) -> Response:
     """A file that pages load.
 

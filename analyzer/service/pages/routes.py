@@ -108,8 +108,7 @@ def compare(request: Request, context: Context, visitor: AnyVisitor) -> Response
 @router.get("/stream")
 def stream(context: Context, visitor: AnyVisitor) -> Response:
     """Tells when the list of jobs, or who works, has changed."""
-    project = visitor.principal.project
-    return routes_jobs.event_stream(context, context.hub.follow_project(project))
+    return routes_jobs.event_stream(context, context.hub.follow_project(visitor.principal))
 
 
 @router.get("/workers")
