@@ -10,16 +10,20 @@ compressed archives are refused.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from analyzer.errors import AnalyzerError, ModelError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # A Triton repository has tens of files; more are a flood.
 _MEMBERS_MAX = 10_000
@@ -38,13 +42,37 @@ def is_archive(head: bytes) -> bool:
     return head[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] == _MAGIC
 
 
-def pack(folder: Path, name: str, target: Path, *, follow: bool = False) -> None:
+class _Written(io.BufferedWriter):
+    """A new file; ``between`` is called after each write."""
+
+    def __init__(self, path: Path, between: Callable[[], object]) -> None:
+        super().__init__(io.FileIO(path, "w"))
+        self._between = between
+
+    def write(self, data: ReadableBuffer) -> int:
+        done = super().write(data)
+        self._between()
+        return done
+
+
+def pack(
+    folder: Path,
+    name: str,
+    target: Path,
+    *,
+    follow: bool = False,
+    between: Callable[[], object] = lambda: None,
+) -> None:
     """Writes ``folder`` as an archive whose one folder is ``name``: the same bytes each time.
 
     Args:
         follow: Whether what links lead to is packed; they are left out otherwise.
+        between: Called between pieces: a large folder takes its time.
     """
-    with tarfile.open(target, "w", dereference=follow) as archive:
+    with (
+        _Written(target, between) as stream,
+        tarfile.open(fileobj=stream, mode="w", dereference=follow) as archive,
+    ):
         for path in (folder, *sorted(folder.rglob("*"))):
             where = Path(name) / path.relative_to(folder)
             archive.add(path, arcname=str(where), recursive=False, filter=_plain)

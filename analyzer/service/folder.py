@@ -300,14 +300,18 @@ class JobFolder:
             yield stream if stat.S_ISREG(os.fstat(handle).st_mode) else None
 
     @contextlib.contextmanager
-    def repository(self) -> Iterator[BinaryIO | None]:
-        """The exported repository as a tar; None if nothing was exported."""
+    def repository(self, *, between: Callable[[], object]) -> Iterator[BinaryIO | None]:
+        """The exported repository as a tar; None if nothing was exported.
+
+        Args:
+            between: Called between pieces of the tar.
+        """
         root = self.work / "repository"
         if root.is_symlink() or not root.is_dir():
             yield None
             return
         packed = self._own / REPOSITORY
-        pack(root, "repository", packed)
+        pack(root, "repository", packed, between=between)
         with packed.open("rb") as stream:
             yield stream
 

@@ -329,7 +329,7 @@ class Run:
         ]
         if claim.kind == "search":
             left += [
-                (files.REPOSITORY, folder.repository()),
+                (files.REPOSITORY, folder.repository(between=self._stay)),
                 (files.MANIFEST, folder.manifest(claim.model_name)),
             ]
         for name, opened in left:

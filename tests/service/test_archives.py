@@ -80,6 +80,15 @@ def test_what_was_packed_comes_out_the_same(tmp_path: Path) -> None:
     assert (unpacked(dotted, tmp_path / "dotted") / "config.pbtxt").read_bytes() == b"x"
 
 
+def test_packing_says_how_it_goes_within_one_file(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "large").write_bytes(bytes(1 << 20))
+    told: list[int] = []
+    target = tmp_path / "packed.tar"
+    pack(tmp_path / "own", "own", target, between=lambda: told.append(target.stat().st_size))
+    assert sum(0 < size < 1 << 20 for size in told) > 10
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "traversal": (tar(("m/../../x", b"x")), "name"),
     "absolute": (tar(("/etc/x", b"x")), "name"),
