@@ -54,7 +54,7 @@ class Incoming:
         """Where it lies until it is noted."""
         return self._path
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Appends ``data``."""
         self._file.write(data)
         self._hash.update(data)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Header, Request
+from fastapi.concurrency import run_in_threadpool
 
 from analyzer.service.auth import LOCAL, Principal, find_token
 from analyzer.service.content import ContentStore
@@ -19,6 +21,9 @@ from analyzer.service.provider import Provider
 from analyzer.service.sessions import COOKIE, CSRF_HEADER, find_session
 from analyzer.store.database import Database
 
+# Hashing and writing keep a core busy each; more at a time would take them from other requests.
+_WRITERS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceContext:
@@ -27,6 +32,7 @@ class ServiceContext:
     Args:
         tokens: Whether a token is needed.
         provider: Of logins with OpenID Connect; None without.
+        writers: Threads that write uploads at a time: never those that answer other requests.
     """
 
     database: Database
@@ -36,6 +42,7 @@ class ServiceContext:
     inspector: Inspector
     tokens: bool
     provider: Provider | None = None
+    writers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_WRITERS))
 
 
 def context_of(request: Request) -> ServiceContext:
@@ -88,20 +95,34 @@ def _check_csrf(request: Request, word: str) -> None:
         )
 
 
-def writer_of(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+# FastAPI runs a dependency that is no coroutine in a thread of its own, and each change of threads
+# may wait for the interpreter's lock: only what asks the database goes there.
+
+
+async def _context(request: Request) -> ServiceContext:
+    return context_of(request)
+
+
+async def _principal(request: Request) -> Principal:
+    if not context_of(request).tokens:
+        return LOCAL
+    return await run_in_threadpool(principal_of, request)
+
+
+async def writer_of(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
     """Who asks, and may make and change things."""
     principal.require("write")
     return principal
 
 
-def admin_of(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+async def admin_of(principal: Annotated[Principal, Depends(_principal)]) -> Principal:
     """Who asks, and may do everything in the project."""
     principal.require("admin")
     return principal
 
 
-Context = Annotated[ServiceContext, Depends(context_of)]
-Reader = Annotated[Principal, Depends(principal_of)]
+Context = Annotated[ServiceContext, Depends(_context)]
+Reader = Annotated[Principal, Depends(_principal)]
 Writer = Annotated[Principal, Depends(writer_of)]
 Admin = Annotated[Principal, Depends(admin_of)]
 IdempotencyKey = Annotated[

@@ -134,11 +134,13 @@ class JobFolder:
         until: float,
         limits: Mapping[str, int] = MappingProxyType({}),
         endpoint: tuple[str, int, int] | None = None,
+        nice: int = 0,
     ) -> Task:
         """A command that works in the folder and is kept from all else, for a keeper.
 
         Args:
-            output, until, limits, endpoint: As :class:`~analyzer.service.keeper.Task` has them.
+            output, until, limits, endpoint, nice: As
+                :class:`~analyzer.service.keeper.Task` has them.
         """
         return Task(
             command=command,
@@ -150,6 +152,7 @@ class JobFolder:
             isolation=self._isolation,
             reading=self.reading(),
             endpoint=endpoint,
+            nice=nice,
         )
 
     def search_command(

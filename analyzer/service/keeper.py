@@ -57,6 +57,7 @@ class Task:
         reading: Where it may read, with ``isolation.files``; it may write to ``folder`` too.
         endpoint: Host and port that it reaches, and the port of its loopback where it does; None
             for nothing.
+        nice: By how much its priority is below the worker's (nice(2)).
     """
 
     command: list[str]
@@ -68,6 +69,7 @@ class Task:
     isolation: Isolation = field(default_factory=Isolation)
     reading: list[str] = field(default_factory=list)
     endpoint: tuple[str, int, int] | None = None
+    nice: int = 0
 
     def line(self) -> bytes:
         """As the keeper reads it."""
@@ -83,6 +85,7 @@ class Task:
 def main() -> int:
     """Runs the task of standard input; returns the exit code."""
     task = Task.read(_read_line())
+    os.nice(task.nice)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Only the worker's words end it: a Ctrl-C on the terminal is for the worker to pass on.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Protocol
 
+from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
@@ -152,8 +153,8 @@ async def _receive(
                     headers={"Connection": "close"},
                 )  # fmt: skip
             if len(waiting) >= _PIECE_BYTES:
-                await run_in_threadpool(incoming.write, bytes(waiting))
-                waiting.clear()
+                await to_thread.run_sync(incoming.write, waiting, limiter=context.writers)
+                waiting = bytearray()
     except TimeoutError as error:
         raise Problem(
             408, "slow", "The body did not come in time.", headers={"Connection": "close"}
@@ -161,11 +162,11 @@ async def _receive(
     except ClientDisconnect as error:
         raise Problem(400, "cut_off", "The body ended before its end.") from error
     if waiting:
-        await run_in_threadpool(incoming.write, bytes(waiting))
+        await to_thread.run_sync(incoming.write, waiting, limiter=context.writers)
     if incoming.size_bytes == 0:
         raise Problem(422, "empty", "The body is empty: it is the file itself.")
     await run_in_threadpool(_check_room, context, principal, incoming.size_bytes)
-    return await run_in_threadpool(incoming.finish)
+    return await to_thread.run_sync(incoming.finish, limiter=context.writers)
 
 
 def _check_room(context: ServiceContext, principal: Principal, size_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio.to_thread
+import uvloop
 
 from analyzer.errors import StoreError, UsageError
 from analyzer.resources import child_environment
@@ -28,6 +30,7 @@ from analyzer.service.event_stream import EventHub
 from analyzer.service.inspection import Inspector
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.oidc import OidcOptions
+from analyzer.service.pages.render import load_templates
 from analyzer.service.provider import Provider
 from analyzer.service.queue import sweep
 from analyzer.service.sandbox import probe
@@ -42,6 +45,10 @@ STORE_VARIABLE = "TRITUNE_SERVICE_STORE"
 # A worker that is told to end lets its load test end and stores the study.
 _DRAIN_S = 75.0
 _REQUEST_THREADS = 9
+# How long a thread keeps the interpreter's lock while the event loop waits for it; 5 ms by default.
+_SWITCH_S = 0.0005
+# Python's defaults are (700, 10, 10): a full collection every few seconds, of 0.1 s.
+_GC_THRESHOLDS = (10_000, 20, 20)
 _RESTART_S = 2.0  # between the end of a worker and the start of the next
 # Seconds that requests have to end after SIGTERM; event streams never do by themselves.
 _REQUESTS_DRAIN_S = 2
@@ -89,10 +96,13 @@ def serve(options: ServiceOptions, *, say: Callable[[str], None]) -> None:
     with open_service_database(options.store_url) as database:
         with database.writing() as connection:
             ensure_project(connection, DEFAULT_PROJECT)
-        listener = listen(options.host, options.port)
-        host, port = listener.getsockname()[:2]
-        say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        asyncio.run(_serve(options, database, content, listener))
+        with listen(options.host, options.port) as listener:
+            # Before its address is said: who reads that may connect at once.
+            listener.listen()
+            host, port = listener.getsockname()[:2]
+            say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(options, database, content, listener))
 
 
 async def _serve(
@@ -113,6 +123,13 @@ async def _serve(
     server = http_server(create_app(context), Limits(), drain_timeout_s=_REQUESTS_DRAIN_S)
     # Each may hold a connection of the database; its pool has 15, and the event streams want some.
     anyio.to_thread.current_default_thread_limiter().total_tokens = _REQUEST_THREADS
+    # The loop lets the lock go with each of its many short writes, and gets it back only then.
+    sys.setswitchinterval(_SWITCH_S)
+    load_templates()
+    # What is loaded by now stays; looking through it again and again costs every request.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, setattr, server, "should_exit", True)

@@ -38,6 +38,19 @@ def test_another_address_than_loopback_needs_tokens(tmp_path: Any) -> None:
         assert is_loopback(host)
 
 
+def test_what_is_told_the_address_can_connect_at_once(tmp_path: Any, store_url: str) -> None:
+    class Connected(Exception):
+        pass
+
+    def connect(address: str) -> None:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), 5):
+            raise Connected
+
+    with pytest.raises(Connected):
+        serve(ServiceOptions(port=0, store_url=store_url, data=tmp_path), say=connect)
+
+
 def test_without_a_good_token_there_is_nothing(service: Service) -> None:
     stranger = service.client(tokens=True)
     expired = service.client(service.token("a", expires_in_s=-1))

@@ -7,8 +7,11 @@ import io
 import os
 import pickle
 import socket
+import sys
+import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from onnx import TensorProto, helper
 
 from analyzer.service import sandbox
 from analyzer.service.child import start_child
+from analyzer.service.content import Incoming
 from analyzer.service.folder import JobFolder
 from analyzer.service.inspection import Inspector
 from analyzer.service.keeper import Task
@@ -38,6 +42,45 @@ def strict(service: Any) -> httpx.Client:
     """A client of a service that inspects what is uploaded."""
     found: httpx.Client = service.client(inspector=Inspector(ISOLATION))
     return found
+
+
+def test_uploads_leave_the_threads_of_other_requests_alone(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Semaphore(0), threading.Event()
+    write = Incoming.write
+
+    def slow_disk(self: Incoming, data: bytes) -> None:
+        writing.release()
+        assert go_on.wait(30)
+        write(self, data)
+
+    monkeypatch.setattr(Incoming, "write", slow_disk)
+    with ThreadPoolExecutor(60) as pool:  # more than there are threads for requests
+        sent = [
+            pool.submit(client.post, "/api/v1/models", params={"name": "m"}, content=b"%d" % number)
+            for number in range(60)
+        ]
+        for _ in range(2):
+            assert writing.acquire(timeout=30)
+        try:
+            assert client.get("/api/v1/jobs", timeout=10).status_code == 200
+            assert not writing.acquire(timeout=0.5), "more write at a time"
+        finally:
+            go_on.set()
+        assert [one.result().status_code for one in sent] == [201] * 60
+
+
+def test_an_inspection_gives_way(tmp_path: Path) -> None:
+    with JobFolder(ISOLATION) as folder:
+        task = Task(
+            command=[sys.executable, "-c", "import os; print(os.nice(0))"],
+            folder=str(folder.work), environment=folder.environment(),
+            output=str(folder.answer_file), until=time.monotonic() + 60, nice=5,
+        )  # fmt: skip
+        with start_child(task) as child:
+            assert child.wait(60) == 0
+        assert int(folder.answer_file.read_text()) == min(os.nice(0) + 5, 19)
 
 
 def with_weights_in(location: str) -> bytes:
@@ -176,8 +219,6 @@ def test_a_command_is_kept_from_everything_else(
     monkeypatch.setenv("TRITUNE_SERVICE_STORE", "postgresql://u:secret@h/d")
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    import sys
-
     with socket.create_server(("127.0.0.1", 0)) as outside, JobFolder(ISOLATION) as folder:
         (folder.work / "spy.py").write_text(SPY)
         task = Task(

@@ -9,8 +9,9 @@ from typing import Annotated
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 
-from analyzer.service.auth import Principal, Scope
+from analyzer.service.auth import LOCAL, Principal, Scope
 from analyzer.service.context import context_of, principal_of
 from analyzer.service.pages.multipart import unreadable
 from analyzer.service.problems import Problem
@@ -62,7 +63,13 @@ def visitor_of(request: Request) -> Visitor:
     return Visitor(principal_of(request))
 
 
-AnyVisitor = Annotated[Visitor, Depends(visitor_of)]
+async def _visitor(request: Request) -> Visitor:
+    if not context_of(request).tokens:
+        return Visitor(LOCAL)
+    return await run_in_threadpool(visitor_of, request)  # it asks the database
+
+
+AnyVisitor = Annotated[Visitor, Depends(_visitor)]
 
 
 @dataclass(frozen=True, slots=True)
