@@ -242,7 +242,9 @@ def main() -> int:
     command = Command("service_journey", __doc__, timing=False)
     command.argument("--database", choices=["sqlite", "postgresql"], help="one alone")
     options = command.start()
-    databases = {}
+    databases: dict[str, Any] = {}
+    if options.out.is_file():
+        databases = json.loads(options.out.read_text()).get("databases", {})
     for kind in [options.database] if options.database else ["sqlite", "postgresql"]:
         say(kind)
         databases[kind] = travel(kind)

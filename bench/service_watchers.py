@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.measurement import LoadTest, Measurement
 from analyzer.store.results import open_store
 from benchlib.command import ROOT, Command, alternate, cell, median, say, table
 
@@ -112,7 +112,11 @@ def search(
         path.write_bytes(study)
         with open_store(f"sqlite:///{path}", create=False) as store:
             outcomes = [stored.outcome for stored in store.outcomes(now["study"])]
-    tests = [test for one in outcomes if isinstance(one, Measurement) for test in one.load_tests]
+    tests: list[LoadTest] = []
+    for one in outcomes:
+        if isinstance(one, Measurement):
+            # Of a trial that was measured in several steps each outcome has those before.
+            tests += [test for test in one.load_tests if test not in tests]
     chosen = result["recommendation"] or (result["closest"] or {}).get("entry") or {}
     found = {
         "seed": seed, "verdict": result["verdict"], "certified_rps": chosen.get("capacity_rps"),

@@ -2,20 +2,25 @@
 
     python -m benchlib.service_clients PORT SECONDS CLIENTS LIST_EVERY_S JOB,JOB,… < nothing
 
-Each client watches one job's events and lists the project's jobs now and then, at a moment of its
-own. Prints one JSON document: the seconds of each list (status 200 alone), other answers, events.
+Each client watches one job's events and lists the project's jobs now and then, both from a moment
+of its own. Ends after so many seconds, or with SIGTERM. Prints one JSON document: when
+each list began, in seconds, and how many it took (status 200 alone), other answers, events.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+
+import uvloop
 
 _PATHS = (
     "/api/v1/jobs",
@@ -32,11 +37,12 @@ class Seen:
     """What all clients have seen together.
 
     Args:
-        lists: Seconds by path.
+        lists: By path: when it began, and the seconds that it took.
         late_s: How long after an event was stored it was read, for each event.
     """
 
-    lists: dict[str, list[float]] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+    lists: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
     events: int = 0
     late_s: list[float] = field(default_factory=list)
@@ -74,7 +80,7 @@ async def _lister(port: int, every_s: float, seen: Seen, rng: random.Random) -> 
                     status, _ = await _get(reader, writer, path)
                     if status == 200:
                         taken = time.perf_counter() - started
-                        seen.lists.setdefault(path, []).append(taken)
+                        seen.lists.setdefault(path, []).append((started - seen.began, taken))
                     else:
                         seen.others[f"{path} {status}"] += 1
                     await asyncio.sleep(rng.uniform(0.5, 1.5) * every_s)
@@ -82,8 +88,9 @@ async def _lister(port: int, every_s: float, seen: Seen, rng: random.Random) -> 
                 seen.others[type(error).__name__] += 1
 
 
-async def _watcher(port: int, job: str, seen: Seen) -> None:
+async def _watcher(port: int, job: str, seen: Seen, wait_s: float) -> None:
     """Watches a job's events."""
+    await asyncio.sleep(wait_s)
     while True:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_LINE_MAX)
         with contextlib.closing(writer):
@@ -110,12 +117,19 @@ async def _all(port: int, seconds: float, clients: int, every_s: float, jobs: li
     seen = Seen()
     tasks = []
     for number in range(clients):
-        if every_s > 0:
-            tasks.append(_lister(port, every_s, seen, random.Random(number)))
+        rng = random.Random(number)
         if jobs:
-            tasks.append(_watcher(port, jobs[number % len(jobs)], seen))
+            wait_s = rng.uniform(0.0, every_s)
+            tasks.append(_watcher(port, jobs[number % len(jobs)], seen, wait_s))
+        if every_s > 0:
+            tasks.append(_lister(port, every_s, seen, rng))
     running = [asyncio.create_task(task) for task in tasks]
-    await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    told_to_end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
+    ending = asyncio.create_task(told_to_end.wait())
+    # Each runs for ever: the first to end has failed, or is the ending.
+    await asyncio.wait([*running, ending], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
     for task in running:
         if task.done() and (error := task.exception()) is not None:
             raise error
@@ -128,7 +142,9 @@ def main() -> int:
     """Runs the clients, and prints what they saw."""
     port, seconds, clients, every_s, jobs = sys.argv[1:]
     ids = [job for job in jobs.split(",") if job]
-    seen = asyncio.run(_all(int(port), float(seconds), int(clients), float(every_s), ids))
+    gc.disable()  # its pauses would be taken for the service's
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(_all(int(port), float(seconds), int(clients), float(every_s), ids))
     print(json.dumps(asdict(seen)))
     return 0
 

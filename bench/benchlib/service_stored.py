@@ -57,6 +57,8 @@ def store_jobs(database: Database, count: int, seed: int = 1) -> None:
                 text("SELECT setval(pg_get_serial_sequence('service_jobs', 'number'), :n)"),
                 {"n": count},
             )
+            # As its autovacuum does within a minute: without statistics the first plans are poor.
+            connection.execute(text("ANALYZE"))
 
 
 def _job(number: int, model: str, now: float, rng: random.Random) -> dict[str, Any]:
