@@ -33,7 +33,7 @@ _PART = re.compile(r"[^\x00-\x1f\x7f\\]+")
 _MAGIC_AT, _MAGIC = 257, b"ustar"  # POSIX.1-1988, and what GNU tar writes
 HEAD_BYTES = tarfile.BLOCKSIZE
 """By which an archive is known."""
-_COPY_BYTES = 1 << 20
+_COPY_BYTES = 1 << 20  # of one read: large beside a system call
 _HINT = "Write it with: tar -cf model.tar DIRECTORY"
 
 
