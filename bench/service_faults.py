@@ -8,8 +8,8 @@ SIGSTOP of a worker past its lease and SIGCONT; a restart of the database (SQLit
 that holds the file); a full disk (a small tmpfs) of the files or of PostgreSQL; an upload that is
 cut off; some jobs are cancelled, or paused and resumed, meanwhile. A round is over when every job
 has ended. Half of the rounds are on SQLite, half on a PostgreSQL of their own. ``--seconds`` ends
-between two rounds; the next call goes on where this one stopped (``bench/.work/service_faults``),
-and a call for each database may run beside the other.
+between two rounds; the next call goes on where this one stopped (``bench/.work/service_faults``, in
+a new checkout the stored results), and a call for each database may run beside the other.
 
 Must hold: no job lost, none claimed or created twice, no command running twice, no stored
 measurement lost or measured again by a later attempt, no orphan process or folder, no lease held,
@@ -29,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchlib.command import WORK, Command, say, table, write_json
+from benchlib.command import RESULTS, WORK, Command, say, table, write_json
 from benchlib.service_checks import (
     Watcher,
     check_follower,
@@ -159,7 +159,7 @@ def main() -> int:
     ends_at = time.monotonic() + options.seconds
     for kind in [options.database] if options.database else _KINDS:
         if options.fresh:
-            _state(kind, options.seed).unlink(missing_ok=True)
+            write_json(_state(kind, options.seed), [])
         play_rounds(kind, options.seed, options.rounds // len(_KINDS), ends_at)
     rounds = [one for kind in _KINDS for one in _played(kind, options.seed)]
     document = {"summary": summary(rounds), "seed": options.seed, "all": rounds}
@@ -191,7 +191,13 @@ def _state(kind: str, seed: int) -> Path:
 
 def _played(kind: str, seed: int) -> list[dict[str, Any]]:
     state = _state(kind, seed)
-    return list(json.loads(state.read_text())) if state.is_file() else []
+    if state.is_file():
+        return list(json.loads(state.read_text()))
+    stored = RESULTS / "service_faults.json"
+    document = json.loads(stored.read_text()) if stored.is_file() else {"seed": None}
+    if document["seed"] != seed:
+        return []
+    return [one for one in document["all"] if one["database"] == kind]
 
 
 if __name__ == "__main__":
