@@ -5,7 +5,9 @@ Subcommands are imported when they are used, so that ``--help`` stays fast.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
 import json
 import os
@@ -142,10 +144,16 @@ def _from_click(error: click.ClickException) -> AnalyzerError:
 
 
 def _unexpected(error: Exception) -> AnalyzerError:
-    wrapped = AnalyzerError(
-        f"A fault of the program: {type(error).__name__}: {error}.",
-        hint="Run it again with -v for the traceback, and report it.",
-    )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename else ""
+        wrapped = AnalyzerError(
+            f"The disk is full{where}.", hint="Free some space; --resume goes on with a study."
+        )
+    else:
+        wrapped = AnalyzerError(
+            f"A fault of the program: {type(error).__name__}: {error}.",
+            hint="Run it again with -v for the traceback, and report it.",
+        )
     wrapped.__cause__ = error
     return wrapped
 
@@ -160,7 +168,8 @@ def _show(error: AnalyzerError, args: Sequence[str]) -> int:
         click.echo(f"  {hint}", err=True)
     if "--json" in args:
         body = {"code": error.code, "message": error.message, "hint": hint}
-        click.echo(json.dumps({"schema": 1, "error": body}))
+        with contextlib.suppress(OSError):  # where the answer goes may be what is full
+            click.echo(json.dumps({"schema": 1, "error": body}))
     return error.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -382,6 +383,22 @@ def test_without_json_standard_output_stays_empty(call: Call, good: str) -> None
 
 def test_verbose_adds_the_traceback(call: Call, good: str) -> None:
     assert "Traceback" in call(good, "--latency-budget", "500", "-v").stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_answer_to_a_full_disk_ends_without_a_traceback(program: Any) -> None:
+    args = ["simulate", "--service-time", "1=10ms", "--arrivals", "constant:5/s", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*program.PROGRAM, *args],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: The disk is full.\n")
+    assert "Traceback" not in done.stderr and "report it" not in done.stderr
 
 
 def test_help_and_version_are_answers(call: Call) -> None:
