@@ -194,8 +194,7 @@ def _played(kind: str, seed: int) -> list[dict[str, Any]]:
     if state.is_file():
         return list(json.loads(state.read_text()))
     stored = RESULTS / "service_faults.json"
-    document = json.loads(stored.read_text()) if stored.is_file() else {"seed": None}
-    if document["seed"] != seed:
+    if not stored.is_file() or (document := json.loads(stored.read_text()))["seed"] != seed:
         return []
     return [one for one in document["all"] if one["database"] == kind]
 
