@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -136,10 +137,15 @@ def served_by_triton(folder: Path) -> dict[str, Any]:
         TritonServer(install, arguments=arguments) as server,
         client.InferenceServerClient(server.http_address) as triton,
     ):
-        tensor = client.InferInput(name, rows.shape, client.np_to_triton_dtype(rows.dtype))
-        tensor.set_data_from_numpy(rows)
-        answer = triton.infer("digits", [tensor]).as_numpy(session.get_outputs()[0].name)
         served = triton.get_model_config("digits")
+        answers = []
+        parts = math.ceil(len(rows) / max(served["max_batch_size"], 1))
+        for part in np.array_split(rows, parts):
+            tensor = client.InferInput(name, part.shape, client.np_to_triton_dtype(part.dtype))
+            tensor.set_data_from_numpy(part)
+            found = triton.infer("digits", [tensor])
+            answers.append(found.as_numpy(session.get_outputs()[0].name))
+        answer = np.concatenate(answers)
     return {
         "triton": install.described,
         "max_batch_size": served["max_batch_size"],
