@@ -24,7 +24,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.hardware.machine import inspect_machine
 from analyzer.stats import mlperf
 from analyzer.stats.batchmeans import variance_inflation
-from analyzer.stats.certificate import decide, used_inflation
+from analyzer.stats.certificate import OVERLOAD_SHARE, decide, used_inflation
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, simulate
 from benchlib.command import Command, cell, say, table, write_json
@@ -115,7 +115,7 @@ def judge_run(
             [over[:requests]],
             twin_inflation=twin,
             latency_s=[latency[:requests]],
-            budget_s=budget_ms,
+            least_s=OVERLOAD_SHARE * budget_ms,
         )
         if used is None:
             continue

@@ -32,8 +32,9 @@ _SAME_RATE = 0.03
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
-# How much more evidence than the plan says is expected to be needed before anything was run.
-_CAUTION = 1.2
+# How much more evidence than the plan says is expected to be needed before anything was run: the
+# runs' own inflation was 1 to 1.6 times the twin's (bench/shares.py).
+_CAUTION = 1.3
 #: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
 #: failed. Runs of a second find the edge of a machine's fast state, and 0.55 to 0.7 of it were met
 #: for seconds (docs/twin.md).
@@ -59,7 +60,8 @@ class CertifyGoal:
             suffices for a rate counts.
         safe_share: No rate above this share of the edge is tried before one has passed, but for
             the lowest; where one fails, the next is lower by more than a step. 1 for any rate.
-        climbs: Whether the time that a PASS leaves goes to higher rates.
+        climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
+            walk there.
         above_rps: No rate up to this is tried, a fixed one excepted.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: Claims that the family has begun so far and that have not passed.
@@ -76,7 +78,7 @@ class CertifyGoal:
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
     safe_share: float = 1.0
-    climbs: bool = True
+    climb_gain: float = 1.0
     above_rps: float = 0.0
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
@@ -137,9 +139,9 @@ class _Certifying:
         self._open_claims = goal.open_claims
         self._left_s = goal.seconds
         self._safe_rps = math.inf if goal.safe_share >= 1.0 else goal.safe_share * goal.edge_rps
-        # How much more evidence than planned the runs have needed so far: their own correlation
+        # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
-        self._factor = _CAUTION
+        self._factor, self._factor_rps = _CAUTION, 0.0
 
     def certify(self) -> Certified:
         result = self._result
@@ -162,9 +164,8 @@ class _Certifying:
             if not passed and not result.passed:
                 self._begin_again(chosen)
             if result.passed and result.rate_rps:
-                if not self._goal.climbs:
-                    break
-                rates = [other for other in rates if other > result.rate_rps]
+                least_rps = self._goal.climb_gain * result.rate_rps
+                rates = [other for other in rates if other > least_rps]
         return result
 
     def _time_left_s(self) -> float:
@@ -217,7 +218,7 @@ class _Certifying:
             rate = self._affordable(rates, share * self._left_s)
             if rate is not None:
                 return rate, share * self._left_s
-        return min(rates[::3], key=self._seconds), self._left_s
+        return min(rates[::3], key=lambda rate: (self._seconds(rate), rate)), self._left_s
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
         """The highest of ``rates`` whose expected need fits; None if none does.
@@ -238,8 +239,10 @@ class _Certifying:
         needed = self._goal.requests_needed(rate, self._claim(rate))
         if needed is None:
             return math.inf
-        # Beyond a PASS nothing is lost but time, so that no caution is needed.
-        factor = max(self._factor / _CAUTION, 1.0) if self._result.passed else self._factor
+        factor = self._factor
+        if rate < self._factor_rps:
+            # The lighter the load, the less a slow moment costs.
+            factor = max(factor ** ((rate / self._factor_rps) ** 2), min(factor, _CAUTION))
         return needed * factor / rate + self._goal.lead_in_s(rate)
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
@@ -288,8 +291,12 @@ class _Certifying:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows
                 # if no further request is late.
                 missing = self._to_pass(certificate, claim)
-            elif needed and certificate.requests_missing:
-                self._factor = max(1.0, (gathered + missing) / needed)
+            else:
+                # What the runs say of the machine's speed is in the need by now.
+                needed = self._goal.requests_needed(rate, claim) or needed
+                if needed and certificate.requests_missing:
+                    self._factor = max(1.0, (gathered + missing) / needed)
+                    self._factor_rps = rate
             stay_s = missing / rate
             if stay_s > limit_s:
                 if self._result.passed:

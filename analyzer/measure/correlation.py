@@ -79,13 +79,15 @@ def requests_needed(
     claim: int,
     known: RateEvidence | None = None,
 ) -> int | None:
-    """Further requests that a PASS is expected to take; None where no number is enough.
+    """Further requests that a PASS is expected to take; None where a FAIL is expected.
 
     Args:
         inflation, miss_rate: What the twin expects; None without one.
         claim: As in :func:`~analyzer.stats.certificate.claim_confidence`.
         known: What runs at the rate came to so far.
     """
+    if miss_rate is not None and miss_rate >= sla.miss_rate_max:
+        return None
     found = _INFLATION_GUESS if inflation is None else inflation
     met = (known.inflation if known is not None else None) or _INFLATION_FLOOR
     return expected_requests(

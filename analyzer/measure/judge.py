@@ -21,7 +21,7 @@ from analyzer.measure.certify import excused
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
 from analyzer.measure.witness import stalls_too_long, steady
-from analyzer.stats.certificate import certify
+from analyzer.stats.certificate import OVERLOAD_SHARE, STEADY_SHARE, certify
 from analyzer.stats.percentiles import summarize_latency
 
 
@@ -55,8 +55,8 @@ def judge_runs(
         confidence=sla.confidence,
         twin_inflation=twin_inflation,
         latency_s=[log.latency_s[log.warmup :] for log in logs] or None,
-        # Where the machine's speed was steady, no drift can pass for overloads.
-        budget_s=None if steady(tests) else sla.latency_budget_ms / 1e3,
+        # Where the machine's speed was steady, less of its drift can pass for overloads.
+        least_s=(STEADY_SHARE if steady(tests) else OVERLOAD_SHARE) * sla.latency_budget_ms / 1e3,
         earlier=earlier,
         claim=claim,
     )

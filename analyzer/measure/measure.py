@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ _INVALID_EASE_MAX = 0.9
 _ABORTED_EASE_MAX = 0.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
+# The same of an edge that was not measured.
+_SUPPOSED_SHARE = 0.97
 # Of the study's seconds by speed: the one that a supposed edge belongs to, as of the probes.
 _USUAL_QUANTILE = 0.05
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
@@ -207,8 +210,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             return replace(found, verdict="UNDECIDED")
         return found
 
-    # A first proof leaves time to climb; a supposed edge is a low one already.
-    later = plan.above_rps > 0.0 or plan.shares == AT_ONCE or plan.supposed_rps is not None
+    # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
+    later = plan.above_rps > 0.0 or plan.shares == AT_ONCE
+    first_share = SAFE_SHARE if plan.supposed_rps is None else _SUPPOSED_SHARE
     result = certify_capacity(
         CertifyGoal(
             edge_rps=edge.at_least_rps or plan.rate_rps or 0.0,
@@ -217,8 +221,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             percentile=sla.percentile,
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
-            safe_share=1.0 if later else SAFE_SHARE,
-            climbs=plan.supposed_rps is None,
+            safe_share=1.0 if later else first_share,
+            climb_gain=plan.climb_gain if plan.supposed_rps is None else math.inf,
             above_rps=plan.above_rps,
             earlier=plan.earlier,
             open_claims=plan.open_claims,

@@ -100,6 +100,7 @@ class CertifyPlan:
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
+        climb_gain: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
         open_claims: Claims that the family (the study's candidates, or a baseline that is none) has
@@ -116,6 +117,7 @@ class CertifyPlan:
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0
+    climb_gain: float = 1.0
     stream: int = STREAM_CERTIFY
     kind: LoadTestKind = "certify"
     earlier: tuple[RateEvidence, ...] = ()

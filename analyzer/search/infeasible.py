@@ -7,6 +7,7 @@ from contextlib import suppress
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
+from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
 from analyzer.measure.plan import CertifyPlan
@@ -26,6 +27,8 @@ _QUIET_UTILIZATION = 0.3
 _QUIET_RPS_MAX = 50.0
 _QUIET_REQUESTS = 60.0
 _TIME_MIN_S = 1.5
+# The same rate, but for what its median latency, and so the rate, varied by since.
+_SAME_RATE = 1.5
 
 
 def prove_infeasible(
@@ -50,13 +53,9 @@ def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Scr
         usable = filter(None, (log.measurement(key) for key in screening.allowed))
         best = min(usable, key=lambda m: complexity(m.configuration), default=None)
     left_s = context.plan.left_s - context.server_start_s
-    if best is None or _failed(best) or left_s < _TIME_MIN_S:
+    if best is None or _refuted(best, sla) or left_s < _TIME_MIN_S:
         return
-    medians_ms = [test.latency_ms.p50 for test in best.load_tests if test.latency_ms.p50]
-    median_s = max(min(medians_ms, default=1.0), 1.0) / 1e3
-    rate_rps = min(_QUIET_UTILIZATION / median_s, _QUIET_RPS_MAX)
-    if sla.objective in ("latency", "memory"):
-        rate_rps = sla.target_rate_rps or rate_rps
+    rate_rps = _quiet_rps(best, sla)
     seconds = max(min(_QUIET_REQUESTS / rate_rps, left_s), _TIME_MIN_S)
     task = context.measure_task(
         best.configuration,
@@ -79,8 +78,21 @@ def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Scr
             log.record(outcome, role="trial", logs=logs)
 
 
-def _failed(measurement: Measurement) -> bool:
-    return measurement.certificate is not None and measurement.certificate.verdict == "FAIL"
+def _quiet_rps(measurement: Measurement, sla: Sla) -> float:
+    """The target rate where there is one, else a rate at which nearly no request waits."""
+    if sla.objective in ("latency", "memory") and sla.target_rate_rps:
+        return sla.target_rate_rps
+    medians_ms = [test.latency_ms.p50 for test in measurement.load_tests if test.latency_ms.p50]
+    median_s = max(min(medians_ms, default=1.0), 1.0) / 1e3
+    return min(_QUIET_UTILIZATION / median_s, _QUIET_RPS_MAX)
+
+
+def _refuted(measurement: Measurement, sla: Sla) -> bool:
+    """Whether it failed where it is easiest; that it failed at a higher rate says nothing."""
+    certificate, test = measurement.certificate, measurement.headline
+    if certificate is None or certificate.verdict != "FAIL" or test is None:
+        return False
+    return (test.offered_rps or 0.0) <= _SAME_RATE * _quiet_rps(measurement, sla)
 
 
 def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
@@ -99,7 +111,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for m in measured
         if scores[m.configuration.config_id].constraints["memory"] > 0
     ]
-    if not heavy and not any(map(_failed, measured)):
+    if not heavy and not any(_refuted(m, sla) for m in measured):
         return None
     too_slow_ms = {
         key: shortest

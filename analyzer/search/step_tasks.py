@@ -26,6 +26,9 @@ _TARGET_SHARES = (0.6, 0.5)
 # not in a plan; at most this share of what is left.
 _FIRST_PROOF_FACTOR = 2.5
 _FIRST_PROOF_SHARE = 0.6
+# The least gain for which it goes on after its PASS: what it leaves goes to a later climb, which
+# has all that is left.
+_CLIMB_GAIN = 1.3
 _FIRST_PROOF_S_MIN = 3.0  # for the two runs of a first plan
 # It comes before the edge where the time may not suffice for both: with runs that are given up, a
 # search takes up to twice its seconds, and a proof by half more than is expected of it.
@@ -101,6 +104,7 @@ class StepTasks:
         wanted_s = min(wanted_s, _FIRST_PROOF_SHARE * left_s)
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
         certify = self._certify_plan(configuration, None, seconds, CLIMBING)
+        certify = replace(certify, climb_gain=_CLIMB_GAIN)
         return edge_s + seconds, replace(task, certify=certify)
 
     def certificate(

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.3
+# Of that: what its last runs may take at most.
+_OVERRUN_LIMIT = 2.0
 # A loss by the machine's varying speed above 5 % is worth a sentence.
 _SPEED_TOLD = 0.95
 
@@ -211,8 +213,10 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     context.log.warn(
         f"About {beyond_s:.0f} s beyond --budget are spent, since they complete a first proof."
     )
-    context.plan.grant(context.server_start_s + seconds - context.plan.left_s)
-    measuring.complete(seconds)
+    # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
+    allowed_s = min(_OVERRUN_LIMIT * missing_s, context.plan.overrun_s - context.server_start_s)
+    context.plan.grant(context.server_start_s + allowed_s - context.plan.left_s)
+    measuring.complete(allowed_s)
 
 
 def _bound(context: SearchContext, screening: Screening, winner: Measurement | None) -> str | None:

@@ -99,8 +99,8 @@ def lower_threshold_inflation(
     Args:
         latency_s: One array of shape (n,) per run, in the order of the requests, inf for failures.
         shares: Shares of the requests above the threshold.
-        least_s: Thresholds below this do not count, and it is one itself; None is returned where
-            fewer than ten requests exceed it.
+        least_s: Thresholds below this do not count; it is one itself where it is above the lowest.
+            None is returned where fewer than ten requests exceed it.
     """
     everything = np.concatenate(list(latency_s))
     if len(everything) == 0:
@@ -108,7 +108,7 @@ def lower_threshold_inflation(
     ranks = [min(int(len(everything) * (1.0 - share)), len(everything) - 1) for share in shares]
     ordered = np.partition(everything, sorted(set(ranks)))
     thresholds = {float(ordered[rank]) for rank in ranks if ordered[rank] >= least_s}
-    if least_s > 0:
+    if least_s > ordered[min(ranks)]:
         thresholds.add(least_s)
     point = upper = 0.0
     for threshold in sorted(thresholds):

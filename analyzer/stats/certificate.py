@@ -27,8 +27,10 @@ from analyzer.stats.evidence import evidence_above, evidence_below
 
 # Beyond this no load test of any length would decide.
 _REQUESTS_MAX = 1e10
-# Of the budget: what a request must take to count as part of an overload.
-_OVERLOAD_SHARE = 0.5
+#: Of the budget: what a request must take to count as part of an overload, and what it must where
+#: the machine's speed was steady; wake-ups of a millisecond are no overload of a budget of seconds.
+OVERLOAD_SHARE = 0.5
+STEADY_SHARE = 0.1
 
 T = TypeVar("T", bound=np.generic)
 
@@ -64,7 +66,7 @@ def certify(
     confidence: float,
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
-    budget_s: float | None = None,
+    least_s: float = 0.0,
     earlier: RateEvidence | None = None,
     claim: int = 0,
 ) -> Certificate:
@@ -84,7 +86,7 @@ def certify(
             (or not finite) if there is no twin or it is not trusted.
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
-        budget_s: The latency budget, seconds, as ``used_inflation`` needs it.
+        least_s: As in ``used_inflation``.
         earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
             add up, and the largest inflation counts.
         claim: As in ``claim_confidence``.
@@ -94,7 +96,7 @@ def certify(
     misses = sum(int(np.count_nonzero(block)) for block in blocks)
     latencies = _as_blocks(latency_s) if latency_s is not None else None
     used = used_inflation(
-        blocks, twin_inflation=twin_inflation, latency_s=latencies, budget_s=budget_s
+        blocks, twin_inflation=twin_inflation, latency_s=latencies, least_s=least_s
     )
     if earlier is not None:
         requests += earlier.requests
@@ -168,7 +170,7 @@ def used_inflation(
     *,
     twin_inflation: float | None = None,
     latency_s: Sequence[NDArray[np.floating]] | None = None,
-    budget_s: float | None = None,
+    least_s: float = 0.0,
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
 
@@ -180,16 +182,15 @@ def used_inflation(
 
     Args:
         blocks, twin_inflation, latency_s: As in ``certify``.
-        budget_s: Beside a twin only thresholds from half the budget on count: what carries a
-            request over the budget carries many that far, while far below it the machine's speed
-            shows, and no overload. None to let every threshold count.
+        least_s: Beside a twin only thresholds from this latency on count, such as half the budget:
+            what carries a request over the budget carries many that far, while far below it the
+            machine's speed shows, and no overload.
     """
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)
-    least_s = _OVERLOAD_SHARE * budget_s if twin is not None and budget_s is not None else 0.0
     lower = None
     if latency_s is not None:
-        lower = lower_threshold_inflation(latency_s, least_s=least_s)
+        lower = lower_threshold_inflation(latency_s, least_s=least_s if twin is not None else 0.0)
     candidates = []
     if twin is not None:
         candidates.append((max(twin, 1.0), "twin"))

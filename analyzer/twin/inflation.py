@@ -29,7 +29,9 @@ def batch_means_inflation(over: NDArray[np.bool_], batches: int) -> float:
     return max(1.0, float(means.var(ddof=1)) * length / (m * (1.0 - m)))
 
 
-def late_inflation(latency_ns: NDArray[np.int64], *, limit_ns: int, percentile: float) -> float:
+def late_inflation(
+    latency_ns: NDArray[np.int64], *, limit_ns: int, percentile: float, least_ns: int = 0
+) -> float:
     """The variance inflation of "late" among simulated requests, at least 1.
 
     What a certificate must survive is a server that just misses the promise at this rate. So the
@@ -40,13 +42,22 @@ def late_inflation(latency_ns: NDArray[np.int64], *, limit_ns: int, percentile: 
     Args:
         latency_ns: Of all requests in the order of arrival, int64 [n].
         limit_ns: The latency budget.
+        least_ns: Thresholds below this do not count; it is one itself where a hundred requests
+            exceed it.
     """
     rank = nearest_rank_position(len(latency_ns), percentile) - 1
-    thresholds = [int(np.partition(latency_ns, rank)[rank])]
-    if np.count_nonzero(latency_ns > limit_ns) >= 100:
-        thresholds.append(limit_ns)
+    just_missing = int(np.partition(latency_ns, rank)[rank])
+    thresholds = [just_missing] if just_missing >= least_ns else []
+    thresholds += [
+        threshold
+        for threshold in ({limit_ns, least_ns} if least_ns else {limit_ns})
+        if np.count_nonzero(latency_ns > threshold) >= 100
+    ]
     return max(
-        batch_means_inflation(latency_ns > threshold, batches)
-        for threshold in thresholds
-        for batches in _BATCHES
+        (
+            batch_means_inflation(latency_ns > threshold, batches)
+            for threshold in thresholds
+            for batches in _BATCHES
+        ),
+        default=1.0,
     )

@@ -6,13 +6,14 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.stats.certificate import OVERLOAD_SHARE
 from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.bands import RateScan, ScanMemory
@@ -163,12 +164,39 @@ class ServerModel:
         """The variance inflation of late requests at ``rate_rps``, at least 1.
 
         Infinite where no queue can be stable. As :func:`late_inflation` of all ``arrivals`` but
-        the first fiftieth.
+        the first fiftieth. Over a path of speeds, latencies far below the budget tell the speed and
+        no overload: where fewer requests than may be late take half the budget, what counts are
+        the overloads at the slowest speed, held for ever, and what exceeds half the budget.
         """
+        limit_ns = round((budget_ms - self.overhead_ms) * 1e6)
+        latency_ns = self._latency_ns(arrivals, rate_rps)
+        if latency_ns is None:
+            return math.inf
+        found = late_inflation(latency_ns, limit_ns=limit_ns, percentile=percentile)
+        half_ns = round(OVERLOAD_SHARE * limit_ns)
+        late_share = 1.0 - percentile / 100.0
+        if self.path is None or np.mean(latency_ns > half_ns) > late_share:
+            return found
+        slowest = replace(self, path=SpeedPath.constant(self.path.undercut_for(late_share)))
+        latency_slow_ns = slowest._latency_ns(arrivals, rate_rps)
+        if latency_slow_ns is None:
+            return found
+        return min(
+            found,
+            max(
+                late_inflation(
+                    latency_ns, limit_ns=limit_ns, percentile=percentile, least_ns=half_ns
+                ),
+                late_inflation(latency_slow_ns, limit_ns=limit_ns, percentile=percentile),
+            ),
+        )
+
+    def _latency_ns(self, arrivals: UnitArrivals, rate_rps: float) -> NDArray[np.int64] | None:
+        """Of all requests but the first fiftieth; None where no queue can be stable."""
         rate_rps *= self.rate_scale
         speed = self.path.mean_speed if self.path is not None else 1.0
         if rate_rps >= speed * self.service.saturation_rps(self.policy, arrivals.batch_size):
-            return math.inf
+            return None
         prepared = Prepared.of(self.policy, self.service, self.overhead_ms)
         begin_ns = (arrivals.time_s * (1e9 / rate_rps)).astype(np.int64)
         arrival_ns = begin_ns if self.path is None else self.path.work_ns(begin_ns)
@@ -178,11 +206,7 @@ class ServerModel:
         )
         end_ns = executions[1] if self.path is None else self.path.real_ns(executions[1])
         latency_ns = np.where(batch_of >= 0, end_ns[batch_of] - begin_ns, np.int64(2**62))
-        return late_inflation(
-            latency_ns[requests // 50 :],
-            limit_ns=round((budget_ms - self.overhead_ms) * 1e6),
-            percentile=percentile,
-        )
+        return latency_ns[requests // 50 :]
 
     def _scan(
         self,

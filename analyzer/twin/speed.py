@@ -52,6 +52,15 @@ class SpeedPath:
             return float(self.speed[-1])
         return self._work_period_s / self.period_s
 
+    def undercut_for(self, share: float) -> float:
+        """The speed below which it is for ``share`` of the time in the long run."""
+        if math.isinf(self.period_s):
+            return float(self.speed[-1])
+        order = np.argsort(self.speed)
+        lengths_s = np.diff(np.append(self.start_s, self.period_s))[order]
+        first = int(np.searchsorted(np.cumsum(lengths_s), share * self.period_s, side="right"))
+        return float(self.speed[order[min(first, len(order) - 1)]])
+
     def work_s(self, real_s: Floats) -> Floats:
         """The work clock at each real time, seconds, shape (n,)."""
         if not math.isinf(self.period_s):

@@ -210,6 +210,22 @@ def test_one_invalid_run_marks_the_whole(session: VirtualSession) -> None:
     assert merged.errors == tests[0].errors + 2
 
 
+def test_a_climb_that_gains_little_is_left_to_a_later_walk() -> None:
+    def needed(rate: float, claim: int) -> float | None:
+        return 500 if rate <= 52.0 else 900 if rate <= 60.0 else None
+
+    def walk(gain: float) -> Script:
+        script = Script(passes_up_to=100.0, needed=500)
+        few = CertifyGoal(
+            edge_rps=100.0, seconds=40.0, requests_needed=needed, safe_share=0.5, climb_gain=gain
+        )
+        assert certify_capacity(few, script.run, script.judge).passed
+        return script
+
+    assert max(walk(1.0).rates) == pytest.approx(58.0)
+    assert max(walk(1.3).rates) == pytest.approx(50.0)
+
+
 def test_after_a_pass_the_time_left_climbs_and_a_fail_keeps_what_passed() -> None:
     script = Script(passes_up_to=80.0, needed=500)
     by_rate = CertifyGoal(

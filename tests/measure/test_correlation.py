@@ -38,6 +38,11 @@ def test_batches_that_must_be_larger_to_carry_the_rate_take_longer_to_forget(
     assert relaxation_s(model, load, 300.0) > relaxation_s(model, load, 50.0)
 
 
+def test_a_rate_that_is_expected_to_fail_is_never_cheap(load: LoadPlan) -> None:
+    assert requests_needed(load.sla, inflation=2.0, miss_rate=0.02, claim=1) is None
+    assert requests_needed(load.sla, inflation=2.0, miss_rate=0.01, claim=1) is None
+
+
 def test_without_a_twin_the_need_is_a_guess_that_evidence_lowers(load: LoadPlan) -> None:
     guess = requests_needed(load.sla, inflation=None, miss_rate=None, claim=1)
     known = requests_needed(load.sla, inflation=2.0, miss_rate=0.0, claim=1)

@@ -61,9 +61,21 @@ def service(key: VariantKey, threads: int, instances: int) -> ServiceTime | None
     )
 
 
-def _space() -> SearchSpace:
+ONE_CONFIGURATION = """
+name: one
+parameters:
+  precision: [fp32]
+  instance_count: [1]
+  intra_op_threads: [1]
+  dynamic_batching: [true]
+  max_batch_size: [8]
+  max_queue_delay: [0]
+"""
+
+
+def _space(text: str = SPACE) -> SearchSpace:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(SPACE)
+        file.write(text)
         file.flush()
         return load_space(file.name, SpaceContext(device="cpu", cores=2))
 
@@ -225,6 +237,15 @@ def test_a_budget_nobody_can_keep_is_infeasible_with_a_bound() -> None:
     assert facts.verdict == "infeasible"
     assert facts.recommended_id is None
     assert facts.search.bound and "budget is 0.5 ms" in facts.search.bound
+
+
+def test_that_rates_far_too_high_fail_says_nothing_of_lower_ones() -> None:
+    """A twin that is twenty times too high, and no time to come down."""
+    world = VirtualWorld(service=service, probe_factor=0.05)
+    found, _, store = run(world, budget_s=8.0, space=_space(ONE_CONFIGURATION))
+    measured = [o.outcome for o in store.outcomes if isinstance(o.outcome, Measurement)]
+    assert measured[-1].certificate is not None and measured[-1].certificate.verdict == "FAIL"
+    assert found.verdict == "undecided"
 
 
 def test_memory_is_a_limit_of_the_search() -> None:

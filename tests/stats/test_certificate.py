@@ -191,17 +191,17 @@ def test_beside_a_twin_the_drift_far_below_the_budget_is_no_overload() -> None:
     late = latency_s > 0.05
     assert not late.any()
 
-    def verdict(twin: float | None, budget_s: float | None) -> str:
+    def verdict(twin: float | None, least_s: float) -> str:
         return certify(
             late,
             percentile=99,
             confidence=0.95,
             twin_inflation=twin,
             latency_s=latency_s,
-            budget_s=budget_s,
+            least_s=least_s,
         ).verdict
 
-    assert verdict(10.0, 0.05) == "PASS"
-    assert verdict(None, 0.05) == "UNDECIDED", "without a twin nothing else tells of overloads"
+    assert verdict(10.0, 0.025) == "PASS"
+    assert verdict(None, 0.025) == "UNDECIDED", "without a twin nothing else tells of overloads"
     # At half the budget and beyond the same swings count.
-    assert verdict(10.0, 0.008) == "UNDECIDED"
+    assert verdict(10.0, 0.004) == "UNDECIDED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.inflation import batch_means_inflation, late_inflation
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
 
 MODEL = ServerModel(
     policy=BatchingPolicy(max_batch_size=32, dynamic_batching=True),
@@ -44,6 +46,26 @@ def test_grows_with_the_load_as_recorded(load: float, recorded: float) -> None:
 
 def test_no_stable_queue_no_finite_inflation() -> None:
     assert MODEL.inflation(ARRIVALS, 1.01 * MODEL.saturation_rps(), budget_ms=50) == math.inf
+
+
+def test_a_slow_state_that_causes_no_overload_is_no_cluster_of_late_requests() -> None:
+    """Far below the budget latencies follow the speed; near it slow states carry them over it."""
+    rng = np.random.default_rng(5)
+    path = SpeedPath.two_speeds(slow=0.6, dwell_s=(0.5, 3.0), until_s=120.0, rng=rng)
+    varied = replace(MODEL, path=replace(path, period_s=120.0))
+    rate = 0.5 * MODEL.saturation_rps()
+    arrivals = UnitArrivals.draw(Poisson(), count=400_000)
+    slow = replace(MODEL, path=SpeedPath.constant(0.6))
+    alone = slow.inflation(arrivals, rate, budget_ms=1e3)
+    assert varied.inflation(arrivals, rate, budget_ms=1e3) == pytest.approx(alone)
+    assert varied.inflation(arrivals, rate, budget_ms=20.0) > 10 * alone
+
+
+def test_thresholds_below_the_least_do_not_count() -> None:
+    latency_ns = np.repeat(np.arange(1, 101), 1000)
+    assert late_inflation(latency_ns, limit_ns=200, percentile=99.0) > 100
+    found = late_inflation(latency_ns, limit_ns=200, percentile=99.0, least_ns=150)
+    assert found == 1.0
 
 
 def test_the_threshold_is_the_nearest_rank() -> None:

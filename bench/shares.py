@@ -1,0 +1,227 @@
+"""What a search proves in its time: the real search, in virtual time, on machines drawn at random.
+
+    python bench/shares.py [--studies 20] [--budgets 60,300] [--processes 1] [--json]
+
+Each study is a whole search (`run_search`) of a small space on a simulated machine of two cores: a
+model of 0.3 to 100 ms with a cheap or a dear batch, a latency budget of 5 to 200 of its service
+times, the second speed 0.7 of the first, half of the time or never. Told are the verdicts, the
+certified share of the recommended configuration's reported edge, that of the best configuration's
+true edge at full speed, and whether the gain over the baseline was told. It is no timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.measurement import Measurement
+from analyzer.domain.sla import Sla
+from analyzer.domain.space import Parameter, SearchSpace
+from analyzer.domain.workload import Poisson
+from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.search.request import SearchRequest
+from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
+from benchlib.command import Command, cell, table, write_json
+
+WORLDS = ("one speed", "two speeds")
+SLOW = 0.7
+START_S = 3.0
+OVERHEAD_MS = 0.2
+SPACE = SearchSpace(
+    name="shares",
+    device="cpu",
+    parameters=(
+        Parameter(name="precision", choices=("fp32", "int8")),
+        Parameter(name="instance_count", choices=(1, 2)),
+        Parameter(name="intra_op_threads", choices=(1,)),
+        Parameter(name="dynamic_batching", choices=(True,)),
+        Parameter(name="max_batch_size", choices=(1, 4, 16)),
+        Parameter(name="max_queue_delay_us", choices=(0, 2000)),
+    ),
+    threads_max=2,
+)
+SPEED = {"fp32": 1.0, "int8-static": 0.5, "int8-dynamic": 0.7}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model drawn at random: ``fixed_ms + each_ms * batch`` at fp32, and its latency budget."""
+
+    fixed_ms: float
+    each_ms: float
+    budget_ms: float
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator) -> Model:
+        """0.3 to 100 ms for one inference, 5 to 200 times that as the budget."""
+        one_ms = float(np.exp(rng.uniform(np.log(0.3), np.log(100.0))))
+        fixed = float(rng.uniform(0.05, 0.8))
+        budget_ms = one_ms * float(np.exp(rng.uniform(np.log(5.0), np.log(200.0))))
+        return cls(
+            fixed_ms=fixed * one_ms, each_ms=(1.0 - fixed) * one_ms, budget_ms=max(budget_ms, 5.0)
+        )
+
+    def service(self, key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+        """Two cores; busy neighbours cost a little."""
+        sizes = (1, 2, 4, 8, 16)
+        speed = SPEED.get(key.label)
+        if speed is None:
+            return None
+        return ServiceTime(
+            batch_sizes=sizes,
+            service_ms=tuple(speed * (self.fixed_ms + self.each_ms * size) for size in sizes),
+            distribution="lognormal",
+            cv=0.05,
+            interference=(1.0, 1.06),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one study ended; rates in requests per second."""
+
+    verdict: str
+    one_ms: float
+    budget_ms: float
+    certified_rps: float | None = None
+    edge_rps: float | None = None
+    true_edge_rps: float | None = None
+    gain_told: bool = False
+    wall_s: float = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Of the reported edge."""
+        return self.certified_rps / self.edge_rps if self.certified_rps and self.edge_rps else None
+
+    @property
+    def true_share(self) -> float | None:
+        """Of the best configuration's true edge at full speed."""
+        known = self.certified_rps and self.true_edge_rps
+        return self.certified_rps / self.true_edge_rps if known else None  # type: ignore[operator]
+
+
+def true_edge(model: Model) -> float:
+    """The highest edge of the space at full speed."""
+    arrivals = UnitArrivals.draw(Poisson(), count=100_000)
+    service = model.service(VariantKey(precision="int8", quantization="static"), 1, 2)
+    assert service is not None
+    edges = []
+    for size in (1, 4, 16):
+        for delay_us in (0, 2000):
+            configuration = Configuration(
+                dynamic_batching=True,
+                max_batch_size=size,
+                max_queue_delay_us=delay_us,
+                instance_count=2,
+                intra_op_threads=1,
+            )
+            server = ServerModel.of(configuration, service, overhead_ms=OVERHEAD_MS)
+            edges.append(server.edge(arrivals, budget_ms=model.budget_ms, accuracy=0.01) or 0.0)
+    return max(edges)
+
+
+def study(seed: int, *, world: str, budget_s: float) -> Ending:
+    """Runs one search."""
+    rng = np.random.default_rng([seed, 77])
+    model = Model.drawn(rng)
+    path = None
+    if world == "two speeds":
+        path = SpeedPath.two_speeds(
+            slow=SLOW, dwell_s=(0.1, 3.0), until_s=5.0 * budget_s, rng=np.random.default_rng(seed)
+        )
+    request = SearchRequest(
+        study="shares",
+        model=VIRTUAL_MODEL,
+        sla=Sla(latency_budget_ms=model.budget_ms),
+        space=SPACE,
+        arrivals=Poisson(),
+        budget_s=budget_s,
+        sampler="twin",
+        seed=seed,
+        provenance={},
+    )
+    executor = VirtualExecutor(
+        VirtualWorld(service=model.service, overhead_ms=OVERHEAD_MS, speed=path, seed=seed)
+    )
+    result = search_virtually(request, executor, MemoryStore(), cores=2, start_s=START_S)
+    ended = Ending(
+        verdict=result.verdict,
+        one_ms=model.fixed_ms + model.each_ms,
+        budget_ms=model.budget_ms,
+        wall_s=result.search.wall_seconds,
+    )
+    measured = {o.configuration.config_id: o for o in result.outcomes}
+    best = measured.get(result.recommended_id or "")
+    if not isinstance(best, Measurement) or not best.capacity_rps:
+        return ended
+    baseline = measured.get(result.baseline_id)
+    return replace(
+        ended,
+        certified_rps=best.capacity_rps,
+        edge_rps=best.edge.rate_rps or best.edge.at_least_rps,
+        true_edge_rps=true_edge(model),
+        gain_told=isinstance(baseline, Measurement) and bool(baseline.edge.at_least_rps),
+    )
+
+
+def summarize(endings: Sequence[Ending]) -> dict[str, Any]:
+    """Of one cell."""
+    shares = [e.share for e in endings if e.share]
+    true_shares = [e.true_share for e in endings if e.true_share]
+    return {
+        "studies": len(endings),
+        "found": sum(e.verdict == "found" for e in endings),
+        "gain_told": sum(e.gain_told for e in endings),
+        "share": float(np.median(shares)) if shares else None,
+        "share_10": float(np.quantile(shares, 0.1)) if shares else None,
+        "true_share": float(np.median(true_shares)) if true_shares else None,
+        "wall_max_s": max(e.wall_s for e in endings),
+        "endings": [asdict(e) for e in endings],
+    }
+
+
+def main() -> int:
+    command = Command("shares", __doc__, timing=False)
+    command.argument("--studies", type=int, default=20, help="studies per cell (seeds from 0)")
+    command.argument("--budgets", default="60,300", help="seconds, with commas")
+    command.argument("--processes", type=int, default=1)
+    options = command.start()
+    document: dict[str, Any] = {"cells": {}}
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        for budget_s in map(float, options.budgets.split(",")):
+            for world in WORLDS:
+                run = partial(study, world=world, budget_s=budget_s)
+                endings = list(pool.map(run, range(options.studies)))
+                document["cells"][f"{world}, {budget_s:g} s"] = summarize(endings)
+                write_json(options.out, document)
+    return command.finish(options, document, shown)
+
+
+def shown(document: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
+    keys = (
+        ("studies", ",", "studies"), ("found", ",", "found"), ("gain_told", ",", "gain told"),
+        ("share", ".2f", "of the reported edge"), ("share_10", ".2f", "its 10 % quantile"),
+        ("true_share", ".2f", "of the true edge"), ("wall_max_s", ".0f", "longest (s)"),
+    )  # fmt: skip
+    rows = [
+        [name, *(cell(of[key], spec) for key, spec, _ in keys)]
+        for name, of in document["cells"].items()
+    ]
+    return table(("machine, budget", *(title for *_, title in keys)), rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
