@@ -113,7 +113,7 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
     Raises:
         UsageError: ``--resume`` without a name.
         StoreError: The database cannot be used, the study is there although it is to be new, or it
-            is not there although it is to be resumed.
+            is not there although it is to be resumed, or another command searches it now.
     """
     from analyzer.store.engine import check_file, parse_url
     from analyzer.store.results import open_store
@@ -133,6 +133,7 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
     with open_store(url) as store:
         if resume and study is not None:
             store.study(study)
+            store.hold_study(study)  # until the end of this block: whether it may be had
         elif study is not None and store.has_study(study):
             raise StoreError(
                 f"A study named {study!r} exists already in {store.place}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,8 @@ def run_search_command(options: SearchOptions) -> str:
             budget_s=options.budget, started=options.started, clock=time.monotonic
         )
         # What can be wrong in a moment was looked at; now Ray starts beside the rest.
-        with _executor(options, device, machine, plan) as executor:
+        with ExitStack() as workers:
+            executor = workers.enter_context(_executor(options, device, machine, plan))
             inference_s = 0.0
             if plan.suffices("workers"):
                 model, inference_s = tried(options, model)
@@ -90,8 +91,22 @@ def run_search_command(options: SearchOptions) -> str:
                         plan,
                     )  # fmt: skip
                 result = replace(result, warnings=(*result.warnings, *notes))
-                store.save_result(result)
+                result = save_at_end(store, result, workers, plan)
     return deliver(options, result)
+
+
+def save_at_end(
+    store: ResultStore, result: StudyResult, workers: ExitStack, plan: TimePlan
+) -> StudyResult:
+    """Stores ``result``, ends the workers, and stores it with the seconds that all of it took.
+
+    On a busy machine their end takes seconds, and the answer says how long the command took.
+    """
+    store.save_result(result)
+    workers.close()
+    result = replace(result, search=replace(result.search, wall_seconds=plan.spent_s))
+    store.save_result(result)
+    return result
 
 
 def request_of(

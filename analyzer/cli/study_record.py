@@ -38,7 +38,8 @@ def begin_study(
 
     Raises:
         UsageError: What is resumed is about another model or another SLA.
-        StoreError: The name is taken, or there is no such study to go on with.
+        StoreError: The name is taken, or there is no such study to go on with, or another command
+            searches it now.
     """
     from analyzer.store.records import StudyRecord
 
@@ -56,9 +57,10 @@ def begin_study(
                 f"--resume: the study {record.name!r} has another SLA than this command.",
                 hint=f"Repeat its options: {_spell(record.sla)}.",
             )
+        store.hold_study(record.name)
         store.set_status(record.name, "running")
         return record
-    return store.create_study(
+    record = store.create_study(
         StudyRecord(
             name=options.study or "",
             model=model,
@@ -82,6 +84,8 @@ def begin_study(
             provenance=_provenance(options, machine, hardware),
         )
     )
+    store.hold_study(record.name)
+    return record
 
 
 def _spell(sla: Sla) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+import re
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -29,6 +31,8 @@ from analyzer.measure.jobs import Job, JobResult, WorkerContext
 _PING_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 15.0
 # Ray chooses a number of threads for OpenMP; the server under test shall see the user's setting.
+# "Memory on the node (IP: …) was 22.8GB used / 23.5GB limit (0.95) …", as Ray says it.
+_MEMORY_USED = re.compile(r"was ([\d.]+ ?GB used / [\d.]+ ?GB limit)")
 _RAYS_OWN = ("OMP_NUM_THREADS",)
 
 
@@ -264,18 +268,28 @@ class Lease:
 
     def _explain_death(self, job: Job, error: Exception) -> AnalyzerError:
         assert self._process is not None
-        before = self._process.identity.oom_kills if self._process.identity else 0
+        before = self._process.identity.oom_kills if self._process.identity else math.inf
         end = self.release()
         name = job_results.name_of(job)
-        if isinstance(error, self._ray.exceptions.OutOfMemoryError) or end.oom_kills > before:
+        if isinstance(error, self._ray.exceptions.OutOfMemoryError):
+            used = _MEMORY_USED.search(str(error))
             death: AnalyzerError = TargetMemoryError(
-                f"{name} ran out of memory: its process was killed by the system.",
-                hint="Fewer instances or a smaller batch need less.",
+                f"{name} was ended by Ray, since the memory of its machine was nearly full"
+                f"{f' ({used[1]}, other programs included)' if used else ''}.",
+                hint="Programs beside it may have taken that; fewer instances or a smaller batch "
+                "need less.",
             )
         elif not self.alive():
             death = TargetCrashError(
                 f"{name} was lost with its machine, which left the cluster.",
                 hint="--resume measures it again.",
+            )
+        elif end.oom_kills > before:
+            # The kernel counts for the whole machine, and does not say whose process it was.
+            death = TargetCrashError(
+                f"{name} lost its process on worker {self.device.worker_id}. Meanwhile the system "
+                "killed a process for want of memory, perhaps this one.",
+                hint="Fewer instances or a smaller batch need less; -v shows what Ray says.",
             )
         else:
             death = TargetCrashError(

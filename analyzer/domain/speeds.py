@@ -16,7 +16,8 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
 
     Short runs find the edge at the speeds that they met; the one over all is ``factor`` times
     that. It is no lower than a rate that was kept over at least 300 requests of a certificate, nor
-    than the certified one.
+    than the certified one. The lower end of one that is open upwards is a rate that was kept, over
+    however few requests: there every rate counts that a certificate's runs kept.
 
     Args:
         factor: The twin's edge over all speeds, over its edge at those of the edge's runs.
@@ -24,10 +25,11 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
     """
     edge = measurement.edge
     kept = [measurement.capacity_rps or 0.0]
+    requests_min = EVIDENCE_MIN if edge.rate_rps else 1
     for known in measurement.evidence:
         if known.over_budget > miss_rate_max * known.requests:
             break
-        if known.requests >= EVIDENCE_MIN:
+        if known.requests >= requests_min:
             kept.append(known.rate_rps)
     least = max(kept)
 

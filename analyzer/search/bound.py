@@ -20,6 +20,8 @@ _DRAWS = 2000  # a tail of 5 % is good to half a per cent
 _FREEDOM_PRIOR = 2
 # A larger fraction says nothing to people.
 _TELLING_MAX = 10.0
+# From here on in whole per cent: the draws behind it give no more.
+_WHOLE_FROM = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,9 @@ class Bound:
     def __str__(self) -> str:
         if self.fraction > _TELLING_MAX:
             return "too little was measured to say how much better another configuration may be"
-        said = f"is better by more than {self.fraction:.1%} (confidence {self.confidence:.0%})"
+        digits = 0 if self.fraction >= _WHOLE_FROM else 1
+        fraction = f"{100 * self.fraction:.{digits}f} %"
+        said = f"is better by more than {fraction} (confidence {self.confidence:g})"
         if self.covered == self.space:
             return f"no configuration in the space {said}"
         return (

@@ -20,7 +20,7 @@ from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
 from analyzer.search.step_tasks import StepTasks
 from analyzer.search.time_plan import hangs_after_s
-from analyzer.search.wording import describe
+from analyzer.search.wording import describe, spell_edge
 
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials, Proposal
@@ -303,8 +303,8 @@ class Measuring:
         if edge != outcome.edge:
             context.log.warn(
                 f"{describe(outcome.configuration)}: the certificate's runs broke the SLA below "
-                f"the edge that shorter runs gave ({outcome.edge.rate_rps or 0:,.0f}/s), so it was "
-                "lowered. This machine's speed may drift."
+                f"the edge that shorter runs gave ({spell_edge(outcome.edge)}), so it was lowered. "
+                "This machine's speed may drift."
             )
         completed = self._screening.twin.completed(replace(outcome, edge=edge))
         assert isinstance(completed, Measurement)

@@ -35,6 +35,9 @@ _GAIN_MAX = 16.0
 _OVERRUN_CAUTION = 1.3
 # Of that: what its last runs may take at most.
 _OVERRUN_LIMIT = 2.0
+# The least by which a budget grows that brought no measurement: what a start takes varies by half
+# on a busy machine.
+_CLEARLY_MORE = 1.5
 # A loss by the machine's varying speed above 5 % is worth a sentence.
 _SPEED_TOLD = 0.95
 
@@ -107,8 +110,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")
-    missing_s = measuring.missing_s_of(estimate) if open_ else None
-    needed_s = context.plan.budget_that_suffices_s(missing_s) if missing_s is not None else None
+    needed_s = _needed_s(context, measuring, estimate) if open_ else None
     result = _result(context, allowed, screening.predicted)
     return replace(
         result,
@@ -135,7 +137,7 @@ def _unmeasured(context: SearchContext) -> StudyResult:
     """The answer where the budget leaves no time for a measurement: from what was stored before."""
     log = context.log
     _note_unmeasured_baseline(context)
-    needed_s = _enough_s(context)
+    needed_s = max(_enough_s(context), _CLEARLY_MORE * context.request.budget_s)
     log.warn(
         f"--budget {_spelled(context.request.budget_s)} ends before anything can be measured; "
         f"{_spelled(needed_s)} suffice."
@@ -159,6 +161,24 @@ def _unmeasured(context: SearchContext) -> StudyResult:
         recommended_id=winner.configuration.config_id if winner is not None else None,
         search=replace(result.search, budget_needed_s=None if winner is not None else needed_s),
     )
+
+
+def _needed_s(
+    context: SearchContext, measuring: Measuring, estimate: Measurement | None
+) -> float | None:
+    """The budget that is expected to prove ``estimate``, the best so far; None if unknown.
+
+    Without one no measurement brought anything in this budget, so that its server and its load
+    tests are still to come, as slow as this machine has turned out.
+    """
+    missing_s = measuring.missing_s_of(estimate)
+    if missing_s is None:
+        return None
+    proof_s = context.server_start_s + missing_s
+    if estimate is not None:
+        return context.plan.budget_that_suffices_s(proof_s)
+    enough_s = context.plan.budget_that_suffices_s(proof_s, stage="measurement")
+    return max(enough_s, _CLEARLY_MORE * context.request.budget_s)
 
 
 def _enough_s(context: SearchContext) -> float:

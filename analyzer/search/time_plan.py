@@ -155,5 +155,6 @@ class TimePlan:
         """
         ahead_s = _EXPECTED_FACTOR * self.least_s(stage) if stage is not None else 0.0
         other_s = self.spent_s + ahead_s + self.end_s
-        kept_s = _PROOF_SHARE / (1.0 - _PROOF_SHARE) * other_s if stage is not None else 0.0
+        unknown = stage is not None and self._proof_s is None
+        kept_s = _PROOF_SHARE / (1.0 - _PROOF_SHARE) * other_s if unknown else 0.0
         return other_s + max(_PROOF_CAUTION * proof_s, kept_s)

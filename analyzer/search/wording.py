@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Edge
 
 
 def complexity(configuration: Configuration) -> tuple[int, int, int]:
@@ -25,3 +26,10 @@ def describe(configuration: Configuration) -> str:
     if configuration.intra_op_threads:
         instances += f" × {configuration.intra_op_threads} threads"
     return f"{configuration.variant.label}, {instances}, {batching}"
+
+
+def spell_edge(edge: Edge) -> str:
+    """``7,080/s``; of one that is open upwards ``at least 1,240/s``."""
+    rate_rps = edge.at_least_rps or 0.0
+    digits = 0 if rate_rps >= 10.0 else 1
+    return f"{'' if edge.rate_rps else 'at least '}{rate_rps:,.{digits}f}/s"

@@ -24,6 +24,21 @@ _LAYOUT: tuple[tuple[str, str, type[np.generic]], ...] = (
     ("compute_output_s", "<f4", np.float32),
 )
 _LEVEL = 3  # zstd's own default
+LOG_REQUESTS_MAX = 20_000
+"""Requests of one load test that are stored, 15 to 25 bytes each once compressed; percentiles and
+verdicts are made of all before."""
+
+
+def thinned(log: RequestLog) -> RequestLog:
+    """At most :data:`LOG_REQUESTS_MAX` of the requests, evenly over the run; the log if that few.
+
+    Of a server that answers thousands in a second a search would store hundreds of megabytes.
+    """
+    if len(log) <= LOG_REQUESTS_MAX:
+        return log
+    chosen = np.linspace(0, len(log) - 1, LOG_REQUESTS_MAX).astype(np.int64)
+    arrays = {name: getattr(log, name)[chosen] for name, _, _ in _LAYOUT}
+    return RequestLog(warmup=int(np.searchsorted(chosen, log.warmup)), **arrays)
 
 
 def pack_log(log: RequestLog) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from analyzer.errors import StoreError
 from analyzer.store import engine as engines
 from analyzer.store import schema
+from analyzer.store.holding import hold
 
 _NO_RESULTS_HINT = (
     "Run a search first (analyze search MODEL --latency-budget DURATION), "
@@ -48,6 +49,7 @@ class Database:
         self.url = url
         self.sqlite = url.get_backend_name() == "sqlite"
         self._engine = engine
+        self._held: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +63,31 @@ class Database:
         return engines.safe(self.url)
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Closes every connection, and gives up what is held."""
+        while self._held:
+            self._held.pop()()
         self._engine.dispose()
+
+    def hold(self, study: str) -> None:
+        """Takes ``study`` for this process until the database is closed, or the process ends.
+
+        Raises:
+            StoreError: Another process has it, or its lock cannot be made.
+        """
+        try:
+            with engines.translated(self.url):
+                release = hold(self.url, self._engine, study)
+        except OSError as error:
+            raise StoreError(
+                f"Nothing can be written beside {self.place}: {error.strerror or error}.",
+                hint="Choose another file with --store.",
+            ) from error
+        if release is None:
+            raise StoreError(
+                f"The study {study!r} in {self.place} is being searched by another command.",
+                hint="Wait for its end, or stop it; --resume goes on then.",
+            )
+        self._held.append(release)
 
     def prepare(self, *, create: bool) -> None:
         """Makes or upgrades our tables; writes nothing where they are current.

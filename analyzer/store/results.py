@@ -28,7 +28,7 @@ from analyzer.domain.study import StudyResult, Verification
 from analyzer.errors import StoreError
 from analyzer.store import codec, rows, schema
 from analyzer.store import engine as engines
-from analyzer.store.blobs import pack_log, unpack_log
+from analyzer.store.blobs import pack_log, thinned, unpack_log
 from analyzer.store.database import Database, no_collection, open_database
 from analyzer.store.records import (
     StoredOutcome,
@@ -190,6 +190,14 @@ class ResultStore:
             for name, model, verdict, count, at, status in found
         ]
 
+    def hold_study(self, study: str) -> None:
+        """Takes the study for a search of this process, until the store is closed.
+
+        Raises:
+            StoreError: Another command searches it now.
+        """
+        self._database.hold(study)
+
     def set_status(self, study: str, status: StudyStatus) -> None:
         """Says how far the study is.
 
@@ -251,7 +259,8 @@ class ResultStore:
 
         Args:
             trial_number: Optuna's number of the trial; several outcomes may share one.
-            logs: Raw requests, the i-th of the i-th load test.
+            logs: Raw requests, the i-th of the i-th load test; of a long one a part is stored
+                (:func:`~analyzer.store.blobs.thinned`).
 
         Raises:
             StoreError: There is no such study, or the database cannot be written; nothing of the
@@ -260,7 +269,7 @@ class ResultStore:
         row = rows.outcome_row(outcome, params, cost_per_hour=cost_per_hour)
         packed = [
             {"load_test": index, "requests": len(log), "warmup": log.warmup, "body": pack_log(log)}
-            for index, log in enumerate(logs)
+            for index, log in enumerate(map(thinned, logs))
         ]
         with self._database.writing() as connection:
             row |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,15 @@ from facts_example import BASELINE, example_facts
 from analyzer.cli.answer import deliver
 from analyzer.cli.options import command_line
 from analyzer.cli.search import EXIT_CODES
+from analyzer.cli.search_run import save_at_end
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.errors import RepositoryError, UsageError
 from analyzer.export.claims import claim_of_repository, served_model
 from analyzer.export.manifest import read_manifest
+from analyzer.report.entries import make_report
+from analyzer.report.terminal import render_terminal
+from analyzer.search.time_plan import TimePlan
 from analyzer.variants.inspect import inspect_model
 
 ROOT = Path(__file__).parents[2]
@@ -99,3 +104,21 @@ def test_a_claim_knows_the_shapes_that_its_graph_leaves_open(
     tokens = {"name": "tokens", "datatype": "INT64", "shape": [24], "value_range": None}
     manifest = replace(manifest, evidence={"model": {"inputs": [tokens], "outputs": []}})
     assert served_model(manifest, folder / "open.onnx").inputs[0].shape == (24,)
+
+
+def test_the_end_of_the_workers_counts_in_the_seconds_that_are_told() -> None:
+    now, saved = [20.0], []
+
+    def end() -> None:
+        assert [round(result.search.wall_seconds) for result in saved] == [19]
+        now[0] += 5.4
+
+    facts = example_facts()
+    search = replace(facts.search, wall_seconds=19.4, budget_s=20.0)
+    store: Any = SimpleNamespace(save_result=saved.append)
+    plan = TimePlan(budget_s=20.0, started=0.0, clock=lambda: now[0])
+    workers = ExitStack()
+    workers.callback(end)
+    result = save_at_end(store, replace(facts, search=search), workers, plan)
+    assert saved[-1] is result
+    assert "25.4 s of 20 s" in " ".join(render_terminal(make_report(result)).split())

@@ -339,6 +339,9 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
     )
     assert kept.rate_rps == 600.0 and kept.interval_rps[0] == 600.0
     assert edge_over_speeds(measured, 1.0, miss_rate_max=0.01) == measured.edge
+    # Open upwards, its lower end rests on few requests, and so do these.
+    opened = replace(measured, edge=Edge(interval_rps=(950.0, None)), capacity_rps=None)
+    assert edge_over_speeds(opened, 0.5, miss_rate_max=0.01).interval_rps == (700.0, None)
     found_when_slow = edge_over_speeds(measured, 1.2, miss_rate_max=0.01)
     assert found_when_slow.rate_rps == 1200.0
     assert found_when_slow.interval_rps == pytest.approx((1140.0, 1260.0))

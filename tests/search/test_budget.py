@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import deque
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.domain.configuration import VariantKey
-from analyzer.domain.measurement import Failure
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
@@ -129,12 +130,28 @@ class TimedExecutor(VirtualExecutor):
         self._jobs.clear()
 
 
+class Stuck(TimedExecutor):
+    """Its load tests never end."""
+
+    def submit(self, job: Job) -> None:
+        super().submit(job)
+        if isinstance(job.run, MeasureTask):
+            _, result = self._jobs.pop()
+            self._jobs.append((math.inf, result))
+
+    def next_result(self, timeout_s: float) -> JobResult | None:
+        return super().next_result(max(timeout_s, 1e-3))  # less may not move the clock
+
+
 def search(
-    budget_s: float, machine: Machine, store: MemoryStore | None = None
+    budget_s: float,
+    machine: Machine,
+    store: MemoryStore | None = None,
+    kind: type[TimedExecutor] = TimedExecutor,
 ) -> tuple[StudyResult, float]:
     """The result, and the seconds of the command up to its end; it goes on with ``store``."""
     resume, store = store is not None, store or MemoryStore()
-    executor = TimedExecutor(machine)
+    executor = kind(machine)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(SPACE)
         file.flush()
@@ -213,6 +230,19 @@ def test_a_budget_that_suffices_for_nothing_is_answered_at_once() -> None:
     document = build_document(make_report(found))
     assert document["closest"] is None and document["search"]["budget_needed_s"] >= 10.0
     again, _ = search(document["search"]["budget_needed_s"], machine)
+    assert again.verdict == "found"
+
+
+def test_the_budget_named_after_nothing_was_measured_clearly_exceeds_it() -> None:
+    """What was prepared took most of it, and no load test ended."""
+    machine = Machine()
+    found, took_s = search(24.0, machine, kind=Stuck)
+    assert took_s <= 24.0 * 1.05
+    assert any("the budget ended meanwhile" in warning for warning in found.warnings)
+    assert not any(isinstance(outcome, Measurement) for outcome in found.outcomes)
+    needed_s = found.search.budget_needed_s
+    assert needed_s is not None and needed_s >= 1.5 * 24.0
+    again, _ = search(needed_s, machine)
     assert again.verdict == "found"
 
 

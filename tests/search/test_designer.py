@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from analyzer.search.bound import Bound
 from analyzer.search.designer import Candidate, Designer
 
 Floats = NDArray[np.float64]
@@ -88,6 +89,14 @@ def test_a_twin_that_orders_wrongly_is_distrusted_and_gives_no_bound() -> None:
     assert not designer.trusted
     assert "orders them wrongly" in designer.trust_reason
     assert designer.bound() is None
+
+
+@pytest.mark.parametrize(("fraction", "told"), [(7.681, "768 %"), (0.1, "10 %"), (0.042, "4.2 %")])
+def test_a_bound_is_told_in_whole_per_cent_from_ten_on(fraction: float, told: str) -> None:
+    bound = Bound(fraction=fraction, confidence=0.95, covered=3, space=3)
+    assert str(bound) == (
+        f"no configuration in the space is better by more than {told} (confidence 0.95)"
+    )
 
 
 def test_bound_covers_the_truth_and_shrinks() -> None:

@@ -41,6 +41,20 @@ def test_a_known_proof_replaces_the_share() -> None:
     assert found.budget_that_suffices_s(10_000.0) == pytest.approx(15_001)
 
 
+def test_what_is_still_to_come_of_the_preparation_counts_in_the_budget_that_suffices() -> None:
+    clock = Clock()
+    started = clock.now
+    clock.now += 4.0
+    found = TimePlan.begun(budget_s=20.0, started=started, clock=clock)
+    clock.now += 13.0
+    found.expect_proof(1.0)
+    assert found.budget_that_suffices_s(1.0) == pytest.approx(17 + 5 + 1.5)
+    # A server and its load tests, four times as slow as they may be.
+    assert found.budget_that_suffices_s(1.0, stage="measurement") == pytest.approx(
+        17 + 5 + 4 * 1.2 * 4 + 1.5
+    )
+
+
 def test_a_slow_start_expects_a_slow_end() -> None:
     clock = Clock()
     started = clock.now

@@ -13,6 +13,7 @@ import pytest
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Claim, Verification
 from analyzer.errors import StoreError
+from analyzer.store.blobs import LOG_REQUESTS_MAX
 from analyzer.store.results import ResultStore, open_store
 
 
@@ -152,6 +153,22 @@ def test_raw_requests_come_back(store: ResultStore, make: ModuleType) -> None:
     np.testing.assert_array_equal(back[0].intended_s, logs[0].intended_s)
     assert [len(log) for log in store.request_logs(name, 1)] == [500, 0, 3]
     assert store.request_logs(name, 2) == []
+
+
+def test_of_very_many_requests_some_are_stored_evenly_over_the_run(
+    store: ResultStore, make: ModuleType
+) -> None:
+    name = store.create_study(make.make_record()).name
+    log = make.make_log(10 * LOG_REQUESTS_MAX)
+    log = dataclasses.replace(log, warmup=2 * LOG_REQUESTS_MAX)
+    store.add_outcome(name, 1, {}, make.make_measurement(), logs=[log])
+    (back,) = store.request_logs(name, 1)
+    assert len(back) == LOG_REQUESTS_MAX and back.warmup == LOG_REQUESTS_MAX // 5
+    assert (back.intended_s[0], back.intended_s[-1]) == (log.intended_s[0], log.intended_s[-1])
+    gaps = np.diff(np.searchsorted(log.intended_s, back.intended_s))
+    assert gaps.min() >= 10 and gaps.max() <= 11
+    at = [np.quantile(one.latency_s[one.warmup :], 0.9) for one in (log, back)]
+    assert at[1] == pytest.approx(at[0], rel=0.02)
 
 
 def test_a_result_comes_back_equal(store: ResultStore, make: ModuleType) -> None:

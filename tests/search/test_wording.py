@@ -1,0 +1,22 @@
+"""How progress and warnings call what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.domain.measurement import Edge
+from analyzer.search.wording import spell_edge
+
+
+@pytest.mark.parametrize(
+    ("rate_rps", "interval_rps", "told"),
+    [
+        (7080.4, (6793.0, 7372.0), "7,080/s"),
+        (None, (1240.0, None), "at least 1,240/s"),
+        (None, (2.694, None), "at least 2.7/s"),
+    ],
+)
+def test_an_edge_that_is_open_upwards_is_told_by_its_lower_end(
+    rate_rps: float | None, interval_rps: tuple[float | None, float | None], told: str
+) -> None:
+    assert spell_edge(Edge(rate_rps=rate_rps, interval_rps=interval_rps)) == told

@@ -1,0 +1,60 @@
+"""A study is searched by one command at a time, on both databases, and a kill gives it up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from analyzer.errors import StoreError
+from analyzer.store.results import ResultStore, open_store
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[ResultStore]:
+    with open_store(store_url) as store:
+        yield store
+
+
+HOLDER = """
+import sys, time
+from analyzer.store.results import open_store
+store = open_store(sys.argv[1])
+store.hold_study(sys.argv[2])
+print("held", flush=True)
+time.sleep(60.0)
+"""
+
+
+def test_a_study_that_is_searched_is_refused_until_its_process_ends(
+    store: ResultStore, make: ModuleType
+) -> None:
+    name = store.create_study(make.make_record()).name
+    other = store.create_study(make.make_record()).name
+    command = [sys.executable, "-c", HOLDER, store.url_for_optuna(), name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(StoreError, match="being searched by another command") as caught:
+            store.hold_study(name)
+        assert "--resume" in caught.value.hint and caught.value.exit_code == 2
+        store.hold_study(other)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    store.hold_study(name)
+
+
+def test_nothing_is_left_beside_the_database(
+    tmp_path: Path, sqlite_url: str, make: ModuleType
+) -> None:
+    with open_store(sqlite_url) as store:
+        name = store.create_study(make.make_record()).name
+        store.hold_study(name)
+        assert list(tmp_path.glob("*.lock"))
+    assert not list(tmp_path.glob("*.lock"))
+    with open_store(sqlite_url) as store:
+        store.hold_study(name)
