@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 
 
 def hold(url: URL, engine: Engine, study: str) -> Callable[[], None] | None:
@@ -59,7 +60,10 @@ def _hold_connection(engine: Engine, number: int) -> Callable[[], None] | None:
         return None
 
     def release() -> None:
-        connection.invalidate()  # closed, not returned to the pool with its lock
+        # A connection that broke meanwhile has lost its lock; any other would keep it in the pool.
+        with suppress(SQLAlchemyError):
+            connection.execute(select(func.pg_advisory_unlock(number)))
+            connection.commit()
         connection.close()
 
     return release

@@ -58,3 +58,11 @@ def test_nothing_is_left_beside_the_database(
     assert not list(tmp_path.glob("*.lock"))
     with open_store(sqlite_url) as store:
         store.hold_study(name)
+
+
+def test_what_was_given_up_can_be_had_at_once(store_url: str, make: ModuleType) -> None:
+    with open_store(store_url) as store:
+        name = store.create_study(make.make_record()).name
+    for _ in range(3):
+        with open_store(store_url) as store:
+            store.hold_study(name)
