@@ -11,9 +11,11 @@ from analyzer.domain.measurement import SLOWNESS_BIN_S, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.measure.plan import CertifyPlan, LoadPlan
 from analyzer.measure.session import Session
+from analyzer.measure.witness import SlowEdge, in_proportion
 from analyzer.stats.certificate import claim_confidence, expected_requests
 from analyzer.twin.pace import path_of, slowness
 from analyzer.twin.server_model import ServerModel
+from analyzer.twin.speed import SpeedPath
 
 # Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
 # at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
@@ -30,6 +32,10 @@ _INFLATION_REQUESTS = 400_000
 _INFLATION_REQUESTS_HIGH = 1_600_000
 _HIGH_LOAD = 0.8
 _MISS_RATE_REQUESTS = 50_000
+# The edge at a slower speed: simulated anew where the slow-down differs by so much, and no lower
+# than this share of what is in proportion to the speed, should the twin be wrong.
+_SLOW_STEP = 0.05
+_SLOW_SHARE_MIN = 0.5
 # The speeds that were met count anew when the runs are so many times as long: each time costs some
 # tenths of a second.
 _REFRESH_FACTOR = 1.3
@@ -131,6 +137,32 @@ def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float],
         )
 
     return inflation
+
+
+def slow_edge_at(model: ServerModel | None, load: LoadPlan) -> SlowEdge:
+    """The simulated share of the edge at a slower speed; in proportion to it without a model.
+
+    It is less than in proportion: executions take longer, and the latency budget stays.
+    """
+    if model is None:
+        return in_proportion
+    arrivals = cache(lambda: load.unit_arrivals(_MISS_RATE_REQUESTS))
+
+    @cache
+    def edge_rps(slowdown: float) -> float:
+        slower, sla = replace(model, path=SpeedPath.constant(1.0 / slowdown)), load.sla
+        found = slower.edge(arrivals(), budget_ms=sla.latency_budget_ms, percentile=sla.percentile)
+        return found or 0.0
+
+    def share(slowdown: float) -> float:
+        most = in_proportion(slowdown)
+        usual_rps = edge_rps(1.0)
+        if slowdown <= 1.0 or not usual_rps:
+            return most
+        slow_rps = edge_rps(math.ceil(slowdown / _SLOW_STEP) * _SLOW_STEP)
+        return min(max(slow_rps / usual_rps, _SLOW_SHARE_MIN * most), most)
+
+    return share
 
 
 def miss_rate_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:

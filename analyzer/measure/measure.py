@@ -19,7 +19,12 @@ from analyzer.domain.measurement import (
 )
 from analyzer.errors import TargetError
 from analyzer.measure.certify import AT_ONCE, SAFE_SHARE, CertifyGoal, certify_capacity
-from analyzer.measure.correlation import Correlation, relaxation_s, requests_needed
+from analyzer.measure.correlation import (
+    Correlation,
+    relaxation_s,
+    requests_needed,
+    slow_edge_at,
+)
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
@@ -179,6 +184,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     """Certifies the plan's rate, or the highest share of ``edge`` that its time allows."""
     sla = load.sla
     correlation = Correlation(session, plan, load)
+    slow_edge = slow_edge_at(plan.twin, load)
     earlier = {known.rate_rps: known for known in plan.earlier}
     first = len(session.tests)
 
@@ -206,7 +212,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             study=watched,
         )
         seen = None if rate in earlier else Conditions.pooled(test.conditions for test in tests)
-        if found.verdict == "PASS" and not carried(rate, edge, watched, sla, seen):
+        if found.verdict == "PASS" and not carried(rate, edge, watched, sla, seen, slow_edge):
             return replace(found, verdict="UNDECIDED")
         return found
 
@@ -227,7 +233,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
-            ceiling_rps=lambda: rate_ceiling(edge, study(), sla),
+            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge),
             requests_min=REQUESTS_MIN,
             left_s=lambda: session.left_s,
         ),

@@ -6,7 +6,7 @@ what it saw elsewhere may take a PASS back, or cap the rates that are tried at a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, inf
 
 import numpy as np
@@ -19,6 +19,14 @@ from analyzer.twin.pace import SLOW_FACTOR
 SEEN_SHARE = 0.9
 # The speed was steady where nine tenths of the seconds lie this close.
 STEADY_FACTOR = 1.1
+
+SlowEdge = Callable[[float], float]
+"""The share of its edge that a server keeps on a machine that is so many times slower."""
+
+
+def in_proportion(slowdown: float) -> float:
+    """The most that a server may keep: its latency budget is no longer there."""
+    return 1.0 / slowdown
 
 
 def slow_work_us(conditions: Conditions, miss_rate_max: float) -> float | None:
@@ -36,12 +44,14 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     return bool(high <= STEADY_FACTOR * low)
 
 
-def rate_ceiling(edge: Edge, study: Conditions | None, sla: Sla) -> float:
+def rate_ceiling(
+    edge: Edge, study: Conditions | None, sla: Sla, slow_edge: SlowEdge = in_proportion
+) -> float:
     """The rate that the machine's slow state carries, requests per second; infinite without one.
 
     The SLA must be kept in every state that takes up more of the time than requests may be late.
     Where such a state is slower than the machine was when the edge was measured, its edge is lower
-    by as much.
+    by as much at least.
     """
     least_rps = edge.interval_rps[0] or edge.at_least_rps
     if study is None or not edge.work_us or not least_rps:
@@ -49,11 +59,16 @@ def rate_ceiling(edge: Edge, study: Conditions | None, sla: Sla) -> float:
     slow = slow_work_us(study, sla.miss_rate_max)
     if slow is None or slow <= SLOW_FACTOR * edge.work_us:
         return inf
-    return least_rps * edge.work_us / slow
+    return least_rps * slow_edge(slow / edge.work_us)
 
 
 def carried(
-    rate_rps: float, edge: Edge, study: Conditions | None, sla: Sla, seen: Conditions | None
+    rate_rps: float,
+    edge: Edge,
+    study: Conditions | None,
+    sla: Sla,
+    seen: Conditions | None,
+    slow_edge: SlowEdge = in_proportion,
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
@@ -63,7 +78,7 @@ def carried(
     if study is None or not study.work_us:
         return True
     # An edge that was found in the slow state is the slow state's.
-    if rate_rps <= min(edge.at_least_rps or 0.0, rate_ceiling(edge, study, sla)):
+    if rate_rps <= min(edge.at_least_rps or 0.0, rate_ceiling(edge, study, sla, slow_edge)):
         return True
     slow_us = SLOW_FACTOR * float(np.quantile(study.work_us, 0.05))
     due = float(np.mean(np.array(study.work_us) > slow_us))
@@ -86,7 +101,12 @@ def stalls_too_long(study: Conditions | None, sla: Sla, latency_ms: float | None
     return study.stalled_share(slack_ms) > sla.miss_rate_max
 
 
-def tenable(measurement: Measurement, study: Conditions | None, sla: Sla) -> bool:
+def tenable(
+    measurement: Measurement,
+    study: Conditions | None,
+    sla: Sla,
+    slow_edge: SlowEdge = in_proportion,
+) -> bool:
     """Whether nothing that the study has seen of the machine speaks against the certified rate."""
     test, certificate = measurement.headline, measurement.certificate
     median_ms = seen = None
@@ -95,5 +115,5 @@ def tenable(measurement: Measurement, study: Conditions | None, sla: Sla) -> boo
         if certificate is not None and certificate.requests == test.requests:
             seen = test.conditions
     return not stalls_too_long(study, sla, median_ms) and carried(
-        measurement.capacity_rps or 0.0, measurement.edge, study, sla, seen
+        measurement.capacity_rps or 0.0, measurement.edge, study, sla, seen, slow_edge
     )

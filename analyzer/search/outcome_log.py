@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
 from analyzer.measure.tasks import MeasureResult
-from analyzer.measure.witness import tenable
+from analyzer.measure.witness import SlowEdge, in_proportion, tenable
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of
 from analyzer.search.watch import StudyWatch
@@ -57,6 +57,8 @@ class OutcomeLog:
             appearance.
         first: The outcome of each configuration's first measurement. These were all made alike, by
             short runs, so that the designer compares them.
+        slow_edge: What a slower machine leaves of a configuration's edge; in proportion to its
+            speed, until a twin knows better.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class OutcomeLog:
         self.latest: dict[str, Measurement | Failure] = {}
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
+        self.slow_edge: Callable[[Configuration], SlowEdge] = lambda _: in_proportion
         self._watch = watch or StudyWatch()
         self._watched: Conditions | None = None
         # Of the latest outcomes; a search asks for them at every step.
@@ -201,7 +204,11 @@ class OutcomeLog:
         For the objectives latency and memory, all of whose rates are the target's, the best rank.
         """
         sla, study = self._request.sla, self.conditions
-        proven = [m for m in self.ranked(allowed) if m.capacity_rps and tenable(m, study, sla)]
+        proven = [
+            m
+            for m in self.ranked(allowed)
+            if m.capacity_rps and tenable(m, study, sla, self.slow_edge(m.configuration))
+        ]
         if sla.objective in ("latency", "memory"):
             return proven[0] if proven else None
         return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)

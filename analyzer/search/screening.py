@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
 from analyzer.measure.certify import SAFE_SHARE, SAFER
-from analyzer.measure.correlation import inflation_at, miss_rate_at, requests_needed
+from analyzer.measure.correlation import (
+    inflation_at,
+    miss_rate_at,
+    requests_needed,
+    slow_edge_at,
+)
 from analyzer.measure.plan import EdgePlan, LoadPlan
+from analyzer.measure.witness import SlowEdge
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
@@ -57,6 +63,7 @@ class Screening:
     allowed: Mapping[str, Configuration]
     predicted: dict[str, float | None]
     by_edge: bool
+    _slow_edges: dict[str, SlowEdge] = field(default_factory=dict, init=False, repr=False)
 
     def learn(self, measurements: Sequence[Measurement], baseline: Configuration) -> None:
         """Fits the twin to measurements' load tests, and predicts every configuration anew.
@@ -65,6 +72,7 @@ class Screening:
         predictions that it has.
         """
         learned = [self.twin.learn(measurement) for measurement in measurements]
+        self._slow_edges.clear()
         if not any(learned) or not self.designer.trusted:
             return
         configurations = [*self.allowed.values(), baseline]
@@ -170,6 +178,14 @@ class Screening:
             return None
         return self.twin.server_model(configuration, rate_scale=rate_scale)
 
+    def slow_edge(self, configuration: Configuration) -> SlowEdge:
+        """What a slower machine leaves of the edge; simulated once until something is learned."""
+        config_id = configuration.config_id
+        if config_id not in self._slow_edges:
+            model = self.server_model(configuration)
+            self._slow_edges[config_id] = slow_edge_at(model, self.load)
+        return self._slow_edges[config_id]
+
     def speed_factor(self, configuration: Configuration) -> float:
         """What the speeds that the study met make of an edge that short runs found."""
         return self.twin.long_run_factor(configuration) if self.designer.trusted else 1.0
@@ -242,6 +258,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     )
     known = [outcome for outcome in context.log.outcomes if isinstance(outcome, Measurement)]
     screening.learn(known, context.baseline)
+    context.log.slow_edge = screening.slow_edge
     return screening
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.measure.correlation import relaxation_s, requests_needed
+from analyzer.measure.correlation import relaxation_s, requests_needed, slow_edge_at
 from analyzer.measure.plan import LoadPlan
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
@@ -41,6 +41,22 @@ def test_batches_that_must_be_larger_to_carry_the_rate_take_longer_to_forget(
 def test_a_rate_that_is_expected_to_fail_is_never_cheap(load: LoadPlan) -> None:
     assert requests_needed(load.sla, inflation=2.0, miss_rate=0.02, claim=1) is None
     assert requests_needed(load.sla, inflation=2.0, miss_rate=0.01, claim=1) is None
+
+
+def test_a_slower_machine_leaves_less_of_the_edge_than_its_speed(load: LoadPlan) -> None:
+    """The latency budget stays; the scarcer it is, the more that costs."""
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
+
+    def share(execution_ms: float, slowdown: float) -> float:
+        service = ServiceTime(batch_sizes=(1, 8), service_ms=(execution_ms, 3 * execution_ms))
+        return slow_edge_at(ServerModel(policy=policy, service=service), load)(slowdown)
+
+    budget_ms = load.sla.latency_budget_ms
+    ample, scarce = share(budget_ms / 200, 1.8), share(budget_ms / 8, 1.8)
+    assert ample == pytest.approx(1 / 1.8, rel=0.05)
+    assert 0.5 / 1.8 <= scarce < 0.85 / 1.8
+    assert share(budget_ms / 8, 1.0) == 1.0
+    assert slow_edge_at(None, load)(1.8) == pytest.approx(1 / 1.8)
 
 
 def test_without_a_twin_the_need_is_a_guess_that_evidence_lowers(load: LoadPlan) -> None:
