@@ -46,7 +46,7 @@ class ExportResult:
     Args:
         path: The repository's folder, absolute.
         model: The model's name.
-        version: The new version, or the newest one where that is the same already.
+        version: The new version.
         config_id: The exported entry's.
         notes: Sentences that qualify the export (a configuration replaced, files relinked).
     """
@@ -80,8 +80,7 @@ def export_repository(
 ) -> ExportResult:
     """Adds a version of ``model`` to the repository ``destination`` (made if it is not there).
 
-    Where the newest version has the same files and the same evidence, nothing is written. The
-    model's folder is written beside the repository, its ``config.pbtxt`` read back and compared
+    The model's folder is written beside the repository, its ``config.pbtxt`` read back and compared
     with the configuration, and put in place in one step: it is there whole or not at all.
 
     Args:
@@ -186,15 +185,6 @@ def _export(
         evidence=evidence,
         written_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if version > 1 and _is_there(target, staged, version, manifest, versions):
-        there = f"{target / str(version - 1)} holds the same files with the same evidence already"
-        return ExportResult(
-            path=str(destination),
-            model=files.name,
-            version=version - 1,
-            config_id=manifest.config_id,
-            notes=(f"{there}: nothing was written.",),
-        )
     versions[str(version)] = manifest.to_dict()
     document = {"schema": MANIFEST_SCHEMA, "model": files.name, "versions": versions}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -208,27 +198,6 @@ def _export(
         config_id=manifest.config_id,
         notes=tuple(notes),
     )
-
-
-def _is_there(
-    target: Path, staged: Path, version: int, manifest: Manifest, versions: dict[str, Any]
-) -> bool:
-    """Whether the newest version is what ``staged`` has as ``version``: files and evidence."""
-    newest, entry = str(version - 1), versions.get(str(version - 1))
-    if not isinstance(entry, dict) or not _same_configuration(
-        target / CONFIG_NAME, manifest.config_text
-    ):
-        return False
-    known = {"config_id": manifest.config_id, "evidence": manifest.evidence}
-    # As it reads back: JSON knows no tuples.
-    if any(entry.get(key) != json.loads(json.dumps(value)) for key, value in known.items()):
-        return False
-    return _hashes(target / newest) == _hashes(staged / str(version))
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in found}
 
 
 def _same_configuration(path: Path, text: str) -> bool:

@@ -102,26 +102,11 @@ def test_the_same_configuration_adds_a_version_beside_the_older(
     repository = tmp_path / "repository"
     export_repository(info(), variant, SMALL, repository)
     first = (repository / "adder" / "1" / "model.onnx").stat()
-    evidence = {"study": "digits-2"}
-    assert export_repository(info(), variant, SMALL, repository, evidence=evidence).version == 2
+    assert export_repository(info(), variant, SMALL, repository).version == 2
     kept = (repository / "adder" / "1" / "model.onnx").stat()
     assert (kept.st_ino, kept.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
     assert read_manifest(repository, "adder").version == 2
     assert read_manifest(repository, "adder", 1).version == 1
-
-
-def test_what_is_there_already_is_not_written_again(tmp_path: Path, variant: Path) -> None:
-    repository = tmp_path / "repository"
-    evidence = {"entry": {"capacity_rps": 12.5, "interval": (1.0, None)}}
-    export_repository(info(), variant, SMALL, repository, evidence=evidence)
-    before = tree(repository)
-    again = export_repository(info(), variant, SMALL, repository, evidence=evidence)
-    assert again.version == 1 and "nothing was written" in again.notes[0]
-    assert tree(repository) == before
-    # What somebody changed there is not the same, nor is another claim.
-    (repository / "adder" / "1" / "model.onnx").write_bytes(b"other")
-    assert export_repository(info(), variant, SMALL, repository, evidence=evidence).version == 2
-    assert export_repository(info(), variant, SMALL, repository).version == 3
 
 
 def test_another_configuration_needs_force_and_keeps_the_old_one_on_record(
@@ -261,8 +246,7 @@ def test_an_old_folder_is_put_back_where_folders_cannot_be_exchanged(
     repository = tmp_path / "repository"
     export_repository(info(), variant, SMALL, repository)
     monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
-    evidence = {"study": "digits-2"}
-    assert export_repository(info(), variant, SMALL, repository, evidence=evidence).version == 2
+    assert export_repository(info(), variant, SMALL, repository).version == 2
     assert sorted(p.name for p in (repository / "adder").iterdir()) == [
         "1",
         "2",
