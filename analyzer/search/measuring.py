@@ -302,7 +302,7 @@ class Measuring:
         edge = revised_edge(outcome.edge, outcome.load_tests, miss_rate_max=sla.miss_rate_max)
         if edge != outcome.edge:
             context.log.warn(
-                f"{describe(outcome.configuration)}: the certificate's runs broke the SLA below "
+                f"{describe(outcome.configuration)}: further runs broke the SLA below "
                 f"the edge that shorter runs gave ({spell_edge(outcome.edge)}), so it was lowered. "
                 "This machine's speed may drift."
             )
