@@ -108,8 +108,9 @@ class Ending:
     @property
     def true_share(self) -> float | None:
         """Of the best configuration's true edge at full speed."""
-        known = self.certified_rps and self.true_edge_rps
-        return self.certified_rps / self.true_edge_rps if known else None  # type: ignore[operator]
+        if not self.certified_rps or not self.true_edge_rps:
+            return None
+        return self.certified_rps / self.true_edge_rps
 
 
 def true_edge(model: Model) -> float:

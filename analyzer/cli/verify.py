@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -29,8 +28,6 @@ _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
 
 # Added to the time under load: starting the server twice, and blocks that do not count.
 _RESERVE_S = 60.0
-# A verdict that takes longer is out of reach: no figure helps.
-_REACH_S = 24 * 3600.0
 
 
 @click.command()
@@ -325,9 +322,10 @@ def _differing(then: ConditionsSummary | None, measured: Measurement) -> list[st
 
 def missing_text(requests: int, rate_rps: float) -> str:
     """How many requests a verdict still needs, and the budget that holds them."""
+    from analyzer.report.advice import REACH_S, round_budget
+
     seconds = requests / rate_rps + _RESERVE_S
-    if seconds > _REACH_S:
+    if seconds > REACH_S:
         return "more requests than a day holds: this rate is too near to the edge to decide"
-    step = 5.0 if seconds <= 300.0 else 60.0
-    budget = format_duration(math.ceil(seconds / step) * step)
+    budget = format_duration(round_budget(seconds))
     return f"about {requests} requests: give it more time (--budget {budget})"

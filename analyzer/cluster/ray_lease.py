@@ -30,9 +30,9 @@ from analyzer.measure.jobs import Job, JobResult, WorkerContext
 # An actor answers in milliseconds once it runs; what takes longer than these hangs.
 _PING_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 15.0
-# Ray chooses a number of threads for OpenMP; the server under test shall see the user's setting.
 # "Memory on the node (IP: …) was 22.8GB used / 23.5GB limit (0.95) …", as Ray says it.
 _MEMORY_USED = re.compile(r"was ([\d.]+ ?GB used / [\d.]+ ?GB limit)")
+# Ray chooses a number of threads for OpenMP; the server under test shall see the user's setting.
 _RAYS_OWN = ("OMP_NUM_THREADS",)
 
 

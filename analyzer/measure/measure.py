@@ -40,7 +40,7 @@ _INVALID_EASE_MAX = 0.9
 _ABORTED_EASE_MAX = 0.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
-# The same of an edge that was not measured.
+# Of an edge that is only supposed: the highest rate of a first proof.
 _SUPPOSED_SHARE = 0.97
 # Of the study's seconds by speed: the one that a supposed edge belongs to, as of the probes.
 _USUAL_QUANTILE = 0.05

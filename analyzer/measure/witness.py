@@ -25,7 +25,7 @@ SlowEdge = Callable[[float], float]
 
 
 def in_proportion(slowdown: float) -> float:
-    """The most that a server may keep: its latency budget is no longer there."""
+    """The most that a server may keep, since its latency budget does not grow with the slowness."""
     return 1.0 / slowdown
 
 

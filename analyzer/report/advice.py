@@ -19,9 +19,10 @@ _SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
 _MORE = 2.0
 _LEAST_S = 60.0
 
-# A proof that needs so many times what was counted, or so long, is out of reach: no figure helps.
+# A proof that needs so many times what was counted is out of reach: no figure helps.
 _REACH = 1000.0
-_REACH_S = 24 * 3600.0
+#: Nor is there one where it takes so many seconds.
+REACH_S = 24 * 3600.0
 
 _LIMITS = {
     "latency_budget_ms": ("the latency budget", milliseconds),
@@ -103,13 +104,13 @@ def _more_time(result: StudyResult) -> str:
 def next_budget_s(result: StudyResult) -> tuple[float, bool]:
     """The budget to give next, in round seconds, and whether it is known to suffice."""
     needed_s = result.search.budget_needed_s
-    if needed_s is not None and needed_s <= _REACH_S:
-        return _round_up(needed_s), True
-    return _round_up(max(_MORE * (result.search.budget_s or 150.0), _LEAST_S)), False
+    if needed_s is not None and needed_s <= REACH_S:
+        return round_budget(needed_s), True
+    return round_budget(max(_MORE * (result.search.budget_s or 150.0), _LEAST_S)), False
 
 
-def _round_up(seconds: float) -> float:
-    """To 5 s, from five minutes on to whole minutes."""
+def round_budget(seconds: float) -> float:
+    """A budget to name, in seconds: up to 5 s, from five minutes on to whole minutes."""
     step = 5.0 if seconds <= 300.0 else 60.0
     return math.ceil(seconds / step) * step
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.3
-# Of that: what its last runs may take at most.
+# So many times what is missing is all that it is given.
 _OVERRUN_LIMIT = 2.0
 # The least by which a budget grows that brought no measurement: what a start takes varies by half
 # on a busy machine.
