@@ -20,7 +20,7 @@ import analyzer
 from analyzer.cluster import job_results, processes
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.gpus import GpuIdentity, cuda_environment, find_gpu
-from analyzer.hardware.processes import oom_kills
+from analyzer.hardware.memory_kills import MemoryKills
 from analyzer.measure.jobs import WorkerContext
 
 
@@ -83,7 +83,7 @@ class Worker:
             created_at=own.create_time(),
             node=self._context.node,
             version=analyzer.__version__,
-            oom_kills=oom_kills(),
+            oom_kills=MemoryKills.until_now().machine,
         )
 
     def run(self, packed: bytes, job_name: str) -> PackedResult:
@@ -134,4 +134,4 @@ def end_tree(mark: str, pid: int, created_at: float, timeout_s: float) -> TreeEn
         return found | {process for process in seen if processes.lives(process)}
 
     gone = processes.kill_until_gone(left, timeout_s=timeout_s)
-    return TreeEnd(gone, oom_kills())
+    return TreeEnd(gone, MemoryKills.until_now().machine)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzer.hardware.control_groups import control_groups
 from analyzer.hardware.gpus import GpuIdentity, visible_gpus
 
 _UNLIMITED_BYTES = 1 << 60  # more than any machine has
@@ -66,7 +67,8 @@ def usable_cores(*, root: Path = Path("/")) -> int:
     Args:
         root: Where ``proc`` and ``sys`` are (tests).
     """
-    quotas = [q for group in _groups(root, "cpu") if (q := _cpu_quota(group)) is not None]
+    groups = control_groups("cpu", root=root)
+    quotas = [quota for group in groups if (quota := _cpu_quota(group)) is not None]
     return max(1, min([len(os.sched_getaffinity(0)), *map(int, quotas)]))
 
 
@@ -110,23 +112,6 @@ def _memory_total(root: Path) -> int:
     return _UNLIMITED_BYTES
 
 
-def _groups(root: Path, controller: str) -> list[Path]:
-    """Folders of the control groups that may limit this process.
-
-    Of the one hierarchy of version 2 and of the ``controller``'s own of version 1. In a container
-    the hierarchy may be mounted at the process's group, so that only the mount's root exists.
-    """
-    base = root / "sys/fs/cgroup"
-    found = [base, base / controller]
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" or controller in controllers.split(","):
-            top = base if number == "0" else base / controller
-            own = top / path.strip().lstrip("/")
-            found += [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
-    return list(dict.fromkeys(found))
-
-
 def _cpu_quota(group: Path) -> float | None:
     """Cores that a control group allows; None without a limit."""
     fields = _read(group / "cpu.max").split()
@@ -139,7 +124,7 @@ def _cpu_quota(group: Path) -> float | None:
 
 def _memory_limit(root: Path) -> int:
     limits = [_UNLIMITED_BYTES]
-    for group in _groups(root, "memory"):
+    for group in control_groups("memory", root=root):
         for name in ("memory.max", "memory.limit_in_bytes"):
             value = _read(group / name).strip()
             if value.isdecimal():

@@ -61,15 +61,6 @@ def reset_peak(pid: int) -> bool:
     return True
 
 
-def oom_kills() -> int:
-    """How many processes this machine's kernel has killed for want of memory since its start."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
 def cpu_seconds(pid: int) -> float:
     """CPU time of the process so far, user and system; 0 for a process that is gone."""
     with suppress(OSError, IndexError, ValueError):

@@ -23,7 +23,7 @@ from analyzer.errors import (
     is_out_of_memory,
 )
 from analyzer.hardware.gpus import cuda_environment, first_gpu
-from analyzer.hardware.processes import oom_kills
+from analyzer.hardware.memory_kills import PERHAPS_STARVED, Likelihood, MemoryKills
 from analyzer.resources import child_environment
 from analyzer.targets.embedded_connection import EmbeddedConnection
 from analyzer.targets.embedded_spec import EmbeddedSpec
@@ -38,6 +38,7 @@ from analyzer.targets.server_log import ServerLog
 _ANSWER_S = 10.0  # for counters and connections, while a model may keep every core busy
 _END_S = 2.0  # it only closes its sessions; what hangs longer is killed
 _KILLED_S = 30.0  # the kernel frees a large process's memory first
+_LESS_MEMORY = "Fewer instances or a smaller maximum batch size need less memory."
 
 
 class EmbeddedTarget:
@@ -65,7 +66,7 @@ class EmbeddedTarget:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._log = ServerLog()
-        self._oom_kills = 0
+        self._kills_before: MemoryKills | None = None
 
     def __enter__(self) -> EmbeddedTarget:
         try:
@@ -166,17 +167,26 @@ class EmbeddedTarget:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        starved = code == -signal.SIGKILL and oom_kills() > self._oom_kills
-        if starved or is_out_of_memory(lines):
+        if is_out_of_memory(lines):
             return TargetMemoryError(
-                f"the server of {name} ran out of memory ({how}){lines}",
-                hint="Fewer instances or a smaller maximum batch size need less memory.",
+                f"the server of {name} ran out of memory ({how}){lines}", hint=_LESS_MEMORY
             )
+        starved = self._starved() if code == -signal.SIGKILL else "no"
+        if starved == "probably":
+            return TargetMemoryError(
+                f"the server of {name} {how}, probably for want of memory{lines}", hint=_LESS_MEMORY
+            )
+        if starved == "perhaps":
+            how += f"; {PERHAPS_STARVED}"
         return TargetCrashError(f"the server of {name} {how}{lines}")
+
+    def _starved(self) -> Likelihood:
+        assert self._kills_before is not None, "the target was not started"
+        return MemoryKills.until_now().likely_since(self._kills_before)
 
     def _start(self) -> None:
         assert self._process is None, "an embedded target is started once"
-        self._oom_kills = oom_kills()
+        self._kills_before = MemoryKills.until_now()
         command = [sys.executable, "-P", "-m", "analyzer.targets.embedded_main"]
         environment = child_environment()
         if self.spec.configuration.device == "gpu":

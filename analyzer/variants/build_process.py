@@ -14,6 +14,7 @@ from pathlib import Path
 
 from analyzer.domain.configuration import VariantKey
 from analyzer.errors import AnalyzerError, BuildError, BuildTimeoutError, TargetMemoryError
+from analyzer.hardware.memory_kills import PERHAPS_STARVED, Likelihood, MemoryKills
 from analyzer.resources import child_environment
 from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
 
@@ -57,6 +58,7 @@ def run_builds(
     waiting = list(folders)
     while waiting:
         log = waiting[0][1] / "build.log"
+        kills_before = MemoryKills.until_now()
         code = _run([folder for _, folder in waiting], log, begin_by, deadline, cancelled)
         for key, folder in waiting:
             if (folder / RESULT_FILE).is_file():
@@ -68,7 +70,8 @@ def run_builds(
                 results[key] = _ended(key, timeout_s, cancelled, begun=begun)
             break
         if waiting:
-            results[waiting[0][0]] = _death(waiting[0][0], code, log)
+            starved = MemoryKills.until_now().likely_since(kills_before)
+            results[waiting[0][0]] = _death(waiting[0][0], code, log, starved)
             waiting = waiting[1:]
     return results
 
@@ -115,15 +118,22 @@ def _ended(
     )
 
 
-def _death(key: VariantKey, code: int, log: Path) -> AnalyzerError:
-    if code == -signal.SIGKILL:
+def _death(key: VariantKey, code: int, log: Path, starved: Likelihood) -> AnalyzerError:
+    """What to say of a process that ended by itself.
+
+    Args:
+        starved: How likely it was killed for want of memory, if it was killed.
+    """
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    if code == -signal.SIGKILL and starved == "probably":
         return TargetMemoryError(
-            f"The process that built {key.label} was killed, most likely for want of memory.",
+            f"The process that built {key.label} {how}, probably for want of memory.",
             hint=f"Use a machine with more memory. {_HINT}",
         )
+    if code == -signal.SIGKILL and starved == "perhaps":
+        how += f"; {PERHAPS_STARVED}"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return BuildError(
-        f"The process that built {key.label} ended with code {code}"
-        + (f": {lines[-1][:300]}" if lines else "."),
+        f"The process that built {key.label} {how}" + (f": {lines[-1][:300]}" if lines else "."),
         hint=_HINT,
     )

@@ -21,6 +21,7 @@ from analyzer.errors import (
     TargetStartError,
     TargetTimeoutError,
 )
+from analyzer.hardware.memory_kills import MemoryKills
 from analyzer.hardware.processes import is_running
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.targets.embedded import EmbeddedTarget
@@ -190,6 +191,26 @@ def test_a_kill_in_the_middle_of_a_run() -> None:
         with pytest.raises(TargetCrashError):
             target.statistics()
         assert not target.alive()
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "told"),
+    [
+        # The machine's count rises each time: for another's process, if the group tells of none.
+        ([4, 4], TargetCrashError, "was killed by SIGKILL$"),
+        ([4, 5], TargetMemoryError, "SIGKILL, probably for want of memory"),
+        ([None, None], TargetCrashError, "for want of memory, perhaps this one"),
+    ],
+)
+def test_a_kill_for_want_of_memory_is_ours_only_if_our_group_tells_of_one(
+    group: list[int | None], kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [MemoryKills(group=count, machine=7 + n) for n, count in enumerate(group)]
+    monkeypatch.setattr(MemoryKills, "until_now", lambda: counts.pop(0))
+    with EmbeddedTarget(spec()) as target:
+        os.kill(target.pids[0], signal.SIGKILL)
+        with pytest.raises(kind, match=told):
+            target.statistics()
 
 
 def test_running_out_of_memory_is_told_apart() -> None:

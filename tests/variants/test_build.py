@@ -30,6 +30,7 @@ from analyzer.errors import (
     MissingPartError,
     TargetMemoryError,
 )
+from analyzer.hardware.memory_kills import MemoryKills
 from analyzer.variants import build as build_module
 from analyzer.variants import build_process, worker
 from analyzer.variants.build import Variant, build_variant, build_variants
@@ -217,16 +218,31 @@ def test_tensorrt_that_is_missing_is_named(digits: ModelInfo, tmp_path: Path) ->
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize(
+    ("starved", "kind", "told"),
+    [
+        ("no", BuildError, r"was killed by SIGKILL\.$"),
+        ("perhaps", BuildError, "perhaps this one"),
+        ("probably", TargetMemoryError, "probably for want of memory"),
+    ],
+)
 def test_killed_builder_is_a_failure_and_leaves_nothing(
-    digits: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starved: str,
+    kind: type[AnalyzerError],
+    told: str,
+    digits: ModelInfo,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(MemoryKills, "likely_since", lambda after, before: starved)
+
     class Killed(subprocess.Popen[bytes]):
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)  # type: ignore[call-overload]
             os.kill(self.pid, signal.SIGKILL)
 
     monkeypatch.setattr(build_process.subprocess, "Popen", Killed)
-    with pytest.raises(TargetMemoryError, match="was killed"):
+    with pytest.raises(kind, match=told):
         build_variant(digits, FP16, cache_dir=tmp_path)
     assert names(tmp_path) == []
 
@@ -255,7 +271,7 @@ def test_a_process_that_dies_costs_one_variant(
 
     monkeypatch.setattr(build_process.subprocess, "Popen", Dying)
     built = build_variants(digits, [FP16, FP32], calibration=data, cache_dir=tmp_path, cores=1)
-    assert isinstance(built[FP16], TargetMemoryError)
+    assert isinstance(built[FP16], BuildError)
     assert isinstance(built[FP32], Variant)
     assert [len(folders) for folders in started] == [2, 1]
 
