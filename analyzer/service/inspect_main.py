@@ -74,6 +74,8 @@ def _inspect_onnx(path: Path, *, weights: bool) -> dict[str, Any]:
 
     try:
         proto = onnx.load(path, load_external_data=False)
+    except MemoryError:
+        raise  # of the limits, not of the file
     except Exception as error:  # protobuf raises what its parser raises
         raise ModelError(f"It is no ONNX file, or it is truncated: {error}.") from error
     if not proto.HasField("graph") or not proto.graph.output:

@@ -135,3 +135,20 @@ def test_a_full_disk_is_not_the_uploads_fault(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (NO_ROOM, "")
+
+
+def test_too_little_memory_is_not_told_as_a_broken_model(tmp_path: Path) -> None:
+    upload = tmp_path / "file"
+    with upload.open("wb") as file:
+        file.write(b"\x08\x08")
+        file.truncate(8 << 30)  # its zeros take no room on the disk
+    done = subprocess.run(
+        [
+            "bash", "-c",
+            'ulimit -v 4194304; exec "$0" -m analyzer.service.inspect_main model "$1"',
+            sys.executable, str(upload),
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode not in (0, 2) and done.stdout == "", done.stdout
+    assert "MemoryError" in done.stderr
