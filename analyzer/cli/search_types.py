@@ -19,6 +19,7 @@ from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_run import (
     largest_request,
     request_of,
+    save_at_end,
     sla_of,
     space_of,
     study_status,
@@ -76,7 +77,7 @@ def run_types_command(options: SearchOptions) -> str:
     check_search(options)
     machine = inspect_machine()
     twin_ready = start_compiling()
-    with make_progress(quiet=options.quiet) as progress, ExitStack() as stack:
+    with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
         model, baseline = inspect_path(local_model(place), options.input_shapes)
         if options.export_dir is not None:
@@ -87,35 +88,41 @@ def run_types_command(options: SearchOptions) -> str:
             budget_s=options.budget, started=options.started, clock=time.monotonic
         )
         progress.phase("looking at the machines", 10.0)
-        ray = stack.enter_context(
-            ray_session(address=options.ray_address, cores=machine.cores, gpus=())
-        )
-        nodes = ray.nodes()
-        own_nodes = nodes_by_type(nodes, {name: known.device for name, known in prices.items()})
-        machines = [
-            stack.enter_context(_machines(options, nodes, own_nodes[name], pricing))
-            for name, pricing in prices.items()
-        ]
-        spaces = [_space(options, model, own, largest) for own in machines]
-        for text in (*model.notes, *(note for space in spaces for note in space.left_out)):
-            progress.warn(text)
-        store = stack.enter_context(open_store(options.store_url))
-        told = "; ".join(f"{own.pricing.instance_type}: {own.facts.hardware}" for own in machines)
-        record = begin_study(options, store, model, sla, machine, machines[0].device, hardware=told)
-        stop = threading.Event()
-        parts = [
-            _part(options, record, model, space, arrivals, own, store, stop, progress, baseline,
-                  twin_ready, machine, plan, inference_s)
-            for own, space in zip(machines, spaces, strict=True)
-        ]  # fmt: skip
+        with ExitStack() as workers:
+            ray = workers.enter_context(
+                ray_session(address=options.ray_address, cores=machine.cores, gpus=())
+            )
+            nodes = ray.nodes()
+            devices = {name: known.device for name, known in prices.items()}
+            own_nodes = nodes_by_type(nodes, devices)
+            machines = [
+                workers.enter_context(_machines(options, nodes, own_nodes[name], pricing))
+                for name, pricing in prices.items()
+            ]
+            spaces = [_space(options, model, own, largest) for own in machines]
+            for text in (*model.notes, *(note for space in spaces for note in space.left_out)):
+                progress.warn(text)
+            told = "; ".join(
+                f"{own.pricing.instance_type}: {own.facts.hardware}" for own in machines
+            )
+            with open_store(options.store_url) as store:
+                record = begin_study(
+                    options, store, model, sla, machine, machines[0].device, hardware=told
+                )
+                stop = threading.Event()
+                parts = [
+                    _part(options, record, model, space, arrivals, own, store, stop, progress,
+                          baseline, twin_ready, machine, plan, inference_s)
+                    for own, space in zip(machines, spaces, strict=True)
+                ]  # fmt: skip
 
-        def cancel() -> None:
-            for own in machines:
-                own.executor.cancel_all()
+                def cancel() -> None:
+                    for own in machines:
+                        own.executor.cancel_all()
 
-        with study_status(store, record.name, cancel):
-            result = search_types(parts, stop)
-        store.save_result(result)
+                with study_status(store, record.name, cancel):
+                    result = search_types(parts, stop)
+                result = save_at_end(store, result, workers, plan)
     return deliver(options, result)
 
 
