@@ -40,4 +40,8 @@ def constants_of(
 
     found = machine_cache(machine).load() if local else FALLBACK
     triton = find_triton() if server == "triton" else None
-    return replace(found, onnx_in_python=triton is not None and triton.stand_in)
+    if server == "embedded":
+        return found
+    return replace(
+        found, server="triton-python" if triton is not None and triton.stand_in else "triton"
+    )

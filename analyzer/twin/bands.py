@@ -158,7 +158,8 @@ class RateScan:
         """The rate between the two where the long-run fraction over budget is the allowed one.
 
         Interpolates between two rates on either side of the edge and close to it, then corrects
-        with runs as long as it takes for a standard error below ``accuracy`` (relative).
+        with runs as long as it takes for a standard error below ``accuracy`` (relative). At most
+        saturation: what bounds it may be no queue that a simulation sees.
         """
         at, slope = self._narrow(feasible, infeasible, accuracy)
         last = len(self._arrivals.time_s)
@@ -186,7 +187,7 @@ class RateScan:
                 secant = (self.excess(point) - self.excess(before)) / apart
                 slope = secant if secant * slope > 0 else slope
             step = -self.excess(point) / slope
-        return math.exp(at)
+        return min(math.exp(at), self.saturation_rps)
 
     def _narrow(
         self, feasible: RatePoint, infeasible: RatePoint, accuracy: float

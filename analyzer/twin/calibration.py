@@ -55,8 +55,10 @@ class VariantCalibration:
         threads, instances = configuration.intra_op_threads or 0, configuration.instance_count
         service = self.service(threads, instances, cores=cores, constants=constants)
         in_python = configuration.backend == "python" or (
-            configuration.backend == "onnxruntime" and constants.onnx_in_python
+            configuration.backend == "onnxruntime" and constants.server == "triton-python"
         )
+        if service is not None:
+            service = replace(service, serial=constants.serial)
         if service is not None and in_python:
             service = _slower(
                 service, lambda size, mean: PYTHON_BACKEND_MS + PYTHON_BACKEND_ITEM_MS * size

@@ -30,6 +30,13 @@ HOST_SHARE_MAX = 0.12
 HOST_MS_THREADS = 0.08
 HOST_SHARE_THREADS = 0.14
 
+#: What the embedded server's one Python thread at a time spends on an execution, and on each
+#: request in it, milliseconds, whatever the instances; scaled as a measured ``HOST_MS`` is.
+#: Fitted to edges of a perceptron whose executions take 0.01 to 0.06 ms (``tiny``, embedded):
+#: 7,200/s without batches, 26,500/s in batches of 8 on two instances, 39,700/s in batches of 32.
+DISPATCH_MS = 0.11
+REQUEST_MS = 0.02
+
 #: What Triton's python backend adds to each execution, and for each inference in it, milliseconds:
 #: shared memory, its stub process, the server's own threads, gRPC. An instance is occupied by it.
 #: Fitted to the rows of ``--server triton``.

@@ -95,12 +95,13 @@ def heavy_traffic_edges(
     as the one that works, and the best counts; 0 where an execution alone is too often too late.
     Where the budget is at least twice a full batch, the result lies within some percent of a long
     simulation; below, up to half above it, and it orders only. Queue delays are left out: at the
-    edge batches are full before they end.
+    edge batches are full before they end. What the server does one at a time bounds each rate.
 
     Args:
         arrival_scv: As in :func:`heavy_traffic_rate`.
     """
     owners, columns = [], []
+    most: list[float] = []
     for owner, (policy, service, overhead_ms) in enumerate(servers):
         limit = policy.batch_limit if policy.dynamic_batching else request_batch_size
         batches = _batches(max(limit // request_batch_size, 1))
@@ -110,9 +111,13 @@ def heavy_traffic_edges(
         # What an execution alone takes at the percentile: beyond the budget no rate is low enough.
         alone = float(service.noise_at(np.array([percentile / 100.0]))[0])
         budget = max(budget_ms - overhead_ms, 0.0)
-        for batch, each_ms in zip(batches, batch_ms, strict=True):
+        bounds = np.full(len(batches), np.inf)
+        if service.serial is not None:
+            bounds = service.serial.rate_max_rps(np.array(batches))
+        for batch, each_ms, bound in zip(batches, batch_ms, bounds, strict=True):
             if each_ms * alone < budget:
                 owners.append(owner)
+                most.append(float(bound))
                 columns.append((max(float(each_ms), 1e-6), batch, n, budget, service.scv))
     edges = np.zeros(len(servers))
     if not columns:
@@ -127,7 +132,7 @@ def heavy_traffic_edges(
         service_scv=scv,
         arrival_scv=arrival_scv,
     )
-    np.maximum.at(edges, owners, rates)
+    np.maximum.at(edges, owners, np.minimum(rates, most))
     return edges
 
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 import numpy as np
 
-from analyzer.twin.fitted import HOST_MS, OVERHEAD_MS_GUESS
+from analyzer.twin.fitted import DISPATCH_MS, HOST_MS, OVERHEAD_MS_GUESS, REQUEST_MS
+from analyzer.twin.service import SerialCost
 from analyzer.twin.variation import Floats, TwoSpeeds, estimate
+
+Server = Literal["embedded", "triton", "triton-python"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,8 @@ class MachineConstants:
         wake_ms_p99: How late a sleeping thread wakes up, milliseconds.
         witness_share: Part of one core that the witness of the machine takes, 0 to 1.
         measured_at: Seconds since 1970; None for the fallback.
-        onnx_in_python: Whether the server under test runs ONNX graphs in its python backend (a
-            Triton without ONNX Runtime's); known of the server, never measured.
+        server: What serves: the embedded server, a Triton, or a Triton without ONNX Runtime's
+            backend, which runs ONNX graphs in its python backend. Known, never measured.
     """
 
     overhead_ms: float = OVERHEAD_MS_GUESS
@@ -42,7 +46,18 @@ class MachineConstants:
     wake_ms_p99: float | None = None
     witness_share: float | None = None
     measured_at: float | None = None
-    onnx_in_python: bool = False
+    server: Server = "embedded"
+
+    @property
+    def serial(self) -> SerialCost | None:
+        """What the server does one at a time; None where that is not known to bound its rates.
+
+        Slower or faster than fitted as its CPU time for a request is.
+        """
+        if self.server != "embedded":
+            return None
+        slower = self.host_ms / HOST_MS
+        return SerialCost(execution_ms=slower * DISPATCH_MS, request_ms=slower * REQUEST_MS)
 
     @property
     def series(self) -> list[Floats]:

@@ -15,6 +15,25 @@ Distribution = Literal["deterministic", "exponential", "lognormal", "empirical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SerialCost:
+    """What a server does one at a time, however many instances run: it bounds the rates.
+
+    Args:
+        execution_ms: For each execution, milliseconds.
+        request_ms: For each request in it, milliseconds.
+    """
+
+    execution_ms: float
+    request_ms: float
+
+    def rate_max_rps(self, requests: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The highest rate in executions of so many requests each, 1/s."""
+        each_ms = self.execution_ms + self.request_ms * requests
+        rates: NDArray[np.float64] = requests * 1e3 / np.maximum(each_ms, 1e-9)
+        return rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTime:
     """The time of one execution = curve(batch size) × interference(busy instances) × noise.
 
@@ -34,6 +53,7 @@ class ServiceTime:
             the memory, large ones compute): (size, factors) with ascending sizes, linear in the
             logarithm of the size between them and constant outside; it takes the place of
             ``interference`` where it is given.
+        serial: What bounds the rates besides; None for nothing.
     """
 
     batch_sizes: tuple[int, ...]
@@ -43,6 +63,7 @@ class ServiceTime:
     residuals: tuple[float, ...] = ()
     interference: tuple[float, ...] = (1.0,)
     interference_by_size: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    serial: SerialCost | None = None
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
@@ -139,8 +160,8 @@ class ServiceTime:
     ) -> float:
         """The request rate that no schedule of the policy exceeds, 1/s.
 
-        Infinite if a batch takes no time. The largest of k · b / time(b, k busy) over the
-        instances k and the batches b that requests can form.
+        The largest of k · b / time(b, k busy) over the instances k and the batches b that requests
+        can form, each at most what ``serial`` lets through. Infinite if a batch takes no time.
 
         Args:
             request_batch_size: Inferences of each request; where they differ (int64 [n]) the rate
@@ -154,9 +175,11 @@ class ServiceTime:
         requests = np.arange(1, per_batch + 1)
         sizes = requests * size
         batch_ms = self.curve_ms(sizes)
-        if np.any(batch_ms <= 0):
-            return float("inf")
         busy = np.arange(1, policy.instance_count + 1)[:, None]
         slower = self.interference_at(policy.instance_count, sizes)
-        fastest = float(np.max(busy * requests / (batch_ms * slower)) * 1e3)
+        with np.errstate(divide="ignore"):
+            rates = np.max(busy * requests / (batch_ms * slower), axis=0) * 1e3
+        if self.serial is not None:
+            rates = np.minimum(rates, self.serial.rate_max_rps(requests))
+        fastest = float(np.max(rates))
         return fastest * size / per_request if policy.dynamic_batching else fastest

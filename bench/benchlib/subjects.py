@@ -24,6 +24,7 @@ from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, ProbeTask
 from analyzer.targets.open import open_target
 from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.machine_constants import MachineConstants
 from analyzer.twin.probes import plan_probes
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
@@ -59,7 +60,10 @@ SUBJECTS = {
     ),
     "encoder": Subject(budget_ms=80.0, kind="text encoder, 4 layers of 256, 32 tokens"),
     "mlp": Subject(budget_ms=40.0, kind="perceptron, 1024-4096-4096-1024", batch_share=0.25),
+    "tiny": Subject(budget_ms=10.0, kind="perceptron, 64-256-256-16"),
 }
+#: Widths of those that are perceptrons.
+_WIDTHS = {"mlp": (1024, 4096, 4096, 1024), "tiny": (64, 256, 256, 16)}
 
 # Instances, threads, largest batch (0: no batching), delay in milliseconds.
 SHAPES = (
@@ -97,7 +101,7 @@ def model_file(name: str, folder: Path) -> Path:
         return ROOT / "examples" / "digits.onnx"
     if name == "encoder":
         return write_encoder(path, tokens=32, vocabulary=8000)
-    return write_perceptron(path, (1024, 4096, 4096, 1024))
+    return write_perceptron(path, _WIDTHS[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,14 @@ class ServedSubject:
 
     def twin(self, calibrations: dict[VariantKey, VariantCalibration]) -> Twin:
         """The twin as the search asks it."""
+        constants = MachineConstants(server="embedded" if self.server == "embedded" else "triton")
         return Twin(
-            calibrations, self.load.sla, self.load.arrivals, seed=SEED, cores=usable_cores()
+            calibrations,
+            self.load.sla,
+            self.load.arrivals,
+            seed=SEED,
+            cores=usable_cores(),
+            constants=constants,
         )
 
     @contextmanager

@@ -13,6 +13,7 @@ from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, Poisson, Trace
 from analyzer.twin import probes
+from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.machine_constants import MachineConstants
 from analyzer.twin.probe_cache import ProbeCache
@@ -123,26 +124,51 @@ def test_instances_never_probed_side_by_side_share_the_cores(cores: int, slower:
     assert service.interference_at(4, np.array([1]))[3, 0] == slower
 
 
+def of_constant_ms(each_ms: float) -> VariantCalibration:
+    """A model whose executions take as long whatever is in them."""
+    results = [
+        ProbeResult(probe=Probe(threads=1, busy=busy, batch=batch), samples_ms=(each_ms,) * 20)
+        for busy in (1, 2)
+        for batch in (1, 32)
+    ]
+    return VariantCalibration(variant=FP32, results=tuple(results))
+
+
+def test_quick_models_are_bounded_by_what_the_embedded_server_does_one_at_a_time() -> None:
+    """Edges were predicted 25 times too high: 818,000/s where 32,000 were measured."""
+    quick = of_constant_ms(0.012)
+    unbatched = replace(configuration(), dynamic_batching=False, max_queue_delay_us=None)
+    members = [unbatched, configuration(8, 2), configuration(16, 2), configuration(32)]
+    here, arrivals = twin(quick), UnitArrivals.draw(Poisson(), seed=1, count=1000)
+    edges = np.array(here.edges(members), dtype=np.float64)
+    # As measured (docs/twin.md): 7,200, 26,500, 32,200 and 39,700/s.
+    assert edges == pytest.approx([7_200, 26_500, 32_200, 39_700], rel=0.25)
+    for member, edge in zip(members, edges, strict=True):
+        model = here.server_model(member)
+        assert model is not None
+        assert edge <= model.saturation_rps()
+        beyond_rps = 1.05 * model.saturation_rps()
+        assert model.inflation(arrivals, beyond_rps, budget_ms=40.0) == np.inf
+    quicker = MachineConstants(host_ms=0.5 * MachineConstants().host_ms)
+    doubled = np.array(twin(quick, constants=quicker).edges(members), dtype=np.float64)
+    assert doubled == pytest.approx(2 * edges, rel=0.05), "its costs scale as its CPU time does"
+    unbound = twin(quick, constants=MachineConstants(server="triton")).edges(members)
+    assert (unbound[0] or 0.0) > 40_000.0
+
+
 def test_a_triton_that_runs_onnx_in_python_serves_quick_models_more_slowly() -> None:
     """Shared memory, its stub process and HTTP cost a quick model more than its own time."""
-    quick = VariantCalibration(
-        variant=FP32,
-        results=tuple(
-            ProbeResult(probe=Probe(threads=1, busy=busy, batch=batch), samples_ms=(0.1,) * 20)
-            for busy in (1, 2)
-            for batch in (1, 32)
-        ),
-    )
-    here = MachineConstants(onnx_in_python=True)
+    quick = of_constant_ms(0.1)
+    here, elsewhere = (MachineConstants(server=it) for it in ("triton-python", "triton"))
     small, large = configuration(1, 2), configuration(32, 2)
-    own = twin(quick).edges([small, large])
+    own = twin(quick, constants=elsewhere).edges([small, large])
     python = twin(quick, constants=here).edges([small, large])
     assert all(edge is not None for edge in (*own, *python))
     small_rps, large_rps = (edge or 0.0 for edge in python)
     of_small, of_large = (a / b for a, b in zip(own, python, strict=True) if a and b)
     assert of_small > 4.0 and of_large > 10.0
     assert large_rps > 3.0 * small_rps  # an execution costs more than what is in it
-    native = quick.service_of(replace(large, backend="python"), cores=2)
+    native = quick.service_of(replace(large, backend="python"), cores=2, constants=elsewhere)
     assert native == quick.service_of(large, cores=2, constants=here)
 
 
