@@ -93,7 +93,16 @@ def postgres_url(postgres_server: PostgresServer, request: pytest.FixtureRequest
     return postgres_server.create(f"t{abs(hash(request.node.nodeid)) % 10**12}")
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs what uses ``store_url`` on each kind of database, unless it is ``sqlite_alone``."""
+    if "store_url" in metafunc.fixturenames:
+        kinds = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+        if metafunc.definition.get_closest_marker("sqlite_alone"):
+            kinds = kinds[:1]
+        metafunc.parametrize("store_url", kinds, indirect=True)
+
+
+@pytest.fixture
 def store_url(request: pytest.FixtureRequest) -> str:
     """An empty database of each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")

@@ -14,13 +14,9 @@ from analyzer.errors import UsageError
 from analyzer.service.schema import AUDIT, IDEMPOTENCY, TOKENS
 from analyzer.service.serve import ServiceOptions, is_loopback, serve
 
+pytestmark = pytest.mark.sqlite_alone
+
 Service = Any
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 def a_job(client: httpx.Client) -> str:

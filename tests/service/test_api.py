@@ -60,7 +60,7 @@ def test_every_option_of_the_commands_is_taken_or_refused_with_a_reason() -> Non
         ({**BUDGET, "percentile": "nan"}, "/options/percentile"),
     ],
 )
-@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.sqlite_alone
 def test_a_wrong_option_is_named(
     client: httpx.Client, upload: Upload, options: dict[str, Any], pointer: str
 ) -> None:

@@ -20,13 +20,9 @@ from analyzer.service import archive, sandbox
 from analyzer.service.archive import is_archive, pack, unpack
 from analyzer.service.inspection import Inspector
 
+pytestmark = pytest.mark.sqlite_alone
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 def tar(*members: tuple[str, bytes | dict[str, Any]], mode: str = "w") -> bytes:

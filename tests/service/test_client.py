@@ -15,11 +15,7 @@ from analyzer.errors import TargetError
 from analyzer.service import client as client_module
 from analyzer.service.event_stream import EventHub
 
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
+pytestmark = pytest.mark.sqlite_alone
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -11,11 +11,7 @@ import pytest
 
 from service_contract import schemathesis
 
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
+pytestmark = pytest.mark.sqlite_alone
 
 
 @pytest.mark.long

@@ -12,14 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+pytestmark = pytest.mark.sqlite_alone
+
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 HERE = "http://127.0.0.1:8040"
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 def blocks(language: str) -> list[str]:

@@ -22,11 +22,7 @@ from analyzer.service.relay import parse_endpoint
 from analyzer.service.sandbox import Isolation, probe
 from analyzer.targets.http_endpoint import HttpEndpoint
 
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
+pytestmark = pytest.mark.sqlite_alone
 
 
 @pytest.fixture

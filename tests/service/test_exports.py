@@ -16,6 +16,8 @@ from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import check_options, may_export
 from analyzer.service.problems import Problem
 
+pytestmark = pytest.mark.sqlite_alone
+
 _SPEC = importlib.util.spec_from_file_location(
     "buckets_conftest", Path(__file__).parents[1] / "buckets" / "conftest.py"
 )
@@ -24,12 +26,6 @@ _REAL = importlib.util.module_from_spec(_SPEC)
 sys.modules["buckets_conftest"] = _REAL
 _SPEC.loader.exec_module(_REAL)
 s3_server = _REAL.s3_server
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from analyzer.service.keeper import Task
 from analyzer.service.sandbox import Isolation
 from analyzer.service.temporary import remove_abandoned
 
+pytestmark = pytest.mark.sqlite_alone
+
 ROOT = Path(__file__).parents[2]
 _HOLDS = """
 import time
@@ -34,12 +36,6 @@ folder = JobFolder(Isolation())
 print("made", flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

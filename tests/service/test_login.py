@@ -31,13 +31,9 @@ from analyzer.service.problems import Problem
 from analyzer.service.provider import Login, Provider
 from analyzer.targets.ports import free_ports
 
+pytestmark = pytest.mark.sqlite_alone
+
 RULES = ("groups=vision:vision:admin", "domain=example.org:default:read", "sub=bob:default:write")
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 def options(issuer: str, public: str, *rules: str, **more: Any) -> OidcOptions:

@@ -27,8 +27,7 @@ FOUND = build_document(make_report(example_facts()))
 INFEASIBLE = build_document(make_report(infeasible_facts()))
 EVIL = "</script><img src=x onerror=alert(1)>'\"><b>"
 
-# What pages show does not depend on the database.
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+pytestmark = pytest.mark.sqlite_alone
 
 
 @pytest.fixture

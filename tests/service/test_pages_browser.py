@@ -19,15 +19,9 @@ from analyzer.resources import tool_homes
 from analyzer.service.event_stream import EventHub
 from analyzer.service.states import Change
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.sqlite_alone]
 
 FOUND = build_document(make_report(example_facts()))
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

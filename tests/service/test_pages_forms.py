@@ -16,15 +16,11 @@ from analyzer.report.entries import make_report
 from analyzer.service import auth
 from analyzer.service.problems import invalid
 
+pytestmark = pytest.mark.sqlite_alone
+
 FOUND = build_document(make_report(example_facts()))
 EVIL = "<img src=x onerror=alert(1)>"
 LogIn = Callable[..., httpx.Client]
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

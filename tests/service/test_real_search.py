@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.sqlite_alone
 @pytest.mark.parametrize("directory", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_model_becomes_a_repository(
     client: httpx.Client, database: Database, content: ContentStore, wait_for: Any,
@@ -83,7 +83,7 @@ def test_a_model_becomes_a_repository(
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.sqlite_alone
 def test_a_job_measures_a_server_elsewhere(
     service: Any, database: Database, content: ContentStore, tmp_path: Path
 ) -> None:

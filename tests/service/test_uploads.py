@@ -27,14 +27,10 @@ from analyzer.service.folder import JobFolder
 from analyzer.service.inspection import Inspector
 from analyzer.service.keeper import Task
 
+pytestmark = pytest.mark.sqlite_alone
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ISOLATION = sandbox.probe()
-
-
-@pytest.fixture
-def store_url(sqlite_url: str) -> str:
-    """SQLite alone: what is tested here does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture
