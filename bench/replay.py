@@ -29,7 +29,7 @@ import numpy as np
 from analyzer.domain.units import parse_duration_ms
 from analyzer.errors import AnalyzerError, UsageError
 from analyzer.hardware.machine import usable_cores
-from benchlib.command import cell, say, single_threaded_pool, table, write_json
+from benchlib.command import say, single_threaded_pool, table_of, write_json
 from benchlib.recorded import Landscape, merged, read
 from benchlib.replay_samplers import SAMPLERS, Replay
 
@@ -138,12 +138,8 @@ def shown(document: dict[str, Any]) -> str:
         "evaluations to 99 %": ("evaluations_to_99", "g"),
         "feasible": ("feasible_share", ".0%"),
     }
-    rows = [
-        [name, *(cell(row[key], spec) for key, spec in columns.values())]
-        for name, row in document["samplers"].items()
-    ]
     title = f"{document['rows']} rows, {document['left_out']} left out"
-    return f"{title}\n\n{table(('sampler', *columns), rows)}"
+    return f"{title}\n\n{table_of('sampler', columns, document['samplers'])}"
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.hardware.machine import usable_cores
-from benchlib.command import RESULTS, Command, cell, single_threaded_pool, table
+from benchlib.command import RESULTS, Command, single_threaded_pool, table_of
 from benchlib.search_components import estimate
 from benchlib.search_drawn import drawn_table
 from benchlib.search_measure import measure_table
@@ -223,11 +223,7 @@ def shown(document: dict[str, Any]) -> str:
         for name, entry in found["tables"].items():
             samplers = entry["samplers"]
             lines.append(f"\n{kind}, {name}, {entry['configurations']} configurations\n")
-            rows = [
-                [sampler, *(cell(row[key], spec) for key, spec in COLUMNS.values())]
-                for sampler, row in samplers.items()
-            ]
-            lines.append(table(("sampler", *COLUMNS), rows))
+            lines.append(table_of("sampler", COLUMNS, samplers))
             stop = samplers.get("twin")
             if stop is None:
                 continue

@@ -32,7 +32,7 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
-from benchlib.command import Command, cell, table, write_json
+from benchlib.command import Command, table_of, write_json
 
 WORLDS = ("one speed", "two speeds")
 SLOW = 0.7
@@ -212,16 +212,16 @@ def main() -> int:
 
 def shown(document: dict[str, Any]) -> str:
     """The results as a Markdown table."""
-    keys = (
-        ("studies", ",", "studies"), ("found", ",", "found"), ("gain_told", ",", "gain told"),
-        ("share", ".2f", "of the reported edge"), ("share_10", ".2f", "its 10 % quantile"),
-        ("true_share", ".2f", "of the true edge"), ("wall_max_s", ".0f", "longest (s)"),
-    )  # fmt: skip
-    rows = [
-        [name, *(cell(of[key], spec) for key, spec, _ in keys)]
-        for name, of in document["cells"].items()
-    ]
-    return table(("machine, budget", *(title for *_, title in keys)), rows)
+    columns = {
+        "studies": ("studies", ","),
+        "found": ("found", ","),
+        "gain told": ("gain_told", ","),
+        "of the reported edge": ("share", ".2f"),
+        "its 10 % quantile": ("share_10", ".2f"),
+        "of the true edge": ("true_share", ".2f"),
+        "longest (s)": ("wall_max_s", ".0f"),
+    }
+    return table_of("machine, budget", columns, document["cells"])
 
 
 if __name__ == "__main__":

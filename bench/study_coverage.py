@@ -38,7 +38,7 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
-from benchlib.command import Command, cell, say, table, write_json
+from benchlib.command import Command, say, table_of, write_json
 
 WORLDS = ("stationary", "stalls", "two speeds", "drift")
 LOADS = (0.5, 0.7, 0.85, 0.95)
@@ -277,17 +277,16 @@ def main() -> int:
 
 def shown(document: dict[str, Any]) -> str:
     """The results as a Markdown table."""
-    keys = (
-        ("studies", ",", "studies"), ("pass_share", ".0%", "PASS"),
-        ("wrong_share", ".1%", "wrong PASS"), ("share_of_edge", ".2f", "certified share"),
-        ("requests_50", ",", "requests, half"), ("requests_90", ",", "90 %"),
-        ("claims", ",", "claims"),
-    )  # fmt: skip
-    rows = [
-        [name, *(cell(of[key], spec) for key, spec, _ in keys)]
-        for name, of in document["cells"].items()
-    ]
-    return table(("machine, load", *(title for *_, title in keys)), rows)
+    columns = {
+        "studies": ("studies", ","),
+        "PASS": ("pass_share", ".0%"),
+        "wrong PASS": ("wrong_share", ".1%"),
+        "certified share": ("share_of_edge", ".2f"),
+        "requests, half": ("requests_50", ","),
+        "90 %": ("requests_90", ","),
+        "claims": ("claims", ","),
+    }
+    return table_of("machine, load", columns, document["cells"])
 
 
 if __name__ == "__main__":

@@ -146,6 +146,20 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def table_of(
+    first: str, columns: Mapping[str, tuple[str, str]], rows: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """A Markdown table of numbers, a line for each named row.
+
+    Args:
+        first: Title of the names.
+        columns: Of each title, the key in a row and the format.
+    """
+    keys = columns.values()
+    cells = ([name, *(cell(row[key], spec) for key, spec in keys)] for name, row in rows.items())
+    return table((first, *columns), cells)
+
+
 def cell(value: float | None, spec: str) -> str:
     """A number of a table, or a dash."""
     return "–" if value is None else format(value, spec)
