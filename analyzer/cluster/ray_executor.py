@@ -237,6 +237,9 @@ class RayExecutor:
 
     def _close_leases(self) -> None:
         self._queue.close(len(self._threads))
+        with self._lock:
+            for lease in self._leases:  # one may still be starting, which takes long if it is busy
+                lease.interrupt()
         deadline = time.monotonic() + _END_TIMEOUT_S / 2
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))

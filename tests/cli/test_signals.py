@@ -32,3 +32,14 @@ def test_a_signal_is_not_lost_in_a_callback() -> None:
     )
     assert done.stdout.split() == ["lost", "heard"], done
     assert done.stderr == ""
+
+
+def test_the_end_looks_at_no_objects_any_more_and_keeps_its_status() -> None:
+    program = (
+        "import atexit, gc; from analyzer.cli.signals import end_program\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000)); end_program(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (3, "True"), done.stderr
