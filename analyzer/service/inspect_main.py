@@ -48,7 +48,7 @@ def inspect_model(path: Path) -> dict[str, Any]:
 
 def _inspect_directory(folder: Path) -> dict[str, Any]:
     from analyzer.modelconfig.text import read_config
-    from analyzer.variants.inspect import locate_onnx
+    from analyzer.variants.onnx_file import locate_onnx
 
     config = folder / "config.pbtxt"
     if config.is_file():

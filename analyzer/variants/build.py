@@ -26,6 +26,7 @@ from analyzer.hardware.machine import inspect_machine, usable_cores
 from analyzer.variants.build_process import prepare, run_builds
 from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
+from analyzer.variants.onnx_file import hash_model
 from analyzer.variants.quantize import needs_reduced_range
 from analyzer.variants.tensorrt_build import EngineFacts, EngineOptions, engine_facts
 from analyzer.variants.worker import BuildRequest, BuildResult
@@ -412,8 +413,6 @@ def _from_record(
         )
     file = folder / record["file"]
     external = tuple(sorted(name for name in record["files"] if name != record["file"]))
-    from analyzer.variants.inspect import hash_model
-
     return Variant(
         path=str(file),
         sha256=hash_model(file, external),

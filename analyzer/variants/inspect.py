@@ -7,7 +7,6 @@ symbolic links) and accepts models that do not.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -29,9 +28,15 @@ from analyzer.errors import (
     TargetMemoryError,
     is_out_of_memory,
 )
-from analyzer.variants.cache import file_sha256
 from analyzer.variants.example_shapes import accepted_shapes
-from analyzer.variants.graph import external_pieces, half_weights, table_ranges
+from analyzer.variants.graph import half_weights, table_ranges
+from analyzer.variants.onnx_file import (
+    default_name,
+    external_files,
+    hash_model,
+    load_onnx,
+    locate_onnx,
+)
 from analyzer.variants.scalars import with_dimensions
 from analyzer.variants.shapes import (
     Declared,
@@ -52,44 +57,6 @@ _ONE_ROW_NOTE = (
     " only."
 )
 _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
-
-
-def locate_onnx(path: Path) -> Path:
-    """The ONNX file that ``path`` means: itself, or that of a Triton model directory.
-
-    In a directory it is ``model.onnx`` (or the only ``.onnx``) of the highest numeric version, as
-    Triton's default policy; a directory without versions may hold the file itself. Triton also
-    allows ``model.onnx`` to be a folder with ``model.onnx`` and its weights in it.
-
-    Raises:
-        ModelError: There is none.
-    """
-    if not path.exists():
-        raise ModelError(
-            f"{path} does not exist.",
-            hint="Give the path of an ONNX file or a Triton model folder.",
-        )
-    if path.is_file():
-        return path
-    versions = [
-        entry
-        for entry in path.iterdir()
-        if entry.is_dir() and re.fullmatch(r"[1-9][0-9]*", entry.name)
-    ]
-    folder = max(versions, key=lambda entry: int(entry.name)) if versions else path
-    if (folder / "model.onnx").is_dir():
-        folder = folder / "model.onnx"
-    if (folder / "model.onnx").is_file():
-        return folder / "model.onnx"
-    files = sorted(folder.glob("*.onnx"))
-    if len(files) == 1 and files[0].is_file():
-        return files[0]
-    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-    what = "several .onnx files and no model.onnx" if files else "no ONNX file"
-    raise ModelError(
-        f"{folder} holds {what} (found: {found}).",
-        hint="A Triton model folder holds VERSION/model.onnx; otherwise give the .onnx file.",
-    )
 
 
 def inspect_model(
@@ -116,12 +83,12 @@ def inspect_model(
     Raises:
         BuildError: ``scratch`` cannot be written.
         ModelError: The file cannot be used, or ``input_shapes`` do not fit or are missing.
-        MissingPartError: ONNX Runtime is not installed.
+        MissingPartError: ONNX Runtime is not installed, or the memory does not suffice.
     """
     path = Path(path)
     file = locate_onnx(path).absolute()
-    proto = _load(file)
-    external = _check_external(file, proto)
+    proto = load_onnx(file)
+    external = external_files(file, proto)
     session = _open_session(file)
     inputs = [_declared(value, "input") for value in session.get_inputs()]
     outputs = [_declared(value, "output") for value in session.get_outputs()]
@@ -278,75 +245,6 @@ def try_model(model: ModelInfo, rows: Mapping[str, Any]) -> tuple[ModelInfo, flo
         ) from error
     finally:
         runtime.close()
-
-
-def default_name(path: Path) -> str:
-    """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory."""
-    path = Path(path).absolute()
-    stem = path.name if path.is_dir() else path.stem
-    if path.is_file() and re.fullmatch(r"[0-9]+", path.parent.name):
-        stem = path.parent.parent.name  # VERSION/model.onnx of a model directory
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("._-") or "model"
-
-
-def hash_model(file: Path, external: Sequence[str] = ()) -> str:
-    """SHA-256 of ``file``; with external weights that of all files' digests and names, in order."""
-    try:
-        digest = file_sha256(file)
-        if not external:
-            return digest
-        total = hashlib.sha256(digest.encode())
-        for part in sorted(external):
-            total.update(f"{part} {file_sha256(file.parent / part)}".encode())
-        return total.hexdigest()
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}.") from error
-
-
-def _load(file: Path) -> Any:
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    hint = "Give an ONNX file; one that was cut short while copying has to be copied again."
-    try:
-        size = file.stat().st_size
-        if not size:
-            raise ModelError(f"{file} is empty.", hint=hint)
-        proto = onnx.load(str(file), format="protobuf", load_external_data=False)
-    except OSError as error:
-        raise ModelError(
-            f"{file} cannot be read: {error.strerror or error}.", hint="Check its permissions."
-        ) from error
-    except (DecodeError, ValueError, MemoryError) as error:
-        raise ModelError(
-            f"{file} ({size:,} bytes) is no ONNX file, or it is truncated: {first_line(error)}.",
-            hint=hint,
-        ) from error
-    if not proto.HasField("graph") or not proto.graph.output:
-        raise ModelError(f"{file} is no ONNX file: it holds no graph with outputs.", hint=hint)
-    return proto
-
-
-def _check_external(file: Path, proto: Any) -> tuple[str, ...]:
-    """Names of the files with external weights, each there and long enough."""
-    needed: dict[str, int] = {}
-    for location, tensor, offset, length in external_pieces(proto.graph):
-        part = file.parent / location
-        if not location or not part.is_file():
-            raise ModelError(
-                f"{file} keeps the weights of {tensor!r} in {location!r}, which is not beside it.",
-                hint="Copy the file with the external weights into the model's folder.",
-            )
-        needed[location] = max(needed.get(location, 0), offset + (length or 0))
-    for location, end in needed.items():
-        size = (file.parent / location).stat().st_size
-        if size < end:
-            raise ModelError(
-                f"{file.parent / location} is truncated: it has {size:,} bytes and the model needs"
-                f" {end:,}.",
-                hint="Copy the file with the external weights again.",
-            )
-    return tuple(sorted(needed))
 
 
 def _open_session(file: Path) -> Any:

@@ -12,15 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from analyzer.errors import ModelError
+from analyzer.errors import MissingPartError, ModelError
 from analyzer.variants.inputs import synthetic_inputs
-from analyzer.variants.inspect import (
-    as_unbatched,
-    default_name,
-    inspect_model,
-    locate_onnx,
-    try_model,
-)
+from analyzer.variants.inspect import as_unbatched, inspect_model, try_model
+from analyzer.variants.onnx_file import default_name, locate_onnx
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Write = Callable[..., Path]
@@ -172,6 +167,17 @@ def test_truncated_file(tmp_path: Path, examples: Path, share: float) -> None:
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ModelError, match=r"truncated|no ONNX file"):
         inspect_model(path)
+
+
+def test_too_little_memory_is_not_told_as_a_broken_model(
+    examples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(onnx, "load", load)
+    with pytest.raises(MissingPartError, match="does not fit into this machine's memory"):
+        inspect_model(examples / "digits.onnx")
 
 
 @pytest.mark.parametrize(("domain", "name"), [("", "Foo"), ("my.domain", "my.domain:Foo")])
