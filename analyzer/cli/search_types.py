@@ -16,16 +16,8 @@ from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
-from analyzer.cli.search_run import (
-    largest_request,
-    request_of,
-    save_at_end,
-    sla_of,
-    space_of,
-    study_status,
-    trials_maker,
-    tried,
-)
+from analyzer.cli.search_request import largest_request, request_of, sla_of, space_of
+from analyzer.cli.search_run import save_at_end, study_status, trials_maker, tried
 from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo

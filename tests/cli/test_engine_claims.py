@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from analyzer.cli import search_run, verify
+from analyzer.cli import search_request, verify
 from analyzer.cli.export import export_with_evidence
 from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration
@@ -179,12 +179,12 @@ def test_a_triton_with_another_tensorrt_is_refused_with_both_versions(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     told: list[str] = []
     assert tensorrt_of(triton("10.3.0")) == "10.3.0"
-    assert not search_run._tensorrt("triton", told.append)
+    assert not search_request._tensorrt("triton", told.append)
     assert "TensorRT 10.3.0" in told[0] and "TensorRT 10.9.0.34" in told[0]
     claimed = SimpleNamespace(tensorrt="10.9.0.34")
     with pytest.raises(MissingPartError, match=r"10\.3\.0.*10\.9\.0\.34"):
         verify._check_engine(claimed, "triton")  # type: ignore[arg-type]
     verify._check_engine(claimed, "embedded")  # type: ignore[arg-type]
     triton("10.9.0")
-    assert search_run._tensorrt("triton", told.append) and len(told) == 1
+    assert search_request._tensorrt("triton", told.append) and len(told) == 1
     verify._check_engine(claimed, "triton")  # type: ignore[arg-type]
