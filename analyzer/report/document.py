@@ -30,7 +30,8 @@ from analyzer.domain.study import Claim, Explanation, StudyResult
 from analyzer.report.advice import next_budget_s, next_command
 from analyzer.report.conditions_text import watched
 from analyzer.report.entries import Entry, StudyReport, TypeEntry, study_entry
-from analyzer.report.summary import notes_of, provenance, statement
+from analyzer.report.search_facts import provenance
+from analyzer.report.summary import notes_of, statement
 
 # Raised when a key of --json changes its meaning or goes.
 SCHEMA = 1

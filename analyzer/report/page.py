@@ -8,7 +8,8 @@ from typing import Any
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
-from analyzer.report.summary import provenance_rows, search_rows, sla_rows, summarize
+from analyzer.report.search_facts import provenance_rows, search_rows, sla_rows
+from analyzer.report.summary import summarize
 from analyzer.report.wording import (
     configuration_label,
     configuration_rows,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from analyzer.domain.answer import evidence_requests, machines_at
 from analyzer.domain.conditions import summary_of
 from analyzer.domain.measurement import Accuracy, Certificate, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import SearchSummary, StudyResult
+from analyzer.domain.study import StudyResult
 from analyzer.report.advice import advice, miss_sentence, next_command
 from analyzer.report.conditions_text import conditions_sentence, watched
 from analyzer.report.entries import Entry, StudyReport, TypeEntry
@@ -36,9 +35,6 @@ from analyzer.report.wording import (
 )
 
 Row = tuple[str, str]
-
-# Beyond its budget by more than this factor, a search says so.
-_OVERRUN = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,87 +357,3 @@ def _machines_text(entry: Entry, sla: Sla, machines: int) -> str:
         return f"{machines:,}"
     proven = machines_at(sla, capacity_rps, entry.pricing.devices_per_machine)
     return f"{machines:,} by the estimated edge, {proven:,} at the certified rate"
-
-
-def sla_rows(result: StudyResult) -> list[Row]:
-    """The model and what is required of it."""
-    sla, model = result.sla, result.model
-    rows = [
-        ("model", model.name),
-        ("SHA-256", model.sha256[:16]),
-        ("latency", requirement(sla)),
-        ("confidence", f"{sla.confidence:g}"),
-        ("objective", sla.objective),
-        ("arrivals", result.arrivals),
-        ("inferences per request", number(result.request_batch_size)),
-        ("accuracy may drop by", percent(sla.max_accuracy_drop)),
-    ]
-    if sla.target_rate_rps is not None:
-        rows.append(("target rate", rate(sla.target_rate_rps)))
-    if sla.max_memory_bytes is not None:
-        rows.append(("memory limit", size(sla.max_memory_bytes)))
-    return rows
-
-
-def left_out_and_failed(report: StudyReport) -> tuple[int, int]:
-    """How many variants were left out before anything was measured, and how many trials failed."""
-    left_out = sum(failure.leaves_out for failure in report.failures)
-    return left_out, max(report.result.search.failed - left_out, 0)
-
-
-def variants(count: int) -> str:
-    """``1 variant``, ``3 variants``."""
-    return f"{count} variant" if count == 1 else f"{count} variants"
-
-
-def search_rows(report: StudyReport, conditions: str) -> list[Row]:
-    """How the search went; ``conditions`` as in :class:`Summary`."""
-    search = report.result.search
-    left_out, failed = left_out_and_failed(report)
-    rows = [
-        ("sampler", search.sampler),
-        ("search space", search.space or "–"),
-        ("configurations in it", number(search.space_size, 9)),
-        ("measured", number(search.evaluated_live, 9)),
-        ("simulated", number(search.evaluated_twin, 9)),
-        ("left out", variants(left_out)),
-        ("failed", number(failed, 9)),
-        ("time under load", f"{number(search.load_test_seconds)} s"),
-        ("time in all", time_text(search)),
-    ]
-    if search.bound:
-        rows.append(("bound", search.bound))
-    if conditions:
-        rows.append(("machine", conditions))
-    return rows
-
-
-def time_text(search: SearchSummary) -> str:
-    """``56.7 s``; beside the budget where it took longer: ``68 s of 60 s``."""
-    text = f"{number(search.wall_seconds)} s"
-    if search.budget_s is not None and search.wall_seconds > _OVERRUN * search.budget_s:
-        text += f" of {number(search.budget_s)} s"
-    return text
-
-
-def provenance_rows(result: StudyResult) -> list[Row]:
-    """:func:`provenance` as rows."""
-    own = provenance(result)
-    return [row for key in own for row in _flatten(own[key], key)]
-
-
-def provenance(result: StudyResult) -> dict[str, Any]:
-    """Versions, seeds and hardware; what every study has comes first, None where unknown."""
-    first = ("analyzer", "hardware", "libraries", "seeds", "started_at")
-    return {key: result.provenance.get(key) for key in first} | result.provenance
-
-
-def _flatten(value: Any, prefix: str) -> list[Row]:
-    """Nested values as rows with dotted names; empty ones are left out."""
-    if isinstance(value, dict):
-        return [row for key, item in value.items() for row in _flatten(item, f"{prefix}.{key}")]
-    if value is None or value == []:
-        return []
-    if isinstance(value, list):
-        return [(prefix, ", ".join(map(str, value)))]
-    return [(prefix, str(value))]

@@ -6,7 +6,8 @@ import textwrap
 
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import rate_text
-from analyzer.report.summary import left_out_and_failed, summarize, time_text, variants
+from analyzer.report.search_facts import left_out_and_failed, time_text, variants
+from analyzer.report.summary import summarize
 from analyzer.report.wording import configuration_label
 
 # What fits a terminal without scrolling.
