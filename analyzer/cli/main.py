@@ -98,6 +98,8 @@ def _with_command(args: list[str]) -> list[str]:
 def cli() -> None:
     """Find, prove and export the NVIDIA Triton configuration that keeps a latency SLA.
 
+    An SLA is a promise like: 99 % of the requests within 50 ms.
+
     \b
     analyze MODEL --latency-budget 50ms        searches, and prints the recommendation
     analyze report -o report.html              writes the page about the newest study

@@ -53,31 +53,10 @@ class Subject:
 @click.option(
     "--duration", type=options.DURATION_S, default="10s", show_default=True, help="Time under load."
 )
-@click.option(
-    "--request-batch-size",
-    type=click.IntRange(1, 65536),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Inferences in each request.",
-)
-@click.option(
-    "--arrivals",
-    default="poisson",
-    show_default=True,
-    metavar="PROCESS",
-    help="How requests arrive: poisson, constant, gamma:CV or trace:FILE.",
-)
+@options.load
 @click.option("--latency-budget", type=options.DURATION_MS, help="Counts requests over it.")
 @options.sla
-@click.option(
-    "--input-shape",
-    "input_shapes",
-    multiple=True,
-    callback=options.input_shapes,
-    metavar="NAME:DIMS",
-    help="Shape of an input with dynamic dimensions.",
-)
+@options.input_shape
 @click.option(
     "--calibration-data", type=click.Path(path_type=Path), metavar="FILE.npz", help="Real inputs."
 )

@@ -154,14 +154,14 @@ def sla(function: _F) -> _F:
             type=Percentile(),
             default=99.0,
             show_default=True,
-            help="Share of requests within the budget, in percent.",
+            help="Share of the requests that the latency budget is for, in percent.",
         ),
     ):
         function = option(function)
     return function
 
 
-def input_shapes(
+def _input_shapes(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
     """Click's callback for ``--input-shape NAME:3,224,224``."""
@@ -179,6 +179,42 @@ def input_shapes(
             )
         shapes[name] = shape
     return shapes
+
+
+def input_shape(function: _F) -> _F:
+    """Adds ``--input-shape NAME:DIMS``, which may be repeated."""
+    return click.option(
+        "--input-shape",
+        "input_shapes",
+        multiple=True,
+        callback=_input_shapes,
+        metavar="NAME:DIMS",
+        help="Shape of an input with dynamic dimensions, without the batch axis "
+        "(image:3,224,224); again for more inputs.",
+    )(function)
+
+
+def load(function: _F) -> _F:
+    """Adds how requests come: ``--arrivals``, ``--request-batch-size``."""
+    for option in (
+        click.option(
+            "--request-batch-size",
+            type=click.IntRange(1, 65536),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="Inferences in each request.",
+        ),
+        click.option(
+            "--arrivals",
+            default="poisson",
+            show_default=True,
+            metavar="PROCESS",
+            help="How requests arrive: poisson, constant, gamma:CV or trace:FILE.",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 def command_line(args: Sequence[str]) -> str:

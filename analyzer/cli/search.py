@@ -44,7 +44,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     "--latency-budget",
     type=options.DURATION_MS,
     required=True,
-    help="How long a request may take (50ms).",
+    help="How long a request may take (50ms), from the moment it is meant to be sent.",
 )
 @options.sla
 @click.option("--target-rate", type=options.RATE_RPS, help="Rate that must be carried (500/s).")
@@ -75,35 +75,16 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     "--calibration-data",
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Real inputs, one array each; optionally labels.",
+    help="Real inputs, one array each, optionally labels: they calibrate int8 and score every "
+    "precision. Without them int8 is recommended only if --precisions names it.",
 )
-@click.option(
-    "--input-shape",
-    "input_shapes",
-    multiple=True,
-    callback=options.input_shapes,
-    metavar="NAME:DIMS",
-    help="Shape of an input with dynamic dimensions (image:3,224,224).",
-)
+@options.input_shape
 @click.option(
     "--space",
     metavar="NAME|FILE",
     help="Search space: cpu, gpu, ablation or a YAML file.  [default: by device]",
 )
-@click.option(
-    "--arrivals",
-    default="poisson",
-    show_default=True,
-    metavar="PROCESS",
-    help="How requests arrive: poisson, constant, gamma:CV or trace:FILE.",
-)
-@click.option(
-    "--request-batch-size",
-    type=click.IntRange(1, 65536),
-    default=1,
-    show_default=True,
-    help="Inferences in each request.",
-)
+@options.load
 @click.option(
     "--budget",
     type=options.DURATION_S,
@@ -127,7 +108,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     type=click.Choice(SAMPLERS),
     default="twin",
     show_default=True,
-    help="Who proposes configurations.",
+    help="What proposes configurations: twin, the simulation, or a sampler of Optuna's.",
 )
 @click.option(
     "--server",
@@ -158,7 +139,9 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     help="Machine types of a --ray-address cluster to compare by cost (g5.xlarge,m7g.large); its "
     "machines are told apart by Ray's label instance-type.",
 )
-@click.option("--price", type=options.PRICE_PER_HOUR, help="Price of a machine (0.7364/h).")
+@click.option(
+    "--price", type=options.PRICE_PER_HOUR, help="Price of a machine, in US dollars (0.7364/h)."
+)
 @click.option(
     "--prices",
     "prices_file",
@@ -203,6 +186,9 @@ def search(**values: Any) -> int:
     MODEL is an ONNX file or a Triton model directory, here or in an object store
     (s3://BUCKET/PATH, s3://HOST:PORT/BUCKET/PATH, gs://, az://, as://); without it, the one model
     in ./model_repository or the one .onnx file here.
+
+    Exit code 0: found (or an estimate that --accept allows); 3: nothing keeps the SLA; 4: the
+    budget ended undecided; 130: interrupted, --resume goes on.
 
     \b
     analyze model.onnx --latency-budget 50ms --target-rate 500/s --price 0.7364/h
