@@ -1,17 +1,19 @@
 """How good the screen's first choice is, on models and budgets drawn at random.
 
-    python bench/screen.py [--models 200] [--seconds 3]
+    python bench/screen.py [--models 200] [--seconds 3] [--more] [--minutes 7]
 
 Each case draws a machine (1 to 8 cores), a model (0.05 ms to 2 s for one inference, concave to
 linear in the batch, two variants of different speed), a budget (3 to 1,000 of those times), and
 the space of instances, threads, batch sizes and queue delays, at most 380 configurations. The
 screen gets its time limit; the truth is a long simulation of the 60 configurations that it ranks
 highest and of 40 others drawn at random. Regret is the share of the best true edge that the first
-choice lacks.
+choice lacks. It may be run in parts: ``--more`` goes on with the cases after those recorded.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -147,16 +149,21 @@ def main() -> int:
     command.argument("--models", type=int, default=200, metavar="N")
     command.argument("--seconds", type=float, default=3.0, metavar="S", help="for simulations")
     command.argument("--seed", type=int, default=0)
+    command.argument("--more", action="store_true", help="go on after the cases recorded")
+    command.argument("--minutes", type=float, default=math.inf, help="begin no case after so long")
     options = command.start()
-    rng = np.random.default_rng(options.seed)
+    until = time.monotonic() + 60.0 * options.minutes
     arrivals = (
         UnitArrivals.draw(Poisson(), seed=1, count=400_000),
         UnitArrivals.draw(Poisson(), seed=2, count=1_000_000),
     )
-    rows = []
-    for number in range(options.models):
+    rows: list[dict[str, Any]] = []
+    if options.more:
+        rows = json.loads(options.out.read_text())["cases"]
+    while len(rows) < options.models and time.monotonic() < until:
+        rng = np.random.default_rng([options.seed, len(rows)])
         rows.append(judge(draw_case(rng), arrivals, options.seconds, rng))
-        say(f"{number + 1}/{options.models}: regret {rows[-1]['regret']:.3f}")
+        say(f"{len(rows)}/{options.models}: regret {rows[-1]['regret']:.3f}")
     regrets = [row["regret"] for row in rows]
     summary = {
         "cases": len(rows),
