@@ -310,9 +310,10 @@ class RateEvidence:
     Args:
         rate_rps: The rate.
         requests, over_budget: Counted in all of its runs.
-        inflation: The largest variance inflation that was found; None where none could be.
+        inflation: The variance inflation of these requests; None where none could be found.
         claim: The rate's number among the claims of its family, from 1.
         blocks: Runs that were made; the next ones draw later arrivals.
+        conditions: What the machine was like in all of these runs; None where unknown.
     """
 
     rate_rps: float
@@ -321,6 +322,7 @@ class RateEvidence:
     inflation: float | None
     claim: int
     blocks: int
+    conditions: Conditions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,9 @@ _SAME_RATE = 0.03
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
+# A run counts at most so many times as much as all before it at the same rate: what the first ones
+# say of the correlation is rough, and too high an inflation makes a plan too long.
+_GROWTH_MAX = 4.0
 # How much more evidence than the plan says is expected to be needed before anything was run: the
 # runs' own inflation was 1 to 1.6 times the twin's (bench/shares.py).
 _CAUTION = 1.3
@@ -307,7 +310,8 @@ class _Certifying:
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s
-            block_s = max(min(missing * 1.05 / rate, part_s), 0.5)
+            grown_s = max(_GROWTH_MAX * certificate.requests / rate, _PART_S_MIN)
+            block_s = max(min(missing * 1.05 / rate, part_s, grown_s), 0.5)
         return False
 
     @property

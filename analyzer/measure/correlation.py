@@ -63,13 +63,18 @@ class Correlation:
 
     def _refreshed(self) -> None:
         """Takes in the speeds of further runs, as soon as they are a part of what was known."""
-        met_s = SLOWNESS_BIN_S * sum(len(test.slowness) for test in self._session.tests)
-        if met_s < _REFRESH_FACTOR * self._seconds:
+        bins = sum(len(trace) for trace in self._plan.slowness)
+        bins += sum(len(test.slowness) for test in self._session.tests)
+        met_s = SLOWNESS_BIN_S * bins
+        if met_s <= _REFRESH_FACTOR * self._seconds:
             return
-        self._seconds = met_s or math.inf
+        self._seconds = met_s
         model = self._plan.twin
         if model is not None:
-            own = slowness(self._session.tests) if self._plan.tells_speed else []
+            before = self._plan.edge_tests
+            own = slowness([*before, *self._session.tests])[len(before) :]
+            if not self._plan.tells_speed:
+                own = []
             met = path_of((*self._plan.slowness, *own))
             # Too few seconds say nothing against what the twin knew before.
             model = replace(model, path=met or model.path)

@@ -49,6 +49,7 @@ def judge_runs(
     """
     sla = load.sla
     study = study or Conditions.pooled(test.conditions for test in tests)
+    quiet = steady(tests)
     certificate = certify(
         [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
         percentile=sla.percentile,
@@ -56,7 +57,8 @@ def judge_runs(
         twin_inflation=twin_inflation,
         latency_s=[log.latency_s[log.warmup :] for log in logs] or None,
         # Where the machine's speed was steady, less of its drift can pass for overloads.
-        least_s=(STEADY_SHARE if steady(tests) else OVERLOAD_SHARE) * sla.latency_budget_ms / 1e3,
+        least_s=(STEADY_SHARE if quiet else OVERLOAD_SHARE) * sla.latency_budget_ms / 1e3,
+        slow_states=not quiet and all(t.conditions and t.conditions.work_us for t in tests),
         earlier=earlier,
         claim=claim,
     )

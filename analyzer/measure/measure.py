@@ -18,7 +18,13 @@ from analyzer.domain.measurement import (
     RateEvidence,
 )
 from analyzer.errors import TargetError
-from analyzer.measure.certify import AT_ONCE, SAFE_SHARE, CertifyGoal, certify_capacity
+from analyzer.measure.certify import (
+    AT_ONCE,
+    SAFE_SHARE,
+    CertifyGoal,
+    certify_capacity,
+    excused,
+)
 from analyzer.measure.correlation import (
     Correlation,
     relaxation_s,
@@ -197,6 +203,13 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             known=earlier.get(rate),
         )
 
+    def met(rate: float) -> Conditions | None:
+        known, own = earlier.get(rate), session.tests[first:]
+        if known is not None and known.conditions is None:
+            return None
+        parts = [t.conditions for t in own if t.offered_rps == rate and excused(t)]
+        return Conditions.pooled([known.conditions if known is not None else None, *parts])
+
     def study() -> Conditions | None:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
 
@@ -211,8 +224,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             claim=claim,
             study=watched,
         )
-        seen = None if rate in earlier else Conditions.pooled(test.conditions for test in tests)
-        if found.verdict == "PASS" and not carried(rate, edge, watched, sla, seen, slow_edge):
+        if found.verdict == "PASS" and not carried(rate, edge, watched, sla, met(rate), slow_edge):
             return replace(found, verdict="UNDECIDED")
         return found
 
@@ -254,7 +266,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         rate_rps=result.rate_rps if result.passed else None,
         certificate=result.certificate,
         headline=headline,
-        evidence=tuple(known for _, known in sorted(result.evidence.items())),
+        evidence=tuple(
+            replace(known, conditions=met(rate)) for rate, known in sorted(result.evidence.items())
+        ),
     )
 
 

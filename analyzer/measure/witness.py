@@ -109,10 +109,13 @@ def tenable(
 ) -> bool:
     """Whether nothing that the study has seen of the machine speaks against the certified rate."""
     test, certificate = measurement.headline, measurement.certificate
-    median_ms = seen = None
+    seen = next(
+        (e.conditions for e in measurement.evidence if e.rate_rps == measurement.capacity_rps), None
+    )
+    median_ms = None
     if test is not None:
         median_ms = test.latency_ms.p50
-        if certificate is not None and certificate.requests == test.requests:
+        if seen is None and certificate is not None and certificate.requests == test.requests:
             seen = test.conditions
     return not stalls_too_long(study, sla, median_ms) and carried(
         measurement.capacity_rps or 0.0, measurement.edge, study, sla, seen, slow_edge

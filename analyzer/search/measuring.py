@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
@@ -154,7 +155,15 @@ class Measuring:
 
     @property
     def best(self) -> Measurement | None:
-        """The candidate with the best edge (or objective) that keeps every limit."""
+        """The candidate with the best edge (or objective) that keeps every limit.
+
+        Where none does and no other is left to try, one whose certificate is open.
+        """
+        best = self._keeping
+        return best if best is not None or self._trials_wanted() else self._open
+
+    @property
+    def _keeping(self) -> Measurement | None:
         ranked = self._context.log.ranked(self._screening.allowed)
         best = next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
         winner = self._winner
@@ -163,6 +172,23 @@ class Measuring:
         edge, proven = best.edge.at_least_rps or 0.0, winner.edge.at_least_rps or 0.0
         # What another candidate would have to prove first is worth more than its little gain.
         return winner if edge < _WORTH_A_CHANGE * proven else best
+
+    @property
+    def _open(self) -> Measurement | None:
+        """Of those whose certificate is open, though its runs broke the SLA: the nearest to it.
+
+        Short runs in a slow moment are no proof.
+        """
+        sla, found = self._context.request.sla, []
+        for config_id in self._screening.allowed:
+            known = self._context.log.measurement(config_id)
+            if known is None or known.certificate is None or config_id in self._stuck:
+                continue
+            limits = score_of(known, sla).constraints
+            excess = limits.pop("sla")
+            if known.certificate.verdict == "UNDECIDED" and max(limits.values()) <= 0:
+                found.append((excess, known))
+        return min(found, key=itemgetter(0), default=(0.0, None))[1]
 
     @property
     def _by_edge(self) -> bool:
@@ -179,7 +205,7 @@ class Measuring:
         if not self._exhausted and request.sampler == "twin":
             if self._winner is not None:
                 self._exhausted = self._screening.designer.finished(request.sla.confidence)
-            elif self._begun and self.best is None:
+            elif self._begun and self._keeping is None:
                 # The rest of the time goes to the proof that nothing keeps the SLA.
                 self._exhausted = self._screening.hopeless
         return not self._exhausted

@@ -203,10 +203,8 @@ class StepTasks:
     ) -> CertifyPlan:
         sla = self._context.request.sla
         fixed = sla.target_rate_rps if sla.objective in ("latency", "memory") else None
-        predicted = self._predicted(configuration)
-        scale = 1.0
-        if predicted and edge is not None:
-            scale = predicted / (edge.rate_rps or edge.within(predicted))
+        twin = self._screening.twin
+        scale = twin.rate_scale(configuration, edge) if edge is not None else 1.0
         log, config_id = self._context.log, configuration.config_id
         known = log.measurement(config_id)
         baseline = config_id == self._context.baseline.config_id
@@ -223,8 +221,13 @@ class StepTasks:
             above_rps=(winner.capacity_rps or 0.0) if winner is not None and not baseline else 0.0,
             earlier=known.evidence if known is not None else (),
             open_claims=log.open_claims(allowed if config_id in allowed else [config_id]),
-            slowness=self._screening.twin.slowness,
-            tells_speed=self._screening.twin.tells_speed(configuration),
+            slowness=twin.slowness,
+            tells_speed=twin.tells_speed(configuration),
+            edge_tests=tuple(
+                test
+                for test in (known.load_tests if known is not None else ())
+                if test.kind == "edge" and test.validity.valid
+            ),
             conditions=log.conditions,
         )
 

@@ -23,6 +23,10 @@ Flags = NDArray[np.bool_]
 BATCHES = (20, 40, 80, 160)
 BATCH_REQUESTS_MIN = 8
 MISSES_MIN = 10
+# Thresholds that as many requests exceed as may be late, and twice as many; independent overloads
+# (exceeding requests over their inflation) from which an estimate needs no lower threshold.
+_NEAR_LATE = (1.0, 2.0)
+_OVERLOADS_MIN = 20.0
 # One-sided: the true inflation exceeds the upper estimate in one case of four, if means are normal.
 _UPPER_TAIL = 0.25
 
@@ -89,30 +93,45 @@ def lower_threshold_inflation(
     shares: Sequence[float] = (0.5, 0.2, 0.1, 0.05),
     *,
     least_s: float = 0.0,
+    late_share: float | None = None,
 ) -> Inflation | None:
     """Returns the inflation of "among the slowest", the largest over several thresholds.
 
     Where hardly a request is over budget nothing can be seen of how they cluster. But the same
     overloads that would carry a request over the budget carry many over a lower threshold, which
-    every run has plenty of.
+    every run has plenty of. Where the machine is slow for seconds, though, the inflation grows with
+    the share above the threshold, without bound (docs/statistics.md, section 4): the more so, the
+    less there is to be seen of overloads. So where ``late_share`` is told, thresholds go down from
+    the one that just keeps the promise, and no further than to the first one below it that enough
+    overloads exceed.
 
     Args:
         latency_s: One array of shape (n,) per run, in the order of the requests, inf for failures.
         shares: Shares of the requests above the threshold.
         least_s: Thresholds below this do not count; it is one itself where it is above the lowest.
             None is returned where fewer than ten requests exceed it.
+        late_share: Of the requests that may be late, 0 to 1; None for all thresholds.
     """
     everything = np.concatenate(list(latency_s))
-    if len(everything) == 0:
+    count = len(everything)
+    if count == 0:
         return None
-    ranks = [min(int(len(everything) * (1.0 - share)), len(everything) - 1) for share in shares]
+    if late_share is not None:
+        shares = (*shares, *(late_share * factor for factor in _NEAR_LATE))
+    ranks = [min(int(count * (1.0 - share)), count - 1) for share in shares]
     ordered = np.partition(everything, sorted(set(ranks)))
     thresholds = {float(ordered[rank]) for rank in ranks if ordered[rank] >= least_s}
     if least_s > ordered[min(ranks)]:
         thresholds.add(least_s)
     point = upper = 0.0
-    for threshold in sorted(thresholds):
-        found = variance_inflation([block > threshold for block in latency_s])
-        if found is not None:
-            point, upper = max(point, found.point), max(upper, found.upper)
+    for threshold in sorted(thresholds, reverse=True):
+        above = [block > threshold for block in latency_s]
+        found = variance_inflation(above)
+        if found is None:
+            continue
+        point, upper = max(point, found.point), max(upper, found.upper)
+        exceeding = sum(int(np.count_nonzero(block)) for block in above)
+        enough = late_share is not None and exceeding >= late_share * count
+        if enough and exceeding >= _OVERLOADS_MIN * found.point:
+            break
     return Inflation(point=point, upper=upper) if upper else None

@@ -67,6 +67,7 @@ def certify(
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
     least_s: float = 0.0,
+    slow_states: bool = False,
     earlier: RateEvidence | None = None,
     claim: int = 0,
 ) -> Certificate:
@@ -87,8 +88,9 @@ def certify(
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
         least_s: As in ``used_inflation``.
+        slow_states: Whether the machine's speed is known to have varied meanwhile.
         earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
-            add up, and the largest inflation counts.
+            add up, and a larger inflation of the new runs counts for all.
         claim: As in ``claim_confidence``.
     """
     blocks = _as_blocks(over_budget)
@@ -96,14 +98,16 @@ def certify(
     misses = sum(int(np.count_nonzero(block)) for block in blocks)
     latencies = _as_blocks(latency_s) if latency_s is not None else None
     used = used_inflation(
-        blocks, twin_inflation=twin_inflation, latency_s=latencies, least_s=least_s
+        blocks,
+        twin_inflation=twin_inflation,
+        latency_s=latencies,
+        least_s=least_s,
+        late_share=mlperf.tail_share(percentile) if slow_states else None,
     )
     if earlier is not None:
+        used = _pooled(used, requests, earlier)
         requests += earlier.requests
         misses += earlier.over_budget
-        known = UsedInflation(value=earlier.inflation or 0.0, source="earlier")
-        if used is None or known.value > used.value:
-            used = known if earlier.inflation else used
     found: CertificateVerdict = "UNDECIDED"
     missing: int | None = None
     if used is not None and requests:
@@ -129,6 +133,26 @@ def certify(
         inflation_source=used.source if used is not None else "none",
         requests_missing=missing,
     )
+
+
+def _pooled(
+    used: UsedInflation | None, requests: int, earlier: RateEvidence
+) -> UsedInflation | None:
+    """The inflation of ``requests`` and the earlier ones together.
+
+    Longer runs see more: what they find above the earlier one counts for all. Below it each keeps
+    its own, and the variance of a sum of runs is the sum of theirs.
+    """
+    if earlier.inflation is None:
+        return used
+    known = UsedInflation(value=earlier.inflation, source="earlier")
+    if used is None:
+        return known
+    if used.value >= known.value:
+        return used
+    own, theirs = requests * used.value, earlier.requests * known.value
+    value = (own + theirs) / (requests + earlier.requests)
+    return UsedInflation(value=value, source=used.source if own > theirs else known.source)
 
 
 def passes(known: RateEvidence, *, percentile: float, confidence: float) -> bool:
@@ -171,6 +195,7 @@ def used_inflation(
     twin_inflation: float | None = None,
     latency_s: Sequence[NDArray[np.floating]] | None = None,
     least_s: float = 0.0,
+    late_share: float | None = None,
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
 
@@ -185,12 +210,17 @@ def used_inflation(
         least_s: Beside a twin only thresholds from this latency on count, such as half the budget:
             what carries a request over the budget carries many that far, while far below it the
             machine's speed shows, and no overload.
+        late_share: Beside a twin, as in :func:`lower_threshold_inflation`.
     """
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)
     lower = None
     if latency_s is not None:
-        lower = lower_threshold_inflation(latency_s, least_s=least_s if twin is not None else 0.0)
+        lower = (
+            lower_threshold_inflation(latency_s, least_s=least_s, late_share=late_share)
+            if twin is not None
+            else lower_threshold_inflation(latency_s)
+        )
     candidates = []
     if twin is not None:
         candidates.append((max(twin, 1.0), "twin"))

@@ -59,7 +59,7 @@ def level(work_us: float | None, usual_us: float | None) -> float:
 def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
     """How much slower the usual speed of each run was than that of the edge's runs, shape (runs,).
 
-    Where none of the edge's runs has a batch size, it is held against all runs.
+    Only batch sizes that the edge's runs have count; a run that has none is held against all runs.
     """
     usual: list[dict[int, float]] = []
     for test, trace in zip(tests, traces, strict=True):
@@ -67,15 +67,21 @@ def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
         told = test.executions if len(trace) else ()
         usual.append({e.batch_size: e.mean_ms / mean for e in told if e.count >= _EXECUTIONS_MIN})
     of_edge = [run for test, run in zip(tests, usual, strict=True) if test.kind == "edge"]
-    reference: dict[int, float] = {}
-    for size in {size for run in usual for size in run}:
-        same = [run[size] for run in of_edge if size in run]
-        reference[size] = float(np.median(same or [run[size] for run in usual if size in run]))
-    logs = [
-        float(np.median([np.log(ms / reference[size]) for size, ms in run.items()])) if run else 0.0
-        for run in usual
-    ]
+    logs = [_log_ratio(run, of_edge, usual) for run in usual]
     return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
+
+
+def _log_ratio(run: dict[int, float], *references: Sequence[dict[int, float]]) -> float:
+    """log(time / the usual one) of the first of ``references`` that shares batch sizes; else 0."""
+    for others in references:
+        ratios = [
+            np.log(ms / np.median(same))
+            for size, ms in run.items()
+            if (same := [other[size] for other in others if size in other])
+        ]
+        if ratios:
+            return float(np.median(ratios))
+    return 0.0
 
 
 def _witnessed(tests: Sequence[LoadTest]) -> list[Floats]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import SLOWNESS_BIN_S, Failure, Measurement
+from analyzer.domain.measurement import SLOWNESS_BIN_S, Edge, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.twin.arrivals import UnitArrivals
@@ -94,7 +94,8 @@ class Twin:
         # The same before load tests told, from so many seconds of calibration and probes.
         probed = (result for known in self._calibrations.values() for result in known.results)
         self._before, self._before_s = _path_before(constants, probed, cores)
-        self._long_run: dict[str, float] = {}
+        # Of those whose edge was measured: the simulated edge over all speeds, and over its runs'.
+        self._edges_met: dict[str, tuple[float | None, float | None]] = {}
         # Edges as they were before that, with the models behind them.
         self._earlier: dict[str, tuple[float, ServerModel]] = {}
         self._models: dict[str, ServerModel] = {}
@@ -156,18 +157,34 @@ class Twin:
 
         1 where the speed was constant, or nothing is known.
         """
-        config_id = configuration.config_id
-        if self._path is None:
-            return 1.0
-        if config_id not in self._long_run:
-            self._long_run[config_id] = self._factor(configuration)
-        return self._long_run[config_id]
+        everywhere, there = self._met(configuration)
+        return everywhere / there if everywhere and there else 1.0
 
-    def _factor(self, configuration: Configuration) -> float:
-        model = self.server_model(configuration)
-        if model is None:
+    def rate_scale(self, configuration: Configuration, edge: Edge) -> float:
+        """Simulated over live rate, from the configuration's measured edge; 1 where unknown.
+
+        What the speeds that the edge's own runs met explain of an edge below the prediction is no
+        error of the twin, which replays them.
+        """
+        predicted = self.edges([configuration])[0]
+        if not predicted:
             return 1.0
-        config_id = configuration.config_id
+        found = edge.rate_rps or edge.within(predicted)
+        _, there = self._met(configuration)
+        if there and found < predicted:
+            predicted = min(predicted, max(there, found))
+        return predicted / found
+
+    def _met(self, configuration: Configuration) -> tuple[float | None, float | None]:
+        """The simulated edge over all speeds that load tests met, and over its own runs'."""
+        config_id, model = configuration.config_id, self.server_model(configuration)
+        if self._path is None or model is None:
+            return None, None
+        if config_id not in self._edges_met:
+            self._edges_met[config_id] = self._simulated(config_id, model)
+        return self._edges_met[config_id]
+
+    def _simulated(self, config_id: str, model: ServerModel) -> tuple[float | None, float | None]:
         level = self.level(config_id)
         own = [
             run.slowness * level for run in self._traces.get(config_id, ()) if run.kind == "edge"
@@ -182,7 +199,7 @@ class Twin:
             )
             for each in (model, replace(model, path=met))
         )
-        return everywhere / there if everywhere and there else 1.0
+        return everywhere, there
 
     def _usual_model(self, configuration: Configuration) -> ServerModel | None:
         model = self.server_model(configuration)
@@ -233,7 +250,7 @@ class Twin:
         ]
         self._work_us[configuration.config_id] = measurement.edge.work_us
         self._path = path_of(self.slowness)
-        self._long_run.clear()
+        self._edges_met.clear()
         self._observed[configuration.config_id] = observe(
             configuration, model, tests, self._arrivals, traces
         )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.measure.correlation import relaxation_s, requests_needed, slow_edge_at
-from analyzer.measure.plan import LoadPlan
+from analyzer.measure.correlation import (
+    Correlation,
+    relaxation_s,
+    requests_needed,
+    slow_edge_at,
+)
+from analyzer.measure.plan import STREAM_CERTIFY, CertifyPlan, LoadPlan
+from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
 
 
 def test_a_lead_in_is_as_long_as_the_batches_that_run_not_as_those_that_were_probed(
@@ -36,6 +44,21 @@ def test_batches_that_must_be_larger_to_carry_the_rate_take_longer_to_forget(
     assert model.execution_s(300.0) == pytest.approx(0.013)  # four of them in 13 ms
     assert model.execution_s(5000.0) == pytest.approx(0.017)
     assert relaxation_s(model, load, 300.0) > relaxation_s(model, load, 50.0)
+
+
+def test_a_walk_that_begins_with_a_certificate_takes_in_the_speeds_that_it_meets(
+    load: LoadPlan,
+) -> None:
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(4.0, 11.0))
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
+    model = ServerModel(policy=policy, service=service)
+    speed = SpeedPath(start_s=np.array([0.0, 10.0, 15.0]), speed=np.array([1.0, 0.5, 1.0]))
+    session = VirtualSession(model, load, speed=speed)
+    correlation = Correlation(session, CertifyPlan(seconds=60.0, twin=model), load)
+    before = correlation.inflation(300.0)
+    session.run(300.0, 25.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    after = correlation.inflation(300.0)
+    assert before is not None and after is not None and after > 3 * before
 
 
 def test_a_rate_that_is_expected_to_fail_is_never_cheap(load: LoadPlan) -> None:

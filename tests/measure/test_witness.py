@@ -15,6 +15,7 @@ from analyzer.domain.measurement import (
     LatencySummary,
     LoadTest,
     Measurement,
+    RateEvidence,
     Validity,
 )
 from analyzer.domain.sla import Sla
@@ -74,6 +75,13 @@ def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
     assert not tenable(claim, SLOW, SLA) and not tenable(claim, STALLS, SLA)
     met = replace(claim, headline=replace(test, conditions=SLOW))
     assert tenable(met, SLOW, SLA), "the certificate met the slow state as often"
+    known = RateEvidence(
+        rate_rps=400.0, requests=200, over_budget=0, inflation=1.0, claim=1, blocks=2,
+        conditions=SLOW,
+    )  # fmt: skip
+    assert tenable(replace(claim, evidence=(known,)), SLOW, SLA), "of all walks together"
+    quiet = replace(known, conditions=QUIET)
+    assert not tenable(replace(met, evidence=(quiet,)), SLOW, SLA), "its runs met no slow state"
     more = replace(met, certificate=replace(certificate, requests=200))
     assert not tenable(more, SLOW, SLA), "nobody knows what its other runs met"
 

@@ -27,6 +27,7 @@ from analyzer.search.samplers import SAMPLERS
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
 from analyzer.twin.twin import Twin
 from analyzer.variants.tensorrt_build import EngineFacts
 
@@ -316,6 +317,22 @@ def test_the_latency_objective_is_judged_at_the_target_rate() -> None:
     best = winner(facts)
     assert best.headline is not None and best.headline.offered_rps == pytest.approx(100.0)
     assert best.configuration.variant.label == "int8-static"
+
+
+def test_an_open_certificate_whose_few_runs_broke_the_sla_goes_on_in_the_time_left() -> None:
+    """Stalls make 2 % of the requests late, many at once: short runs decide nothing."""
+    sla = Sla(latency_budget_ms=40.0, target_rate_rps=100.0, objective="latency")
+    facts, executor, _ = run(
+        VirtualWorld(
+            service=service, speed=SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=400.0)
+        ),
+        sla=sla,
+        space=_space(ONE_CONFIGURATION),
+    )
+    (known,) = [m for m in facts.outcomes if isinstance(m, Measurement) and m.certificate]
+    assert known.certificate is not None and facts.verdict != "found"
+    assert known.certificate.verdict == "FAIL" or executor.now() > 150.0
+    assert len(executor.measured) >= 2
 
 
 @pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s not in ("twin", "gp")])

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.stats.batchmeans import lower_threshold_inflation, variance_inflation
 from analyzer.stats.certificate import certify, decide, expected_requests
 from analyzer.stats.evidence import evidence_above, evidence_below
@@ -203,5 +204,43 @@ def test_beside_a_twin_the_drift_far_below_the_budget_is_no_overload() -> None:
 
     assert verdict(10.0, 0.025) == "PASS"
     assert verdict(None, 0.025) == "UNDECIDED", "without a twin nothing else tells of overloads"
-    # At half the budget and beyond the same swings count.
-    assert verdict(10.0, 0.004) == "UNDECIDED"
+    found = lower_threshold_inflation([latency_s], least_s=0.004)
+    assert found is not None and found.point > 50, "at half the budget the same swings show"
+
+
+def test_a_slow_state_counts_as_at_the_promise_where_enough_of_it_was_seen() -> None:
+    """Slow for 200 requests, half of the time: the more, the more of them exceed a threshold."""
+    rng = np.random.default_rng(4)
+    slow = np.repeat(rng.random(400) < 0.5, 200)
+    latency_s = np.where(slow, rng.uniform(0.8, 1.0, len(slow)), rng.uniform(0.0, 0.8, len(slow)))
+
+    def inflation(requests: int, late_share: float | None) -> float:
+        found = lower_threshold_inflation(
+            [latency_s[:requests]], least_s=0.5, late_share=late_share
+        )
+        assert found is not None
+        return found.point
+
+    # A share of 1 %, all of it in the slow state: 1 + 200 · 0.01 · 0.5 / 0.5, and at half 100.
+    assert inflation(len(slow), 0.01) < 8 < 80 < inflation(len(slow), None)
+    # 1,000 requests tell too little of that, so that lower thresholds count.
+    assert inflation(1_000, 0.01) >= inflation(1_000, None) > 20
+
+
+def test_later_runs_that_tell_less_of_correlation_do_not_take_on_the_earlier_ones() -> None:
+    def pooled(requests: int, twin: float) -> Certificate:
+        return certify(
+            none_late(requests),
+            percentile=99,
+            confidence=0.95,
+            twin_inflation=twin,
+            earlier=RateEvidence(
+                rate_rps=1.0, requests=1_000, over_budget=0, inflation=900.0, claim=1, blocks=1
+            ),
+        )
+
+    assert pooled(99_000, 10.0).inflation == pytest.approx(0.01 * 900 + 0.99 * 10)
+    assert pooled(99_000, 10.0).inflation_source == "twin"
+    assert pooled(10, 10.0).inflation_source == "earlier"
+    # What later runs find above counts for all.
+    assert pooled(10, 1_000.0).inflation == 1_000.0

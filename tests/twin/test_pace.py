@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,6 +96,16 @@ def test_runs_are_held_against_those_of_the_edge() -> None:
     busy = load_test([1.0] * 40, kind="certify", mean_ms=2.1)
     found = slowness([edge, slow, busy])
     assert [float(trace.mean()) for trace in found] == pytest.approx([1.0, 1.5, 1.0])
+
+
+def test_batch_sizes_that_the_edge_lacks_say_nothing_of_the_speed() -> None:
+    """A long run has sizes that the edge's short ones had too few of."""
+    edge, slow = load_test([1.0] * 30), load_test([1.0] * 40, kind="certify", mean_ms=3.0)
+    others = tuple(
+        ExecutionTimes(batch_size=size, count=1000, mean_ms=3.0 + size) for size in (2, 3, 4)
+    )
+    found = slowness([edge, replace(slow, executions=(*slow.executions, *others))])
+    assert [float(trace.mean()) for trace in found] == pytest.approx([1.0, 1.5])
 
 
 def test_the_witness_tells_where_the_target_does_not() -> None:
