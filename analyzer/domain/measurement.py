@@ -332,12 +332,14 @@ class Edge:
     Args:
         rate_rps: The estimate; None where the edge is not bracketed.
         interval_rps: From a rate that was kept to one that was not; None for an open end.
-        work_us: The machine's speed meanwhile, as in :class:`Conditions`; None where unknown.
+        work_us: The machine's usual speed meanwhile, as in :class:`Conditions`; None where unknown.
+        slow_us: The slowest that it was for long in the very run that kept a rate; None likewise.
     """
 
     rate_rps: float | None = None
     interval_rps: tuple[float | None, float | None]
     work_us: float | None = None
+    slow_us: float | None = None
 
     @property
     def at_least_rps(self) -> float | None:

@@ -36,7 +36,7 @@ from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.measure.witness import carried, rate_ceiling
+from analyzer.measure.witness import carried, lasting_work_us, rate_ceiling
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: the share of
 # the requests that the server answered, within bounds. A run that was aborted was far too fast.
@@ -119,7 +119,8 @@ def measure_edge(
         speeds[rate] = test.conditions
     edge = search.edge()
     if (seen := speeds.get(search.kept_rps or 0.0)) is not None and seen.work_us:
-        edge = replace(edge, work_us=float(np.median(seen.work_us)))
+        slow_us = lasting_work_us(seen, load.sla.latency_budget_ms / 1e3)
+        edge = replace(edge, work_us=float(np.median(seen.work_us)), slow_us=slow_us)
     if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
         reasons = "; ".join(invalid[-1].validity.reasons)
         raise TargetError(

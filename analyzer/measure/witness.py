@@ -35,6 +35,25 @@ def slow_work_us(conditions: Conditions, miss_rate_max: float) -> float | None:
     return ordered[ceil(miss_rate_max * len(ordered)) - 1] if ordered else None
 
 
+def lasting_work_us(conditions: Conditions, budget_s: float) -> float | None:
+    """The slowest work time that lasted long enough to show an overload; None where unknown.
+
+    At ``SLOW_FACTOR`` times the work an overload adds a quarter of a second to the queue in each
+    second. So a rate that was kept meanwhile is one that this speed carries. No less than the
+    median.
+
+    Args:
+        budget_s: Latency budget, seconds.
+    """
+    work_us = conditions.work_us
+    if not work_us:
+        return None
+    # The first and the last of slow seconds may be slow in part.
+    seconds = 1 + max(1, ceil(budget_s / (SLOW_FACTOR - 1.0)))
+    lasting = (min(work_us[at : at + seconds]) for at in range(len(work_us) - seconds + 1))
+    return max(float(np.median(work_us)), *lasting, 0.0)
+
+
 def steady(tests: Sequence[LoadTest]) -> bool:
     """Whether the machine's speed is known to have stayed the same over ``tests``."""
     found = Conditions.pooled(test.conditions for test in tests)
@@ -50,16 +69,17 @@ def rate_ceiling(
     """The rate that the machine's slow state carries, requests per second; infinite without one.
 
     The SLA must be kept in every state that takes up more of the time than requests may be late.
-    Where such a state is slower than the machine was when the edge was measured, its edge is lower
-    by as much at least.
+    Where such a state is slower than the machine ever was for long while the edge's rate was kept,
+    its edge is lower by as much at least.
     """
     least_rps = edge.interval_rps[0] or edge.at_least_rps
-    if study is None or not edge.work_us or not least_rps:
+    met_us = edge.slow_us or edge.work_us
+    if study is None or not met_us or not least_rps:
         return inf
     slow = slow_work_us(study, sla.miss_rate_max)
-    if slow is None or slow <= SLOW_FACTOR * edge.work_us:
+    if slow is None or slow <= SLOW_FACTOR * met_us:
         return inf
-    return least_rps * slow_edge(slow / edge.work_us)
+    return least_rps * slow_edge(slow / met_us)
 
 
 def carried(

@@ -242,7 +242,7 @@ def merged(earlier: Measurement, later: Measurement) -> Measurement:
     """
     edge = later.edge if later.edge.at_least_rps else earlier.edge
     if edge.work_us is None:
-        edge = replace(edge, work_us=earlier.edge.work_us)
+        edge = replace(edge, work_us=earlier.edge.work_us, slow_us=earlier.edge.slow_us)
     knew = any(known.rate_rps == earlier.capacity_rps for known in later.evidence)
     forgot = not knew and (earlier.capacity_rps or 0.0) > (later.capacity_rps or 0.0)
     same = later.capacity_rps == earlier.capacity_rps and later.headline is None

@@ -48,6 +48,20 @@ def slowness(tests: Sequence[LoadTest]) -> list[Floats]:
     ]
 
 
+def reference_us(tests: Sequence[LoadTest]) -> float | None:
+    """The witness's work at the speed that is 1 in :func:`slowness`; None where nobody watched.
+
+    What a run told is relative to its own median speed, which is the median of its seconds.
+    """
+    told = [np.array(test.slowness) for test in tests]
+    found = [
+        test.work_us / level
+        for test, trace, level in zip(tests, told, _levels(tests, told), strict=True)
+        if test.work_us and len(trace)
+    ]
+    return float(np.median(found)) if found else _usual_us(tests)
+
+
 def level(work_us: float | None, usual_us: float | None) -> float:
     """How much slower the machine was, by its witness's work; 1 where it was as usual."""
     if not work_us or not usual_us:
@@ -86,12 +100,20 @@ def _log_ratio(run: dict[int, float], *references: Sequence[dict[int, float]]) -
 
 def _witnessed(tests: Sequence[LoadTest]) -> list[Floats]:
     """The same from the canary's work by the second."""
-    work = [np.array(t.conditions.work_us if t.conditions is not None else ()) for t in tests]
-    of_edge = [w for test, w in zip(tests, work, strict=True) if test.kind == "edge" and len(w)]
-    known = of_edge or [w for w in work if len(w)]
-    usual_us = float(np.median(np.concatenate(known))) if known else None
+    usual_us = _usual_us(tests)
     bins = round(1.0 / SLOWNESS_BIN_S)
-    return [np.repeat([level(float(us), usual_us) for us in w], bins) for w in work]
+    return [np.repeat([level(float(us), usual_us) for us in _work_us(t)], bins) for t in tests]
+
+
+def _usual_us(tests: Sequence[LoadTest]) -> float | None:
+    """The median of the edge's runs, else of all."""
+    of_edge = [_work_us(test) for test in tests if test.kind == "edge" and len(_work_us(test))]
+    known = of_edge or [work_us for test in tests if len(work_us := _work_us(test))]
+    return float(np.median(np.concatenate(known))) if known else None
+
+
+def _work_us(test: LoadTest) -> Floats:
+    return np.array(test.conditions.work_us if test.conditions is not None else ())
 
 
 def path_of(traces: Iterable[Floats]) -> SpeedPath | None:

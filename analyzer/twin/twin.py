@@ -20,7 +20,7 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
-from analyzer.twin.pace import level, path_of, slowness
+from analyzer.twin.pace import level, path_of, reference_us, slowness
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.probes import ProbeResult, speed_series
 from analyzer.twin.screen import screen
@@ -88,7 +88,7 @@ class Twin:
         self._correction: ServiceCorrection | None = None
         # How the machine's speed varied in each run, by configuration.
         self._traces: dict[str, list[_Trace]] = {}
-        # The witness's work meanwhile, and what the machine's speed was in all runs together.
+        # The witness's work at the speed that is 1 in these, and what the speed was in all runs.
         self._work_us: dict[str, float | None] = {}
         self._path: SpeedPath | None = None
         # The same before load tests told, from so many seconds of calibration and probes.
@@ -145,9 +145,9 @@ class Twin:
         )
 
     def level(self, config_id: str) -> float:
-        """How much slower than usual the machine was while the edge was measured; mostly 1.
+        """How much slower than usual the machine was at the configuration's own speed 1; mostly 1.
 
-        The usual speed is the highest that the edge of any configuration was measured at.
+        The usual speed is the highest of these.
         """
         known = [us for us in self._work_us.values() if us]
         return level(self._work_us.get(config_id), min(known, default=None))
@@ -248,7 +248,7 @@ class Twin:
             for test, trace in zip(tests, traces, strict=True)
             if self.tells_speed(configuration)
         ]
-        self._work_us[configuration.config_id] = measurement.edge.work_us
+        self._work_us[configuration.config_id] = reference_us(tests)
         self._path = path_of(self.slowness)
         self._edges_met.clear()
         self._observed[configuration.config_id] = observe(

@@ -19,7 +19,14 @@ from analyzer.domain.measurement import (
     Validity,
 )
 from analyzer.domain.sla import Sla
-from analyzer.measure.witness import carried, rate_ceiling, slow_work_us, stalls_too_long, tenable
+from analyzer.measure.witness import (
+    carried,
+    lasting_work_us,
+    rate_ceiling,
+    slow_work_us,
+    stalls_too_long,
+    tenable,
+)
 
 SLA = Sla(latency_budget_ms=40.0)
 QUIET = Conditions(seconds=100.0, work_us=(100.0,) * 100)
@@ -42,6 +49,32 @@ def test_the_ceiling_is_the_edge_at_the_slow_state_s_speed() -> None:
     assert rate_ceiling(found_when_slow, SLOW, SLA) == math.inf
     open_edge = Edge(rate_rps=None, interval_rps=(500.0, None), work_us=100.0)
     assert rate_ceiling(open_edge, SLOW, SLA) == pytest.approx(250.0)
+
+
+def test_an_edge_whose_rate_was_kept_in_slow_seconds_is_the_slow_state_s() -> None:
+    """The median second of such a run may be a fast one; its edge was cut by a third once more."""
+    met = replace(EDGE, slow_us=200.0)
+    assert rate_ceiling(met, SLOW, SLA) == math.inf
+    assert carried(590.0, met, SLOW, SLA, QUIET)
+    slower = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (300.0,) * 10)
+    assert rate_ceiling(met, slower, SLA) == pytest.approx(590.0 / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("work_us", "budget_s", "expected"),
+    [
+        ((100.0, 200.0, 200.0, 100.0, 100.0), 0.04, 200.0),
+        ((100.0, 200.0, 100.0, 200.0, 100.0), 0.04, 100.0),  # each may be slow for half a second
+        ((100.0, 200.0, 200.0, 100.0, 100.0), 1.0, 100.0),  # too short for a queue of a second
+        ((100.0, *(200.0,) * 5, *(100.0,) * 8), 1.0, 200.0),
+        ((200.0,), 0.04, 200.0),
+        ((), 0.04, None),
+    ],
+)
+def test_a_speed_counts_as_met_where_it_lasted_long_enough_to_show_an_overload(
+    work_us: tuple[float, ...], budget_s: float, expected: float | None
+) -> None:
+    assert lasting_work_us(Conditions(seconds=9.0, work_us=work_us), budget_s) == expected
 
 
 def test_an_edge_that_was_found_in_the_slow_state_says_nothing_above_it() -> None:

@@ -21,7 +21,7 @@ from analyzer.domain.measurement import (
 from analyzer.domain.workload import Poisson
 from analyzer.load.slowness import slowness_of
 from analyzer.twin.arrivals import UnitArrivals
-from analyzer.twin.pace import level, path_of, slowness
+from analyzer.twin.pace import level, path_of, reference_us, slowness
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
@@ -106,6 +106,24 @@ def test_batch_sizes_that_the_edge_lacks_say_nothing_of_the_speed() -> None:
     )
     found = slowness([edge, replace(slow, executions=(*slow.executions, *others))])
     assert [float(trace.mean()) for trace in found] == pytest.approx([1.0, 1.5])
+def test_the_speed_that_is_one_is_told_by_the_witness() -> None:
+    """Runs of two configurations are held against each other by it, whichever state was usual."""
+    mostly_fast = load_test((1.0, 1.0, 1.4), mean_ms=2.0 * 3.4 / 3, work_us=(100.0, 100.0, 140.0))
+    mostly_slow = load_test((0.71, 1.0, 1.0), mean_ms=2.8 * 2.71 / 3, work_us=(100.0, 140.0, 140.0))
+    unseen = load_test((0.71, 1.0, 1.0), mean_ms=2.8 * 2.71 / 3)
+    for tests in (
+        [mostly_fast, mostly_slow, mostly_slow],
+        [mostly_fast, mostly_fast, mostly_slow],
+        [mostly_slow, mostly_fast, unseen],
+        [load_test((), work_us=(100.0, 100.0, 140.0))],
+    ):
+        one_us = reference_us(tests)
+        assert one_us is not None
+        for test, trace in zip(tests, slowness(tests), strict=True):
+            seen = test.conditions.work_us if test.conditions is not None else (100.0, 140.0, 140.0)
+            bins = trace.reshape(3, -1).mean(axis=1)
+            assert one_us * bins == pytest.approx(seen, rel=0.02)
+    assert reference_us([load_test((1.0, 1.0, 1.4))]) is None
 
 
 def test_the_witness_tells_where_the_target_does_not() -> None:
