@@ -106,6 +106,8 @@ def test_batch_sizes_that_the_edge_lacks_say_nothing_of_the_speed() -> None:
     )
     found = slowness([edge, replace(slow, executions=(*slow.executions, *others))])
     assert [float(trace.mean()) for trace in found] == pytest.approx([1.0, 1.5])
+
+
 def test_the_speed_that_is_one_is_told_by_the_witness() -> None:
     """Runs of two configurations are held against each other by it, whichever state was usual."""
     mostly_fast = load_test((1.0, 1.0, 1.4), mean_ms=2.0 * 3.4 / 3, work_us=(100.0, 100.0, 140.0))
