@@ -1,72 +1,73 @@
 """``Idempotency-Key``: a creation that is asked for twice is done once.
 
-The key is noted before the work begins and its answer in the transaction that creates; so a key
-whose process died in between is either answered or free again after :data:`_STALE_S`.
+The key and its answer are written in the transaction that creates, and in no other: a process that
+dies leaves nothing of a key, or its answer. What comes with the same key meanwhile waits for that
+transaction on SQLite (which has one writer at a time), and is told so on PostgreSQL.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, insert, select, text
 
 from analyzer.service.problems import Problem, conflict
-from analyzer.service.rows import upsert
 from analyzer.service.schema import IDEMPOTENCY, DatabaseTime
 from analyzer.store.database import Database
 
-# Longer than any creation takes, uploads left out: their key is noted once the body is there.
-_STALE_S = 120.0
 #: How long an answer is kept: a client that tries again tries within a day (a choice).
 KEPT_S = 86_400.0
+# After which PostgreSQL ends a creation that asks nothing of it any more: its process is stopped,
+# or its machine gone, which no server is told. A creation takes milliseconds.
+_SILENCE_MS = 10_000
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One creation under a key.
 
     Args:
+        connection: The transaction that creates.
+        request: The SHA-256 of what is asked for.
         stored: The answer, where it was done before: status and body.
     """
 
+    connection: Connection
     project: str
     key: str | None
+    request: str
     stored: tuple[int, Any] | None = None
 
-    def done(self, connection: Connection, status: int, body: Any) -> None:
-        """Notes the answer, in the transaction that created."""
+    def done(self, status: int, body: Any) -> None:
+        """Notes the answer."""
         if self.key is not None:
-            connection.execute(
-                update(IDEMPOTENCY)
-                .where(*_where(self.project, self.key))
-                .values(status=status, response=json.dumps(body))
+            self.connection.execute(
+                insert(IDEMPOTENCY).values(
+                    project=self.project,
+                    key=self.key,
+                    request=self.request,
+                    status=status,
+                    response=json.dumps(body),
+                    created_at=DatabaseTime(),
+                )
             )
 
 
 @contextmanager
 def idempotent(database: Database, project: str, key: str | None, request: str) -> Iterator[Slot]:
-    """A slot for a creation; ``request`` is the SHA-256 of what is asked for.
+    """A transaction for a creation; ``request`` is the SHA-256 of what is asked for.
 
     Raises:
         Problem: 409: the same is being done; 422: the key was used for something else.
     """
-    if key is None:
-        yield Slot(project, None)
-        return
-    slot = Slot(project, key, _begin(database, project, key, request))
-    try:
-        yield slot
-    except BaseException:
-        if slot.stored is None:
-            with database.writing() as connection:
-                connection.execute(
-                    delete(IDEMPOTENCY).where(*_where(project, key), IDEMPOTENCY.c.status.is_(None))
-                )
-        raise
+    with database.writing() as connection:
+        stored = None if key is None else _stored(connection, project, key, request)
+        yield Slot(connection, project, key, request, stored)
 
 
 def forget(connection: Connection, project: str, made: str) -> None:
@@ -75,29 +76,20 @@ def forget(connection: Connection, project: str, made: str) -> None:
     connection.execute(delete(IDEMPOTENCY).where(IDEMPOTENCY.c.project == project, answer))
 
 
-def _where(project: str, key: str) -> tuple[Any, ...]:
-    return IDEMPOTENCY.c.project == project, IDEMPOTENCY.c.key == key
-
-
-def _begin(database: Database, project: str, key: str, request: str) -> tuple[int, Any] | None:
-    with database.writing() as connection:
-        stale = IDEMPOTENCY.c.created_at < DatabaseTime() - _STALE_S
-        connection.execute(
-            delete(IDEMPOTENCY).where(*_where(project, key), IDEMPOTENCY.c.status.is_(None), stale)
+def _stored(connection: Connection, project: str, key: str, request: str) -> tuple[int, Any] | None:
+    """The answer that is there; without one the key is this transaction's alone, until its end."""
+    if connection.dialect.name == "postgresql" and not _lock(connection, project, key):
+        raise conflict(
+            "idempotency_in_flight",
+            "A request with this Idempotency-Key is being done.",
+            hint="Try again in a moment.",
         )
-        found = connection.execute(
-            select(IDEMPOTENCY).where(*_where(project, key)).with_for_update()
-        ).one_or_none()
-        if found is None:
-            fresh = upsert(
-                connection,
-                IDEMPOTENCY,
-                {"project": project, "key": key, "request": request, "created_at": DatabaseTime()},
-            )
-            if fresh:
-                return None
-            # Somebody else was faster by a moment.
-            found = connection.execute(select(IDEMPOTENCY).where(*_where(project, key))).one()
+    own = IDEMPOTENCY.c.project == project, IDEMPOTENCY.c.key == key
+    # Earlier versions noted a key before its work: such a one was never done.
+    connection.execute(delete(IDEMPOTENCY).where(*own, IDEMPOTENCY.c.status.is_(None)))
+    found = connection.execute(select(IDEMPOTENCY).where(*own)).one_or_none()
+    if found is None:
+        return None
     if found.request != request:
         raise Problem(
             422,
@@ -105,10 +97,13 @@ def _begin(database: Database, project: str, key: str, request: str) -> tuple[in
             "This Idempotency-Key was used for another request.",
             hint="Use a new key for each creation.",
         )
-    if found.status is None:
-        raise conflict(
-            "idempotency_in_flight",
-            "A request with this Idempotency-Key is being done.",
-            hint="Try again in a moment.",
-        )
     return found.status, json.loads(found.response)
+
+
+def _lock(connection: Connection, project: str, key: str) -> bool:
+    """Holds the key until the transaction ends, or its process; False if another one does."""
+    connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {_SILENCE_MS}"))
+    digest = hashlib.sha256(f"idempotency {project} {key}".encode()).digest()
+    number = int.from_bytes(digest[:8], "big", signed=True)
+    held: bool = connection.execute(select(func.pg_try_advisory_xact_lock(number))).scalar_one()
+    return held

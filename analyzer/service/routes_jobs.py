@@ -80,14 +80,13 @@ def _created(
             status, document = slot.stored
         else:
             options = check_options(body.kind, body.options, context.limits)
-            with context.database.writing() as connection:
-                row = _insert(connection, context, principal, body, options)
-                status, document = 201, job_document(row).model_dump(mode="json")
-                audit.note(
-                    connection, principal.project, principal.actor, "job.create", row.id,
-                    kind=row.kind, model=row.model, options=body.options,
-                )  # fmt: skip
-                slot.done(connection, status, document)
+            row = _insert(slot.connection, context, principal, body, options)
+            status, document = 201, job_document(row).model_dump(mode="json")
+            audit.note(
+                slot.connection, principal.project, principal.actor, "job.create", row.id,
+                kind=row.kind, model=row.model, options=body.options,
+            )  # fmt: skip
+            slot.done(status, document)
     return JSONResponse(
         document, status_code=status, headers={"Location": f"/api/v1/jobs/{document['id']}"}
     )

@@ -188,23 +188,22 @@ def _keep(
         if slot.stored is not None:
             stored: dict[str, Any] = slot.stored[1]
             return stored
-        with context.database.writing() as connection:
-            row = uploads.add_upload(
-                connection,
-                context.content,
-                staged,
-                project=principal.project,
-                actor=principal.actor,
-                kind=kind,
-                name=name,
-                details=details,
-            )
-            document = upload_document(row).model_dump(mode="json")
-            audit.note(
-                connection, principal.project, principal.actor, f"{kind}.upload", row.sha256,
-                name=name,
-            )  # fmt: skip
-            slot.done(connection, 201, document)
+        row = uploads.add_upload(
+            slot.connection,
+            context.content,
+            staged,
+            project=principal.project,
+            actor=principal.actor,
+            kind=kind,
+            name=name,
+            details=details,
+        )
+        document = upload_document(row).model_dump(mode="json")
+        audit.note(
+            slot.connection, principal.project, principal.actor, f"{kind}.upload", row.sha256,
+            name=name,
+        )  # fmt: skip
+        slot.done(201, document)
     return document
 
 

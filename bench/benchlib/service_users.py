@@ -14,7 +14,7 @@ import httpx
 from onnx import TensorProto, helper
 
 TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
-# A creation whose API was killed holds its key for two minutes.
+# Longer than anything that fails stays away. (A key whose API was killed is free at once.)
 _PATIENCE_S = 200.0
 _WAIT_S = 0.3
 
