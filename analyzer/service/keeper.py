@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from analyzer.hardware.lifetime import die_with_parent
+from analyzer.hardware.priority import lower_session
 from analyzer.service import relay, sandbox
 from analyzer.service.sandbox import Isolation
 
@@ -140,6 +141,7 @@ def _become_leader() -> None:
 
 def _run(task: Task) -> None:
     """Becomes the command."""
+    lower_session(os.nice(0))  # a new session begins with a full share of the cores
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(task.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     os.dup2(nothing, 0)

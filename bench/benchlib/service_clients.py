@@ -1,10 +1,12 @@
 """Many clients of a service in one process: plain HTTP/1.1 over asyncio, cheap beside the service.
 
-    python -m benchlib.service_clients PORT SECONDS CLIENTS LIST_EVERY_S JOB,JOB,… < nothing
+    python -m benchlib.service_clients PORT SECONDS CLIENTS LIST_EVERY_S NICE JOB,JOB,… < nothing
 
 Each client watches one job's events and lists the project's jobs now and then, both from a moment
-of its own. Ends after so many seconds, or with SIGTERM. Prints one JSON document: when
-each list began, in seconds, and how many it took (status 200 alone), other answers, events.
+of its own. NICE lowers their process and its session, which should then be its own: clients that
+are elsewhere take no core of the service. Ends after so many seconds, or with SIGTERM. Prints one
+JSON document: when each list began, in seconds, and how many it took (status 200 alone), other
+answers, events, and the processor's seconds that the clients took.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import random
 import signal
 import sys
@@ -21,6 +24,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 import uvloop
+
+from analyzer.hardware.priority import lower_session
 
 _PATHS = (
     "/api/v1/jobs",
@@ -140,12 +145,14 @@ async def _all(port: int, seconds: float, clients: int, every_s: float, jobs: li
 
 def main() -> int:
     """Runs the clients, and prints what they saw."""
-    port, seconds, clients, every_s, jobs = sys.argv[1:]
+    port, seconds, clients, every_s, nice, jobs = sys.argv[1:]
+    os.nice(int(nice))
+    lower_session(int(nice))
     ids = [job for job in jobs.split(",") if job]
     gc.disable()  # its pauses would be taken for the service's
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         seen = runner.run(_all(int(port), float(seconds), int(clients), float(every_s), ids))
-    print(json.dumps(asdict(seen)))
+    print(json.dumps(asdict(seen) | {"cpu_s": time.process_time()}))
     return 0
 
 

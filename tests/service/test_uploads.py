@@ -70,13 +70,20 @@ def test_uploads_leave_the_threads_of_other_requests_alone(
 def test_an_inspection_gives_way(tmp_path: Path) -> None:
     with JobFolder(ISOLATION) as folder:
         task = Task(
-            command=[sys.executable, "-c", "import os; print(os.nice(0))"],
+            command=[
+                sys.executable, "-c",
+                "import os; print(os.nice(0)); print(open('/proc/self/autogroup').read())",
+            ],
             folder=str(folder.work), environment=folder.environment(),
             output=str(folder.answer_file), until=time.monotonic() + 60, nice=5,
         )  # fmt: skip
         with start_child(task) as child:
             assert child.wait(60) == 0
-        assert int(folder.answer_file.read_text()) == min(os.nice(0) + 5, 19)
+        nice, *session = folder.answer_file.read_text().split()
+        low = min(os.nice(0) + 5, 19)
+        assert int(nice) == low
+        # nice(2) counts within a session alone, where the kernel shares the cores between sessions.
+        assert not session or session[1:] == ["nice", str(low)]
 
 
 def with_weights_in(location: str) -> bytes:
@@ -175,11 +182,10 @@ def test_an_upload_that_is_cut_off_leaves_nothing(service: Any, client: httpx.Cl
             b"\r\n" + b"x" * 2_000_000
         )
     folder = service.context.content._incoming
-    for _ in range(100):
-        if not list(folder.iterdir()):
-            break
-        client.get("/healthz")
-    assert not list(folder.iterdir())
+    ends_at = time.monotonic() + 30
+    while list(folder.iterdir()):
+        assert time.monotonic() < ends_at
+        time.sleep(0.05)
     assert client.get("/api/v1/models").json()["items"] == []
 
 
