@@ -23,6 +23,13 @@ _LIMITS: tuple[tuple[str, str, click.ParamType[Any], str, str], ...] = (
     ("--parallel-max", "workers_max", click.IntRange(1), "{}", "Most load tests at once [16]."),
     ("--upload-max", "upload_bytes_max", shared.SIZE_BYTES, "{}B", "Largest upload [2GiB]."),
     ("--stored-max", "stored_bytes_max", shared.SIZE_BYTES, "{}B", "Uploads of a project [64GiB]."),
+    (
+        "--variants-max",
+        "variants_bytes_max",
+        shared.SIZE_BYTES,
+        "{}B",
+        "Variants of a model that are kept from job to job [8GiB].",
+    ),
     ("--open-jobs-max", "open_jobs_max", click.IntRange(1), "{}", "Open jobs of a project [1000]."),
 )
 

@@ -81,6 +81,8 @@ class ContentStore:
     def __init__(self, root: Path) -> None:
         self._objects = root / "objects"
         self._incoming = root / "incoming"
+        #: For :class:`~analyzer.service.variants.KeptVariants`.
+        self.variants = root / "variants"
         try:
             for folder in (root, self._objects, self._incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

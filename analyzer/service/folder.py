@@ -41,6 +41,8 @@ STUDY = "study.db"
 # What ``--calibrate`` measures lies here below ``TRITUNE_CACHE`` (:mod:`analyzer.cli.machine`).
 CONSTANTS = "tritune/machine"
 _CACHE = "cache"
+#: Where a command keeps variants, below the folder in which it works.
+VARIANTS = f"{_CACHE}/tritune"
 _COMPILED, _COPY, _PACKED = "compiled", "snapshot", "packed.tar"
 _SNAPSHOT_S = 60.0  # a study of thousands of trials is copied in less than one
 _ANSWER_MAX = 64 << 20  # bytes of a result; a study of thousands of trials has a few
@@ -295,7 +297,8 @@ class JobFolder:
     def left_file(self, name: str) -> Iterator[BinaryIO | None]:
         """A file that the command wrote into its folder; None if it did not (or made a link)."""
         try:
-            handle = os.open(self.work / name, os.O_RDONLY | os.O_NOFOLLOW)
+            # A pipe would be waited for.
+            handle = os.open(self.work / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             yield None
             return

@@ -18,6 +18,7 @@ class ServiceLimits:
         workers_max: Load tests at a time of one job, as its option ``workers``.
         upload_bytes_max: Of one file.
         stored_bytes_max: Of all files that a project has uploaded.
+        variants_bytes_max: Of one model's variants that are kept from job to job; 0 for none.
         open_jobs_max: Jobs of a project that have not ended.
         memory_bytes_max: Address space of each process of a job; None for no limit.
         file_bytes_max: Of one file that a job writes.
@@ -33,6 +34,7 @@ class ServiceLimits:
     workers_max: int = 16
     upload_bytes_max: int = 2 << 30
     stored_bytes_max: int = 64 << 30
+    variants_bytes_max: int = 8 << 30
     open_jobs_max: int = 1000
     memory_bytes_max: int | None = None
     file_bytes_max: int = 8 << 30

@@ -55,3 +55,9 @@ class LogReader:
             elif detail := _DETAIL.fullmatch(line):
                 found.append(("detail", {"detail": detail[1][:_TEXT_MAX]}))
         return found
+
+
+def last_line(text: str) -> str:
+    """The last line that is not empty; an empty text without one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -22,7 +22,7 @@ from analyzer.service.folder import JobFolder
 from analyzer.service.keeper import NOT_STARTED
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import JobOptions, check_options
-from analyzer.service.progress import LogReader, storable
+from analyzer.service.progress import LogReader, last_line, storable
 from analyzer.service.publish import publish
 from analyzer.service.queue import Claim, LeaseLostError, Queue
 from analyzer.service.rows import upsert
@@ -30,6 +30,7 @@ from analyzer.service.sandbox import Isolation
 from analyzer.service.schema import ARTIFACTS, TRIALS
 from analyzer.service.states import Change, State
 from analyzer.service.studies import keep_study, optuna_name
+from analyzer.service.variants import KeptVariants
 from analyzer.targets.ports import free_ports
 
 _LOG = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class Run:
         self._analyze = analyze
         self._queue = queue
         self._content = content
+        own = content.variants / claim.project / claim.model
+        self._variants = KeptVariants(own, limits.variants_bytes_max)
         self._claim = claim
         self._limits = limits
         self._lease_s = lease_s
@@ -134,8 +137,7 @@ class Run:
 
         try:
             return check_options(self._claim.kind, self._claim.options, self._limits)
-        except Problem as problem:
-            # The operator has narrowed the limits since.
+        except Problem as problem:  # the operator has narrowed the limits since
             raise DataError(problem.detail, hint=problem.hint) from problem
 
     def _command(self, folder: JobFolder, options: JobOptions) -> list[str]:
@@ -153,6 +155,7 @@ class Run:
             if claim.source_job
             else None
         )
+        self._variants.give(folder.work / files.VARIANTS, self._stay)
         return folder.search_command(claim, options, self._content, snapshot, between=self._stay)
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
@@ -244,6 +247,8 @@ class Run:
         trials = folder.trials(self._claim.study)
         if len(trials) == self._trials and not last:
             return
+        # First: who goes on with the study needs the engines that were measured in it.
+        self._variants.take(folder.work, files.VARIANTS, self._stay)
         with folder.snapshot.open("rb") as stream, self._content.incoming() as incoming:
             staged = self._content.stage_file(incoming, stream, between=self._stay)
             with self._queue.writing(self._claim) as connection:
@@ -287,6 +292,7 @@ class Run:
                 return
 
     def _end(self, code: int, folder: JobFolder, log: LogReader, options: JobOptions) -> None:
+        self._variants.take(folder.work, files.VARIANTS, self._stay)
         self._look_at_study(folder, last=True)
         answer = folder.answer()
         state = self._queue.state(self._claim)
@@ -312,7 +318,7 @@ class Run:
             error = (answer or {}).get("error") or {}
             self._fail(
                 str(error.get("code") or _REASONS.get(code, "internal")),
-                str(error.get("message") or _last_line(log.tail) or f"It ended with code {code}."),
+                str(error.get("message") or last_line(log.tail) or f"It ended with code {code}."),
                 str(error.get("hint") or ""),
                 log,
                 code,
@@ -392,8 +398,3 @@ class Run:
                 )
             told = {"exit_code": code, "log_tail": log.tail, **fields}
             self._queue.finish(connection, self._claim, change, told)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

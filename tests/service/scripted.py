@@ -6,7 +6,8 @@ whose ``doc_string`` is.
 own, which sleeps for so many seconds), ``say`` (on standard error), ``study_link``
 (where its database leads), ``files`` (names and texts: says of each whether it is so), ``reach``
 (says what ``--server`` answers, and who answers at these other ports), ``result`` (stores one),
-``constants`` (says what ``analyze doctor --calibrate`` measured).
+``builds`` (names of variants: says which of them are there, and makes those that are not; one that
+ends in ``/`` has a link in it), ``constants`` (says what ``analyze doctor --calibrate`` measured).
 """
 
 from __future__ import annotations
@@ -51,6 +52,18 @@ def reached(others: list[int]) -> str:
         except OSError as error:
             told.append(type(error).__name__)
     return f"{server.scheme} {' '.join(told)}"
+
+
+def build(entry: Path, *, link: bool) -> None:
+    """Makes a variant, or says that it is there."""
+    there = entry.is_dir()
+    print(f"{entry.name} {'was built before' if there else 'is built'}", file=sys.stderr)
+    if not there:
+        entry.mkdir(parents=True)
+        (entry / "variant.json").write_text("{}")
+        (entry / "engine.plan").write_bytes(bytes(1000))
+        if link:
+            (entry / "stolen").symlink_to("/etc/passwd")
 
 
 def export() -> int:
@@ -116,6 +129,8 @@ def main() -> int:
     if script.get("constants"):
         found = Path(os.environ["TRITUNE_CACHE"]) / "tritune" / "machine"
         print([path.read_text() for path in found.glob("*.json")], file=sys.stderr, flush=True)
+    for name in script.get("builds", ()):
+        build(Path(os.environ["TRITUNE_CACHE"]) / "tritune" / name, link=name.endswith("/"))
     if "reach" in script:
         print(reached(script["reach"]), file=sys.stderr, flush=True)
     if kind == "search" and script.get("outcomes"):

@@ -1,0 +1,123 @@
+"""What one job has built is there for the next one with the same model, and for no other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from analyzer.service.content import ContentStore
+from analyzer.service.gc import collect
+from analyzer.service.schema import JOBS
+from analyzer.service.variants import KeptVariants
+from analyzer.store.database import Database
+
+pytestmark = pytest.mark.sqlite_alone
+ENGINE, GRAPH = "e" * 24, "f" * 24
+
+
+def nothing() -> None:
+    """Nobody waits."""
+
+
+def test_a_second_job_finds_what_the_first_has_built(
+    client: httpx.Client, submit: Callable[..., str], working: Any, wait_for: Any,
+    service: Any, content: ContentStore,
+) -> None:  # fmt: skip
+    def said(job: str) -> str:
+        assert wait_for(job, "SUCCEEDED", "FAILED")["state"] == "SUCCEEDED"
+        return client.get(f"/api/v1/jobs/{job}/log").text
+
+    script = {"builds": [ENGINE, GRAPH], "outcomes": 1}
+    with working():
+        assert said(submit(**script)).count("is built") == 2
+        assert said(submit(**script)).count("was built before") == 2
+        assert said(submit(**script, say="another model")).count("is built") == 2
+        stranger = service.client(token=service.token("other"))
+        model = stranger.post(
+            "/api/v1/models?name=m", content=b'{"builds": ["%s"]}' % ENGINE.encode()
+        ).json()["id"]
+        body = {"kind": "search", "model": model, "options": {"latency_budget": "50ms"}}
+        theirs = stranger.post("/api/v1/jobs", json=body).json()["id"]
+        while stranger.get(f"/api/v1/jobs/{theirs}").json()["finished_at"] is None:
+            pass
+        assert "is built" in stranger.get(f"/api/v1/jobs/{theirs}/log").text
+    assert len(list(content.variants.glob(f"*/*/{ENGINE}"))) == 3
+    assert not list(content.variants.glob("*/*/incoming-*"))
+
+
+def test_a_job_that_goes_on_after_a_pause_finds_its_engines(
+    client: httpx.Client, submit: Callable[..., str], working: Any, wait_for: Any
+) -> None:
+    job = submit(builds=[ENGINE], outcomes=30, pause_s=0.3)
+    with working():
+        while not client.get(f"/api/v1/jobs/{job}/trials").json()["trials"]:
+            pass
+        client.post(f"/api/v1/jobs/{job}/pause")
+        wait_for(job, "PAUSED")
+        client.post(f"/api/v1/jobs/{job}/resume")
+        wait_for(job, "RUNNING")
+        while "was built before" not in client.get(f"/api/v1/jobs/{job}/log").text:
+            assert client.get(f"/api/v1/jobs/{job}").json()["finished_at"] is None
+        client.post(f"/api/v1/jobs/{job}/cancel")
+        wait_for(job, "CANCELLED")
+
+
+def entry(work: Path, name: str, size: int = 1000) -> Path:
+    """A variant of a job."""
+    made = work / "cache" / "tritune" / name
+    made.mkdir(parents=True)
+    (made / "variant.json").write_bytes(bytes(size))
+    return made
+
+
+def test_only_files_of_the_job_are_kept_and_no_more_than_there_is_room_for(tmp_path: Path) -> None:
+    work, root = tmp_path / "work", tmp_path / "variants"
+    entry(work, "a" * 24)
+    (entry(work, "b" * 24) / "link").symlink_to("/etc/passwd")
+    os.mkfifo(entry(work, "c" * 24) / "pipe")
+    (work / "cache" / "tritune" / ("d" * 24)).symlink_to("/etc")
+    entry(work, "e" * 24, size=5000)
+    entry(work, "machine")
+    kept = KeptVariants(root, 3000)
+    kept.take(work, "cache/tritune", nothing)
+    assert [path.name for path in root.iterdir()] == ["a" * 24]
+    given = tmp_path / "given"
+    kept.give(given, nothing)
+    assert (given / ("a" * 24) / "variant.json").stat().st_size == 1000
+    (work / "cache").rename(tmp_path / "real")
+    (work / "cache").symlink_to(tmp_path / "real")
+    entry(work, "9" * 24)
+    kept.take(work, "cache/tritune", nothing)
+    assert not (root / ("9" * 24)).exists(), "a link led there"
+    kept.take(tmp_path, "real/tritune", nothing)
+    assert (root / ("9" * 24)).is_dir()
+
+
+def test_variants_go_with_their_model_or_when_nobody_uses_them(
+    client: httpx.Client, submit: Callable[..., str], database: Database, content: ContentStore,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    model = client.get(f"/api/v1/jobs/{submit()}").json()["model"]
+    for number, of in enumerate(("0" * 64, model)):
+        work = tmp_path / str(number)
+        entry(work, ENGINE)
+        kept = KeptVariants(content.variants / "default" / of, 1 << 20)
+        kept.take(work, "cache/tritune", nothing)
+    assert collect(database, content, keep_s=1e5).bytes == 1000
+    assert [path.parent.name for path in content.variants.glob("*/*/*")] == [model]
+    old = content.variants / "default" / model / ENGINE
+    os.utime(old, (1, 1))
+    kept.give(tmp_path / "given", nothing)
+    collect(database, content, keep_s=1e5)
+    assert old.is_dir(), "a job has just used it"
+    os.utime(old, (1, 1))
+    with database.writing() as connection:
+        connection.execute(update(JOBS).values(finished_at=JOBS.c.created_at))
+    collect(database, content, keep_s=1e5)
+    assert not list(content.variants.glob("*/*"))
