@@ -140,7 +140,7 @@ def run_kind(
     found = list(STEPS.load(step, default=[]))
     warm = FOLDER / "warm"
     if kind != "cold" and len(found) < runs:
-        run_demo(warm, model, budget_s, 10_000)
+        run_demo(warm, model, USUAL_S, 10_000)
     for number in range(len(found), runs):
         with tempfile.TemporaryDirectory() as cold:
             folder = Path(cold) if kind == "cold" else warm
