@@ -71,7 +71,7 @@ class Correlation:
         self._seconds = met_s
         model = self._plan.twin
         if model is not None:
-            before = self._plan.edge_tests
+            before = self._plan.tests
             own = slowness([*before, *self._session.tests])[len(before) :]
             if not self._plan.tells_speed:
                 own = []

@@ -107,7 +107,7 @@ class CertifyPlan:
             begun so far and that have not passed.
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         tells_speed: Whether this configuration's own runs tell it too.
-        edge_tests: Earlier runs of its edge, whose usual speed ``slowness`` is held against.
+        tests: Its valid runs so far; the machine's speed is held against those of its edge.
         conditions: What the machine was like over the whole study so far; None where unknown.
     """
 
@@ -125,7 +125,7 @@ class CertifyPlan:
     open_claims: int = 0
     slowness: tuple[NDArray[np.float64], ...] = ()
     tells_speed: bool = True
-    edge_tests: tuple[LoadTest, ...] = ()
+    tests: tuple[LoadTest, ...] = ()
     conditions: Conditions | None = None
 
     @property

@@ -7,13 +7,14 @@ what it saw elsewhere may take a PASS back, or cap the rates that are tried at a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil, inf
 
 import numpy as np
 
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.twin.pace import SLOW_FACTOR
+from analyzer.twin.pace import SLOW_FACTOR, witness_us
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
@@ -52,6 +53,18 @@ def lasting_work_us(conditions: Conditions, budget_s: float) -> float | None:
     seconds = 1 + max(1, ceil(budget_s / (SLOW_FACTOR - 1.0)))
     lasting = (min(work_us[at : at + seconds]) for at in range(len(work_us) - seconds + 1))
     return max(float(np.median(work_us)), *lasting, 0.0)
+
+
+def as_witnessed(edge: Edge, tests: Sequence[LoadTest]) -> Edge:
+    """``edge`` with the slowest work at which ``tests`` show the machine as quick as it was then.
+
+    Args:
+        tests: Load tests of the same configuration, the edge's among them.
+    """
+    found = witness_us(tests)
+    if found is None or not edge.work_us:
+        return edge
+    return replace(edge, slow_us=max(edge.slow_us or edge.work_us, found))
 
 
 def steady(tests: Sequence[LoadTest]) -> bool:
@@ -138,5 +151,10 @@ def tenable(
         if seen is None and certificate is not None and certificate.requests == test.requests:
             seen = test.conditions
     return not stalls_too_long(study, sla, median_ms) and carried(
-        measurement.capacity_rps or 0.0, measurement.edge, study, sla, seen, slow_edge
+        measurement.capacity_rps or 0.0,
+        as_witnessed(measurement.edge, measurement.load_tests),
+        study,
+        sla,
+        seen,
+        slow_edge,
     )

@@ -223,10 +223,10 @@ class StepTasks:
             open_claims=log.open_claims(allowed if config_id in allowed else [config_id]),
             slowness=twin.slowness,
             tells_speed=twin.tells_speed(configuration),
-            edge_tests=tuple(
+            tests=tuple(
                 test
                 for test in (known.load_tests if known is not None else ())
-                if test.kind == "edge" and test.validity.valid
+                if test.validity.valid
             ),
             conditions=log.conditions,
         )

@@ -28,6 +28,8 @@ _EXECUTIONS_MIN = 20
 #: A second is slow where the canary's work took so many times as long; the speed of a shared core
 #: wanders by a few per cent.
 SLOW_FACTOR = 1.25
+# Of the seconds of comparable runs: what the witness's work takes, its own noise apart.
+_WITNESS_QUANTILE = 0.75
 # The speed is as good as constant where the slowest hundredth of the bins is within this factor of
 # the fastest half; what execution times vary by within is in the service times' own spread.
 _CONSTANT = 1.12
@@ -55,11 +57,35 @@ def reference_us(tests: Sequence[LoadTest]) -> float | None:
     """
     told = [np.array(test.slowness) for test in tests]
     found = [
-        test.work_us / level
+        (test.kind, test.work_us / level)
         for test, trace, level in zip(tests, told, _levels(tests, told), strict=True)
         if test.work_us and len(trace)
     ]
-    return float(np.median(found)) if found else _usual_us(tests)
+    # At a light load the witness is slower than the machine is (:func:`witness_us`).
+    of_edge = [us for kind, us in found if kind == "edge"]
+    return float(np.median(of_edge or [us for _, us in found])) if found else _usual_us(tests)
+
+
+def witness_us(tests: Sequence[LoadTest]) -> float | None:
+    """The witness's work while executions are as quick as in the edge's runs; None where unknown.
+
+    That of three quarters of the seconds. Where cores sleep in between, its work takes longer (up
+    to a half here) and executions do not: that is the load, and no slow state of the machine.
+    """
+    told = [np.array(test.slowness) for test in tests]
+    usual = _usual_times(tests, told)
+    of_edge = _of_edge(tests, usual)
+    bins = round(1.0 / SLOWNESS_BIN_S)
+    found = []
+    for test, trace, run in zip(tests, told, usual, strict=True):
+        log_ratio = _log_ratio(run, of_edge)
+        if log_ratio is None:
+            continue
+        for second, us in enumerate(_work_us(test)):
+            part = trace[second * bins : (second + 1) * bins]
+            if len(part):
+                found.append(float(us) / (float(part.mean()) * np.exp(log_ratio)))
+    return float(np.quantile(found, _WITNESS_QUANTILE)) if found else None
 
 
 def level(work_us: float | None, usual_us: float | None) -> float:
@@ -75,18 +101,29 @@ def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
 
     Only batch sizes that the edge's runs have count; a run that has none is held against all runs.
     """
+    usual = _usual_times(tests, traces)
+    logs = [_log_ratio(run, _of_edge(tests, usual), usual) or 0.0 for run in usual]
+    return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
+
+
+def _usual_times(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> list[dict[int, float]]:
+    """Of each run the execution times by batch size at its own median speed, milliseconds."""
     usual: list[dict[int, float]] = []
     for test, trace in zip(tests, traces, strict=True):
         mean = float(trace.mean()) if len(trace) else 1.0
         told = test.executions if len(trace) else ()
         usual.append({e.batch_size: e.mean_ms / mean for e in told if e.count >= _EXECUTIONS_MIN})
-    of_edge = [run for test, run in zip(tests, usual, strict=True) if test.kind == "edge"]
-    logs = [_log_ratio(run, of_edge, usual) for run in usual]
-    return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
+    return usual
 
 
-def _log_ratio(run: dict[int, float], *references: Sequence[dict[int, float]]) -> float:
-    """log(time / the usual one) of the first of ``references`` that shares batch sizes; else 0."""
+def _of_edge(
+    tests: Sequence[LoadTest], usual: Sequence[dict[int, float]]
+) -> list[dict[int, float]]:
+    return [run for test, run in zip(tests, usual, strict=True) if test.kind == "edge"]
+
+
+def _log_ratio(run: dict[int, float], *references: Sequence[dict[int, float]]) -> float | None:
+    """log(time / the usual one) of the first of ``references`` that shares batch sizes."""
     for others in references:
         ratios = [
             np.log(ms / np.median(same))
@@ -95,7 +132,7 @@ def _log_ratio(run: dict[int, float], *references: Sequence[dict[int, float]]) -
         ]
         if ratios:
             return float(np.median(ratios))
-    return 0.0
+    return None
 
 
 def _witnessed(tests: Sequence[LoadTest]) -> list[Floats]:

@@ -12,6 +12,7 @@ from analyzer.domain.measurement import (
     Certificate,
     Conditions,
     Edge,
+    ExecutionTimes,
     LatencySummary,
     LoadTest,
     Measurement,
@@ -20,6 +21,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.sla import Sla
 from analyzer.measure.witness import (
+    as_witnessed,
     carried,
     lasting_work_us,
     rate_ceiling,
@@ -58,6 +60,31 @@ def test_an_edge_whose_rate_was_kept_in_slow_seconds_is_the_slow_state_s() -> No
     assert carried(590.0, met, SLOW, SLA, QUIET)
     slower = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (300.0,) * 10)
     assert rate_ceiling(met, slower, SLA) == pytest.approx(590.0 / 1.5)
+
+
+def test_a_rate_is_not_held_back_for_a_witness_that_only_the_light_load_slows() -> None:
+    edge_run, light = (
+        LoadTest(
+            kind=kind,
+            offered_rps=rate,
+            achieved_rps=rate,
+            throughput_ips=rate,
+            requests=2000,
+            over_budget=0,
+            errors=0,
+            duration_s=4.0,
+            latency_ms=LatencySummary(),
+            executions=(ExecutionTimes(batch_size=1, count=1000, mean_ms=2.0),),
+            slowness=(1.0,) * 40,
+            validity=Validity(valid=True),
+            conditions=Conditions(seconds=4.0, work_us=(work_us,) * 4),
+        )
+        for kind, rate, work_us in (("edge", 600.0, 100.0), ("certify", 300.0, 180.0))
+    )
+    assert rate_ceiling(as_witnessed(EDGE, [edge_run]), SLOW, SLA) == pytest.approx(295.0)
+    assert rate_ceiling(as_witnessed(EDGE, [edge_run, light]), SLOW, SLA) == math.inf
+    unwatched = replace(EDGE, work_us=None)
+    assert as_witnessed(unwatched, [edge_run, light]) == unwatched
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from analyzer.domain.measurement import (
 from analyzer.domain.workload import Poisson
 from analyzer.load.slowness import slowness_of
 from analyzer.twin.arrivals import UnitArrivals
-from analyzer.twin.pace import level, path_of, reference_us, slowness
+from analyzer.twin.pace import level, path_of, reference_us, slowness, witness_us
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
@@ -126,6 +126,36 @@ def test_the_speed_that_is_one_is_told_by_the_witness() -> None:
             bins = trace.reshape(3, -1).mean(axis=1)
             assert one_us * bins == pytest.approx(seen, rel=0.02)
     assert reference_us([load_test((1.0, 1.0, 1.4))]) is None
+
+
+SECONDS = (1.0,) * 40  # bins of four seconds
+
+
+def test_a_witness_that_is_slower_at_a_light_load_sees_no_slow_state() -> None:
+    """Its core cools down between requests: 5 µs at full load were 7 at half of it."""
+    edge = load_test(SECONDS, work_us=(5.0,) * 4)
+    light = load_test(SECONDS, kind="certify", mean_ms=2.0, work_us=(7.0,) * 4)
+    assert witness_us([edge]) == pytest.approx(5.0)
+    assert witness_us([edge, light]) == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("slow_from", ["the start", "the third second"])
+def test_a_machine_that_is_slower_is_no_witness_s_load(slow_from: str) -> None:
+    edge = load_test(SECONDS, work_us=(5.0,) * 4)
+    if slow_from == "the start":
+        slow = load_test(SECONDS, kind="certify", mean_ms=2.8, work_us=(7.0,) * 4)
+    else:
+        trace, work_us = (1.0,) * 20 + (1.4,) * 20, (5.0, 5.0, 7.0, 7.0)
+        slow = load_test(trace, kind="certify", mean_ms=2.4, work_us=work_us)
+    assert witness_us([edge, slow]) == pytest.approx(5.0, rel=0.01)
+
+
+def test_runs_that_cannot_be_compared_tell_nothing_of_the_witness() -> None:
+    light = load_test(SECONDS, kind="certify", work_us=(7.0,) * 4)
+    other = replace(light, executions=(ExecutionTimes(batch_size=4, count=1000, mean_ms=9.0),))
+    edge = load_test(SECONDS, work_us=(5.0,) * 4)
+    assert witness_us([edge, other]) == pytest.approx(5.0)
+    assert witness_us([light]) is None and witness_us([load_test(SECONDS)]) is None
 
 
 def test_the_witness_tells_where_the_target_does_not() -> None:
