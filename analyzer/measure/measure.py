@@ -36,7 +36,7 @@ from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
-from analyzer.measure.witness import as_witnessed, carried, lasting_work_us, rate_ceiling
+from analyzer.measure.witness import carried, lasting_work_us, rate_ceiling
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: the share of
 # the requests that the server answered, within bounds. A run that was aborted was far too fast.
@@ -211,8 +211,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         parts = [t.conditions for t in own if t.offered_rps == rate and excused(t)]
         return Conditions.pooled([known.conditions if known is not None else None, *parts])
 
-    def known_edge() -> Edge:
-        return as_witnessed(edge, [*plan.tests, *session.tests])
+    def known() -> list[LoadTest]:
+        return [*plan.tests, *session.tests]
 
     def study() -> Conditions | None:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
@@ -229,7 +229,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             study=watched,
         )
         if found.verdict == "PASS" and not carried(
-            rate, known_edge(), watched, sla, met(rate), slow_edge
+            rate, edge, watched, sla, met(rate), slow_edge, known()
         ):
             return replace(found, verdict="UNDECIDED")
         return found
@@ -251,7 +251,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
-            ceiling_rps=lambda: rate_ceiling(known_edge(), study(), sla, slow_edge),
+            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, known()),
             requests_min=REQUESTS_MIN,
             left_s=lambda: session.left_s,
         ),

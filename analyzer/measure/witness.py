@@ -14,7 +14,7 @@ import numpy as np
 
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.twin.pace import SLOW_FACTOR, witness_us
+from analyzer.twin.pace import SLOW_FACTOR, executions_slowdown, witness_us
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
@@ -77,14 +77,23 @@ def steady(tests: Sequence[LoadTest]) -> bool:
 
 
 def rate_ceiling(
-    edge: Edge, study: Conditions | None, sla: Sla, slow_edge: SlowEdge = in_proportion
+    edge: Edge,
+    study: Conditions | None,
+    sla: Sla,
+    slow_edge: SlowEdge = in_proportion,
+    tests: Sequence[LoadTest] = (),
 ) -> float:
     """The rate that the machine's slow state carries, requests per second; infinite without one.
 
     The SLA must be kept in every state that takes up more of the time than requests may be late.
     Where such a state is slower than the machine ever was for long while the edge's rate was kept,
-    its edge is lower by as much at least.
+    its edge is lower by as much as executions are slower in it, or the witness's work where that is
+    not known.
+
+    Args:
+        tests: Load tests of the same configuration, the edge's among them.
     """
+    edge = as_witnessed(edge, tests)
     least_rps = edge.interval_rps[0] or edge.at_least_rps
     met_us = edge.slow_us or edge.work_us
     if study is None or not met_us or not least_rps:
@@ -92,7 +101,8 @@ def rate_ceiling(
     slow = slow_work_us(study, sla.miss_rate_max)
     if slow is None or slow <= SLOW_FACTOR * met_us:
         return inf
-    return least_rps * slow_edge(slow / met_us)
+    slower = executions_slowdown(tests, SLOW_FACTOR * met_us) or slow / met_us
+    return least_rps * slow_edge(max(1.0, min(slower, slow / met_us)))
 
 
 def carried(
@@ -102,16 +112,18 @@ def carried(
     sla: Sla,
     seen: Conditions | None,
     slow_edge: SlowEdge = in_proportion,
+    tests: Sequence[LoadTest] = (),
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
     Args:
         seen: Of all the runs that the certificate counts; None where it counts others too.
+        tests: As of :func:`rate_ceiling`.
     """
     if study is None or not study.work_us:
         return True
     # An edge that was found in the slow state is the slow state's.
-    if rate_rps <= min(edge.at_least_rps or 0.0, rate_ceiling(edge, study, sla, slow_edge)):
+    if rate_rps <= min(edge.at_least_rps or 0.0, rate_ceiling(edge, study, sla, slow_edge, tests)):
         return True
     slow_us = SLOW_FACTOR * float(np.quantile(study.work_us, 0.05))
     due = float(np.mean(np.array(study.work_us) > slow_us))
@@ -152,9 +164,10 @@ def tenable(
             seen = test.conditions
     return not stalls_too_long(study, sla, median_ms) and carried(
         measurement.capacity_rps or 0.0,
-        as_witnessed(measurement.edge, measurement.load_tests),
+        measurement.edge,
         study,
         sla,
         seen,
         slow_edge,
+        measurement.load_tests,
     )

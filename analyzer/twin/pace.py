@@ -30,6 +30,8 @@ _EXECUTIONS_MIN = 20
 SLOW_FACTOR = 1.25
 # Of the seconds of comparable runs: what the witness's work takes, its own noise apart.
 _WITNESS_QUANTILE = 0.75
+# Of the slow seconds: how slow executions are in a slow state, and how many must be known.
+_SLOW_QUANTILE, _SLOW_SECONDS_MIN = 0.9, 3
 # The speed is as good as constant where the slowest hundredth of the bins is within this factor of
 # the fastest half; what execution times vary by within is in the service times' own spread.
 _CONSTANT = 1.12
@@ -72,6 +74,25 @@ def witness_us(tests: Sequence[LoadTest]) -> float | None:
     That of three quarters of the seconds. Where cores sleep in between, its work takes longer (up
     to a half here) and executions do not: that is the load, and no slow state of the machine.
     """
+    found = [us / slower for us, slower in _by_second(tests)]
+    return float(np.quantile(found, _WITNESS_QUANTILE)) if found else None
+
+
+def executions_slowdown(tests: Sequence[LoadTest], above_us: float) -> float | None:
+    """How much slower executions are, than in the edge's runs, while the witness's work is slow.
+
+    In nine of ten of the seconds in which that takes more than ``above_us``: its work is short and
+    suffers more than theirs from a neighbour on the same core. None where fewer than three such
+    seconds are known.
+    """
+    found = [slower for us, slower in _by_second(tests) if us > above_us]
+    if len(found) < _SLOW_SECONDS_MIN:
+        return None
+    return float(np.quantile(found, _SLOW_QUANTILE))
+
+
+def _by_second(tests: Sequence[LoadTest]) -> list[tuple[float, float]]:
+    """Witness's work and relative execution times, 1 in the edge's runs, of comparable seconds."""
     told = [np.array(test.slowness) for test in tests]
     usual = _usual_times(tests, told)
     of_edge = _of_edge(tests, usual)
@@ -84,8 +105,8 @@ def witness_us(tests: Sequence[LoadTest]) -> float | None:
         for second, us in enumerate(_work_us(test)):
             part = trace[second * bins : (second + 1) * bins]
             if len(part):
-                found.append(float(us) / (float(part.mean()) * np.exp(log_ratio)))
-    return float(np.quantile(found, _WITNESS_QUANTILE)) if found else None
+                found.append((float(us), float(part.mean()) * float(np.exp(log_ratio))))
+    return found
 
 
 def level(work_us: float | None, usual_us: float | None) -> float:

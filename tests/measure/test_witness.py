@@ -81,8 +81,15 @@ def test_a_rate_is_not_held_back_for_a_witness_that_only_the_light_load_slows() 
         )
         for kind, rate, work_us in (("edge", 600.0, 100.0), ("certify", 300.0, 180.0))
     )
-    assert rate_ceiling(as_witnessed(EDGE, [edge_run]), SLOW, SLA) == pytest.approx(295.0)
-    assert rate_ceiling(as_witnessed(EDGE, [edge_run, light]), SLOW, SLA) == math.inf
+    assert rate_ceiling(EDGE, SLOW, SLA, tests=[edge_run]) == pytest.approx(295.0)
+    assert rate_ceiling(EDGE, SLOW, SLA, tests=[edge_run, light]) == math.inf
+    # Four slow seconds of twelve: executions were slower by a fifth only.
+    some = Conditions(seconds=12.0, work_us=(100.0,) * 8 + (200.0,) * 4)
+    trace = (1.0,) * 80 + (1.2,) * 40
+    slower = replace(edge_run, kind="certify", conditions=some, slowness=trace)
+    assert rate_ceiling(EDGE, SLOW, SLA, tests=[edge_run, slower]) == pytest.approx(
+        590.0 / 1.2, rel=0.1
+    )
     unwatched = replace(EDGE, work_us=None)
     assert as_witnessed(unwatched, [edge_run, light]) == unwatched
 

@@ -21,7 +21,14 @@ from analyzer.domain.measurement import (
 from analyzer.domain.workload import Poisson
 from analyzer.load.slowness import slowness_of
 from analyzer.twin.arrivals import UnitArrivals
-from analyzer.twin.pace import level, path_of, reference_us, slowness, witness_us
+from analyzer.twin.pace import (
+    executions_slowdown,
+    level,
+    path_of,
+    reference_us,
+    slowness,
+    witness_us,
+)
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
@@ -148,6 +155,16 @@ def test_a_machine_that_is_slower_is_no_witness_s_load(slow_from: str) -> None:
         trace, work_us = (1.0,) * 20 + (1.4,) * 20, (5.0, 5.0, 7.0, 7.0)
         slow = load_test(trace, kind="certify", mean_ms=2.4, work_us=work_us)
     assert witness_us([edge, slow]) == pytest.approx(5.0, rel=0.01)
+
+
+def test_executions_tell_how_slow_a_slow_state_is() -> None:
+    edge = load_test(SECONDS, work_us=(5.0,) * 4)
+    slow = load_test((1.0,) * 10 + (1.1,) * 30, kind="certify", work_us=(5.0, 7.0, 7.0, 7.0))
+    found = executions_slowdown([edge, slow], 6.0)
+    assert found == pytest.approx(1.1 / 1.075, rel=0.01), "the run's mean is 2 ms"
+    assert executions_slowdown([edge], 6.0) is None
+    short = load_test((1.0,) * 20 + (1.1,) * 20, kind="certify", work_us=(5.0, 5.0, 7.0, 7.0))
+    assert executions_slowdown([edge, short], 6.0) is None
 
 
 def test_runs_that_cannot_be_compared_tell_nothing_of_the_witness() -> None:
