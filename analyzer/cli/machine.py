@@ -39,9 +39,9 @@ def constants_of(
     from analyzer.twin.machine_constants import FALLBACK
 
     found = machine_cache(machine).load() if local else FALLBACK
-    triton = find_triton() if server == "triton" else None
     if server == "embedded":
         return found
+    triton = find_triton() if server == "triton" else None
     return replace(
         found, server="triton-python" if triton is not None and triton.stand_in else "triton"
     )

@@ -71,10 +71,9 @@ class Correlation:
         self._seconds = met_s
         model = self._plan.twin
         if model is not None:
-            before = self._plan.tests
-            own = slowness([*before, *self._session.tests])[len(before) :]
-            if not self._plan.tells_speed:
-                own = []
+            before, own = self._plan.tests, []
+            if self._plan.tells_speed:
+                own = slowness([*before, *self._session.tests])[len(before) :]
             met = path_of((*self._plan.slowness, *own))
             # Too few seconds say nothing against what the twin knew before.
             model = replace(model, path=met or model.path)

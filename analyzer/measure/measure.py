@@ -211,7 +211,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         parts = [t.conditions for t in own if t.offered_rps == rate and excused(t)]
         return Conditions.pooled([known.conditions if known is not None else None, *parts])
 
-    def known() -> list[LoadTest]:
+    def runs() -> list[LoadTest]:
         return [*plan.tests, *session.tests]
 
     def study() -> Conditions | None:
@@ -229,7 +229,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             study=watched,
         )
         if found.verdict == "PASS" and not carried(
-            rate, edge, watched, sla, met(rate), slow_edge, known()
+            rate, edge, watched, sla, met(rate), slow_edge, runs()
         ):
             return replace(found, verdict="UNDECIDED")
         return found
@@ -251,7 +251,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
-            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, known()),
+            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs()),
             requests_min=REQUESTS_MIN,
             left_s=lambda: session.left_s,
         ),

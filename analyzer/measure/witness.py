@@ -7,14 +7,13 @@ what it saw elsewhere may take a PASS back, or cap the rates that are tried at a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import ceil, inf
 
 import numpy as np
 
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.twin.pace import SLOW_FACTOR, executions_slowdown, witness_us
+from analyzer.twin.pace import SLOW_FACTOR, executions_slowdown, watched_seconds, witness_us
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
@@ -55,18 +54,6 @@ def lasting_work_us(conditions: Conditions, budget_s: float) -> float | None:
     return max(float(np.median(work_us)), *lasting, 0.0)
 
 
-def as_witnessed(edge: Edge, tests: Sequence[LoadTest]) -> Edge:
-    """``edge`` with the slowest work at which ``tests`` show the machine as quick as it was then.
-
-    Args:
-        tests: Load tests of the same configuration, the edge's among them.
-    """
-    found = witness_us(tests)
-    if found is None or not edge.work_us:
-        return edge
-    return replace(edge, slow_us=max(edge.slow_us or edge.work_us, found))
-
-
 def steady(tests: Sequence[LoadTest]) -> bool:
     """Whether the machine's speed is known to have stayed the same over ``tests``."""
     found = Conditions.pooled(test.conditions for test in tests)
@@ -93,16 +80,17 @@ def rate_ceiling(
     Args:
         tests: Load tests of the same configuration, the edge's among them.
     """
-    edge = as_witnessed(edge, tests)
     least_rps = edge.interval_rps[0] or edge.at_least_rps
     met_us = edge.slow_us or edge.work_us
     if study is None or not met_us or not least_rps:
         return inf
-    slow = slow_work_us(study, sla.miss_rate_max)
-    if slow is None or slow <= SLOW_FACTOR * met_us:
+    seconds = watched_seconds(tests)
+    met_us = max(met_us, witness_us(seconds) or 0.0)
+    slow_us = slow_work_us(study, sla.miss_rate_max)
+    if slow_us is None or slow_us <= SLOW_FACTOR * met_us:
         return inf
-    slower = executions_slowdown(tests, SLOW_FACTOR * met_us) or slow / met_us
-    return least_rps * slow_edge(max(1.0, min(slower, slow / met_us)))
+    slower = executions_slowdown(seconds, SLOW_FACTOR * met_us) or slow_us / met_us
+    return least_rps * slow_edge(max(1.0, min(slower, slow_us / met_us)))
 
 
 def carried(

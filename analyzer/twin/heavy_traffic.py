@@ -101,7 +101,6 @@ def heavy_traffic_edges(
         arrival_scv: As in :func:`heavy_traffic_rate`.
     """
     owners, columns = [], []
-    most: list[float] = []
     for owner, (policy, service, overhead_ms) in enumerate(servers):
         limit = policy.batch_limit if policy.dynamic_batching else request_batch_size
         batches = _batches(max(limit // request_batch_size, 1))
@@ -117,12 +116,11 @@ def heavy_traffic_edges(
         for batch, each_ms, bound in zip(batches, batch_ms, bounds, strict=True):
             if each_ms * alone < budget:
                 owners.append(owner)
-                most.append(float(bound))
-                columns.append((max(float(each_ms), 1e-6), batch, n, budget, service.scv))
+                columns.append((max(float(each_ms), 1e-6), batch, n, budget, service.scv, bound))
     edges = np.zeros(len(servers))
     if not columns:
         return edges
-    each_ms, batch, instances, budget, scv = np.array(columns, dtype=np.float64).T
+    each_ms, batch, instances, budget, scv, bound = np.array(columns, dtype=np.float64).T
     rates = heavy_traffic_rate(
         each_ms / 1e3,
         batch=batch,
@@ -132,7 +130,7 @@ def heavy_traffic_edges(
         service_scv=scv,
         arrival_scv=arrival_scv,
     )
-    np.maximum.at(edges, owners, np.minimum(rates, most))
+    np.maximum.at(edges, owners, np.minimum(rates, bound))
     return edges
 
 

@@ -16,6 +16,8 @@ from analyzer.domain.measurement import SLOWNESS_BIN_S, LoadTest
 from analyzer.twin.speed import SpeedPath
 
 Floats = NDArray[np.float64]
+WatchedSecond = tuple[float, float]
+"""The witness's work, microseconds, and execution times relative to the edge's runs."""
 
 # Seconds of traces from which there is a path at all, and those that are replayed at most, the
 # latest ones: a simulation must go through all of it.
@@ -68,31 +70,31 @@ def reference_us(tests: Sequence[LoadTest]) -> float | None:
     return float(np.median(of_edge or [us for _, us in found])) if found else _usual_us(tests)
 
 
-def witness_us(tests: Sequence[LoadTest]) -> float | None:
+def witness_us(seconds: Sequence[WatchedSecond]) -> float | None:
     """The witness's work while executions are as quick as in the edge's runs; None where unknown.
 
     That of three quarters of the seconds. Where cores sleep in between, its work takes longer (up
     to a half here) and executions do not: that is the load, and no slow state of the machine.
     """
-    found = [us / slower for us, slower in _by_second(tests)]
+    found = [us / slower for us, slower in seconds]
     return float(np.quantile(found, _WITNESS_QUANTILE)) if found else None
 
 
-def executions_slowdown(tests: Sequence[LoadTest], above_us: float) -> float | None:
+def executions_slowdown(seconds: Sequence[WatchedSecond], above_us: float) -> float | None:
     """How much slower executions are, than in the edge's runs, while the witness's work is slow.
 
     In nine of ten of the seconds in which that takes more than ``above_us``: its work is short and
     suffers more than theirs from a neighbour on the same core. None where fewer than three such
     seconds are known.
     """
-    found = [slower for us, slower in _by_second(tests) if us > above_us]
+    found = [slower for us, slower in seconds if us > above_us]
     if len(found) < _SLOW_SECONDS_MIN:
         return None
     return float(np.quantile(found, _SLOW_QUANTILE))
 
 
-def _by_second(tests: Sequence[LoadTest]) -> list[tuple[float, float]]:
-    """Witness's work and relative execution times, 1 in the edge's runs, of comparable seconds."""
+def watched_seconds(tests: Sequence[LoadTest]) -> list[WatchedSecond]:
+    """The seconds of those runs whose executions can be held against the edge's."""
     told = [np.array(test.slowness) for test in tests]
     usual = _usual_times(tests, told)
     of_edge = _of_edge(tests, usual)
@@ -123,7 +125,8 @@ def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
     Only batch sizes that the edge's runs have count; a run that has none is held against all runs.
     """
     usual = _usual_times(tests, traces)
-    logs = [_log_ratio(run, _of_edge(tests, usual), usual) or 0.0 for run in usual]
+    of_edge = _of_edge(tests, usual)
+    logs = [_log_ratio(run, of_edge, usual) or 0.0 for run in usual]
     return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
 
 

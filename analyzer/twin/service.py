@@ -26,7 +26,7 @@ class SerialCost:
     execution_ms: float
     request_ms: float
 
-    def rate_max_rps(self, requests: NDArray[np.int64]) -> NDArray[np.float64]:
+    def rate_max_rps(self, requests: NDArray[np.integer | np.floating]) -> NDArray[np.float64]:
         """The highest rate in executions of so many requests each, 1/s."""
         each_ms = self.execution_ms + self.request_ms * requests
         rates: NDArray[np.float64] = requests * 1e3 / np.maximum(each_ms, 1e-9)
@@ -172,8 +172,8 @@ class ServiceTime:
         if policy.dynamic_batching:
             size = int(np.min(request_batch_size))
             per_batch = max(policy.batch_limit // size, 1)
-        requests = np.arange(1, per_batch + 1)
-        sizes = requests * size
+        sizes = np.arange(1, per_batch + 1) * size
+        requests = sizes / (per_request if policy.dynamic_batching else size)
         batch_ms = self.curve_ms(sizes)
         busy = np.arange(1, policy.instance_count + 1)[:, None]
         slower = self.interference_at(policy.instance_count, sizes)
@@ -181,5 +181,4 @@ class ServiceTime:
             rates = np.max(busy * requests / (batch_ms * slower), axis=0) * 1e3
         if self.serial is not None:
             rates = np.minimum(rates, self.serial.rate_max_rps(requests))
-        fastest = float(np.max(rates))
-        return fastest * size / per_request if policy.dynamic_batching else fastest
+        return float(np.max(rates))

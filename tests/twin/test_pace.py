@@ -27,6 +27,7 @@ from analyzer.twin.pace import (
     path_of,
     reference_us,
     slowness,
+    watched_seconds,
     witness_us,
 )
 from analyzer.twin.server_model import ServerModel
@@ -142,8 +143,8 @@ def test_a_witness_that_is_slower_at_a_light_load_sees_no_slow_state() -> None:
     """Its core cools down between requests: 5 µs at full load were 7 at half of it."""
     edge = load_test(SECONDS, work_us=(5.0,) * 4)
     light = load_test(SECONDS, kind="certify", mean_ms=2.0, work_us=(7.0,) * 4)
-    assert witness_us([edge]) == pytest.approx(5.0)
-    assert witness_us([edge, light]) == pytest.approx(7.0)
+    assert witness_us(watched_seconds([edge])) == pytest.approx(5.0)
+    assert witness_us(watched_seconds([edge, light])) == pytest.approx(7.0)
 
 
 @pytest.mark.parametrize("slow_from", ["the start", "the third second"])
@@ -154,25 +155,28 @@ def test_a_machine_that_is_slower_is_no_witness_s_load(slow_from: str) -> None:
     else:
         trace, work_us = (1.0,) * 20 + (1.4,) * 20, (5.0, 5.0, 7.0, 7.0)
         slow = load_test(trace, kind="certify", mean_ms=2.4, work_us=work_us)
-    assert witness_us([edge, slow]) == pytest.approx(5.0, rel=0.01)
+    assert witness_us(watched_seconds([edge, slow])) == pytest.approx(5.0, rel=0.01)
 
 
 def test_executions_tell_how_slow_a_slow_state_is() -> None:
     edge = load_test(SECONDS, work_us=(5.0,) * 4)
     slow = load_test((1.0,) * 10 + (1.1,) * 30, kind="certify", work_us=(5.0, 7.0, 7.0, 7.0))
-    found = executions_slowdown([edge, slow], 6.0)
+    found = executions_slowdown(watched_seconds([edge, slow]), 6.0)
     assert found == pytest.approx(1.1 / 1.075, rel=0.01), "the run's mean is 2 ms"
-    assert executions_slowdown([edge], 6.0) is None
+    assert executions_slowdown(watched_seconds([edge]), 6.0) is None
     short = load_test((1.0,) * 20 + (1.1,) * 20, kind="certify", work_us=(5.0, 5.0, 7.0, 7.0))
-    assert executions_slowdown([edge, short], 6.0) is None
+    assert executions_slowdown(watched_seconds([edge, short]), 6.0) is None
 
 
 def test_runs_that_cannot_be_compared_tell_nothing_of_the_witness() -> None:
     light = load_test(SECONDS, kind="certify", work_us=(7.0,) * 4)
     other = replace(light, executions=(ExecutionTimes(batch_size=4, count=1000, mean_ms=9.0),))
     edge = load_test(SECONDS, work_us=(5.0,) * 4)
-    assert witness_us([edge, other]) == pytest.approx(5.0)
-    assert witness_us([light]) is None and witness_us([load_test(SECONDS)]) is None
+    assert witness_us(watched_seconds([edge, other])) == pytest.approx(5.0)
+    assert (
+        witness_us(watched_seconds([light])) is None
+        and witness_us(watched_seconds([load_test(SECONDS)])) is None
+    )
 
 
 def test_the_witness_tells_where_the_target_does_not() -> None:
