@@ -249,7 +249,7 @@ def search_row(name: str, facts: dict[str, Any]) -> list[str]:
         return [name, "–", facts["failed"], *["–"] * 7]
     choice, baseline = facts["choice"] or {}, facts["baseline"] or {}
     config = choice.get("config") or {}
-    spelled = " ".join(str(config.get(key)) for key in ("precision", "quantization"))
+    spelled = " ".join(filter(None, map(config.get, ("precision", "quantization"))))
     spelled += f", {config.get('instance_count')} × {config.get('intra_op_threads')} threads"
     spelled += f", batch ≤ {config.get('max_batch_size')}"
     return [

@@ -17,10 +17,14 @@ from analyzer.twin.pace import path_of, slowness
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.speed import SpeedPath
 
-# Without a twin: the inflation that a first plan supposes (docs/statistics.md: 6 and 13
-# at 0.5 and 0.7 of saturation), and the share of the allowed miss rate. The runs correct both.
-_INFLATION_GUESS = 10.0
+# Without a twin: the share of the allowed miss rate that a first plan supposes, and the inflation,
+# as that of docs/statistics.md, section 3: 6, 13, 25 and 61 at 0.5, 0.7, 0.8 and 0.9 of saturation.
+# The runs correct both.
 _MISS_GUESS_SHARE = 0.2
+_INFLATION_IDLE, _INFLATION_POWER = 2.3, 1.42
+_LOAD_MAX = 0.97
+#: Of an edge: the load that is supposed where neither is known.
+SUPPOSED_LOAD = 0.65
 # However light the load, a machine has slow moments that no twin of the queue knows.
 _INFLATION_FLOOR = 1.5
 # The lead-in of a certificate's run without a twin, in latency budgets.
@@ -81,10 +85,19 @@ class Correlation:
         self._miss_rate = cache(miss_rate_at(model, self._load))
 
 
+def guessed_inflation(load: float) -> float:
+    """What is supposed at ``load`` of saturation, or of an edge, which is below it: without a twin.
+
+    Args:
+        load: From 0; a plan for more than 0.97 is that for 0.97.
+    """
+    return float(_INFLATION_IDLE / (1.0 - min(load, _LOAD_MAX)) ** _INFLATION_POWER)
+
+
 def requests_needed(
     sla: Sla,
     *,
-    inflation: float | None,
+    inflation: float,
     miss_rate: float | None,
     claim: int,
     known: RateEvidence | None = None,
@@ -92,17 +105,16 @@ def requests_needed(
     """Further requests that a PASS is expected to take; None where a FAIL is expected.
 
     Args:
-        inflation, miss_rate: What the twin expects; None without one.
+        inflation, miss_rate: What the twin expects; a guess and None without one.
         claim: As in :func:`~analyzer.stats.certificate.claim_confidence`.
         known: What runs at the rate came to so far.
     """
     if miss_rate is not None and miss_rate >= sla.miss_rate_max:
         return None
-    found = _INFLATION_GUESS if inflation is None else inflation
     met = (known.inflation if known is not None else None) or _INFLATION_FLOOR
     return expected_requests(
         miss_rate=_MISS_GUESS_SHARE * sla.miss_rate_max if miss_rate is None else miss_rate,
-        inflation=max(found, met),
+        inflation=max(inflation, met),
         percentile=sla.percentile,
         confidence=claim_confidence(sla.confidence, claim),
         requests=known.requests if known is not None else 0,

@@ -26,7 +26,9 @@ from analyzer.measure.certify import (
     excused,
 )
 from analyzer.measure.correlation import (
+    SUPPOSED_LOAD,
     Correlation,
+    guessed_inflation,
     relaxation_s,
     requests_needed,
     slow_edge_at,
@@ -196,9 +198,10 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     first = len(session.tests)
 
     def needed(rate: float, claim: int) -> float | None:
+        supposed = rate / edge.at_least_rps if edge.at_least_rps else SUPPOSED_LOAD
         return requests_needed(
             sla,
-            inflation=correlation.inflation(rate),
+            inflation=correlation.inflation(rate) or guessed_inflation(supposed),
             miss_rate=correlation.miss_rate(rate),
             claim=claim,
             known=earlier.get(rate),

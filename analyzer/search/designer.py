@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from analyzer.search.bound import Bound, plausible_gain
 from analyzer.search.residual import LOCAL, SCALE_PRIOR, ResidualModel
 
-# The twin is distrusted when it is off by more than this (median), and orders wrongly besides.
+# The twin is distrusted when it is off by more than this (median), by a common factor and beside
+# one, and orders wrongly besides.
 _ERROR_MAX = 0.25
 _RANK_CORRELATION_MIN = 0.3
 _MEASUREMENTS_TO_DISTRUST = 3  # the fewest that have a median besides its extremes
@@ -305,6 +306,12 @@ class Designer:
         return float(np.median(errors)) if errors else None
 
     @property
+    def _error_beside_bias(self) -> float:
+        """The same where all predictions have the factor that most of them lack; 0 without any."""
+        ratios = np.array([ratio for ratio, _ in self._errors.values()])
+        return float(np.median(np.expm1(abs(ratios - np.median(ratios))))) if len(ratios) else 0.0
+
+    @property
     def scale(self) -> float:
         """How far predictions are off after learning, as a standard deviation of the logarithm.
 
@@ -360,7 +367,7 @@ class Designer:
         if len(ratios) < _MEASUREMENTS_TO_DISTRUST:
             return ""
         error = self.error_median or 0.0
-        if error <= _ERROR_MAX:
+        if min(error, self._error_beside_bias) <= _ERROR_MAX:
             return ""
         indices = [index for index, _ in ratios]
         measured = np.log([self._values[index] for index in indices])

@@ -13,6 +13,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
 from analyzer.measure.certify import SAFE_SHARE, SAFER
 from analyzer.measure.correlation import (
+    guessed_inflation,
     inflation_at,
     miss_rate_at,
     requests_needed,
@@ -159,10 +160,10 @@ class Screening:
         found: list[float] = []
         for share in (SAFE_SHARE, SAFER * SAFE_SHARE):
             rate_rps = share * edge_rps
-            expected = inflation(rate_rps)
+            expected = inflation(rate_rps) or guessed_inflation(share)
             needed = requests_needed(
                 sla,
-                inflation=expected and min(expected, _INFLATION_MAX),
+                inflation=min(expected, _INFLATION_MAX),
                 miss_rate=miss_rate(rate_rps),
                 claim=1,
             )

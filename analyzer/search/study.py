@@ -13,7 +13,7 @@ from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdi
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
 from analyzer.errors import BudgetEndedError
-from analyzer.measure.correlation import requests_needed
+from analyzer.measure.correlation import SUPPOSED_LOAD, guessed_inflation, requests_needed
 from analyzer.search.build import BuiltVariants, build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
@@ -197,7 +197,8 @@ def _proof_guess_s(context: SearchContext) -> float:
     request = context.request
     request_s = request.inference_s * float(request.batch_sizes.mean())
     least = requests_needed(request.sla, inflation=1.0, miss_rate=0.0, claim=1) or math.inf
-    most = requests_needed(request.sla, inflation=None, miss_rate=None, claim=1) or math.inf
+    correlated = guessed_inflation(SUPPOSED_LOAD)
+    most = requests_needed(request.sla, inflation=correlated, miss_rate=None, claim=1) or math.inf
     return request_s * math.sqrt(least / _GAIN_MAX * most) if request_s > 0.0 else 0.0
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.correlation import (
+    SUPPOSED_LOAD,
     Correlation,
+    guessed_inflation,
     relaxation_s,
     requests_needed,
     slow_edge_at,
@@ -82,8 +84,14 @@ def test_a_slower_machine_leaves_less_of_the_edge_than_its_speed(load: LoadPlan)
     assert slow_edge_at(None, load)(1.8) == pytest.approx(1 / 1.8)
 
 
-def test_without_a_twin_the_need_is_a_guess_that_evidence_lowers(load: LoadPlan) -> None:
-    guess = requests_needed(load.sla, inflation=None, miss_rate=None, claim=1)
+def test_without_a_twin_a_higher_load_is_supposed_to_need_more(load: LoadPlan) -> None:
+    """As a table of simulations has it (docs/statistics.md), so that a rate that failed is followed
+    by one that is proven sooner."""
+    loads = (0.5, 0.7, 0.8, 0.9)
+    assert [guessed_inflation(share) for share in loads] == pytest.approx([6, 13, 25, 61], rel=0.1)
+    guess = requests_needed(
+        load.sla, inflation=guessed_inflation(SUPPOSED_LOAD), miss_rate=None, claim=1
+    )
     known = requests_needed(load.sla, inflation=2.0, miss_rate=0.0, claim=1)
     later = requests_needed(load.sla, inflation=2.0, miss_rate=0.0, claim=2)
     assert guess is not None and known is not None and later is not None
