@@ -64,6 +64,7 @@ class VirtualWorld:
         probe_factor: What probes show over the truth (2: the twin believes everything twice as
             slow).
         probe_interference: Whether probes see that busy instances slow each other down.
+        under_load: What service times are on a configuration's server, if not what probes show.
         overhead_ms: Time outside the model.
         crash: Configurations whose server crashes.
         drift: How much slower a server gets with each run.
@@ -75,6 +76,7 @@ class VirtualWorld:
     accuracy_drop: Mapping[str, float] = field(default_factory=dict)
     probe_factor: float = 1.0
     probe_interference: bool = True
+    under_load: Callable[[Configuration, ServiceTime], ServiceTime] = lambda _, service: service
     overhead_ms: float = 0.2
     memory_bytes: Callable[[Configuration], int] = lambda configuration: 100 << 20
     crash: Callable[[Configuration], bool] = lambda configuration: False
@@ -198,6 +200,7 @@ class VirtualExecutor:
             configuration.instance_count,
         )
         assert service is not None
+        service = self._world.under_load(configuration, service)
         session = VirtualSession(
             ServerModel.of(configuration, service, overhead_ms=self._world.overhead_ms),
             task.load,
