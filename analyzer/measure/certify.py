@@ -29,6 +29,8 @@ _PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
 # A ladder's rate this close to one that was tried already is that one.
 _SAME_RATE = 0.03
+# A rate is left, while nothing is proven, for one that needs so much of what is missing to it.
+_LEAVING_SHARE = 0.5
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
@@ -145,6 +147,8 @@ class _Certifying:
         # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
         self._factor, self._factor_rps = _CAUTION, 0.0
+        # What the next rate may be expected to take, where one was left for it.
+        self._leaving_s = math.inf
 
     def certify(self) -> Certified:
         result = self._result
@@ -217,10 +221,12 @@ class _Certifying:
         rates = [rate for rate in rates if rate <= self._safe_rps] or rates[-1:]
         if len(rates) == 1:
             return rates[0], self._left_s
+        leaving_s, self._leaving_s = self._leaving_s, math.inf
         for share in self._goal.shares:
-            rate = self._affordable(rates, share * self._left_s)
+            limit_s = share * self._left_s
+            rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
-                return rate, share * self._left_s
+                return rate, limit_s
         return min(rates[::3], key=lambda rate: (self._seconds(rate), rate)), self._left_s
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
@@ -304,9 +310,11 @@ class _Certifying:
             if stay_s > limit_s:
                 if self._result.passed:
                     return False
-                # Only a lower rate that is proven sooner is worth leaving for.
-                if lower and min(map(self._seconds, lower[::3])) < stay_s:
+                # Only a lower rate that is proven much sooner is worth leaving for.
+                self._leaving_s = _LEAVING_SHARE * stay_s
+                if lower and self._affordable(lower, self._leaving_s) is not None:
                     return False
+                self._leaving_s = math.inf
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s

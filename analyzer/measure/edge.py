@@ -29,6 +29,9 @@ _CLEAR_FACTOR = 3.0
 # Of the allowed share over budget: what a rate that broke the SLA counts as at most, as far above
 # the allowed share as one without a late request is below it.
 _BROKEN_SHARE = 2.0
+# The share over budget falls at least with this power of the rate: so little where a machine's slow
+# moments make requests late, far more where queues do.
+_SHARE_POWER = 2.0
 # Factor downwards while no rate was kept.
 _HALF = 2.0
 
@@ -252,8 +255,9 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     rates, so that rates which contradict each other count together (isotonic regression of the
     share over budget, weighted by requests); a share counts as twice the allowed one at most, so
     that one stall weighs no more than as many requests on time. Where that breaks the SLA below the
-    edge, the edge lies halfway (in logarithms) to the rate below. The upper end of the interval
-    stays, since both were seen.
+    edge, the edge lies halfway (in logarithms) to the rate below; where that is far below, no lower
+    than the share, which falls with the square of the rate at least, is the allowed one. The upper
+    end of the interval stays, since both were seen.
 
     Args:
         edge: From the search for the edge.
@@ -280,8 +284,9 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     if first == 0:
         return replace(edge, rate_rps=None, interval_rps=(0.0, edge.interval_rps[1]))
     low, broken = rates[first - 1], rates[first]
+    allowed_rps = broken * (miss_rate_max / float(expected[first])) ** (1.0 / _SHARE_POWER)
     return replace(
         edge,
-        rate_rps=math.sqrt(low * broken),
+        rate_rps=max(math.sqrt(low * broken), allowed_rps),
         interval_rps=(low * (1 - _NOISE), edge.interval_rps[1]),
     )

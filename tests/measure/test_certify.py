@@ -123,6 +123,19 @@ def test_little_time_starts_lower() -> None:
     assert result.passed and result.rate_rps == pytest.approx(70.0)
 
 
+def test_a_rate_is_left_for_one_that_is_proven_much_sooner() -> None:
+    """Not for the next one of the ladder, which takes about as long again."""
+    script = Script(passes_up_to=100.0, needed=5000)
+    by_rate = CertifyGoal(
+        edge_rps=100.0,
+        seconds=100.0,
+        requests_needed=lambda rate, claim: 1800 if 60.0 < rate < 95.0 else 500,
+    )
+    certify_capacity(by_rate, script.run, script.judge)
+    first, second, *_ = dict.fromkeys(script.rates)
+    assert first == pytest.approx(97.0) and second == pytest.approx(58.0)
+
+
 def test_a_fixed_rate_is_the_only_one_tried() -> None:
     script = Script(passes_up_to=50.0, needed=200)
     result = certify_capacity(goal(100.0, fixed_rps=60.0), script.run, script.judge)

@@ -294,6 +294,13 @@ def test_a_long_run_that_breaks_the_sla_below_the_edge_lowers_it() -> None:
     assert found.interval_rps == (pytest.approx(0.97 * 900.0), 1700.0)
 
 
+def test_a_lowered_edge_is_near_the_rate_that_broke_the_sla_not_near_a_safe_one() -> None:
+    found = revised(load_test(300.0, 3000, 0), load_test(1200.0, 13_400, 300))
+    share = 0.02 * 13_400 / (13_400 + 1600)  # clipped, and joined with the run that kept 1,650/s
+    assert found.rate_rps == pytest.approx(1200.0 * (0.01 / share) ** 0.5)
+    assert found.interval_rps == (pytest.approx(0.97 * 300.0), 1700.0)
+
+
 def test_an_edge_stays_where_the_long_runs_agree_or_say_less() -> None:
     assert revised() == SHORT_EDGE
     assert revised(load_test(1400.0, 8000, 20)) == SHORT_EDGE
