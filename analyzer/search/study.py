@@ -40,6 +40,8 @@ _OVERRUN_LIMIT = 2.0
 _CLEARLY_MORE = 1.5
 # A loss by the machine's varying speed above 5 % is worth a sentence.
 _SPEED_TOLD = 0.95
+# So is what a server does for a request, one at a time, above this share of its execution.
+_SERVER_TOLD = 0.25
 
 MakeTrials = Callable[[frozenset[str], Designer], "OptunaTrials"]
 """Opens the Optuna study, once the ids of the allowed configurations are known."""
@@ -107,6 +109,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
                 "This machine's speed varied while it was measured; edges are told over all of "
                 f"that time, {1 - factor:.0%} below those that short runs found."
             )
+        _tell_server(context, winner)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")
@@ -130,6 +133,25 @@ def _tell_at_start(context: SearchContext) -> None:
             f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
             f"to take {_spelled(proof_s)} under load, for which --budget leaves no room; about "
             f"{_spelled(_enough_s(context))} suffice."
+        )
+
+
+def _tell_server(context: SearchContext, winner: Measurement) -> None:
+    """Tells that the embedded server shapes the answer where a model is about as quick as it."""
+    serial, test = context.constants.serial, winner.headline
+    if serial is None or test is None:
+        return
+    batches = sum(of.count for of in test.executions)
+    inferences = sum(of.count * of.batch_size for of in test.executions)
+    model_ms = sum(of.count * of.mean_ms for of in test.executions)
+    requests = inferences / context.request.batch_sizes.mean()
+    server_ms = serial.execution_ms * batches + serial.request_ms * requests
+    if server_ms > _SERVER_TOLD * model_ms:
+        context.log.warn(
+            f"The model takes {model_ms / requests:.2g} ms of a request here, and the embedded "
+            f"server's own work, one request at a time, about {server_ms / requests:.2g} ms (an "
+            "estimate): on a Triton other rates hold, and another configuration may be better. "
+            "--server triton measures there."
         )
 
 

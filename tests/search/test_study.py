@@ -444,6 +444,18 @@ def test_a_budget_that_is_too_small_is_said_before_it_is_spent() -> None:
     assert found.search.budget_needed_s is None or found.search.budget_needed_s > 30.0
 
 
+def test_a_model_that_is_as_quick_as_the_server_is_told(searched: StudyResult) -> None:
+    """What the embedded server carries then is no Triton's."""
+
+    def quick(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
+        return ServiceTime(batch_sizes=(1, 32), service_ms=(0.1 * SPEED[key.label],) * 2)
+
+    found, _, _ = run(VirtualWorld(service=quick), sla=Sla(latency_budget_ms=5.0), budget_s=30.0)
+    told = "on a Triton other rates hold"
+    assert found.verdict == "found" and any(told in text for text in found.warnings)
+    assert not any(told in text for text in searched.warnings)
+
+
 def test_nothing_is_measured_where_no_time_is_left() -> None:
     found, executor, _ = run(VirtualWorld(service=service), budget_s=2.0)
     assert found.verdict == "undecided"
