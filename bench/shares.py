@@ -35,12 +35,10 @@ from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
 from benchlib.command import Command, table_of, write_json
+from benchlib.under_load import under_load
 
 WORLDS = ("one speed", "two speeds", "wrong probes")
 SLOW = 0.7
-# Of "wrong probes": the spread of log(under load / probed), and the tail of execution times.
-WRONG_BY = 0.2
-TAIL_SHARE, TAIL_FACTOR = 0.01, 3.0
 START_S = 3.0
 OVERHEAD_MS = 0.2
 SPACE = SearchSpace(
@@ -116,21 +114,6 @@ class Ending:
         if not self.certified_rps or not self.true_edge_rps:
             return None
         return self.certified_rps / self.true_edge_rps
-
-
-def under_load(configuration: Configuration, service: ServiceTime) -> ServiceTime:
-    """Service times that probes do not show, the same at each call."""
-    rng = np.random.default_rng(int(configuration.config_id, 16))
-    factor = float(np.exp(rng.normal(0.0, WRONG_BY)))
-    residuals = rng.lognormal(0.0, service.cv, 1000)
-    residuals[: round(TAIL_SHARE * len(residuals))] *= TAIL_FACTOR
-    return replace(
-        service,
-        service_ms=tuple(factor * ms for ms in service.service_ms),
-        distribution="empirical",
-        cv=0.0,
-        residuals=tuple(np.sort(residuals)),
-    )
 
 
 def true_edge(model: Model, live: Callable[[Configuration, ServiceTime], ServiceTime]) -> float:

@@ -4,9 +4,10 @@
 
 A study is one claim. Each is a whole search (`run_search`, its plans, walks, blocks, climbs and the
 product's own inflation) of a small space on a simulated machine: stationary, with stalls (0.5 s
-every 22 s), at two speeds (1 and 0.55, each for 0.1 to 30 s) or drifting slowly; at a target rate
-of 0.5 to 0.95 of the edge at full speed, for the highest rate, or the latter interrupted half way
-and resumed. The truth is the miss rate of the recommended configuration at the claimed rate, by
+every 22 s), at two speeds (1 and 0.55, each for 0.1 to 30 s), drifting slowly, or at two speeds and
+with executions that take other times under load than probes show; at a target rate of 0.5 to 0.95
+of the edge at full speed, for the highest rate, or the latter interrupted half way and resumed.
+The truth is the miss rate of the recommended configuration at the claimed rate, by
 simulations of at least 200,000 requests over the time that the study took: the states that it met.
 A PASS above the allowed miss rate is wrong. "Right" cells have a budget that the server at 0.7 of
 its edge exceeds in exactly 0.3 % of the requests, so that a PASS is right; "just wrong" ones 1.2 %.
@@ -40,8 +41,9 @@ from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
 from benchlib.command import Command, say, table_of, write_json
+from benchlib.under_load import under_load
 
-WORLDS = ("stationary", "stalls", "two speeds", "drift")
+WORLDS = ("stationary", "stalls", "two speeds", "drift", "wrong probes")
 LOADS = (0.5, 0.7, 0.85, 0.95)
 MODES = (*(str(load) for load in LOADS), "free", "resumed")
 # Servers whose miss rate is a given one, by what a PASS then is.
@@ -84,11 +86,11 @@ def service(key: VariantKey, threads: int, instances: int) -> ServiceTime:
     )
 
 
-def server(configuration: Configuration) -> ServerModel:
+def server(configuration: Configuration, world: str) -> ServerModel:
     """The true server of a configuration at speed 1."""
-    return ServerModel.of(
-        configuration, service(configuration.variant, 1, 1), overhead_ms=OVERHEAD_MS
-    )
+    probed = service(configuration.variant, 1, 1)
+    true = under_load(configuration, probed) if world == "wrong probes" else probed
+    return ServerModel.of(configuration, true, overhead_ms=OVERHEAD_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ def speed_path(world: str, rng: np.random.Generator) -> SpeedPath | None:
     """The machine's speed over virtual time."""
     if world == "stalls":
         return SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=PATH_S)
-    if world == "two speeds":
+    if world in ("two speeds", "wrong probes"):
         return SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 30.0), until_s=PATH_S, rng=rng)
     if world == "drift":
         phase = float(rng.uniform())
@@ -132,9 +134,9 @@ def speed_path(world: str, rng: np.random.Generator) -> SpeedPath | None:
 
 
 @cache
-def edge_rps() -> float:
+def edge_rps(world: str) -> float:
     """The reference configuration's edge at speed 1."""
-    found = server(REFERENCE).edge(
+    found = server(REFERENCE, world).edge(
         UnitArrivals.draw(Poisson(), count=400_000), budget_ms=BUDGET_MS, accuracy=0.003
     )
     assert found is not None
@@ -147,30 +149,26 @@ def rate_and_budget(world: str, share: float) -> tuple[float, float]:
 
     At two speeds the rate is one that the slow state carries.
     """
-    rate = SHARED_LOAD * edge_rps() * (SLOW if world == "two speeds" else 1.0)
+    rate = SHARED_LOAD * edge_rps(world) * (SLOW if world == "two speeds" else 1.0)
     latency_s = []
     for seed in range(4):
         path = speed_path(world, np.random.default_rng(seed))
         plan = LoadPlan(sla=Sla(latency_budget_ms=1e6), arrivals=Poisson(), seed=seed)
-        session = VirtualSession(server(REFERENCE), plan, speed=path)
+        session = VirtualSession(server(REFERENCE, world), plan, speed=path)
         session.run(rate, 1_000.0, kind="verify", stream=STREAM_VERIFY, abort=False)
         latency_s.append(session.logs[0].latency_s)
     return rate, float(np.quantile(np.concatenate(latency_s), 1.0 - share)) * 1e3
 
 
 def true_miss_rate(
-    configuration: Configuration,
-    rate_rps: float,
-    budget_ms: float,
-    world: VirtualWorld,
-    end_s: float,
+    true: ServerModel, rate_rps: float, budget_ms: float, speed: SpeedPath | None, end_s: float
 ) -> float:
     """Over the states of the first ``end_s`` seconds."""
     requests = over = 0
     seed = 10**6
     while requests < TRUTH_REQUESTS:
         plan = LoadPlan(sla=Sla(latency_budget_ms=budget_ms), arrivals=Poisson(), seed=seed)
-        session = VirtualSession(server(configuration), plan, speed=world.speed)
+        session = VirtualSession(true, plan, speed=speed)
         test = session.run(rate_rps, end_s, kind="verify", stream=STREAM_VERIFY, abort=False)
         requests, over, seed = requests + test.requests, over + (test.over_budget or 0), seed + 1
     return over / requests
@@ -182,12 +180,14 @@ def study(cell_: Cell, seed: int) -> Ending:
     world = VirtualWorld(
         service=service, overhead_ms=OVERHEAD_MS, speed=speed_path(cell_.world, rng), seed=seed
     )
+    if cell_.world == "wrong probes":
+        world = replace(world, under_load=under_load)
     target, budget_ms, budget_s = None, BUDGET_MS, BUDGET_S
     if cell_.mode in SHARES:
         target, budget_ms = rate_and_budget(cell_.world, SHARES[cell_.mode])
         budget_s = SHARED_BUDGET_S[cell_.world]
     elif cell_.mode not in ("free", "resumed"):
-        target = float(cell_.mode) * edge_rps()
+        target = float(cell_.mode) * edge_rps(cell_.world)
     sla = Sla(
         latency_budget_ms=budget_ms,
         target_rate_rps=target,
@@ -221,7 +221,11 @@ def study(cell_: Cell, seed: int) -> Ending:
         verdict=result.verdict,
         rate_rps=best.capacity_rps,
         true_miss_rate=true_miss_rate(
-            best.configuration, best.capacity_rps, budget_ms, world, end_s
+            server(best.configuration, cell_.world),
+            best.capacity_rps,
+            budget_ms,
+            world.speed,
+            end_s,
         ),
         requests=best.certificate.requests,
         claims=max(known.claim for known in best.evidence),
