@@ -141,6 +141,7 @@ JOBS = Table(
     Column("finished_at", Double),
     Index("service_jobs_queue", "state", "number"),
     Index("service_jobs_project", "project", "number"),
+    Index("service_jobs_state", "project", "state", "number"),
     Index("service_jobs_study", "project", "study", "number"),
     # Few beside all that have ended.
     Index(
