@@ -31,6 +31,13 @@ _LIMITS: tuple[tuple[str, str, click.ParamType[Any], str, str], ...] = (
         "Variants of a model that are kept from job to job [8GiB].",
     ),
     ("--open-jobs-max", "open_jobs_max", click.IntRange(1), "{}", "Open jobs of a project [1000]."),
+    (
+        "--memory-max",
+        "memory_bytes_max",
+        shared.SIZE_BYTES,
+        "{}B",
+        "Address space of each process of a job [no limit].",
+    ),
 )
 
 
@@ -66,7 +73,9 @@ def limit_options(command: _F) -> _F:
 def limit_arguments(limits: ServiceLimits) -> list[str]:
     """The options that give another command the same limits."""
     given = [
-        (option, spelling.format(getattr(limits, name))) for option, name, _, spelling, _ in _LIMITS
+        (option, spelling.format(value))
+        for option, name, _, spelling, _ in _LIMITS
+        if (value := getattr(limits, name)) is not None
     ]
     allowed = [(_ALLOW, endpoint) for endpoint in limits.endpoints]
     allowed += [(_ALLOW_BUCKET, bucket) for bucket in limits.buckets]

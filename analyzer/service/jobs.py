@@ -16,11 +16,13 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from analyzer.service import states
 from analyzer.service.problems import conflict, not_found
+from analyzer.service.progress import TAIL_MAX
 from analyzer.service.schema import ARTIFACTS, EVENTS, JOBS, TRIALS, DatabaseTime
 from analyzer.service.states import Change, Lifecycle, State
 
 JobRow = Row[Any]
 _FIRST_PHASE = "waiting for a worker"
+_LOG_EVENTS = 80  # of the end of a log; each is half a second of it
 # The end of a log is three quarters of a job's bytes.
 _LISTED = tuple(column for column in JOBS.c if column is not JOBS.c.log_tail)
 
@@ -166,6 +168,8 @@ def change_job(
             "reason": "lost",
             "message": f"Its worker stopped answering {after.losses} times while it ran.",
             "hint": "Look at the workers' logs and memory before it is started again.",
+            "log_tail": log_end(connection, row.number, TAIL_MAX),
+            "failing_trial": failing_trial(connection, row.number),
         }
     connection.execute(update(JOBS).where(JOBS.c.number == row.number).values(**values))
     body = _state_body(
@@ -279,6 +283,27 @@ def log_of(connection: Connection, number: int) -> str:
         .order_by(EVENTS.c.number)
     )
     return "".join(json.loads(body)["text"] for body in rows.scalars())
+
+
+def log_end(connection: Connection, number: int, characters: int) -> str:
+    """At most so many characters of the log's end."""
+    bodies = connection.execute(
+        select(EVENTS.c.body)
+        .where(EVENTS.c.job == number, EVENTS.c.kind == "log")
+        .order_by(EVENTS.c.number.desc())
+        .limit(_LOG_EVENTS)
+    ).scalars()
+    text = "".join(json.loads(body)["text"] for body in reversed(bodies.all()))
+    return text[-characters:]
+
+
+def failing_trial(connection: Connection, number: int) -> str | None:
+    """The newest trial that failed, as JSON."""
+    bodies = connection.execute(
+        select(TRIALS.c.body).where(TRIALS.c.job == number).order_by(TRIALS.c.number.desc())
+    ).scalars()
+    found: str | None = next((b for b in bodies if json.loads(b)["state"] == "failed"), None)
+    return found
 
 
 def trials_of(connection: Connection, number: int) -> list[dict[str, Any]]:

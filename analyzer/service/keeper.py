@@ -38,6 +38,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _TICK_S = 0.2  # between looks at a child: soon enough for a cancel within a second
 NOT_STARTED = 126
 """Exit code where the command could not be started; a shell says the same."""
+_OOM_SCORE = "500"  # of at most 1000; the service's own processes have 0: a choice
 # Between SIGTERM and SIGKILL: as long as a command needs to close its servers and its database.
 TERMINATE_GRACE_S = 3.0
 
@@ -142,6 +143,7 @@ def _become_leader() -> None:
 def _run(task: Task) -> None:
     """Becomes the command."""
     lower_session(os.nice(0))  # a new session begins with a full share of the cores
+    _offer_to_oom_killer()
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(task.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     os.dup2(nothing, 0)
@@ -153,6 +155,12 @@ def _run(task: Task) -> None:
     if task.isolation.files:
         sandbox.restrict_files(task.reading, [task.folder])
     os.execve(task.command[0], task.command, task.environment)
+
+
+def _offer_to_oom_killer() -> None:
+    """Makes the kernel choose the command, not the worker, when the machine is out of memory."""
+    with contextlib.suppress(OSError):  # it is offered already, or nobody may: no harm
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def _watch(task: Task, command: int) -> int:

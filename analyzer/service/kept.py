@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from sqlalchemy import Connection, func, select
 
 from analyzer.service.content import Staged
@@ -68,12 +66,3 @@ def log_left(queue: Queue, claim: Claim, limits: ServiceLimits) -> int:
             select(JOBS.c.log_bytes).where(JOBS.c.number == claim.number)
         ).scalar_one()
     return limits.log_bytes_max - used
-
-
-def failing_trial(connection: Connection, claim: Claim) -> str | None:
-    """The newest trial that failed, as JSON."""
-    bodies = connection.execute(
-        select(TRIALS.c.body).where(TRIALS.c.job == claim.number).order_by(TRIALS.c.number.desc())
-    ).scalars()
-    found: str | None = next((b for b in bodies if json.loads(b)["state"] == "failed"), None)
-    return found

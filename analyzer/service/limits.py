@@ -43,3 +43,10 @@ class ServiceLimits:
     event_streams_max: int = 500
     endpoints: tuple[str, ...] = ()
     buckets: tuple[str, ...] = ()
+
+    def of_processes(self) -> dict[str, int]:
+        """Resource limits of a job's processes, by their names in :mod:`resource`."""
+        found = {"RLIMIT_FSIZE": self.file_bytes_max, "RLIMIT_CORE": 0}
+        if self.memory_bytes_max is not None:
+            found["RLIMIT_AS"] = self.memory_bytes_max
+        return found

@@ -15,10 +15,10 @@ from typing import Any
 from analyzer.buckets.location import parse_location
 from analyzer.domain import units
 from analyzer.domain.configuration import PRECISIONS
-from analyzer.errors import UsageError
+from analyzer.errors import DataError, UsageError
 from analyzer.search.samplers import SAMPLERS
 from analyzer.service.limits import ServiceLimits
-from analyzer.service.problems import invalid
+from analyzer.service.problems import Problem, invalid
 from analyzer.service.relay import Endpoint, parse_endpoint
 
 Value = str | int | float | bool
@@ -264,6 +264,8 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         )
     if "force" in options and "export" not in options:
         raise invalid("The option force belongs to export.", pointer="/options/force")
+    if kind == "search" and "max_trials" not in options:
+        arguments.append(f"--max-trials={limits.trials_max}")
     budget = str(options.get("budget", _BUDGETS[kind]))
     server = str(options.get("server", "embedded"))
     return JobOptions(
@@ -277,6 +279,18 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         endpoint=parse_endpoint(server) if server not in _SERVERS else None,
         study=options.get("study"),
     )
+
+
+def stored_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) -> JobOptions:
+    """The options of a job that was made before.
+
+    Raises:
+        DataError: The operator has narrowed the limits since.
+    """
+    try:
+        return check_options(kind, options, limits)
+    except Problem as problem:
+        raise DataError(problem.detail, hint=problem.hint) from problem
 
 
 def _is_own(name: str, text: str) -> bool:

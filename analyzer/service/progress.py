@@ -11,7 +11,8 @@ Event = tuple[str, dict[str, Any]]
 _PHASE = re.compile(r"\[ *([0-9.]+)s\] (.*) \(about ([0-9]+) s\)")
 _DETAIL = re.compile(r" {9}(\S.*)")
 _TEXT_MAX = 500  # characters of a phase or a detail; no command writes longer ones
-_TAIL_MAX = 4000  # characters of the log's end that is kept apart: a screenful or two
+TAIL_MAX = 4000
+"""Characters of the log's end that is kept apart: a screenful or two."""
 
 
 def storable(text: str) -> str:
@@ -37,7 +38,7 @@ class LogReader:
         text = storable(text)
         if not text:
             return []
-        self.tail = (self.tail + text)[-_TAIL_MAX:]
+        self.tail = (self.tail + text)[-TAIL_MAX:]
         found: list[Event] = []
         if self._left > 0:
             kept = text[: self._left]

@@ -19,9 +19,10 @@ from analyzer.service import kept
 from analyzer.service.child import Child, start_child
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import JobFolder
+from analyzer.service.jobs import failing_trial
 from analyzer.service.keeper import NOT_STARTED
 from analyzer.service.limits import ServiceLimits
-from analyzer.service.options import JobOptions, check_options
+from analyzer.service.options import JobOptions, stored_options
 from analyzer.service.progress import LogReader, last_line, storable
 from analyzer.service.publish import publish
 from analyzer.service.queue import Claim, LeaseLostError, Queue
@@ -50,6 +51,10 @@ _DISK_HINT = "Free space in the service's folder and in the folder for temporary
 _KILLED = 137
 _REASONS = {2: "input", NOT_STARTED: "start", _KILLED: "killed"}
 _LATE_S = 1.0  # before the end of a lease: its keeper kills a command a moment before
+
+
+class _CancelledError(Exception):
+    """A user has cancelled the job, whose command has not begun."""
 
 
 class Run:
@@ -106,6 +111,8 @@ class Run:
                 message = error.message if isinstance(error, DataError) else str(error)
                 hint = error.hint if isinstance(error, DataError) else _DISK_HINT
                 self._fail("prepare", message, hint, LogReader(0), None)
+            except _CancelledError:
+                self._finish(Change.STOP, LogReader(0), None)
         except LeaseLostError as error:
             _LOG.warning("%s It goes on elsewhere.", error)
 
@@ -115,13 +122,13 @@ class Run:
         Raises:
             DataError, OSError: It could not be prepared, or its command not be started.
         """
-        options = self._options()
+        options = stored_options(self._claim.kind, self._claim.options, self._limits)
         command = self._command(folder, options)
         endpoint = self._endpoint(options, command)
         self._stay()
         task = folder.task(
             command, output=folder.answer_file, until=self._until,
-            limits=self._resource_limits(), endpoint=endpoint,
+            limits=self._limits.of_processes(), endpoint=endpoint,
         )  # fmt: skip
         log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
         self._trials = kept.stored_trials(self._queue, self._claim)
@@ -132,14 +139,6 @@ class Run:
             name = optuna_name(self._claim.project, self._claim.study, self._claim.id)
             keep_study(self._queue.database, folder.snapshot, self._claim.study, name)
 
-    def _options(self) -> JobOptions:
-        from analyzer.service.problems import Problem
-
-        try:
-            return check_options(self._claim.kind, self._claim.options, self._limits)
-        except Problem as problem:  # the operator has narrowed the limits since
-            raise DataError(problem.detail, hint=problem.hint) from problem
-
     def _command(self, folder: JobFolder, options: JobOptions) -> list[str]:
         claim = self._claim
         if claim.kind == "verify":
@@ -147,7 +146,7 @@ class Run:
             if repository is None:
                 raise DataError(f"The job {claim.source_job} is gone, or exported nothing.")
             return folder.verify_command(
-                claim, options, self._content, repository, between=self._stay
+                claim, options, self._content, repository, between=self._prepare
             )
         # Its own of an attempt before; else that of the job whose study it goes on with.
         snapshot = kept.artifact(self._queue, claim, files.STUDY) or (
@@ -155,8 +154,8 @@ class Run:
             if claim.source_job
             else None
         )
-        self._variants.give(folder.work / files.VARIANTS, self._stay)
-        return folder.search_command(claim, options, self._content, snapshot, between=self._stay)
+        self._variants.give(folder.work / files.VARIANTS, self._prepare)
+        return folder.search_command(claim, options, self._content, snapshot, between=self._prepare)
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
         """What the command may reach; ``command`` is told where it finds that."""
@@ -172,11 +171,12 @@ class Run:
         if self._until - time.monotonic() < self._lease_s * (1 - 1 / _BEATS):
             self._until = self._queue.beat(self._claim)
 
-    def _resource_limits(self) -> dict[str, int]:
-        found = {"RLIMIT_FSIZE": self._limits.file_bytes_max, "RLIMIT_CORE": 0}
-        if self._limits.memory_bytes_max is not None:
-            found["RLIMIT_AS"] = self._limits.memory_bytes_max
-        return found
+    def _prepare(self) -> None:
+        """As :meth:`_stay`, and looks each time whether the job is still wanted."""
+        before = self._until
+        self._stay()
+        if self._until != before and self._queue.state(self._claim) is State.CANCELLING:
+            raise _CancelledError
 
     # --- while it runs ---------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class Run:
 
     def _fail(self, reason: str, message: str, hint: str, log: LogReader, code: int | None) -> None:
         with self._queue.writing(self._claim) as connection:
-            failing = kept.failing_trial(connection, self._claim)
+            failing = failing_trial(connection, self._claim.number)
         self._finish(
             Change.FAIL, log, code, reason=storable(reason)[:64], message=storable(message),
             hint=storable(hint),

@@ -7,7 +7,8 @@ own, which sleeps for so many seconds), ``say`` (on standard error), ``study_lin
 (where its database leads), ``files`` (names and texts: says of each whether it is so), ``reach``
 (says what ``--server`` answers, and who answers at these other ports), ``result`` (stores one),
 ``builds`` (names of variants: says which of them are there, and makes those that are not; one that
-ends in ``/`` has a link in it), ``constants`` (says what ``analyze doctor --calibrate`` measured).
+ends in ``/`` has a link in it), ``constants`` (says what ``analyze doctor --calibrate`` measured),
+``limits`` (says what these resource limits are, and how much it is offered to the OOM killer).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -127,10 +129,14 @@ def main() -> int:
     for name, value in script.get("files", {}).items():
         print(f"{name}: {Path(name).read_text() == value}", file=sys.stderr, flush=True)
     if script.get("constants"):
-        found = Path(os.environ["TRITUNE_CACHE"]) / "tritune" / "machine"
-        print([path.read_text() for path in found.glob("*.json")], file=sys.stderr, flush=True)
+        folder = Path(os.environ["TRITUNE_CACHE"]) / "tritune" / "machine"
+        print([path.read_text() for path in folder.glob("*.json")], file=sys.stderr, flush=True)
     for name in script.get("builds", ()):
         build(Path(os.environ["TRITUNE_CACHE"]) / "tritune" / name, link=name.endswith("/"))
+    if "limits" in script:
+        found = [resource.getrlimit(getattr(resource, name))[1] for name in script["limits"]]
+        offered = Path("/proc/self/oom_score_adj").read_text()
+        print("limits", *found, "offered", offered, file=sys.stderr, flush=True)
     if "reach" in script:
         print(reached(script["reach"]), file=sys.stderr, flush=True)
     if kind == "search" and script.get("outcomes"):

@@ -16,6 +16,7 @@ import pytest
 
 from analyzer.cli.machine import constants_folder
 from analyzer.service.folder import CONSTANTS
+from analyzer.service.variants import KeptVariants
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., dict[str, Any]]
@@ -40,7 +41,12 @@ def test_a_search_from_upload_to_repository(
     assert done["verdict"] == "found", done["log_tail"]
     path = f"/api/v1/jobs/{job}"
     assert client.get(f"{path}/result").json() == {"schema": 1, "verdict": "found"}
-    assert client.get(f"{path}/artifacts/report.html").text == "<p>report"
+    report = client.get(f"{path}/artifacts/report.html")
+    assert report.text == "<p>report"
+    # Made of what users uploaded: it must not run as this site's.
+    assert report.headers["content-security-policy"] == "sandbox allow-scripts"
+    assert report.headers["content-disposition"].startswith("attachment")
+    assert report.headers["x-content-type-options"] == "nosniff"
     assert client.get(f"{path}/artifacts/study.db").content.startswith(b"SQLite format 3")
     assert client.get(f"{path}/artifacts/manifest.json").json() == {"schema": 1}
     packed = client.get(f"{path}/artifacts/repository.tar").content
@@ -116,6 +122,38 @@ def test_a_cancel_ends_a_stubborn_command_and_what_it_left_behind(
         assert client.post(f"/api/v1/jobs/{job}/cancel").json()["state"] == "CANCELLING"
         wait_for(job, "CANCELLED", timeout_s=60)
         assert not processes_with(mark)
+
+
+def test_a_cancel_ends_a_job_that_is_being_prepared(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def give(_: KeptVariants, place: Path, between: Callable[[], object]) -> None:
+        while True:  # a copy of many gigabytes
+            between()
+            time.sleep(0.05)
+
+    job = submit()
+    with working(lease_s=6.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(KeptVariants, "give", give)
+            wait_for(job, "RUNNING")
+            assert client.post(f"/api/v1/jobs/{job}/cancel").json()["state"] == "CANCELLING"
+            done = wait_for(job, "CANCELLED", timeout_s=60)
+        assert done["attempt"] == 1, "it was not its lease that ended it"
+        assert client.get(f"/api/v1/jobs/{job}/log").text == "", "its command has begun"
+        wait_for(submit(say="the next"), "SUCCEEDED")
+
+
+def test_a_command_has_limits_and_goes_before_the_service_where_memory_is_short(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(limits=["RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_CORE"])
+    with working(memory_bytes_max=64 << 30, file_bytes_max=1 << 30):
+        wait_for(job, "SUCCEEDED", "FAILED")
+    log = client.get(f"/api/v1/jobs/{job}/log").text
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert f"limits {64 << 30} {1 << 30} 0 offered {max(own, 500)}\n" in log
 
 
 def test_a_worker_that_is_told_to_end_gives_its_job_back(

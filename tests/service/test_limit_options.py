@@ -29,6 +29,10 @@ def test_a_worker_gets_the_same_limits_from_the_arguments() -> None:
     assert again.output == first.output
     assert "--budget-max 7200.0s" in first.output and "--upload-max 536870912B" in first.output
     assert "--open-jobs-max 3" in first.output and "--trials-max 10000" in first.output
+    assert "--memory-max" not in first.output, "no limit is none"
+    bounded = CliRunner().invoke(told, ["--memory-max", "32GiB"])
+    assert f"--memory-max {32 << 30}B" in bounded.output
+    assert CliRunner().invoke(told, bounded.output.split()).output == bounded.output
 
 
 def test_a_limit_needs_its_unit() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from analyzer.service import auth, jobs
 from analyzer.service.queue import Claim, Device, LeaseLostError, Queue, sweep
-from analyzer.service.schema import DEVICES, JOBS, DatabaseTime
+from analyzer.service.schema import DEVICES, JOBS, TRIALS, DatabaseTime
 from analyzer.service.states import Change
 from analyzer.store.database import Database
 
@@ -195,13 +196,24 @@ def test_a_job_that_ends_its_worker_each_time_fails_and_says_so(
 ) -> None:
     job = make_job()
     for number in range(3):
-        claim = a_queue(database, f"w{number}").claim()
+        queue = a_queue(database, f"w{number}")
+        claim = queue.claim()
         assert claim is not None
+        queue.say(claim, [("log", {"text": f"attempt {number}\n"})])
+        with queue.writing(claim) as connection:
+            for state in ("failed", "measured"):
+                trial = {"state": state, "message": f"attempt {number}"}
+                values = {"job": claim.number, "body": json.dumps(trial)}
+                number_of = 2 * number + (state == "measured")
+                connection.execute(insert(TRIALS).values(**values, number=number_of))
         run_out(database, claim)
         sweep(database)
     row = row_of(database, job)
     assert (row.state, row.reason) == ("FAILED", "lost")
     assert "3 times" in row.message
+    # What its workers could tell no more.
+    assert row.log_tail == "attempt 0\nattempt 1\nattempt 2\n"
+    assert json.loads(row.failing_trial) == {"state": "failed", "message": "attempt 2"}
 
 
 def test_a_cancelled_job_whose_worker_is_gone_ends(database: Database, make_job: MakeJob) -> None:

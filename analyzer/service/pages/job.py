@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row
 
 from analyzer.domain import units
 from analyzer.errors import UsageError
@@ -18,12 +18,11 @@ from analyzer.service import folder, jobs, states
 from analyzer.service.content import ContentStore
 from analyzer.service.pages.front import Front, make_front
 from analyzer.service.pages.result import RESULT_MAX, Result, Sla, Trial, read_result
-from analyzer.service.schema import EVENTS
 from analyzer.service.states import Change, State
 
 # Rows and characters that a page can be read with; the API has all.
 _TRIALS_SHOWN = 200
-_LOG_EVENTS, _LOG_SHOWN = 80, 12_000
+_LOG_SHOWN = 12_000
 _RESULTS_KEPT = 32  # in memory, of those read last
 _ASKABLE = (Change.PAUSE, Change.RESUME, Change.CANCEL)
 #: Names for people of what a job leaves.
@@ -132,7 +131,7 @@ def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> Jo
         trials=trials[::-1][:_TRIALS_SHOWN],
         trials_total=len(trials),
         front=make_front(trials, found, promise(options, found)),
-        log=_log_end(connection, row),
+        log=jobs.log_end(connection, row.number, _LOG_SHOWN),
         downloads=downloads,
         asks=[change for change in _ASKABLE if change in possible],
         names=names,
@@ -177,14 +176,3 @@ def _trial(body: Mapping[str, Any]) -> Trial | None:
         return Trial.model_validate(body)
     except ValidationError:
         return None
-
-
-def _log_end(connection: Connection, row: Row[Any]) -> str:
-    bodies = connection.execute(
-        select(EVENTS.c.body)
-        .where(EVENTS.c.job == row.number, EVENTS.c.kind == "log")
-        .order_by(EVENTS.c.number.desc())
-        .limit(_LOG_EVENTS)
-    ).scalars()
-    text = "".join(json.loads(body)["text"] for body in reversed(bodies.all()))
-    return text[-_LOG_SHOWN:]
