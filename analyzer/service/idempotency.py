@@ -27,6 +27,11 @@ KEPT_S = 86_400.0
 _SILENCE_MS = 10_000
 
 
+def request_hash(what: str, body: Any) -> str:
+    """The SHA-256 of what is asked for: method and path, and a body of JSON."""
+    return hashlib.sha256(f"{what}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One creation under a key.

@@ -12,8 +12,9 @@ from sqlalchemy import select
 
 from analyzer.service import audit, jobs, uploads
 from analyzer.service.auth import Scope, create_token, find_token, revoke_token, tokens_of
-from analyzer.service.context import PROBLEMS, Admin, Context, Reader
+from analyzer.service.context import PROBLEMS, Admin, Context, IdempotencyKey, Reader
 from analyzer.service.documents import TOKEN_ID, iso
+from analyzer.service.idempotency import idempotent, request_hash
 from analyzer.service.problems import Problem, conflict, not_found
 from analyzer.service.schema import NUMBER_MAX, TOKENS
 from analyzer.service.sessions import COOKIE, begin_session, end_session, find_session
@@ -147,29 +148,46 @@ def log_out(request: Request, context: Context, principal: Reader) -> Response:
     """Ends a browser's session."""
     if cookie := request.cookies.get(COOKIE):
         with context.database.writing() as connection:
-            end_session(connection, cookie)
+            if end_session(connection, cookie):
+                audit.note(connection, principal.project, principal.actor, "session.end", "session")
     response = Response(status_code=204)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response
 
 
 @router.post("/tokens", status_code=201, response_model=MadeToken)
-def make_token(body: NewToken, context: Context, principal: Admin) -> MadeToken:
-    """Makes a token for this project. Not idempotent: a secret is shown once and not kept."""
-    with context.database.writing() as connection:
+def make_token(
+    body: NewToken, context: Context, principal: Admin, idempotency_key: IdempotencyKey = None
+) -> MadeToken:
+    """Makes a token for this project.
+
+    Its secret is shown once and not kept: the same ``Idempotency-Key`` again makes no other token,
+    and is told (409) which one it has made.
+    """
+    request = request_hash("POST /tokens", body.model_dump(mode="json"))
+    with idempotent(context.database, principal.project, idempotency_key, request) as slot:
+        if slot.stored is not None:
+            raise conflict(
+                "token_made",
+                f"This Idempotency-Key has made the token {slot.stored[1]['id']}; its secret was "
+                "shown once.",
+                hint="Revoke it, and make another one under a new key.",
+            )
         made = create_token(
-            connection,
+            slot.connection,
             project=principal.project,
             name=body.name,
             scope=body.scope,
             expires_in_s=body.expires_in_s,
         )
         audit.note(
-            connection, principal.project, principal.actor, "token.create", made.id,
+            slot.connection, principal.project, principal.actor, "token.create", made.id,
             name=made.name, scope=made.scope,
         )  # fmt: skip
-        row = connection.execute(select(TOKENS).where(TOKENS.c.id == made.id)).one()
-    return MadeToken(**_token(row).model_dump(), token=made.secret)
+        row = slot.connection.execute(select(TOKENS).where(TOKENS.c.id == made.id)).one()
+        token = _token(row).model_dump()
+        slot.done(201, token)
+    return MadeToken(**token, token=made.secret)
 
 
 @router.get("/tokens", response_model=TokenList)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, BinaryIO, Literal
@@ -30,12 +29,12 @@ from analyzer.service.documents import (
     job_document,
     listed_job,
 )
-from analyzer.service.idempotency import idempotent
+from analyzer.service.idempotency import idempotent, request_hash
 from analyzer.service.options import JobOptions, check_options
 from analyzer.service.problems import Problem, conflict, invalid, not_found
 from analyzer.service.schema import ARTIFACTS, JOBS, NUMBER_MAX
 from analyzer.service.states import Change, State
-from analyzer.service.uploads import get_upload
+from analyzer.service.uploads import get_upload, lock_project
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -55,7 +54,7 @@ def create(
     body: NewJob, context: Context, principal: Writer, idempotency_key: IdempotencyKey = None
 ) -> JSONResponse:
     """Hands a job in; it waits until a worker takes it."""
-    request = _hash("POST /jobs", body.model_dump(mode="json"))
+    request = request_hash("POST /jobs", body.model_dump(mode="json"))
     return _created(context, principal, idempotency_key, request, body)
 
 
@@ -69,7 +68,7 @@ def clone(
     body = NewJob(
         kind=row.kind, model=row.model, job=row.source_job, options=json.loads(row.options)
     )
-    return _created(context, principal, idempotency_key, _hash(f"clone {job}", None), body)
+    return _created(context, principal, idempotency_key, request_hash(f"clone {job}", None), body)
 
 
 def _created(
@@ -100,6 +99,7 @@ def _insert(
     options: JobOptions,
 ) -> Row[Any]:
     project = principal.project
+    lock_project(connection, project)
     if jobs.open_jobs(connection, project) >= context.limits.open_jobs_max:
         raise Problem(
             429,
@@ -139,6 +139,7 @@ def _source(connection: Connection, project: str, body: NewJob) -> Row[Any] | No
         return jobs.source_of(connection, project, body.kind, body.job)
     if body.kind != "verify" or body.model is None:
         return None
+    get_upload(connection, project, "model", body.model)
     newest = connection.execute(
         select(JOBS)
         .join(ARTIFACTS, ARTIFACTS.c.job == JOBS.c.number)
@@ -344,7 +345,3 @@ def _pieces(stream: BinaryIO) -> Iterator[bytes]:
 def _row(context: ServiceContext, principal: Principal, job: str) -> Row[Any]:
     with context.database.reading() as connection:
         return jobs.get_job(connection, principal.project, job)
-
-
-def _hash(what: str, body: Any) -> str:
-    return hashlib.sha256(f"{what}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()

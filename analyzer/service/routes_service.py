@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from sqlalchemy import select
 
-from analyzer.errors import StoreError
 from analyzer.service.context import PROBLEMS, Context, Reader
 from analyzer.service.documents import Device, WorkerDocument, WorkerList, stamp
 from analyzer.service.metrics import Metrics
@@ -62,11 +61,8 @@ def healthz() -> str:
 @outside.get("/readyz", tags=["service"], responses={503: PROBLEMS[503]})
 def readyz(context: Context) -> Response:
     """This process reaches its database."""
-    try:
-        with context.database.reading() as connection:
-            connection.execute(select(DatabaseTime()))
-    except StoreError as error:
-        return JSONResponse({"ready": False, "reason": error.message}, status_code=503)
+    with context.database.reading() as connection:
+        connection.execute(select(DatabaseTime()))
     return JSONResponse({"ready": True})
 
 

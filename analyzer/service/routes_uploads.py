@@ -197,6 +197,7 @@ def _keep(
             kind=kind,
             name=name,
             details=details,
+            limits=context.limits,
         )
         document = upload_document(row).model_dump(mode="json")
         audit.note(

@@ -91,6 +91,7 @@ def still_good(connection: Connection, principals: Collection[Principal]) -> set
     return {one for one in principals if {one.token_id, one.session} <= good}
 
 
-def end_session(connection: Connection, cookie: str) -> None:
-    """Ends a session, if there is one."""
-    connection.execute(delete(SESSIONS).where(SESSIONS.c.hash == hash_of(cookie)))
+def end_session(connection: Connection, cookie: str) -> bool:
+    """Ends a session; False if there is none."""
+    done = connection.execute(delete(SESSIONS).where(SESSIONS.c.hash == hash_of(cookie)))
+    return done.rowcount == 1

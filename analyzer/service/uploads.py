@@ -12,13 +12,24 @@ from analyzer.service.content import ContentStore, Staged
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import Problem, conflict, not_found
 from analyzer.service.rows import upsert
-from analyzer.service.schema import JOBS, UPLOADS, DatabaseTime
+from analyzer.service.schema import JOBS, PROJECTS, UPLOADS, DatabaseTime
 
 
 def stored_bytes(connection: Connection, project: str) -> int:
     """Bytes of all that the project has uploaded."""
     total = select(func.coalesce(func.sum(UPLOADS.c.size_bytes), 0))
     return int(connection.execute(total.where(UPLOADS.c.project == project)).scalar_one())
+
+
+def lock_project(connection: Connection, project: str) -> None:
+    """Lets others that hold a project to a limit wait until this transaction ends.
+
+    SQLite has one writer at a time in any case.
+    """
+    # Rows that refer to the project may still come: they ask for its key alone.
+    connection.execute(
+        select(PROJECTS.c.name).where(PROJECTS.c.name == project).with_for_update(key_share=True)
+    )
 
 
 def check_room(connection: Connection, project: str, more: int, limits: ServiceLimits) -> None:
@@ -44,8 +55,16 @@ def add_upload(
     kind: str,
     name: str,
     details: Mapping[str, Any],
+    limits: ServiceLimits,
 ) -> Row[Any]:
-    """Notes an uploaded file; the same file again keeps its row, with the new name."""
+    """Notes an uploaded file; the same file again keeps its row, with the new name.
+
+    Raises:
+        Problem: 413: others that came meanwhile have taken the project's room.
+    """
+    lock_project(connection, project)
+    if _find(connection, project, kind, staged.sha256) is None:
+        check_room(connection, project, staged.size_bytes, limits)
     content.keep(connection, staged)
     upsert(
         connection,
@@ -71,14 +90,18 @@ def get_upload(connection: Connection, project: str, kind: str, sha256: str) -> 
     Raises:
         Problem: 404: the project has none.
     """
-    found = connection.execute(
+    found = _find(connection, project, kind, sha256)
+    if found is None:
+        raise not_found(f"{kind} {sha256[:64]!r}")
+    return found
+
+
+def _find(connection: Connection, project: str, kind: str, sha256: str) -> Row[Any] | None:
+    return connection.execute(
         select(UPLOADS).where(
             UPLOADS.c.project == project, UPLOADS.c.kind == kind, UPLOADS.c.sha256 == sha256
         )
     ).one_or_none()
-    if found is None:
-        raise not_found(f"{kind} {sha256[:64]!r}")
-    return found
 
 
 def list_uploads(connection: Connection, project: str, kind: str) -> Sequence[Row[Any]]:

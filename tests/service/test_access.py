@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from analyzer.errors import UsageError
+from analyzer.service import guard, routes_uploads
 from analyzer.service.schema import AUDIT, IDEMPOTENCY, TOKENS
 from analyzer.service.serve import ServiceOptions, is_loopback, serve
 
@@ -75,8 +80,21 @@ def test_the_objects_of_another_project_are_not_there(service: Service) -> None:
     body = {"kind": "search", "model": model, "options": {"latency_budget": "50ms"}}
     assert other.post("/api/v1/jobs", json=body).status_code == 404
     assert other.post("/api/v1/jobs", json={**body, "job": job}).status_code == 404
-    for where in ("jobs", "models", "audit"):
+    for where in ("jobs", "models", "calibration", "scenarios", "audit"):
         assert other.get(f"/api/v1/{where}").json()["items"] == []
+    # Another project's data, whichever way it is named.
+    trace, data = (
+        own.post(f"/api/v1/{kind}?name=x", content=b"x").json()["id"]
+        for kind in ("scenarios", "calibration")
+    )
+    theirs = {**body, "model": other.post("/api/v1/models?name=n", content=b"n").json()["id"]}
+    for more in ({"arrivals": f"trace:{trace}"}, {"calibration_data": data}):
+        named = {**theirs, "options": {"latency_budget": "50ms", **more}}
+        assert other.post("/api/v1/jobs", json=named).status_code == 404, more
+    for named in ({"kind": "verify", "job": job}, {"kind": "verify", "model": model}):
+        assert other.post("/api/v1/jobs", json=named).status_code == 404, named
+    assert other.get(f"/compare?job={job}").status_code == 404
+    assert other.get(f"/jobs/{job}").status_code == 404
     token = own.get("/api/v1/tokens").json()["items"][0]["id"]
     assert other.delete(f"/api/v1/tokens/{token}").status_code == 404
     assert own.get(f"/api/v1/jobs/{job}").json()["state"] == "QUEUED"
@@ -119,6 +137,50 @@ def test_no_secret_is_stored_or_told_again(service: Service) -> None:
     assert actions == ["job.create", "model.upload", "token.create"]
 
 
+def test_no_secret_is_in_the_services_log(
+    service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        secret = service.token("p", "admin")
+        client = service.client(secret)
+        made = client.post("/api/v1/tokens", json={"name": "ci"}).json()["token"]
+        a_job(client)
+        browser = service.client(tokens=True)
+        browser.post("/api/v1/session", json={"token": secret})
+        client.get("/api/v1/jobs", params={"token": secret})
+        service.client(f"{secret}x").get("/api/v1/jobs")
+        service.client(tokens=True).post("/login", data={"token": f"{made}x"})
+
+        def broken(*_: Any, **__: Any) -> Any:
+            raise OSError("no room")
+
+        monkeypatch.setattr(service.context.database, "reading", broken)
+        assert client.get("/api/v1/jobs").status_code == 503
+    # The client's side of this test logs what it sends.
+    own = [one for one in caplog.records if not one.name.startswith(("httpx", "httpcore"))]
+    text = "\n".join(map(logging.Formatter().format, own))
+    assert "no room" in text
+    for word in (secret, made, browser.cookies["tritune_session"]):
+        assert word not in text
+
+
+def test_a_token_is_made_once_under_a_key_and_its_secret_kept_nowhere(service: Service) -> None:
+    admin = service.client(service.token("p", "admin"))
+    key = {"Idempotency-Key": "a-token"}
+    made = admin.post("/api/v1/tokens", json={"name": "ci"}, headers=key)
+    assert made.status_code == 201
+    again = admin.post("/api/v1/tokens", json={"name": "ci"}, headers=key)
+    assert again.status_code == 409 and made.json()["id"] in again.json()["detail"]
+    assert made.json()["token"] not in again.text
+    other = admin.post("/api/v1/tokens", json={"name": "another"}, headers=key)
+    assert other.status_code == 422
+    names = [token["name"] for token in admin.get("/api/v1/tokens").json()["items"]]
+    assert sorted(names) == ["ci", "p's"]
+    with service.context.database.reading() as connection:
+        stored = [str(row) for row in connection.execute(IDEMPOTENCY.select())]
+    assert stored and made.json()["token"] not in "".join(stored)
+
+
 def test_a_browser_needs_its_sessions_word_to_change_something(service: Service) -> None:
     browser = service.client(tokens=True)
     secret = service.token("p", "admin")
@@ -136,6 +198,12 @@ def test_a_browser_needs_its_sessions_word_to_change_something(service: Service)
     assert browser.delete("/api/v1/session", headers=word).status_code == 204
     assert browser.get("/api/v1/jobs").status_code == 401
     assert browser.post("/api/v1/session", json={"token": "wrong"}).status_code == 401
+    actions = [
+        entry["action"]
+        for entry in service.client(secret).get("/api/v1/audit").json()["items"]
+        if entry["action"].startswith("session.")
+    ]
+    assert actions == ["session.end", "session.begin"]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +249,60 @@ def test_limits_are_told_and_kept(service: Service, client: httpx.Client) -> Non
     assert wordy.post("/api/v1/jobs", content=iter([b" " * 900] * 4)).status_code == 413
     folder = service.context.content._incoming
     assert not list(folder.iterdir()), "what was refused is not kept"
+
+
+def test_uploads_at_once_keep_the_projects_room(service: Service) -> None:
+    tight = service.client(stored_bytes_max=2500)
+    everybody = threading.Barrier(8)
+
+    def send(number: int) -> httpx.Response:
+        def pieces() -> Iterator[bytes]:
+            yield b"%d" % number * 500
+            everybody.wait(30)  # each has been told that there is room
+            yield b"%d" % number * 500
+
+        return tight.post(f"/api/v1/models?name=m{number}", content=pieces())
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(send, range(8)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 2 + [413] * 6
+    assert tight.get("/api/v1/projects").json()["items"][0]["stored_bytes"] == 2000
+    assert not list(service.context.content._incoming.iterdir())
+
+
+def slow(client: httpx.Client, path: str, *, drip: bool) -> bytes:
+    """What a client is answered that sends a body's beginning, and then nothing or a drip."""
+    url = httpx.URL(str(client.base_url))
+    with socket.create_connection((str(url.host), int(url.port or 0)), timeout=60) as peer:
+        peer.sendall(
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n"
+            b"Content-Type: application/json\r\n\r\n{" % path.encode()
+        )
+        peer.settimeout(0.1)
+        ends_at = time.monotonic() + 60
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            assert time.monotonic() < ends_at
+            try:
+                if not (part := peer.recv(4096)):
+                    break
+                answer += part
+            except TimeoutError:
+                if drip:
+                    peer.sendall(b" ")
+        return answer
+
+
+@pytest.mark.parametrize("drip", [False, True])
+@pytest.mark.parametrize("path", ["/api/v1/models?name=m", "/api/v1/jobs"])
+def test_a_body_that_does_not_come_is_not_waited_for(
+    service: Service, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, drip: bool
+) -> None:
+    monkeypatch.setattr(routes_uploads, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(guard, "_BODY_S", 0.5)
+    assert slow(client, path, drip=drip).startswith(b"HTTP/1.1 408")
+    assert not list(service.context.content._incoming.iterdir())
+    assert client.get("/api/v1/models").json()["items"] == []
 
 
 def test_names_that_lead_elsewhere_are_refused(client: httpx.Client) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -14,8 +15,10 @@ from sqlalchemy import update
 
 from analyzer.cli.search import search
 from analyzer.cli.verify import verify
+from analyzer.errors import StoreError
 from analyzer.service import jobs
-from analyzer.service.options import TABLES, WHY_NOT
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import TABLES, WHY_NOT, check_options
 from analyzer.service.schema import IDEMPOTENCY
 
 Upload = Callable[..., str]
@@ -197,6 +200,31 @@ def test_health_metrics_and_the_document(client: httpx.Client, submit: Submit) -
     assert len(names) == len(set(names)) and {"upload_model", "job_create", "workers"} <= {*names}
     assert max(map(len, names)) < 25, "a generated client calls them so"
     assert client.get("/").status_code == 200
+
+
+def test_a_service_without_its_database_says_so_and_no_more(
+    service: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def away() -> Iterator[None]:
+        raise StoreError("The database postgresql://inside:5432/x does not answer.")
+        yield
+
+    monkeypatch.setattr(service.context.database, "reading", away)
+    for path in ("/readyz", "/metrics", "/api/v1/jobs"):
+        answer = client.get(path)
+        assert answer.status_code == 503, path
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "inside" not in answer.text
+    assert client.get("/healthz").status_code == 200
+
+
+def test_a_search_has_a_bound_on_its_trials_whatever_is_asked() -> None:
+    limits = ServiceLimits(trials_max=7)
+    assert "--max-trials=7" in check_options("search", BUDGET, limits).arguments
+    asked = check_options("search", {**BUDGET, "max_trials": 3}, limits).arguments
+    assert [word for word in asked if "trials" in word] == ["--max-trials=3"]
+    assert not [word for word in check_options("verify", {}, limits).arguments if "trials" in word]
 
 
 def test_a_deleted_upload_can_come_again_under_the_same_key(client: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shlex
 from typing import Any
 
@@ -137,6 +138,21 @@ def test_a_running_job_is_renewed_when_something_happened(
     with example.queue.writing(claim) as connection:
         example.queue.finish(connection, claim, Change.SUCCEED, {"verdict": "found"})
     assert client.get(address).headers["HX-Refresh"] == "true"
+
+
+def test_pages_are_of_use_without_scripts(client: httpx.Client, example: Example) -> None:
+    ended, running = example.ended(result=FOUND), example.running().id
+    renewed = '<noscript><meta http-equiv="refresh"'
+    for address in ("/", f"/jobs/{running}", "/workers"):
+        assert renewed in client.get(address).text, address
+    assert renewed not in client.get(f"/jobs/{ended}").text
+    for address in (f"/jobs/{running}", f"/jobs/{ended}", "/jobs/new"):
+        page = client.get(address).text
+        forms = re.findall(r"<form[^>]*>", page)
+        assert forms and all("action=" in form or "/new" in address for form in forms), forms
+        assert "onclick" not in page and 'href="#"' not in page
+    # Scripts are loaded beside the page, not before it.
+    assert all("defer" in tag for tag in re.findall(r"<script[^>]*>", client.get("/").text))
 
 
 @pytest.mark.parametrize(
