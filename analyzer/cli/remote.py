@@ -45,6 +45,7 @@ _HERE = frozenset(
 _NAMES = {"input_shapes": "input_shape", "store_url": "store", "prices_file": "prices"}
 # The contract's, of a command that failed there.
 _ERRORS = {2: InputError, 130: RunInterruptedError}
+_GO_ON_HINT = "Go on with the same command, --study and --resume."
 
 
 def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> int:
@@ -94,6 +95,8 @@ def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> in
         _follow(client, job, quiet=values["quiet"])
         done = client.job(job)
         if done["state"] != "SUCCEEDED":
+            if done["state"] == "CANCELLED":
+                raise RunInterruptedError(f"The job {job} was cancelled there.", hint=_GO_ON_HINT)
             kind = _ERRORS.get(done["exit_code"] or 1, AnalyzerError)
             raise kind(
                 done["message"] or f"The job {job} is {done['state']}.", hint=done["hint"] or ""
@@ -157,7 +160,7 @@ def _follow(client: ServiceClient, job: str, *, quiet: bool) -> None:
         client.cancel(job)
         raise RunInterruptedError(
             f"Interrupted. The job {job} is cancelled; what it measured is stored there.",
-            hint="Go on with the same command, --study and --resume.",
+            hint=_GO_ON_HINT,
         ) from error
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +146,49 @@ def test_a_study_goes_on_in_a_new_job(
         assert run(capsys, *command)[0] == 2, "the name is taken"
         code, _, err = run(capsys, *command, "--resume")
     assert code == 4 and "Note: 2 were there" in err
+
+
+def test_an_interrupt_here_cancels_the_job_there(
+    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    model = tmp_path / "m.onnx"
+    model.write_text("{}")
+
+    def interrupted(self: client_module.ServiceClient, job: str) -> Iterator[client_module.Event]:
+        assert self.job(job)["state"] == "QUEUED"
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(client_module.ServiceClient, "events", interrupted)
+    code, out, err = run(
+        capsys, "search", str(model), "--latency-budget", "50ms", "--json",
+        "--service", str(client.base_url),
+    )  # fmt: skip
+    assert code == 130 and json.loads(out)["error"]["code"] == "interrupted", err
+    assert [job["state"] for job in client.get("/api/v1/jobs").json()["items"]] == ["CANCELLED"]
+
+
+def test_a_job_that_somebody_cancels_there_is_an_interrupt_here(
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_text(json.dumps({"seconds": 600}))
+
+    def cancel() -> None:
+        while not (jobs := client.get("/api/v1/jobs?state=RUNNING").json()["items"]):
+            time.sleep(0.1)
+        client.post(f"/api/v1/jobs/{jobs[0]['id']}/cancel")
+
+    somebody = threading.Thread(target=cancel)
+    somebody.start()
+    with working():
+        code, out, err = run(
+            capsys, "search", str(model), "--latency-budget", "50ms", "--json",
+            "--service", str(client.base_url),
+        )  # fmt: skip
+    somebody.join()
+    assert code == 130 and "cancelled" in json.loads(out)["error"]["message"], err
 
 
 def test_a_service_that_takes_no_more_watchers_is_asked_now_and_then(
