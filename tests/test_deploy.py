@@ -56,7 +56,7 @@ def test_every_command_that_is_started_parses(
 def test_the_compose_file_keeps_the_specification() -> None:
     schema = ROOT / ".tools" / "compose" / "compose_spec.json"
     if not schema.is_file():
-        pytest.skip(f"the Compose specification's schema is not at {schema}")
+        pytest.skip(f"the Compose specification's schema is not at {schema} (make tools)")
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft201909Validator(json.loads(schema.read_text())).validate(COMPOSE)
     for service in COMPOSE["services"].values():

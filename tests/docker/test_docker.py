@@ -193,7 +193,7 @@ def test_the_compose_file_reserves_a_gpu_and_calls_commands_that_are_there() -> 
 
 def test_the_compose_file_keeps_to_the_specification() -> None:
     if not SCHEMA.is_file():
-        pytest.skip(f"the Compose specification's schema is not at {SCHEMA}")
+        pytest.skip(f"the Compose specification's schema is not at {SCHEMA} (make tools)")
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     document = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))

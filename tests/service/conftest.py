@@ -174,12 +174,12 @@ def working(database: Database, content: ContentStore) -> Callable[..., Any]:
         *,
         isolation: Isolation | None = None,
         constants: Path | None = None,
+        elsewhere: tuple[Database, ContentStore] | None = None,
         **limits: Any,
     ) -> Iterator[Worker]:
         stop = threading.Event()
         worker = Worker(
-            database,
-            content,
+            *(elsewhere or (database, content)),
             Device(id=device, kind="cpu", host="here", name="a CPU"),
             ServiceLimits(**limits),
             stopping=stop.is_set,
