@@ -14,17 +14,27 @@ from service_contract import schemathesis
 pytestmark = pytest.mark.sqlite_alone
 
 
+# What an administrator may do; revoking would end the token that is used.
+_ADMIN = ("--include-path-regex", "/(tokens|audit|session)", "--exclude-operation-id", "revoke")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_the_api_keeps_its_document(service: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scope", "seconds", "more"), [("write", 60, ()), ("admin", 20, _ADMIN)], ids=["write", "admin"]
+)
+def test_the_api_keeps_its_document(
+    service: Any, tmp_path: Path, scope: Any, seconds: int, more: tuple[str, ...]
+) -> None:
     if find_spec("schemathesis") is None:
         pytest.skip("schemathesis is not installed")
-    token = service.token("fuzz", "write")
+    token = service.token("fuzz", scope)
     client = service.client(token)
     url = str(client.base_url).rstrip("/")
     done = subprocess.run(
-        schemathesis(url, token, seconds=60, seed=7),
+        schemathesis(url, token, seconds, 7, *more),
         capture_output=True, text=True, timeout=380, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert client.get("/healthz").status_code == 200
+    assert client.get("/api/v1/session").status_code == 200, "its token was revoked"
