@@ -109,7 +109,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
                 "This machine's speed varied while it was measured; edges are told over all of "
                 f"that time, {1 - factor:.0%} below those that short runs found."
             )
-        _tell_server(context, winner)
+        if winner is not None:
+            _tell_server(context, winner)
     if winner is None and (proven := prove_infeasible(context, built, screening)):
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")
