@@ -114,8 +114,9 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes up a machine with GPUs for every child process from now on.
 
     Its arguments are ``nvml`` (``gpus``, ``faults``, ``cuda``), ``onnxruntime`` (``load_error``,
-    ``run_error``, ``falls_back``, ``cuda_version``), ``tensorrt`` and ``cupy`` (of their fakes;
-    none where they are left out) and ``cuda`` (of the one under both).
+    ``run_error``, ``falls_back``, ``cuda_version``, and ``cuda``: whether it has the provider),
+    ``tensorrt`` and ``cupy`` (of their fakes; none where they are left out) and ``cuda`` (of the
+    one under both).
     """
 
     def make(**options: Any) -> None:
@@ -130,3 +131,26 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     return make
+
+
+@pytest.fixture
+def write_doubling() -> Callable[[Path], Path]:
+    """A model that doubles ``x``, as the fake's engines do."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    import numpy as np
+
+    def write(folder: Path) -> Path:
+        helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+        graph = helper.make_graph(
+            [helper.make_node("Mul", ["x", "two"], ["x_doubled"], name="double")],
+            "double",
+            [helper.make_tensor_value_info("x", kind, ["batch", 3])],
+            [helper.make_tensor_value_info("x_doubled", kind, ["batch", 3])],
+            [onnx.numpy_helper.from_array(np.array(2.0, np.float32), "two")],
+        )
+        opset = [helper.make_opsetid("", 17)]
+        path = folder / "double.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
+        return path
+
+    return write

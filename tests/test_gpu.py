@@ -23,15 +23,18 @@ def _needs_a_gpu() -> None:
 
     if not inspect_machine().gpus:
         pytest.skip("NVML finds no NVIDIA GPU on this machine")
-    import onnxruntime
+    from analyzer.engine.gpu_backends import gpu_backends
 
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has no CUDA provider (install tritune[gpu])")
+    if not gpu_backends():
+        pytest.skip("neither ONNX Runtime's CUDA provider nor TensorRT is here (tritune[gpu])")
 
 
 def test_cuda_answers_like_the_cpu() -> None:
+    from analyzer.engine.gpu_backends import gpu_backends
     from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 
+    if "onnxruntime" not in gpu_backends():
+        pytest.skip("this ONNX Runtime does not run on the GPU (install tritune[gpu])")
     rows = {"image": np.random.default_rng(0).standard_normal((8, 1, 64, 64), np.float32)}
     on_cpu = OrtRuntime(DIGITS, device="cpu").run(rows)["logits"]
     on_gpu = OrtRuntime(DIGITS, device="gpu").run(rows)["logits"]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.gpu_backends import gpu_backends
 from analyzer.engine.runtimes.base import Runtime
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.engine.runtimes.open import open_runtime
@@ -301,10 +302,14 @@ def _open(file: Path, request: BuildRequest) -> Runtime:
 
 
 def _open_model(request: BuildRequest) -> Runtime:
-    """The fp32 model on ONNX Runtime's default provider, which every variant is held against."""
-    return open_runtime(
-        Path(request.model.path), device=request.device, intra_op_threads=request.threads
-    )
+    """The fp32 model on ONNX Runtime's default provider, which every variant is held against.
+
+    For an engine on the CPU where ONNX Runtime does not run on the GPU.
+    """
+    device = request.device
+    if request.key.backend == "tensorrt" and "onnxruntime" not in gpu_backends():
+        device = "cpu"
+    return open_runtime(Path(request.model.path), device=device, intra_op_threads=request.threads)
 
 
 def main(folder: Path, begin_by: float) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ import httpx
 import pytest
 import tritonclient.grpc as triton
 
-from analyzer.domain.measurement import Failure
-from analyzer.hardware.gpu_lock import _FOLDER
+from analyzer.domain.measurement import Failure, Measurement
+from analyzer.hardware.gpu_lock import _FOLDER, building_on
+from analyzer.hardware.gpus import GpuIdentity
 from benchlib.own_server import own_server
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
@@ -146,7 +148,12 @@ print(json.dumps({"kind": type(result.outcome).__name__} | asdict(result.outcome
 
 
 def measured(
-    folder: Path, model: Path = DIGITS, *, server: str = "embedded", **configuration: Any
+    folder: Path,
+    model: Path = DIGITS,
+    *,
+    server: str = "embedded",
+    kind: type[Failure | Measurement] = Failure,
+    **configuration: Any,
 ) -> dict[str, Any]:
     values = json.dumps({"device": "gpu"} | configuration)
     done = subprocess.run(
@@ -155,7 +162,7 @@ def measured(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["kind"] == Failure.__name__, found
+    assert found["kind"] == kind.__name__, found.get("message", found)
     return found
 
 
@@ -232,6 +239,36 @@ def test_measure_ends_with_the_code_of_a_server_that_failed(
     assert "79.0 of 80.0 GiB of GPU 0 were in use" in error["message"]
 
 
+def _waits_for_a_lock(pid: int) -> bool:
+    """As the kernel lists those that wait: ``1: -> FLOCK  ADVISORY  READ PID …``."""
+    lines = map(str.split, Path("/proc/locks").read_text().splitlines())
+    return any(line[1:3] == ["->", "FLOCK"] and line[5] == str(pid) for line in lines)
+
+
+def test_a_load_test_waits_for_what_is_built_on_its_gpu(
+    made_up_machine: Machine, tmp_path: Path
+) -> None:
+    uuid = f"GPU-{tmp_path.parent.name}-{os.getpid()}"
+    made_up_machine(nvml={"gpus": [EMPTY | {"uuid": uuid}]})
+    command = [sys.executable, "-m", "analyzer.cli.main", "measure", str(DIGITS)]
+    command += ["--rate", "20/s", "--duration", "1s", "--json"]
+    try:
+        with building_on(GpuIdentity(uuid=uuid)):
+            process = subprocess.Popen(
+                command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=os.environ | {"TRITUNE_CACHE": str(tmp_path / "cache")},
+            )  # fmt: skip
+            until = time.monotonic() + 60.0
+            while not _waits_for_a_lock(process.pid):
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+        said, errors = process.communicate(timeout=60.0)
+    finally:
+        (_FOLDER / f"tritune-gpu-{uuid}.lock").unlink(missing_ok=True)
+    assert process.returncode == 0, errors
+    assert json.loads(said)["requests"] > 0
+
+
 def test_a_plan_of_another_tensorrt(
     made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -254,27 +291,19 @@ def test_no_room_for_an_engine_and_none_for_its_batches(
     assert "GPU 0 is out of memory (cudaMalloc: cudaErrorMemoryAllocation)" in failure["message"]
 
 
-@pytest.fixture
-def write_doubling() -> Callable[[Path], Path]:
-    """A model that doubles ``x``, as the fake's engines do."""
-    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    import numpy as np
-
-    def write(folder: Path) -> Path:
-        helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-        graph = helper.make_graph(
-            [helper.make_node("Mul", ["x", "two"], ["x_doubled"], name="double")],
-            "double",
-            [helper.make_tensor_value_info("x", kind, ["batch", 3])],
-            [helper.make_tensor_value_info("x_doubled", kind, ["batch", 3])],
-            [onnx.numpy_helper.from_array(np.array(2.0, np.float32), "two")],
-        )
-        opset = [helper.make_opsetid("", 17)]
-        path = folder / "double.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
-        return path
-
-    return write
+@pytest.mark.timing
+def test_an_engine_is_scored_and_measured_where_tensorrt_alone_runs_on_the_gpu(
+    made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """Its answers were held against ONNX Runtime on a GPU, which is not there."""
+    model = write_doubling(tmp_path)
+    made_up_machine(onnxruntime={"cuda": False}, tensorrt={}, cuda={"memory_bytes": 1 << 30})
+    found = measured(tmp_path, model, kind=Measurement, backend="tensorrt")
+    # Under overload requests end with errors; below it none does.
+    assert min(test["errors"] for test in found["load_tests"]) == 0
+    without = measured(tmp_path, model)  # ONNX Runtime is asked to run it on the GPU
+    assert (without["stage"], without["reason"]) == ("start", "missing")
+    assert "has no CUDA provider" in without["message"]
 
 
 @pytest.mark.slow
@@ -312,8 +341,8 @@ parameters:
 def test_an_engine_from_its_search_to_a_load_test_of_its_export(
     made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    """And on a machine with another TensorRT: refused, with both versions named."""
-    machine: dict[str, Any] = {"cuda": {"memory_bytes": 1 << 30}}
+    """Where TensorRT alone runs on the GPU; with another TensorRT both versions are named."""
+    machine: dict[str, Any] = {"cuda": {"memory_bytes": 1 << 30}, "onnxruntime": {"cuda": False}}
     made_up_machine(tensorrt={"version": "10.3.0.26"}, **machine)
     (tmp_path / "engines.yaml").write_text(SPACE)
     store = f"sqlite:///{tmp_path}/r.db"

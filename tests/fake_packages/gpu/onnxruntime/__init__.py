@@ -36,7 +36,8 @@ class InferenceSession(_Session):  # type: ignore[misc, valid-type]
 
 
 _real.InferenceSession = InferenceSession
-_real.get_available_providers = lambda: [_CUDA, "CPUExecutionProvider"]
+_providers = [_CUDA] * _values.get("cuda", True) + ["CPUExecutionProvider"]
+_real.get_available_providers = lambda: list(_providers)
 _real.preload_dlls = lambda **_: None
 _real.cuda_version = _values.get("cuda_version", "13.0")
 sys.modules[__name__] = _real
