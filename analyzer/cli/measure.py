@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,6 +195,7 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.cli.models import inspect_path
     from analyzer.cli.options import cache_dir
     from analyzer.domain.configuration import baseline_configuration
+    from analyzer.hardware.gpu_lock import measuring_on
     from analyzer.hardware.gpu_memory import telling_gpu_memory
     from analyzer.hardware.gpus import first_gpu
     from analyzer.hardware.sampler import gpu_used_bytes
@@ -208,19 +209,21 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     if configuration is None:
         configuration = baseline_configuration(batchable=model.batchable, device=default_device())
     gpu = first_gpu() if configuration.device == "gpu" else None
-    gpu_base = gpu_used_bytes(gpu) if gpu is not None else None
     data = values["calibration_data"]
     assets = Assets(model=model, calibration_path=str(data) if data else None)
-    with (
-        telling_gpu_memory(gpu, gpu_base),
-        open_target(
-            "embedded",
-            model=model,
-            model_path=Path(model.path),
-            inputs_path=assets.request_inputs(cache_dir()),
-            configuration=configuration,
-        ) as ready,
-    ):
+    with ExitStack() as until_measured:
+        until_measured.enter_context(measuring_on(gpu))
+        gpu_base = gpu_used_bytes(gpu) if gpu is not None else None
+        until_measured.enter_context(telling_gpu_memory(gpu, gpu_base))
+        ready = until_measured.enter_context(
+            open_target(
+                "embedded",
+                model=model,
+                model_path=Path(model.path),
+                inputs_path=assets.request_inputs(cache_dir()),
+                configuration=configuration,
+            )
+        )
         yield Subject(
             target=ready,
             address=None,
@@ -322,9 +325,12 @@ def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
         ("GPU utilization", "gpu_utilization"),
         ("power, W", "power_watts"),
         ("energy, J per inference", "energy_joules_per_inference"),
+        ("GPU clock, MHz", "gpu_clock_mhz"),
     ):
         if own.get(key) is not None:
             line(title, lambda r, key=key: r[key], "")
+    if own.get("gpu_clock_limits"):
+        line("GPU clock held down by", lambda r: ", ".join(r["gpu_clock_limits"]), "")
     click.echo(format_table(table))
     for name, row in rows:
         if name == "tritune":

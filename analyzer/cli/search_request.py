@@ -16,6 +16,7 @@ from analyzer.errors import MissingPartError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.hardware.machine import Machine
+    from analyzer.measure.facts import WorkerFacts
     from analyzer.search.request import SearchRequest
     from analyzer.store.records import StudyRecord
 
@@ -142,6 +143,23 @@ def space_here(
     )
 
 
+def space_there(
+    options: SearchOptions, model: ModelInfo, device: DeviceKind, facts: WorkerFacts, largest: int
+) -> SearchSpace:
+    """As :func:`space_here` for a worker's machine elsewhere: its cores, its libraries."""
+    return space_of(
+        options,
+        model,
+        device,
+        cores=facts.cores,
+        request_batch_size=largest,
+        tensorrt=facts.tensorrt,
+        accelerators=facts.accelerators,
+        compute_capability=facts.compute_capability,
+        onnx_backend=facts.backends[0] if facts.backends else "onnxruntime",
+    )
+
+
 def space_of(
     options: SearchOptions, model: ModelInfo, device: DeviceKind, **machine: Any
 ) -> SearchSpace:
@@ -172,10 +190,10 @@ def _onnx_backend(server: str, here: Backend) -> Backend:
 
 
 def _compute_capability(device: DeviceKind) -> tuple[int, int] | None:
-    """The lowest of this machine's GPUs; None without one that tells it."""
-    from analyzer.hardware.gpus import list_gpus
+    """The lowest of the GPUs that may be used here; None without one that tells it."""
+    from analyzer.hardware.gpus import visible_gpus
 
-    found = [gpu.compute_capability for gpu in list_gpus()] if device == "gpu" else []
+    found = [gpu.compute_capability for gpu in visible_gpus()] if device == "gpu" else []
     return min((one for one in found if one is not None), default=None)
 
 
@@ -185,14 +203,19 @@ def _tensorrt(server: str, warn: Callable[[str], None]) -> bool:
 
     if find_spec("tensorrt") is None:
         return False
-    if server == "triton":
-        from analyzer.engine.runtimes.tensorrt_ import import_tensorrt, library_version
-        from analyzer.targets.triton_install import require_triton
-        from analyzer.targets.triton_tensorrt import require_same_tensorrt
+    if server == "embedded":
+        return True
+    from analyzer.engine.runtimes.tensorrt_ import import_tensorrt, library_version
+    from analyzer.targets.triton_install import require_triton
+    from analyzer.targets.triton_tensorrt import elsewhere, require_same_tensorrt
 
-        try:
-            require_same_tensorrt(require_triton(), library_version(import_tensorrt()))
-        except MissingPartError as error:
-            warn(f"No TensorRT engines are measured: {error.message} {error.hint}")
-            return False
+    try:
+        version = library_version(import_tensorrt())
+        if server == "triton":
+            require_same_tensorrt(require_triton(), version)
+        else:
+            warn(elsewhere(server, version))
+    except MissingPartError as error:
+        warn(f"No TensorRT engines are measured: {error.message} {error.hint}")
+        return False
     return True

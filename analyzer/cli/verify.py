@@ -147,12 +147,19 @@ def verify(study: str | None, **values: Any) -> int:
 
 
 def _check_engine(subject: ClaimedModel, server: str) -> None:
-    """Raises MissingPartError where the Triton of this machine has another TensorRT."""
-    if server == "triton" and subject.tensorrt:
-        from analyzer.targets.triton_install import require_triton
-        from analyzer.targets.triton_tensorrt import require_same_tensorrt
+    """Raises MissingPartError where the Triton of this machine has another TensorRT.
 
+    One elsewhere is not asked: what it must have is told.
+    """
+    if server == "embedded" or not subject.tensorrt:
+        return
+    from analyzer.targets.triton_install import require_triton
+    from analyzer.targets.triton_tensorrt import elsewhere, require_same_tensorrt
+
+    if server == "triton":
         require_same_tensorrt(require_triton(), subject.tensorrt)
+    else:
+        click.echo(f"Note: {elsewhere(server, subject.tensorrt)}", err=True)
 
 
 def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:
@@ -173,6 +180,7 @@ def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:
 
 def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> Measurement:
     from analyzer.domain.workload import parse_arrivals
+    from analyzer.hardware.gpu_lock import measuring_on
     from analyzer.hardware.gpus import first_gpu
     from analyzer.measure.plan import LoadPlan
     from analyzer.measure.tasks import Assets
@@ -223,7 +231,8 @@ def _measure(subject: ClaimedModel, values: dict[str, Any], *, quiet: bool) -> M
         twin=_twin(subject, values["store_url"], values["server"]),
         gpu=gpu,
     )
-    return verify_claim(claim.configuration, plan, start, on_block=told)
+    with measuring_on(gpu):
+        return verify_claim(claim.configuration, plan, start, on_block=told)
 
 
 def _twin(subject: ClaimedModel, store_url: str, server: str) -> ServerModel | None:
@@ -294,6 +303,10 @@ def _print(verification: Verification, subject: ClaimedModel) -> None:
         click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
     if (energy := measured.resources.energy_joules_per_inference) is not None:
         click.echo(f"  energy       {energy:.3g} J per inference, the whole GPU's")
+    if (clock := measured.resources.gpu_clock_mhz) is not None:
+        limits = ", ".join(measured.resources.gpu_clock_limits)
+        held = f", held down by {limits}" if limits else ""
+        click.echo(f"  GPU clock    {clock:.0f} MHz{held}")
     for note in measured.notes:
         click.echo(f"  note         {note}")
 

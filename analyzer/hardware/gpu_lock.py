@@ -27,15 +27,19 @@ def building_on(gpu: GpuIdentity) -> Iterator[None]:
 
 
 @contextmanager
-def measuring_on(gpu: GpuIdentity) -> Iterator[None]:
-    """Waits until nobody builds on ``gpu``, and keeps builds from it."""
+def measuring_on(gpu: GpuIdentity | None) -> Iterator[None]:
+    """Waits until nobody builds on ``gpu``, and keeps builds from it; nothing on a CPU (None)."""
+    if gpu is None:
+        yield
+        return
     with _held(gpu, fcntl.LOCK_SH):
         yield
 
 
 @contextmanager
 def _held(gpu: GpuIdentity, kind: int) -> Iterator[None]:
-    path = _FOLDER / f"tritune-gpu-{gpu.uuid}.lock"
+    # MIG instances of old drivers have slashes in their names (MIG-GPU-…/1/0).
+    path = _FOLDER / f"tritune-gpu-{gpu.uuid.replace('/', '-')}.lock"
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -45,6 +45,8 @@ from analyzer.measure.session import Session
 from analyzer.modelconfig.execution import accelerator_settings
 from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
+from analyzer.targets.triton_install import require_triton
+from analyzer.targets.triton_tensorrt import require_same_tensorrt
 from analyzer.twin.probes import Probe, ProbeResult
 
 if TYPE_CHECKING:
@@ -302,7 +304,7 @@ class MeasureTask:
             with (
                 telling_gpu_memory(context.gpu, gpu_base),
                 _nothing_built(context),
-                self._open(Path(variant.path), inputs) as target,
+                self._open(variant, inputs) as target,
             ):
                 stage = "load"
                 session = LiveSession(
@@ -325,11 +327,14 @@ class MeasureTask:
             )
             return MeasureResult(outcome=failure, logs=())
 
-    def _open(self, model_path: Path, inputs: Path) -> AbstractContextManager[Target]:
+    def _open(self, variant: Variant, inputs: Path) -> AbstractContextManager[Target]:
+        if self.server == "triton" and variant.engine is not None:
+            # Of this machine, which need not be the one where the search was started.
+            require_same_tensorrt(require_triton(), variant.engine.tensorrt)
         return open_target(
             self.server,
             model=self.assets.model,
-            model_path=model_path,
+            model_path=Path(variant.path),
             inputs_path=inputs,
             configuration=self.configuration,
         )

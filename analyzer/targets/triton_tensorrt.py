@@ -56,3 +56,11 @@ def require_same_tensorrt(install: TritonInstall, built_by: str) -> None:
         hint=f"Install tensorrt=={serving} beside this program, or search inside the container "
         "whose TensorRT will serve.",
     )
+
+
+def elsewhere(server: str, built_by: str) -> str:
+    """What must hold of a server that is not asked for its TensorRT, as a sentence."""
+    return (
+        f"Engines are built by TensorRT {built_by}; {server} can load them only if it runs the same"
+        " version."
+    )

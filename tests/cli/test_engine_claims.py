@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,14 +20,18 @@ from analyzer.cli import search_request, verify
 from analyzer.cli.export import export_with_evidence
 from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Certificate, Edge, Measurement
+from analyzer.domain.measurement import Certificate, Edge, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Explanation, MeasuredEngine, Pricing, SearchSummary, StudyResult
+from analyzer.domain.workload import Poisson
 from analyzer.engine.runtimes.fake_tensorrt import make_tensorrt
 from analyzer.errors import BuildError, MissingPartError, RepositoryError
 from analyzer.export.claims import claim_of_repository, claim_of_study
 from analyzer.hardware import gpu_lock
 from analyzer.hardware.gpus import GpuIdentity
+from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.plan import LoadPlan
+from analyzer.measure.tasks import Assets, MeasureTask
 from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_tensorrt import tensorrt_of
 from analyzer.variants import build as build_module
@@ -135,6 +141,23 @@ def test_an_engine_that_is_gone_is_not_replaced_by_another(
     assert not (folder / "models").exists()
 
 
+def test_each_instance_type_has_an_engine_of_its_own(
+    study: StudyResult, engine: Variant, folder: Path
+) -> None:
+    """Both of one label: a study that compares types measures one on each."""
+    (own,) = study.engines
+    other = replace(own, entry="0" * 24, gpu="NVIDIA L4", instance_type="g6.xlarge")
+    both = replace(study, engines=(other, own))
+    export_with_evidence(both, folder / "models")
+    exported = folder / "models" / "double" / "1" / "model.plan"
+    assert exported.read_bytes() == Path(engine.path).read_bytes()
+    measurement = study.outcomes[0]
+    assert isinstance(measurement, Measurement)
+    elsewhere = replace(CONFIGURATION, instance_type="g6.xlarge")
+    with pytest.raises(BuildError, match="no longer in"):
+        claim_of_study(both, replace(measurement, configuration=elsewhere), cache_dir())
+
+
 def test_a_repository_without_the_engines_tensors_is_refused_in_words(
     study: StudyResult, folder: Path
 ) -> None:
@@ -145,6 +168,26 @@ def test_a_repository_without_the_engines_tensors_is_refused_in_words(
     manifest.write_text(json.dumps(document))
     with pytest.raises(RepositoryError, match="does not say what the inputs of its engine are"):
         claim_of_repository(folder / "models", "double")
+
+
+def test_no_engine_is_built_while_a_claim_is_measured(
+    study: StudyResult, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object, **__: object) -> str:
+        with (folder / "tritune-gpu-GPU-1.lock").open() as lock:
+            with pytest.raises(BlockingIOError):  # a build would wait
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # another measurement would not
+        return "measured"
+
+    monkeypatch.setattr("analyzer.hardware.gpus.first_gpu", lambda: GPU)
+    monkeypatch.setattr("analyzer.measure.verify.verify_claim", measured)
+    monkeypatch.setattr(verify, "_twin", lambda *_: None)
+    measurement = study.outcomes[0]
+    assert isinstance(measurement, Measurement)
+    subject = claim_of_study(study, measurement, cache_dir())
+    values = {"seed": 1, "server": "embedded", "budget": 1.0, "store_url": ""}
+    assert verify._measure(subject, values, quiet=True) == "measured"
 
 
 @pytest.fixture
@@ -164,9 +207,8 @@ def triton(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Tri
             backend_dir=folder / "triton" / "backends",
             backends=("onnxruntime", "tensorrt"),
         )
-        for place in ("triton_install", "triton_tensorrt"):
-            name = f"analyzer.targets.{place}.require_triton"
-            monkeypatch.setattr(name, lambda: found, raising=False)
+        for place in ("targets.triton_install", "measure.tasks"):
+            monkeypatch.setattr(f"analyzer.{place}.require_triton", lambda: found)
         return found
 
     return install
@@ -188,3 +230,40 @@ def test_a_triton_with_another_tensorrt_is_refused_with_both_versions(
     triton("10.9.0")
     assert search_request._tensorrt("triton", told.append) and len(told) == 1
     verify._check_engine(claimed, "triton")  # type: ignore[arg-type]
+
+
+def test_a_workers_triton_with_another_tensorrt_is_refused_with_both_versions(
+    study: StudyResult, triton: Callable[[str], TritonInstall]
+) -> None:
+    """On a cluster it is another machine's than that of the command."""
+    triton("10.3.0")
+    task = MeasureTask(
+        server="triton",
+        assets=Assets(model=study.model, engines=study.engines),
+        configuration=CONFIGURATION,
+        load=LoadPlan(sla=study.sla, arrivals=Poisson()),
+    )
+    context = WorkerContext(
+        worker_id="gpu-0", device="gpu", gpu=None, cores=1, cache_dir=cache_dir(), node="worker"
+    )
+    failure = task(context).outcome
+    assert isinstance(failure, Failure)
+    assert (failure.stage, failure.reason) == ("start", "missing")
+    assert "TensorRT 10.3.0" in failure.message and "TensorRT 11.4.0" in failure.message
+
+
+def test_a_triton_elsewhere_is_told_which_tensorrt_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", make_tensorrt(version="10.9.0.34"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    said = "TensorRT 10.9.0.34; grpc://gpu:8001 can load them only if it runs the same version."
+    told: list[str] = []
+    assert search_request._tensorrt("grpc://gpu:8001", told.append)
+    assert len(told) == 1 and said in told[0]
+    claimed: Any = SimpleNamespace(tensorrt="10.9.0.34")
+    verify._check_engine(claimed, "grpc://gpu:8001")
+    assert said in capsys.readouterr().err
+    verify._check_engine(claimed, "embedded")
+    assert search_request._tensorrt("embedded", told.append) and len(told) == 1
+    assert not capsys.readouterr().err

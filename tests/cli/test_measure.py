@@ -36,6 +36,30 @@ def test_requests_over_the_budget_are_counted(capsys: pytest.CaptureFixture[str]
     assert line.split() == ["over", "budget", "5", "(2.50%)", "–"]
 
 
+def test_what_a_gpu_tells_is_printed_where_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    _print([("tritune", row())])
+    assert "GPU" not in capsys.readouterr().out
+    told = {
+        "gpu_memory_bytes_peak": 3 << 30,
+        "gpu_utilization": 0.5,
+        "power_watts": 400.0,
+        "energy_joules_per_inference": 0.25,
+        "gpu_clock_mhz": 1980.0,
+        "gpu_clock_limits": ["sw_power_cap", "sync_boost"],
+    }
+    reason = "the GPU throttled in 34% of the run (hw_slowdown)"
+    _print([("tritune", row(**told, validity={"valid": False, "reasons": [reason]}))])
+    out, err = capsys.readouterr()
+    cells = dict(line.rsplit("  ", 1) for line in out.splitlines() if "  " in line)
+    cells = {title.strip(): cell.strip() for title, cell in cells.items()}
+    assert cells["GPU memory, peak, bytes"] == "3221225472"
+    assert cells["GPU utilization"] == "0.500"
+    assert cells["energy, J per inference"] == "0.250"
+    assert cells["GPU clock, MHz"] == "1980.000"
+    assert cells["GPU clock held down by"] == "sw_power_cap, sync_boost"
+    assert cells["valid"] == "no" and reason in err
+
+
 def test_a_percentile_among_failures_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     none = dict.fromkeys(("p50", "p90", "p95", "p99")) | {"mean": 1196.0}
     _print([("tritune", row(errors=190, latency_ms=none))])

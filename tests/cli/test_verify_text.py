@@ -1,10 +1,14 @@
-"""What ``analyze verify`` says of a claim that it could not decide."""
+"""What ``analyze verify`` says, and of a claim that it could not decide."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from analyzer.cli.verify import missing_text
+from analyzer.cli.verify import _print, missing_text
+from analyzer.domain.measurement import Certificate, ResourceUse
 
 
 @pytest.mark.parametrize(
@@ -18,3 +22,42 @@ from analyzer.cli.verify import missing_text
 )
 def test_the_budget_that_decides_is_one_to_write(requests: int, rate_rps: float, said: str) -> None:
     assert missing_text(requests, rate_rps).startswith(said)
+
+
+def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = "the GPU throttled in 34% of the run (hw_slowdown)"
+    certificate = Certificate(
+        verdict="UNDECIDED", requests=900, over_budget=0, effective_requests=900.0,
+        confidence=0.95, mlperf="PASS", void_reasons=(reason,),
+    )  # fmt: skip
+    told = ResourceUse(
+        energy_joules_per_inference=0.25,
+        gpu_clock_mhz=1980.0,
+        gpu_clock_limits=("sw_power_cap", "hw_slowdown"),
+    )
+
+    def printed(use: ResourceUse) -> list[str]:
+        verification: Any = SimpleNamespace(
+            verdict="undecided",
+            claim=SimpleNamespace(
+                rate_rps=200.0, sla=SimpleNamespace(percentile=99.0, latency_budget_ms=50.0)
+            ),
+            measured=SimpleNamespace(
+                certificate=certificate,
+                headline=SimpleNamespace(
+                    achieved_rps=199.0,
+                    latency_ms=SimpleNamespace(sla=12.0),
+                    validity=SimpleNamespace(reasons=(reason,)),
+                ),
+                resources=use,
+                notes=(),
+            ),
+        )
+        _print(verification, SimpleNamespace(conditions=None))  # type: ignore[arg-type]
+        return capsys.readouterr().out.splitlines()
+
+    lines = printed(told)
+    assert "  GPU clock    1980 MHz, held down by sw_power_cap, hw_slowdown" in lines
+    assert f"  void         {reason}" in lines
+    assert any(line.startswith("  energy       0.25 J per inference") for line in lines)
+    assert not any("GPU clock" in line for line in printed(ResourceUse()))

@@ -91,3 +91,8 @@ def test_a_killed_holder_holds_nothing(folder: Path) -> None:
     with gpu_lock.measuring_on(GPU):
         pass
     other.let_go()
+
+
+def test_an_old_name_of_a_mig_instance_and_a_cpu() -> None:
+    with gpu_lock.building_on(GpuIdentity(uuid="MIG-GPU-1/1/0")), gpu_lock.measuring_on(None):
+        pass

@@ -335,6 +335,22 @@ def test_csv_has_a_row_for_every_outcome() -> None:
     assert failed["edge_rps"] == ""
 
 
+def test_a_study_that_includes_openvino_shows_it_in_every_report() -> None:
+    with_it = replace(WINNER, accelerator="openvino").canonical()
+    best = measurement(with_it, 722.0, 6.4, memory_mib=170, drop=0.004, certified=True)
+    facts = replace(
+        example_facts(outcomes=(*OUTCOMES, best)), recommended_id=best.configuration.config_id
+    )
+    report = make_report(facts)
+    assert "in ONNX Runtime with OpenVINO on the CPU" in configuration_sentence(with_it)
+    for text in (render_terminal(report), render_markdown(report), render_html(report)):
+        assert "with OpenVINO" in text
+    rows = list(csv.DictReader(io.StringIO(render_csv(facts))))
+    accelerators = {row["config_id"]: row["accelerator"] for row in rows}
+    assert accelerators[with_it.config_id] == "openvino"
+    assert accelerators[WINNER.config_id] == ""
+
+
 @ALL
 def test_the_page_is_whole_and_self_contained(facts: StudyResult) -> None:
     page = render_html(make_report(facts), config_pbtxt="max_batch_size: 16")

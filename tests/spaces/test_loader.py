@@ -118,6 +118,30 @@ def test_choices_that_cannot_be_measured_are_told_or_refused(tmp_path: Path) -> 
         _load(tmp_path, "parameters:\n  cuda_graphs: [true]\n", gpu)
 
 
+def test_how_a_file_is_executed_can_be_searched(tmp_path: Path) -> None:
+    """Each of Triton's settings of it, beside the accelerators."""
+    text = """
+parameters:
+  graph_level: [0, 1, 2, -1]
+  execution_mode: [sequential, parallel]
+  inter_op_threads: {choices: [0, 2], when: {execution_mode: parallel}}
+"""
+    found = [c for c, _ in _load(tmp_path, text).candidates().values()]
+    assert {c.graph_level for c in found} == {None, 1, 2, -1}
+    modes = {(c.execution_mode, c.inter_op_threads) for c in found}
+    assert modes == {(None, None), ("parallel", None), ("parallel", 2)}
+    assert len(found) == 12
+    text = "parameters:\n  pinned_memory: [true, false]\n  cudnn_search: [heuristic, exhaustive]\n"
+    gpu = SpaceContext(device="gpu", cores=2)
+    found = [c for c, _ in _load(tmp_path, text, gpu).candidates().values()]
+    settings = {(c.pinned_memory, c.cudnn_search) for c in found}
+    assert settings == {(p, s) for p in (None, False) for s in (None, "exhaustive")}
+    triton = SpaceContext(device="gpu", cores=2, tensorrt=True, cuda_graphs=True)
+    text = "parameters:\n  backend: [tensorrt]\n  cuda_graphs: [false, true]\n"
+    found = [c for c, _ in _load(tmp_path, text, triton).candidates().values()]
+    assert {c.cuda_graphs for c in found} == {None, True}
+
+
 def test_int8_on_a_gpu_is_tensorrts() -> None:
     around = SpaceContext(device="gpu", cores=16, tensorrt=True, accelerators=("tensorrt",))
     int8 = [c for c, _ in load_space("gpu", around).candidates().values() if c.precision == "int8"]

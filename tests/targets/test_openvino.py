@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.domain.configuration import Configuration, Execution, VariantKey
+from analyzer.domain.configuration import Backend, Configuration, Execution, VariantKey
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import AnalyzerError
 from analyzer.export.repository import export_repository
@@ -142,13 +142,18 @@ def test_an_exported_repository_is_loaded_by_our_server(images: Path, tmp_path: 
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("backend", ["onnxruntime", "python"])
 @pytest.mark.usefixtures("openvino")
-def test_a_real_triton_runs_it_in_its_python_backend(
-    images: Path, triton_install: TritonInstall
+def test_a_real_triton_runs_it_natively_and_in_its_python_backend(
+    images: Path, triton_install: TritonInstall, backend: Backend
 ) -> None:
+    if backend not in triton_install.backends:
+        pytest.skip(f"the Triton here has no {backend} backend, and takes none in Python")
     model = inspect_model(DIGITS)
     rows = dict(np.load(images))
-    files = model_files(model, DIGITS, SERVED, backend="python")
+    files = model_files(model, DIGITS, SERVED, backend=backend)
+    assert ('platform: "onnxruntime_onnx"' in files.config_text) == (backend == "onnxruntime")
+    assert "cpu_execution_accelerator" in files.config_text
     with TritonServer(triton_install) as server, local_target(server, files, rows, model=model):
         answers_as_the_default_provider(server.grpc_address, images)
         assert loads_openvino(server.pids)

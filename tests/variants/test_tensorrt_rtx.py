@@ -7,6 +7,7 @@ cannot be loaded without an RTX GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,12 @@ import real_tensorrt
 from analyzer.domain.configuration import VariantKey
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.fake_cuda import FakeCuda
-from analyzer.engine.runtimes.tensorrt_ import TensorRtEngine, library_version, product
+from analyzer.engine.runtimes.tensorrt_ import (
+    TensorRtEngine,
+    library_version,
+    product,
+    recording_logger,
+)
 from analyzer.errors import BuildError, TargetStartError
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.variants.inputs import load_calibration
@@ -253,6 +259,23 @@ def test_the_version_is_the_librarys() -> None:
         rtx.__version__, "RTX 4090", "",
     )  # fmt: skip
     assert product(rtx) == f"TensorRT for RTX {rtx.__version__}"
+
+
+def test_an_engine_is_inspected_as_far_as_a_machine_without_a_gpu_can(
+    digits: ModelInfo, tmp_path: Path
+) -> None:
+    """Its header: what inspects layers wants an engine that is loaded."""
+    runtime = rtx.Runtime(recording_logger(rtx))
+    malformed = int(rtx.EngineInvalidityDiagnostics.MALFORMED_ENGINE)
+    plan = tmp_path / "p"
+    for capabilities in ((), (AMPERE, "12.0")):
+        options = replace(OPTIONS, compute_capabilities=capabilities)
+        build_engine(Path(digits.path), digits, plan, options, trt=rtx)
+        _, faults = runtime.get_engine_validity(plan.read_bytes())
+        assert not faults & malformed
+    for damaged in (b"no plan at all", bytes(plan.stat().st_size)):
+        validity, faults = runtime.get_engine_validity(damaged)
+        assert validity == rtx.EngineValidity.INVALID and faults & malformed
 
 
 def test_without_a_driver_an_engine_is_not_loaded_and_that_is_said(
