@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analyzer.cli.answer import deliver
+from analyzer.cli.cluster_machines import facts_of
 from analyzer.cli.devices import require_gpu_backends
 from analyzer.cli.machine import constants_of
 from analyzer.cli.models import find_model, inspect_path, local_model
@@ -25,10 +26,12 @@ from analyzer.cli.search_request import (
     request_of,
     sla_of,
     space_here,
+    space_there,
 )
 from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
+from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import parse_arrivals
 from analyzer.engine.gpu_backends import gpu_backends
@@ -42,6 +45,24 @@ if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
     from analyzer.search.request import SearchRequest
     from analyzer.store.results import ResultStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where is measured: the workers, and their machine as far as the search must know it.
+
+    Args:
+        hardware_key, runtimes: Under which its probes are kept; None for what runs models here.
+        cores: CPU cores of a lease.
+    """
+
+    executor: Executor
+    device: DeviceKind
+    space: SearchSpace
+    hardware: str
+    hardware_key: str
+    runtimes: str | None
+    cores: int
 
 
 def run_search_command(options: SearchOptions) -> str:
@@ -58,40 +79,44 @@ def run_search_command(options: SearchOptions) -> str:
     pricing = pricing_of(options)
     arrivals = parse_arrivals(options.arrivals)
     machine = inspect_machine()
-    device, onnx_backend = _device(options)
-    place = options.model or find_model(Path.cwd())
+    here = _device(options) if options.ray_address is None else None
+    file = options.model or find_model(Path.cwd())
     check_search(options)
     twin_ready = start_compiling()
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
-        path = local_model(place)
-        model, baseline = inspect_path(path, options.input_shapes)
+        model, baseline = inspect_path(local_model(file), options.input_shapes)
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = largest_request(options, arrivals, model)
-        space = space_here(options, model, device, machine, largest, onnx_backend, progress.warn)
+        space = None
+        if here is not None:
+            space = space_here(options, model, here[0], machine, largest, here[1], progress.warn)
         plan = TimePlan.begun(
             budget_s=options.budget, started=options.started, clock=time.monotonic
         )
-        # What can be wrong in a moment was looked at; now Ray starts beside the rest.
         with ExitStack() as workers:
-            executor = workers.enter_context(_executor(options, device, machine, plan))
+            if space is not None:
+                place = _here(options, space, machine, plan, workers)
+            else:
+                place = _on_cluster(options, model, machine, largest, plan, workers, progress)
             inference_s = 0.0
             if plan.suffices("workers"):
                 model, inference_s = tried(options, model)
-            for note in (*model.notes, *(space.left_out if options.space else ())):
+            left_out = place.space.left_out if options.space else ()
+            for note in (*model.notes, *left_out):
                 progress.warn(note)
-            if options.ray_address is not None:
-                # A cluster that is not there leaves no study behind.
-                _ = executor.workers
             with open_store(options.store_url) as store:
-                record = begin_study(options, store, model, sla, machine, device)
-                request = request_of(
-                    options, record, model, space, device, pricing, arrivals, inference_s
+                record = begin_study(
+                    options, store, model, sla, machine, place.device, hardware=place.hardware
                 )
+                request = request_of(
+                    options, record, model, place.space, place.device, pricing, arrivals,
+                    inference_s,
+                )  # fmt: skip
                 with noting_neighbours(options, progress.warn) as notes:
                     result = _search(
-                        options, request, store, executor, progress, machine, baseline, twin_ready,
+                        options, request, store, place, progress, machine, baseline, twin_ready,
                         plan,
                     )  # fmt: skip
                 result = replace(result, warnings=(*result.warnings, *notes))
@@ -117,7 +142,7 @@ def _device(options: SearchOptions) -> tuple[DeviceKind, Backend]:
     """Where the instances run, and what runs ONNX graphs there: on a GPU, TensorRT if need be."""
     if options.device == "cpu":
         return "cpu", "onnxruntime"
-    if options.device == "gpu" and options.ray_address is None:
+    if options.device == "gpu":
         try:
             backends = require_gpu_backends()
         except MissingPartError as error:
@@ -125,8 +150,75 @@ def _device(options: SearchOptions) -> tuple[DeviceKind, Backend]:
     else:
         backends = gpu_backends()
         if not backends:
-            return ("gpu" if options.device == "gpu" else "cpu"), "onnxruntime"
+            return "cpu", "onnxruntime"
     return "gpu", backends[0]
+
+
+def _here(
+    options: SearchOptions, space: SearchSpace, machine: Machine, plan: TimePlan, workers: ExitStack
+) -> _Place:
+    """This machine. What can be wrong in a moment was looked at; now Ray starts beside the rest."""
+    return _Place(
+        executor=workers.enter_context(_executor(options, space.device, machine, plan)),
+        device=space.device,
+        space=space,
+        hardware=machine.hardware,
+        hardware_key=machine.hardware_key,
+        runtimes=None,
+        cores=machine.cores,
+    )
+
+
+def _on_cluster(
+    options: SearchOptions,
+    model: ModelInfo,
+    machine: Machine,
+    largest: int,
+    plan: TimePlan,
+    workers: ExitStack,
+    progress: ConsoleProgress,
+) -> _Place:
+    """The machines of a Ray cluster, taken for alike: one of them is asked what it is."""
+    from analyzer.cluster.instance_types import kinds_of
+    from analyzer.cluster.ray_lease import find_devices
+    from analyzer.cluster.ray_session import ray_session
+
+    if options.executor == "in-process":
+        _require_one_worker(options)
+    progress.phase("looking at the machines", 10.0)
+    ray = workers.enter_context(
+        ray_session(address=options.ray_address, cores=machine.cores, gpus=())
+    )
+    nodes = ray.nodes()
+    device: DeviceKind = "cpu"
+    if options.device == "gpu" or (options.device == "auto" and find_devices(nodes, "gpu")):
+        device = "gpu"
+    kinds = kinds_of(nodes, device)
+    if len(kinds) > 1:
+        progress.warn(
+            f"The cluster's machines are of several kinds ({'; '.join(kinds)}), and are measured"
+            " as if they were of one. Compare them with --instance-types."
+        )
+    executor = workers.enter_context(_executor(options, device, machine, plan))
+    facts = facts_of(executor, device, "The machines of the cluster")
+    return _Place(
+        executor=executor,
+        device=device,
+        space=space_there(options, model, device, facts, largest),
+        hardware=facts.hardware,
+        hardware_key=facts.hardware_key,
+        runtimes=facts.runtimes,
+        cores=facts.cores,
+    )
+
+
+def _require_one_worker(options: SearchOptions) -> None:
+    """Raises UsageError where more than one worker is asked for, or a cluster."""
+    if options.workers not in (None, 1) or options.ray_address:
+        raise UsageError(
+            "--executor in-process has one worker, and no cluster.",
+            hint="Leave --workers and --ray-address out, or use --executor ray.",
+        )
 
 
 def _executor(
@@ -138,11 +230,7 @@ def _executor(
     """
     started = options.ray_address is not None
     if options.executor == "in-process" or not (started or plan.suffices("workers")):
-        if options.workers not in (None, 1) or options.ray_address:
-            raise UsageError(
-                "--executor in-process has one worker, and no cluster.",
-                hint="Leave --workers and --ray-address out, or use --executor ray.",
-            )
+        _require_one_worker(options)
         from analyzer.cluster.in_process import InProcessExecutor
 
         return InProcessExecutor(device=device, cache_dir=cache_dir(), cores=machine.cores)
@@ -177,7 +265,7 @@ def _search(
     options: SearchOptions,
     request: SearchRequest,
     store: ResultStore,
-    executor: Executor,
+    place: _Place,
     progress: ConsoleProgress,
     machine: Machine,
     baseline: Configuration | None,
@@ -191,14 +279,15 @@ def _search(
 
     context = make_context(
         request,
-        executor=executor,
+        executor=place.executor,
         store=store,
         progress=progress,
         stored=store.outcomes(request.study) if options.resume else (),
         baseline=baseline,
-        hardware=machine.hardware,
-        hardware_key=machine.hardware_key,
-        cores=machine.cores,
+        hardware=place.hardware,
+        hardware_key=place.hardware_key,
+        runtimes=place.runtimes,
+        cores=place.cores,
         constants=constants_of(machine, local=options.ray_address is None, server=options.server),
         plan=plan,
         settle=twin_ready,
@@ -207,8 +296,8 @@ def _search(
             partial(Canary, period_ns=STUDY_PERIOD_NS) if options.ray_address is None else None
         ),
     )
-    with study_status(store, request.study, executor.cancel_all):
-        return run_search(context, trials_maker(request, store, executor))
+    with study_status(store, request.study, place.executor.cancel_all):
+        return run_search(context, trials_maker(request, store, place.executor))
 
 
 @contextmanager

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.cli.answer import deliver
+from analyzer.cli.cluster_machines import facts_of
 from analyzer.cli.models import find_model, inspect_path, local_model
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
-from analyzer.cli.search_request import largest_request, request_of, sla_of, space_of
+from analyzer.cli.search_request import largest_request, request_of, sla_of, space_there
 from analyzer.cli.search_run import save_at_end, study_status, trials_maker, tried
 from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Configuration, DeviceKind
@@ -24,7 +25,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import Pricing
 from analyzer.domain.workload import ArrivalProcess, parse_arrivals
-from analyzer.errors import AnalyzerError, UsageError
+from analyzer.errors import UsageError
 from analyzer.search.time_plan import TimePlan
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from analyzer.search.instance_types import TypePart
     from analyzer.store.records import StudyRecord
     from analyzer.store.results import ResultStore
-
-# Looking at a machine takes a second or so, and importing the package there some more.
-_FACTS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +154,6 @@ def _machines(
     """The workers on the machines ``own`` of one type, and the facts that the first one tells."""
     from analyzer.cluster.ray_executor import RayExecutor
     from analyzer.cluster.ray_lease import find_devices
-    from analyzer.measure.facts import worker_facts
-    from analyzer.measure.jobs import Job
 
     name = pricing.instance_type or ""
     device: DeviceKind = "cpu"
@@ -170,40 +166,15 @@ def _machines(
         ray_address=options.ray_address,
         nodes=own,
     ) as executor:
-        executor.submit(Job("facts", worker_facts, _FACTS_TIMEOUT_S, f"look at a {name}"))
-        result = executor.next_result(_FACTS_TIMEOUT_S)
-        if result is None or result.error is not None:
-            raise AnalyzerError(
-                f"The machines of type {name} do not tell what they are: "
-                f"{result.error.message if result and result.error else 'no answer in time'}",
-                hint=result.error.hint if result and result.error else "Look at: ray status.",
-            )
-        facts: Any = result.value
-        if device == "gpu" and not facts.backends:
-            raise UsageError(
-                f"--instance-types: a {name} has GPUs, but neither ONNX Runtime's CUDA provider "
-                "nor TensorRT is installed there.",
-                hint="Install tritune[gpu] on its machines, or use --device cpu.",
-            )
+        facts = facts_of(executor, device, f"The machines of type {name}")
         yield _TypeMachines(pricing=pricing, device=device, executor=executor, facts=facts)
 
 
 def _space(
     options: SearchOptions, model: ModelInfo, own: _TypeMachines, largest: int
 ) -> SearchSpace:
-    """The search space as these machines resolve it: their cores, their libraries."""
-    facts = own.facts
-    space = space_of(
-        options,
-        model,
-        own.device,
-        cores=facts.cores,
-        request_batch_size=largest,
-        tensorrt=facts.tensorrt,
-        accelerators=facts.accelerators,
-        compute_capability=facts.compute_capability,
-        onnx_backend=facts.backends[0] if facts.backends else "onnxruntime",
-    )
+    """The search space as these machines resolve it."""
+    space = space_there(options, model, own.device, own.facts, largest)
     left_out = tuple(f"{own.pricing.instance_type}: {text}" for text in space.left_out)
     return replace(
         space,

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analyzer.cluster.ray_lease import find_devices
+from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import UsageError
 
 # What an operator sets; the second is Kubernetes' own label of its machines; the third is Ray's
@@ -64,6 +66,20 @@ def nodes_by_type(
                 f"KubeRay with the label {LABELS[0]}: {name} of their group.",
             )
     return {name: frozenset(ids) for name, ids in found.items()}
+
+
+def kinds_of(nodes: Sequence[dict[str, Any]], device: DeviceKind) -> list[str]:
+    """What tells the machines with such devices apart, a phrase each: ``4 cores, a10g``.
+
+    Args:
+        nodes: As of ``ray.nodes()``.
+    """
+    by_id = {node["NodeID"]: node for node in nodes}
+    found = {
+        ", ".join((f"{own.cores} cores", *sorted(_accelerators(by_id[own.node_id]))))
+        for own in find_devices(nodes, device)
+    }
+    return sorted(found)
 
 
 def _labels(node: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analyzer.cli import devices
+from analyzer.cli import devices, search_request
 from analyzer.cli.search_run import _device
 from analyzer.domain.configuration import DeviceKind, baseline_configuration
 from analyzer.domain.model import ModelInfo
@@ -20,6 +20,7 @@ from analyzer.engine.loader import LoadSettings, read_model_config
 from analyzer.errors import UsageError
 from analyzer.hardware import gpus
 from analyzer.hardware.fake_nvml import FakeGpu, FakeNvml
+from analyzer.hardware.gpus import GpuIdentity
 from analyzer.modelconfig.text import parse_config
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.store.records import StudyRecord
@@ -54,8 +55,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return make
 
 
-def device(wanted: str = "auto", ray_address: str | None = None) -> tuple[str, str]:
-    options: Any = SimpleNamespace(device=wanted, ray_address=ray_address)
+def device(wanted: str = "auto") -> tuple[str, str]:
+    options: Any = SimpleNamespace(device=wanted)
     return _device(options)
 
 
@@ -96,7 +97,6 @@ def test_what_is_missing_is_named(
     assert caught.value.exit_code == 2
     assert caught.value.hint
     assert device() == ("cpu", "onnxruntime")
-    assert device("gpu", ray_address="auto") == ("gpu", "onnxruntime")  # its workers have one
 
 
 def test_with_tensorrt_alone_every_candidate_is_an_engine() -> None:
@@ -106,6 +106,19 @@ def test_with_tensorrt_alone_every_candidate_is_an_engine() -> None:
     )
     found = {configuration.backend for configuration, _ in space.candidates().values()}
     assert found == {"tensorrt"}
+
+
+def test_precisions_are_those_of_the_gpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (
+        GpuIdentity(uuid="GPU-turing-0", index=0, compute_capability=(7, 5)),
+        GpuIdentity(uuid="GPU-hopper-1", index=1, compute_capability=(9, 0)),
+    )
+    monkeypatch.setattr(gpus, "list_gpus", lambda *, nvml=None: found)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert search_request._compute_capability("gpu") == (7, 5)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # the older one is hidden
+    assert search_request._compute_capability("gpu") == (9, 0)
+    assert search_request._compute_capability("cpu") is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

@@ -8,13 +8,17 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analyzer.cluster.instance_types import nodes_by_type
-from analyzer.errors import UsageError
+from analyzer.cli.cluster_machines import facts_of
+from analyzer.cluster.instance_types import kinds_of, nodes_by_type
+from analyzer.errors import AnalyzerError, UsageError
+from analyzer.measure.facts import WorkerFacts, worker_facts
+from analyzer.measure.jobs import Job, JobResult
 from benchlib.made_up_cluster import made_up_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +58,56 @@ def test_machines_that_could_be_of_two_types_must_say_which() -> None:
     labelled = [node("a", resource="T4", instance_type="ml.g4dn.2xlarge")]
     with pytest.raises(UsageError, match=r"no machine of the cluster is a ml\.g4dn\.xlarge; there"):
         nodes_by_type(labelled, types)
+
+
+def test_machines_of_several_kinds_are_told_apart() -> None:
+    def own(name: str, cores: int, gpus: int = 0, accelerator: str = "") -> dict[str, Any]:
+        found = node(name, resource=accelerator)
+        found["Resources"] |= {"CPU": float(cores)} | ({"GPU": float(gpus)} if gpus else {})
+        return found
+
+    nodes = [
+        own("head", 0),
+        own("a", 8, 2, "A10G"),
+        own("b", 4, 1, "A10G"),
+        own("c", 4, 1, "T4"),
+        own("d", 4),
+        own("gone", 64, 8, "H100") | {"Alive": False},
+    ]
+    # A GPU has its share of the cores.
+    assert kinds_of(nodes, "gpu") == ["4 cores, a10g", "4 cores, t4"]
+    assert kinds_of(nodes[3:], "cpu") == ["4 cores", "4 cores, t4"]
+    assert kinds_of(nodes[:3], "gpu") == ["4 cores, a10g"]
+
+
+class Asked:
+    """An executor whose one worker answers with that."""
+
+    def __init__(self, value: Any = None, error: AnalyzerError | None = None) -> None:
+        self.answer = JobResult(
+            job_id="facts", value=value, error=error, lost=False, seconds=0.1, worker_id="gpu-0"
+        )
+
+    def submit(self, job: Job) -> None:
+        assert job.run is worker_facts
+
+    def next_result(self, timeout_s: float) -> JobResult | None:
+        return self.answer
+
+
+def test_a_machine_that_does_not_tell_or_cannot_run_models_is_a_sentence() -> None:
+    facts = WorkerFacts(
+        hardware="4 × CPU", hardware_key="k", runtimes="r", cores=4, backends=(), accelerators=(),
+        tensorrt=False, compute_capability=None,
+    )  # fmt: skip
+    asked: Any = Asked(facts)
+    assert facts_of(asked, "cpu", "The machines of the cluster") is facts
+    with pytest.raises(UsageError, match="of the cluster have GPUs, but neither ONNX Runtime's"):
+        facts_of(asked, "gpu", "The machines of the cluster")
+    asked = Asked(error=UsageError("No such worker.", hint="Look."))
+    with pytest.raises(AnalyzerError, match="do not tell what they are: No such worker") as caught:
+        facts_of(asked, "gpu", "The machines of the cluster")
+    assert caught.value.hint == "Look."
 
 
 PRICES = """
@@ -186,6 +240,94 @@ def test_a_study_compares_two_types_on_their_own_machines(tmp_path: Path) -> Non
     message = json.loads(absent.stdout)["error"]["message"]
     assert "no machine of the cluster is a no.such; there are one.core, two.cores" in message
     assert where.returncode == 0 and where.stdout.split() == ["2"] * 3, where.stderr
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timing
+@pytest.mark.timeout(240)
+def test_a_search_on_a_cluster_is_about_its_machines(tmp_path: Path) -> None:
+    """It took its own machine's cores, libraries and name for theirs."""
+    (tmp_path / "space.yaml").write_text(SPACE)
+    with made_up_cluster([{"num_cpus": 1}]) as cluster:
+        done = run(
+            tmp_path, "search", str(ROOT / "examples" / "digits.onnx"), "--latency-budget", "200ms",
+            "--percentile", "90", "--budget", "40s", "--space", "space.yaml", "--study", "one",
+            "--ray-address", cluster.address, "--json", "--accept", "estimated",
+        )  # fmt: skip
+    assert done.returncode in (0, 4), done.stderr
+    document = json.loads(done.stdout)
+    assert document["provenance"]["hardware"].startswith("1 × ")
+    with sqlite3.connect(tmp_path / "results.db") as store:
+        bodies = [
+            json.loads(body)
+            for (body,) in store.execute("select body from tritune_outcomes where state='measured'")
+        ]
+    assert bodies
+    for body in bodies:
+        assert body["hardware"].startswith("1 × ")
+    # Of the two numbers of instances the machine has cores for one; the baseline has two.
+    tried = [body for body in bodies if body["configuration"]["intra_op_threads"] == 1]
+    assert {body["configuration"]["instance_count"] for body in tried} <= {1}
+
+
+ENGINES = """
+device: gpu
+parameters:
+  precision: [fp32]
+  backend: [tensorrt]
+  dynamic_batching: [false, true]
+  max_batch_size: {choices: [8], when: {dynamic_batching: true}}
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timing
+@pytest.mark.timeout(400)
+def test_engines_are_built_on_the_machines_that_they_are_for(
+    made_up_machine: Callable[..., None],
+    write_doubling: Callable[[Path], Path],
+    tmp_path: Path,
+) -> None:
+    """Each type has a made-up GPU and TensorRT's fake; where the search is started is neither."""
+    gpus = {"one.core": "NVIDIA T4", "two.cores": "NVIDIA A10G"}
+    parts = {"tensorrt": {}, "cuda": {"memory_bytes": 1 << 30}, "onnxruntime": {"cuda": False}}
+    nodes = []
+    for number, (name, gpu) in enumerate(gpus.items()):
+        nvml = {"gpus": [{"uuid": f"GPU-{os.getpid()}-{number}", "name": gpu}]}
+        options = json.dumps(parts | {"nvml": nvml})
+        labels = {"instance-type": name}
+        nodes.append(
+            {"num_cpus": 1, "num_gpus": 1, "labels": labels,
+             "env_vars": {"MADE_UP_MACHINE": options}}
+        )  # fmt: skip
+    model = write_doubling(tmp_path)
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    (tmp_path / "space.yaml").write_text(ENGINES)
+    made_up_machine(**parts)
+    try:
+        with made_up_cluster(nodes) as cluster:
+            done = run(
+                tmp_path, "search", str(model), "--latency-budget", "200ms", "--percentile", "90",
+                "--budget", "60s", "--space", "space.yaml", "--study", "engines", "--json",
+                "--instance-types", ",".join(gpus), "--prices", "prices.yaml", "--accept",
+                "estimated", "--ray-address", cluster.address,
+            )  # fmt: skip
+    finally:
+        for number in range(len(gpus)):
+            Path(f"/tmp/tritune-gpu-GPU-{os.getpid()}-{number}.lock").unlink(missing_ok=True)
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+    for one in json.loads(done.stdout)["instance_types"]:
+        name, entry = one["instance_type"], one["entry"]
+        assert one["hardware"].endswith(gpus[name])
+        assert (entry["config"]["backend"], entry["config"]["device"]) == ("tensorrt", "gpu")
+        exported = run(
+            tmp_path, "export", "engines", "--config", entry["config_id"], "--repository", name
+        )
+        assert exported.returncode == 0, exported.stderr
+        assert f"runs on TensorRT 11.4.0, {gpus[name]}" in exported.stderr
+        assert len(list((tmp_path / name / "double" / "1").glob("*.plan"))) == 1
 
 
 def test_options_that_contradict_each_other_are_sentences(tmp_path: Path) -> None:
