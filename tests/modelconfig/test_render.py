@@ -279,6 +279,13 @@ def test_no_range_is_told_where_another_dimension_is_dynamic() -> None:
     assert "trt_engine_cache_enable" in text and "trt_profile" not in text
 
 
+def test_the_instance_type_that_it_is_for_is_not_told() -> None:
+    """Exports of studies that compare types failed: what was read back had none."""
+    wanted = Configuration(device="gpu", max_batch_size=8, instance_type="g5.xlarge")
+    found = configuration_from_config(parse_config(render_config(model(), wanted)))
+    assert found == replace(wanted, instance_type=None).canonical()
+
+
 def test_cuda_graphs_are_the_tensorrt_backends() -> None:
     wanted = Configuration(backend="tensorrt", device="gpu", cuda_graphs=True)
     assert parse_config(render_config(model(), wanted)).optimization.cuda.graphs
