@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,7 +33,8 @@ class ModelFiles:
     Args:
         name: The model's name.
         config_text: Contents of its ``config.pbtxt``.
-        configuration: What ``config_text`` says, canonical, on the backend that serves it.
+        configuration: What ``config_text`` says, canonical, on the backend that serves it; the
+            instance type is not told there.
         version_files: Contents of a version's folder by name: a path to copy or the bytes.
     """
 
@@ -99,7 +100,7 @@ def model_files(
     return ModelFiles(
         name=served_as,
         config_text=render_config(model, served, warmup=warmup, name=served_as),
-        configuration=served,
+        configuration=replace(served, instance_type=None),
         version_files=contents,
     )
 

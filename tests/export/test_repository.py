@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,18 @@ def test_a_repository_holds_config_model_and_manifest(tmp_path: Path, variant: P
     (repository / "adder" / "1" / "model.onnx").write_bytes(b"other")
     assert manifest.changed_files() == ("1/model.onnx",)
     assert not list(tmp_path.glob(f"**/{atomic.STAGING_PREFIX}*"))
+
+
+def test_a_configuration_for_an_instance_type_is_exported_and_the_manifest_tells_it(
+    tmp_path: Path, variant: Path
+) -> None:
+    wanted = replace(SMALL, instance_type="g5.xlarge")
+    done = export_repository(info(), variant, wanted, tmp_path / "models")
+    assert done.config_id == wanted.config_id
+    manifest = read_manifest(tmp_path / "models", "adder")
+    assert manifest.configuration == wanted.canonical()
+    written = read_config(tmp_path / "models" / "adder" / "config.pbtxt")
+    assert configuration_from_config(written) == SMALL.canonical()
 
 
 def test_the_same_configuration_adds_a_version_beside_the_older(
