@@ -200,7 +200,9 @@ class EmbeddedTarget:
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us; we end the server when we are done
+                # Ctrl-C is for us; in a session of its own the server would not stand back
+                # behind the load generator (hardware.timing.give_way).
+                process_group=0,
             )
         assert self._process.stdout is not None
         self._log.follow(self._process.stdout)

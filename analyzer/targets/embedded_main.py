@@ -31,7 +31,7 @@ from analyzer.engine.served_model import ServedModel
 from analyzer.errors import AnalyzerError, TargetCrashError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.hardware.processes import resident_bytes
-from analyzer.hardware.timing import set_timer_slack_ns
+from analyzer.hardware.timing import give_way, set_timer_slack_ns
 from analyzer.targets.embedded_runtimes import open_embedded_runtimes
 from analyzer.targets.embedded_spec import EmbeddedSpec
 from analyzer.targets.embedded_wire import (
@@ -304,6 +304,7 @@ def main(arguments: list[str]) -> None:
     spec = EmbeddedSpec.from_json(data.decode())
     _offer_to_oom_killer()
     set_timer_slack_ns(1)
+    give_way()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if spec.memory_limit_bytes is not None:
         threading.Thread(
