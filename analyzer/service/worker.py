@@ -7,11 +7,9 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -112,35 +110,7 @@ class Worker:
         self._queue.enrol(pid=os.getpid(), version=__version__, isolation=asdict(self.isolation))
         if missing := self.isolation.missing():
             _LOG.warning("Jobs on this machine are not kept from %s.", missing)
-        with self._sweeping():
-            self._work()
-        try:
-            self._queue.leave()
-        except StoreError as error:
-            _LOG.warning("%s", error.message)
-
-    @contextmanager
-    def _sweeping(self) -> Iterator[None]:
-        """Takes lost jobs back now and then, also while this worker measures."""
-        ended = threading.Event()
-
-        def go_on() -> None:
-            while not ended.wait(SWEEP_S):
-                try:
-                    sweep(self._database)
-                except StoreError as error:
-                    _LOG.warning("%s", error.message)
-
-        thread = threading.Thread(target=go_on, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def _work(self) -> None:
-        beaten = tidied = time.monotonic()
+        beaten = swept = time.monotonic()
         while not self._stopping():
             try:
                 claim = self._queue.claim()
@@ -155,11 +125,16 @@ class Worker:
                 if claim is not None or now - beaten > self._lease_s / 3:
                     self._queue.beat()
                     beaten = now
-                if now - tidied > SWEEP_S:
-                    remove_abandoned()  # not beside a measurement: it may have much to remove
-                    tidied = now
+                if now - swept > SWEEP_S:
+                    sweep(self._database)
+                    remove_abandoned()
+                    swept = now
             except StoreError as error:
                 _LOG.warning("%s Trying again.", error.message)
                 claim = None
             if claim is None:
                 time.sleep(_LOOK_S)
+        try:
+            self._queue.leave()
+        except StoreError as error:
+            _LOG.warning("%s", error.message)

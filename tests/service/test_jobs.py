@@ -16,9 +16,7 @@ import pytest
 
 from analyzer.cli.machine import constants_folder
 from analyzer.service.folder import CONSTANTS
-from analyzer.service.queue import Device, Queue
 from analyzer.service.variants import KeptVariants
-from analyzer.store.database import Database
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., dict[str, Any]]
@@ -156,24 +154,6 @@ def test_a_command_has_limits_and_goes_before_the_service_where_memory_is_short(
     log = client.get(f"/api/v1/jobs/{job}/log").text
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert f"limits {64 << 30} {1 << 30} 0 offered {max(own, 500)}\n" in log
-
-
-def test_a_worker_that_measures_takes_lost_jobs_back(
-    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor, database: Database
-) -> None:
-    long = submit(seconds=600)
-    with working():
-        wait_for(long, "RUNNING")
-        lost = submit(say="lost")
-        device = Device(id="gone/cpu", kind="cpu", host="gone", name="a CPU")
-        gone = Queue(database, "gone", device, lease_s=0.2)
-        gone.enrol(pid=1, version="0", isolation={})
-        claim = gone.claim()
-        assert claim is not None and claim.id == lost
-        assert wait_for(lost, "QUEUED", timeout_s=60)["attempt"] == 2
-        assert client.get(f"/api/v1/jobs/{long}").json()["state"] == "RUNNING"
-        client.post(f"/api/v1/jobs/{long}/cancel")
-        wait_for(lost, "SUCCEEDED")
 
 
 def test_a_worker_that_is_told_to_end_gives_its_job_back(
