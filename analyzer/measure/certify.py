@@ -216,12 +216,12 @@ class _Certifying:
         least: a lower rate needs fewer requests, but each takes longer to come. Nothing is tried
         above a proven rate that the time does not suffice for.
         """
+        leaving_s, self._leaving_s = self._leaving_s, math.inf
         if self._result.passed:
             return self._affordable(rates, self._left_s), self._left_s
         rates = [rate for rate in rates if rate <= self._safe_rps] or rates[-1:]
         if len(rates) == 1:
             return rates[0], self._left_s
-        leaving_s, self._leaving_s = self._leaving_s, math.inf
         for share in self._goal.shares:
             limit_s = share * self._left_s
             rate = self._affordable(rates, min(limit_s, leaving_s))
@@ -311,10 +311,10 @@ class _Certifying:
                 if self._result.passed:
                     return False
                 # Only a lower rate that is proven much sooner is worth leaving for.
-                self._leaving_s = _LEAVING_SHARE * stay_s
-                if lower and self._affordable(lower, self._leaving_s) is not None:
+                leaving_s = _LEAVING_SHARE * stay_s
+                if lower and self._affordable(lower, leaving_s) is not None:
+                    self._leaving_s = leaving_s
                     return False
-                self._leaving_s = math.inf
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s

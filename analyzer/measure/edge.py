@@ -255,9 +255,9 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     rates, so that rates which contradict each other count together (isotonic regression of the
     share over budget, weighted by requests); a share counts as twice the allowed one at most, so
     that one stall weighs no more than as many requests on time. Where that breaks the SLA below the
-    edge, the edge lies halfway (in logarithms) to the rate below; where that is far below, no lower
-    than the share, which falls with the square of the rate at least, is the allowed one. The upper
-    end of the interval stays, since both were seen.
+    edge, the edge lies halfway (in logarithms) to the rate below, but no lower than where a share
+    that falls with the square of the rate would be the allowed one. The upper end of the interval
+    stays, since both were seen.
 
     Args:
         edge: From the search for the edge.

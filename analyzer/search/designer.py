@@ -307,7 +307,7 @@ class Designer:
 
     @property
     def _error_beside_bias(self) -> float:
-        """The same where all predictions have the factor that most of them lack; 0 without any."""
+        """The same without the predictions' common factor, its median; 0 without any."""
         ratios = np.array([ratio for ratio, _ in self._errors.values()])
         return float(np.median(np.expm1(abs(ratios - np.median(ratios))))) if len(ratios) else 0.0
 
