@@ -182,9 +182,13 @@ class _Certifying:
 
     def _begin_again(self, failed_rps: float) -> None:
         """Nothing is proven yet, and an answer goes before all else: more time, a safer rate."""
-        goal, left_s = self._goal, self._goal.left_s()
         if math.isfinite(self._safe_rps):
             self._safe_rps = SAFER * failed_rps
+        self._extend()
+
+    def _extend(self) -> None:
+        """Takes more of the time that is left in all, while nothing is proven."""
+        goal, left_s = self._goal, self._goal.left_s()
         if not goal.above_rps and math.isfinite(left_s):
             self._left_s = max(self._left_s, min(goal.seconds, _AGAIN_SHARE * left_s))
 
@@ -315,6 +319,8 @@ class _Certifying:
                 if lower and self._affordable(lower, leaving_s) is not None:
                     self._leaving_s = leaving_s
                     return False
+                if not beyond:
+                    self._extend()
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s

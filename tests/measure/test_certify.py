@@ -136,6 +136,14 @@ def test_a_rate_is_left_for_one_that_is_proven_much_sooner() -> None:
     assert first == pytest.approx(97.0) and second == pytest.approx(58.0)
 
 
+def test_a_rate_that_lacks_little_at_the_end_of_its_time_is_not_begun_anew_lower() -> None:
+    script = Script(passes_up_to=100.0, needed=500)
+    short = goal(8.0, needed=100, safe_share=0.5, left_s=lambda: 60.0)
+    result = certify_capacity(short, script.run, script.judge)
+    assert set(script.rates[: len(result.blocks)]) == {50.0}
+    assert result.passed and (result.rate_rps or 0.0) >= 50.0
+
+
 def test_a_fixed_rate_is_the_only_one_tried() -> None:
     script = Script(passes_up_to=50.0, needed=200)
     result = certify_capacity(goal(100.0, fixed_rps=60.0), script.run, script.judge)
