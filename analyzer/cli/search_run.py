@@ -93,7 +93,10 @@ def run_search_command(options: SearchOptions) -> str:
         if here is not None:
             space = space_here(options, model, here[0], machine, largest, here[1], progress.warn)
         plan = TimePlan.begun(
-            budget_s=options.budget, started=options.started, clock=time.monotonic
+            budget_s=options.budget,
+            started=options.started,
+            clock=time.monotonic,
+            starts_workers=options.executor != "in-process",
         )
         with ExitStack() as workers:
             if space is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from analyzer.domain.answer import machines_at, misses, objective_at, open_below
+from analyzer.domain.answer import machines_at, misses, objective_at
 from analyzer.domain.measurement import Measurement
+from analyzer.domain.refutation import refuted
 from analyzer.domain.sla import Sla
 
 Basis = Literal["certified", "edges"]
@@ -45,9 +46,13 @@ def gain(
     """What the recommendation gains; None without one, or if the baseline never keeps the SLA.
 
     ``capacity``: rate over rate. The others want less, so it is baseline over recommendation:
-    machines at the target rate (hence dollars), latency or memory at the target rate.
+    machines at the target rate (hence dollars), latency or memory at the target rate, which both
+    must carry. A baseline that kept none of the rates that were tried carries less than the lowest:
+    the ratio of rates is then a bound, its interval open above.
     """
     if recommendation is None or baseline is None or never_keeps(baseline, sla):
+        return None
+    if sla.objective in ("latency", "memory") and misses(baseline, sla):
         return None
     basis = common_basis(sla, recommendation, baseline)
     if recommendation.configuration == baseline.configuration:
@@ -58,7 +63,7 @@ def gain(
         if not amounts[0] or not amounts[1]:
             return None
         return Gain(ratio=amounts[1] / amounts[0], basis=basis, interval=(None, None))
-    if theirs is None:  # no rate was kept yet: it carries less than the lowest that was tried
+    if theirs is None:
         theirs = baseline.edge.interval_rps[1]
     if not ours or not theirs:
         return None
@@ -87,11 +92,15 @@ def gain(
 
 
 def never_keeps(baseline: Measurement, sla: Sla) -> bool:
-    """Whether the baseline breaks the SLA at every rate, as far as known, or another limit."""
+    """Whether it is shown that no rate of the baseline keeps the SLA.
+
+    It breaks a limit that holds at every rate, or the latency budget without any queue. That it was
+    late at the rates that were tried is less.
+    """
     missed = {miss.limit for miss in misses(baseline, sla)}
-    if sla.objective in ("capacity", "cost") and open_below(baseline, sla):
-        missed.discard("latency_budget_ms")
-    return bool(missed)
+    if missed - {"latency_budget_ms", "target_rate_rps"}:
+        return True
+    return "latency_budget_ms" in missed and refuted(baseline, sla)
 
 
 def common_basis(sla: Sla, recommendation: Measurement, baseline: Measurement | None) -> Basis:

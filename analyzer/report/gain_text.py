@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from analyzer.domain.gain import Basis, Gain, never_keeps
+from analyzer.domain.answer import misses
+from analyzer.domain.gain import Basis, Gain, Interval, never_keeps
 from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.refutation import lowest_late
 from analyzer.domain.sla import Sla
+from analyzer.domain.study import StudyResult
 from analyzer.report.entries import Entry, StudyReport
 from analyzer.report.wording import NOT_MEASURED, interval, number, rate, times
 
@@ -46,12 +49,17 @@ def rate_text(measurement: Measurement) -> str:
 
 def ratio_text(gain: Gain) -> str:
     """``2.91×``; ``≥ 1.4×``, ``≤ 3.2×`` where only that end of its interval is known."""
-    low, high = gain.interval
+    return bounded_ratio(gain.ratio, gain.interval)
+
+
+def bounded_ratio(ratio: float | None, ends: Interval | None) -> str:
+    """:func:`ratio_text` of the numbers of a gain; a dash without a ratio."""
+    low, high = ends or (None, None)
     if low is not None and high is None:
         return f"≥ {times(low)}"
     if high is not None and low is None:
         return f"≤ {times(high)}"
-    return times(gain.ratio)
+    return times(ratio)
 
 
 def gain_sentence(report: StudyReport) -> str:
@@ -60,7 +68,7 @@ def gain_sentence(report: StudyReport) -> str:
     if best is not None and best is not report.recommendation and _same(best, baseline):
         return "it is the baseline itself"
     if gain is not None:
-        return f"{ratio_text(gain)} {gain_note(gain, report.result.sla)}"
+        return f"{ratio_text(gain)} {gain_note(gain, report.result.sla, baseline)}"
     if baseline is None:
         return "the baseline was not measured"
     for failure in report.failures:
@@ -72,13 +80,38 @@ def gain_sentence(report: StudyReport) -> str:
             return f"it has no gain to tell: {failure.message.rstrip('.')}"
     if baseline.test is None and baseline.measurement.certificate is None:
         return "the baseline could not be measured"
-    if never_keeps(baseline.measurement, report.result.sla):
+    return f"no gain to tell, since {_shortfall(baseline.measurement, report.result)}"
+
+
+def _shortfall(baseline: Measurement, result: StudyResult) -> str:
+    """Why the baseline cannot be compared, as far as what was measured shows it."""
+    if result.verdict == "infeasible" or never_keeps(baseline, result.sla):
         return "the baseline never keeps the SLA"
-    return "not comparable with the baseline"
+    if late := late_text(baseline):
+        return late
+    if misses(baseline, result.sla):
+        return f"the baseline does not carry the target rate (edge {edge_text(baseline.edge)})"
+    return "no rate of the baseline is known"
 
 
-def gain_note(gain: Gain, sla: Sla) -> str:
+def late_text(baseline: Measurement) -> str:
+    """The lowest rate at which the baseline was tried, where it was late; else empty."""
+    test = lowest_late(baseline)
+    if test is None:
+        return ""
+    return (
+        f"the baseline was late at {rate(test.offered_rps)} already, the lowest rate tried "
+        f"({test.over_budget:,} of {test.requests:,} requests)"
+    )
+
+
+def gain_note(gain: Gain, sla: Sla, baseline: Entry | None) -> str:
     """What a gain is of, by what it was found, and how sure it is."""
+    late = late_text(baseline.measurement) if baseline is not None else ""
+    return "; ".join(filter(None, (_gain_note(gain, sla), late)))
+
+
+def _gain_note(gain: Gain, sla: Sla) -> str:
     low, high = gain.interval
     text = f"{_GAINS[sla.objective]}, {_BASES[gain.basis]}"
     if sla.objective in ("latency", "memory"):

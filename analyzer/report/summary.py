@@ -150,7 +150,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
     measurement = entry.measurement
     certified = measurement.capacity_rps is not None
     edge = edge_text(measurement.edge)
-    against = gain_note(gain, sla) if gain is not None else gain_sentence(report)
+    against = gain_note(gain, sla, baseline) if gain is not None else gain_sentence(report)
     figures = [
         KeyFigure(
             label="Certified capacity" if certified else "Estimated edge, not proven",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.sla import Sla
+from analyzer.domain.refutation import failed_where_quiet, quiet_rps
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
 from analyzer.measure.plan import CertifyPlan
@@ -21,14 +21,9 @@ from analyzer.twin.calibration import VariantCalibration
 
 # A predicted edge below this share of the target rate rules a configuration out.
 _PREDICTED_SHARE = 0.8
-# A rate without queues keeps a server busy for this share of the time; at most so many requests a
-# second, of which so many refute a claim; below so many seconds it is not tried.
-_QUIET_UTILIZATION = 0.3
-_QUIET_RPS_MAX = 50.0
+# At a rate without queues so many requests refute a claim; below so many seconds it is not tried.
 _QUIET_REQUESTS = 60.0
 _TIME_MIN_S = 1.5
-# The same rate, but for what the shortest time, and so the rate, varied by since.
-_SAME_RATE = 1.5
 
 
 def prove_infeasible(
@@ -53,9 +48,9 @@ def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Scr
         usable = filter(None, (log.measurement(key) for key in screening.allowed))
         best = min(usable, key=lambda m: complexity(m.configuration), default=None)
     left_s = context.plan.left_s - context.server_start_s
-    if best is None or _refuted(best, sla) or left_s < _TIME_MIN_S:
+    if best is None or failed_where_quiet(best, sla) or left_s < _TIME_MIN_S:
         return
-    rate_rps = _quiet_rps(best, sla)
+    rate_rps = quiet_rps(best, sla)
     seconds = max(min(_QUIET_REQUESTS / rate_rps, left_s), _TIME_MIN_S)
     task = context.measure_task(
         best.configuration,
@@ -78,26 +73,6 @@ def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Scr
             log.record(outcome, role="trial", logs=logs)
 
 
-def _quiet_rps(measurement: Measurement, sla: Sla) -> float:
-    """The target rate where there is one, else a rate at which nearly no request waits."""
-    if sla.objective in ("latency", "memory") and sla.target_rate_rps:
-        return sla.target_rate_rps
-    # The median of an overloaded run is queueing; its executions are not.
-    tests = measurement.load_tests
-    times_ms = [test.latency_ms.p50 for test in tests if test.latency_ms.p50]
-    times_ms += [times.mean_ms for test in tests for times in test.executions]
-    alone_s = max(min(times_ms, default=1.0), 1.0) / 1e3
-    return min(_QUIET_UTILIZATION / alone_s, _QUIET_RPS_MAX)
-
-
-def _refuted(measurement: Measurement, sla: Sla) -> bool:
-    """Whether it failed where it is easiest; that it failed at a higher rate says nothing."""
-    certificate, test = measurement.certificate, measurement.headline
-    if certificate is None or certificate.verdict != "FAIL" or test is None:
-        return False
-    return (test.offered_rps or 0.0) <= _SAME_RATE * _quiet_rps(measurement, sla)
-
-
 def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
     """The sentence that rules every configuration out; None where one may still keep the SLA.
 
@@ -114,7 +89,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for m in measured
         if scores[m.configuration.config_id].constraints["memory"] > 0
     ]
-    if not heavy and not any(_refuted(m, sla) for m in measured):
+    if not heavy and not any(failed_where_quiet(m, sla) for m in measured):
         return None
     too_slow_ms = {
         key: shortest

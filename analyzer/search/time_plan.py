@@ -62,6 +62,7 @@ class TimePlan:
         clock: Seconds, monotonic.
         start_s: What its start took: the libraries loaded, the model read.
         end_s: What the end is expected to take.
+        starts_workers: Whether workers are started; False where this process is the one worker.
     """
 
     budget_s: float
@@ -69,11 +70,19 @@ class TimePlan:
     clock: Callable[[], float]
     start_s: float = 0.0
     end_s: float = _END_S
+    starts_workers: bool = True
     _proof_s: float | None = None
     _granted_s: float = 0.0
 
     @classmethod
-    def begun(cls, *, budget_s: float, started: float, clock: Callable[[], float]) -> TimePlan:
+    def begun(
+        cls,
+        *,
+        budget_s: float,
+        started: float,
+        clock: Callable[[], float],
+        starts_workers: bool = True,
+    ) -> TimePlan:
         """The plan of a command whose start is over now."""
         start_s = max(clock() - started, 0.0)
         return cls(
@@ -82,6 +91,7 @@ class TimePlan:
             clock=clock,
             start_s=start_s,
             end_s=_END_S + _END_SHARE * start_s,
+            starts_workers=starts_workers,
         )
 
     @property
@@ -117,8 +127,10 @@ class TimePlan:
 
     def least_s(self, stage: Stage) -> float:
         """The least that ``stage`` and all after it take, seconds; an estimate."""
-        stages = list(_LEAST_STARTS)
-        return self.start_s * sum(_LEAST_STARTS[one] for one in stages[stages.index(stage) :])
+        stages = list(_LEAST_STARTS)[list(_LEAST_STARTS).index(stage) :]
+        if not self.starts_workers:
+            stages = [one for one in stages if one != "workers"]
+        return self.start_s * sum(_LEAST_STARTS[one] for one in stages)
 
     def suffices(self, stage: Stage) -> bool:
         """Whether ``stage`` and all after it may fit into what is left."""

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.gain import Gain, gain
+from analyzer.domain.gain import Gain, gain, never_keeps
 from analyzer.domain.measurement import (
     Certificate,
     Edge,
+    ExecutionTimes,
     LatencySummary,
     LoadTest,
     Measurement,
@@ -32,10 +33,12 @@ def side(
     p50: float | None = 5.0,
     tail: float | None = 40.0,
     verdict: Any = None,
+    tried: float = 10.0,
+    execution_ms: float | None = None,
 ) -> Measurement:
     test = LoadTest(
         kind="certify",
-        offered_rps=capacity or edge or 10.0,
+        offered_rps=capacity or edge or tried,
         achieved_rps=10.0,
         throughput_ips=10.0,
         requests=1000,
@@ -43,6 +46,9 @@ def side(
         errors=0,
         duration_s=10.0,
         latency_ms=LatencySummary(p50=p50, p99=tail, sla=tail),
+        executions=(ExecutionTimes(batch_size=4, count=250, mean_ms=execution_ms),)
+        if execution_ms
+        else (),
         validity=Validity(valid=True),
     )
     certificate = None
@@ -60,7 +66,7 @@ def side(
         edge=Edge(rate_rps=edge, interval_rps=bounds or (edge, edge)),
         capacity_rps=capacity,
         certificate=certificate,
-        headline=test if capacity else None,
+        headline=test if capacity or verdict else None,
         load_tests=(test,),
     )
 
@@ -140,14 +146,32 @@ def test_the_baseline_recommended_itself_gains_nothing() -> None:
     [
         None,
         side(2, None),
-        side(2, None, (0.0, 20.0), p50=70.0),
-        side(2, None, (0.0, 20.0), p50=None),
-        side(2, None, (0.0, 20.0), verdict="FAIL"),
+        # One of 70 ms: at 4/s nothing waits. Alone an inference takes 401 / (4 of a batch x 2
+        # instances that share the cores) ms at least.
+        side(2, None, (0.0, 20.0), p50=70.0, tried=4.0, verdict="FAIL"),
+        side(2, None, (0.0, 20.0), p50=900.0, execution_ms=401.0),
     ],
-    ids=["none", "nothing known", "most are late", "most failed", "refuted"],
+    ids=["none", "nothing known", "refuted without queues", "too slow alone"],
 )
-def test_a_baseline_that_keeps_nothing_gives_none(baseline: Measurement | None) -> None:
+def test_a_baseline_that_never_keeps_the_sla_gives_none(baseline: Measurement | None) -> None:
     assert gain(SLA, side(1, 300.0, capacity=290.0), baseline) is None
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    [
+        side(2, None, (0.0, 20.0), p50=70.0, tried=20.0),
+        side(2, None, (0.0, 20.0), p50=None, tried=20.0),
+        side(2, None, (0.0, 20.0), p50=70.0, tried=20.0, verdict="FAIL"),
+        side(2, None, (0.0, 20.0), p50=900.0, tried=20.0, execution_ms=399.0),
+    ],
+    ids=["most are late", "most failed", "refuted where it queues", "perhaps quick alone"],
+)
+def test_a_baseline_that_was_late_where_it_was_tried_gives_a_bound(baseline: Measurement) -> None:
+    assert not never_keeps(baseline, SLA)
+    ours = side(1, 300.0, (290.0, 310.0), capacity=290.0)
+    assert found(gain(SLA, ours, baseline)) == (15.0, "edges", (14.5, None))
+    assert gain(LATENCY, ours, baseline) is None, "it is not known to carry the target rate"
 
 
 def test_nothing_recommended_gains_nothing() -> None:

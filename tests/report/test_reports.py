@@ -7,6 +7,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from facts_example import (
@@ -25,12 +26,12 @@ from facts_example import (
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.gain import Gain
-from analyzer.domain.measurement import Conditions, Edge, Failure, Measurement
+from analyzer.domain.measurement import Conditions, Edge, ExecutionTimes, Failure, Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.errors import UsageError
 from analyzer.report.advice import advice, next_budget_s
 from analyzer.report.csv import COLUMNS, render_csv
-from analyzer.report.entries import make_report
+from analyzer.report.entries import StudyReport, make_report
 from analyzer.report.files import write_report
 from analyzer.report.gain_text import edge_text, gain_sentence, ratio_text
 from analyzer.report.html import render_html
@@ -120,6 +121,51 @@ def test_a_baseline_without_a_certificate_is_told_by_the_edges() -> None:
     )
     text = render_terminal(report)
     assert "edge 212 /s (204 to 219), not certified (fp32" in text
+
+
+def late_baseline(**changes: Any) -> Measurement:
+    """The baseline after two short runs, both late at more than half of their requests."""
+    first = of(BASELINE).load_tests[0]
+    late = replace(first.latency_ms, p50=900.0, p99=1800.0, sla=1800.0)
+    tests = tuple(
+        replace(first, offered_rps=rps, requests=n, over_budget=bad, latency_ms=late, **changes)
+        for rps, n, bad in ((170.0, 61, 58), (85.0, 52, 43))
+    )
+    return replace(
+        of(BASELINE),
+        edge=Edge(interval_rps=(0.0, 85.0)),
+        capacity_rps=None,
+        certificate=None,
+        headline=None,
+        load_tests=tests,
+    )
+
+
+def with_baseline(baseline: Measurement, *, objective: Any = "capacity") -> StudyReport:
+    target_rps = None if objective == "capacity" else 400.0
+    sla = replace(SLA, objective=objective, target_rate_rps=target_rps)
+    return make_report(example_facts(outcomes=(baseline, *OUTCOMES[1:]), sla=sla))
+
+
+def test_a_baseline_that_was_late_twice_is_not_said_to_be_late_always() -> None:
+    """Two short runs at two rates do not show that no rate is kept."""
+    late = "the baseline was late at 85 /s already, the lowest rate tried (43 of 52 requests)"
+    report = with_baseline(late_baseline())
+    assert gain_sentence(report) == (
+        f"≥ 6.98× the capacity of the baseline, by estimated edges; {late}"
+    )
+    for text in (render_terminal(report), render_markdown(report), render_html(report)):
+        said = " ".join(text.split())
+        assert late in said and "never keeps" not in said
+    by_latency = with_baseline(late_baseline(), objective="latency")
+    assert gain_sentence(by_latency) == f"no gain to tell, since {late}"
+
+
+def test_a_baseline_never_keeps_the_sla_where_its_executions_alone_are_too_long() -> None:
+    slow = (ExecutionTimes(batch_size=1, count=60, mean_ms=120.0),)
+    report = with_baseline(late_baseline(executions=slow))
+    assert report.gain is None
+    assert gain_sentence(report) == "no gain to tell, since the baseline never keeps the SLA"
 
 
 def test_a_fleet_by_the_edges_says_so_beside_the_certified_one() -> None:

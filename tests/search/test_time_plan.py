@@ -55,6 +55,25 @@ def test_what_is_still_to_come_of_the_preparation_counts_in_the_budget_that_suff
     )
 
 
+def test_a_search_in_this_process_starts_no_workers() -> None:
+    """Ray's start was counted there too: a budget that suffices was refused."""
+    clock = Clock()
+    started = clock.now
+    clock.now += 2.0
+    ray, alone = (
+        TimePlan.begun(budget_s=10.0, started=started, clock=clock, starts_workers=starts)
+        for starts in (True, False)
+    )
+    assert ray.least_s("workers") == pytest.approx(2.0 * (1.5 + 0.8 + 1.2))
+    assert alone.least_s("workers") == ray.least_s("probes") == alone.least_s("probes")
+    assert alone.suffices("workers") and not ray.suffices("workers")
+    assert alone.left_before_s("workers") == pytest.approx(10 - 3 - 2 - 4)
+    # What the command says that it takes to prove it is less, too.
+    assert ray.budget_that_suffices_s(5.0, stage="workers") > alone.budget_that_suffices_s(
+        5.0, stage="workers"
+    )
+
+
 def test_a_slow_start_expects_a_slow_end() -> None:
     clock = Clock()
     started = clock.now

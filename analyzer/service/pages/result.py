@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from analyzer.domain.configuration import Configuration
+from analyzer.report.gain_text import bounded_ratio
 from analyzer.report.wording import (
     NOT_MEASURED,
     configuration_sentence,
@@ -247,13 +248,15 @@ def _latency(_: Result, entry: Entry, sla: Sla) -> Figure:
 
 
 def _gain(result: Result, _: Entry, __: Sla) -> Figure:
-    bounds = interval(result.speedup_interval)
+    low, high = result.speedup_interval or (None, None)
     parts = [f"by {result.speedup_basis} rates"] if result.speedup_basis == "certified" else []
     parts += ["by estimated edges"] if result.speedup_basis == "edges" else []
-    parts += [f"between {bounds.replace(' to ', ' and ')}"] if bounds else []
+    closed = low is not None and high is not None
+    parts += [f"between {times(low)} and {times(high)}"] if closed else []
     edge = result.baseline.edge_text if result.baseline is not None else NOT_MEASURED
     parts.append("its edge is not known" if edge == NOT_MEASURED else f"its edge {edge}")
-    return Figure("Against Triton's default", times(result.speedup), ", ".join(parts))
+    ratio = bounded_ratio(result.speedup, result.speedup_interval)
+    return Figure("Against Triton's default", ratio, ", ".join(parts))
 
 
 def _cost(_: Result, entry: Entry, sla: Sla) -> Figure:
@@ -290,7 +293,7 @@ def comparison_rows(result: Result) -> list[tuple[str, str]]:
         ("edge", entry.edge_text),
         ("latency", milliseconds(entry.latency_ms.sla)),
         ("at", rate(entry.measured_at_rps)),
-        ("against Triton's default", times(result.speedup)),
+        ("against Triton's default", bounded_ratio(result.speedup, result.speedup_interval)),
         ("memory", size(entry.memory_bytes_peak)),
         ("accuracy", percent(accuracy.value)),
         ("accuracy lost", percent(accuracy.drop)),
