@@ -32,17 +32,15 @@ _START_ATTEMPTS = 3  # another process may take a port between our choice and th
 _STRICT = "--disable-auto-complete-config"
 _FOLDER_PREFIX = "tritune-triton-"
 _SHARED_MEMORY = Path("/dev/shm")
-# The server stands back behind a generator that may not run with real-time priority
-# (hardware.timing); any value above 0 does.
-_NICENESS = 5
 # Runs in the child before it becomes the server. The server's end is tied to ours by the kernel;
 # its python stubs notice that their parent is gone and end by themselves within seconds, also in
 # the middle of an execution.
 _LAUNCHER = (
     "import os, sys\n"
     "from analyzer.hardware.lifetime import die_with_parent\n"
+    "from analyzer.hardware.timing import give_way\n"
     "die_with_parent()\n"
-    f"os.nice({_NICENESS})\n"
+    "give_way()\n"
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
 
@@ -220,7 +218,9 @@ class TritonServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                # All of its group can be ended at once; in a session of its own the server would
+                # not stand back behind the load generator (hardware.timing.give_way).
+                process_group=0,
             )
         except OSError as error:
             raise TargetStartError(
