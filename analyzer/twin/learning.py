@@ -178,14 +178,18 @@ class ServiceCorrection:
 
 def _covariance(left: Sequence[tuple[Place, int]], right: Sequence[tuple[Place, int]]) -> Floats:
     """Of the log ratios at places and batch sizes, shape (len(left), len(right))."""
-    table = np.zeros((len(left), len(right)))
-    for row, (place, size) in enumerate(left):
-        for column, (other, other_size) in enumerate(right):
-            shared = _MACHINE**2
-            if place.variant == other.variant:
-                shared += _VARIANT**2
-            if place == other:
-                distance = np.log2(size / other_size) / _SIZE_LENGTH
-                shared += _DEPLOYMENT**2 + _SIZE**2 * float(np.exp(-0.5 * distance**2))
-            table[row, column] = shared
+    places: dict[Place, int] = {}
+    variants: dict[VariantKey, int] = {}
+
+    def coded(keys: Sequence[tuple[Place, int]]) -> tuple[Floats, Floats, Floats]:
+        """Numbers of the places and their variants, and log2 of the batch sizes."""
+        numbers = [places.setdefault(place, len(places)) for place, _ in keys]
+        kinds = [variants.setdefault(place.variant, len(variants)) for place, _ in keys]
+        return np.array(numbers), np.array(kinds), np.log2([size for _, size in keys])
+
+    (place, variant, size), (other, other_variant, other_size) = coded(left), coded(right)
+    distance = (size[:, None] - other_size) / _SIZE_LENGTH
+    own = _DEPLOYMENT**2 + _SIZE**2 * np.exp(-0.5 * distance**2)
+    table: Floats = _MACHINE**2 + _VARIANT**2 * (variant[:, None] == other_variant)
+    table += own * (place[:, None] == other)
     return table
