@@ -154,3 +154,19 @@ def write_doubling() -> Callable[[Path], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def engines_space(tmp_path: Path) -> Path:
+    """The file of a small search space of TensorRT engines: without batches, and of up to 8."""
+    path = tmp_path / "engines.yaml"
+    path.write_text(
+        "name: engines\n"
+        "device: gpu\n"
+        "parameters:\n"
+        "  precision: [fp32]\n"
+        "  backend: [tensorrt]\n"
+        "  dynamic_batching: [false, true]\n"
+        "  max_batch_size: {choices: [8], when: {dynamic_batching: true}}\n"
+    )
+    return path

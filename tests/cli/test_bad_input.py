@@ -23,6 +23,8 @@ Call = Callable[..., Answer]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BUDGET = ("--latency-budget", "50ms")
+TYPES = (*BUDGET, "--instance-types", "a,b")
+OF_CLUSTER = (*TYPES, "--ray-address", "x:1")
 NO_SUCH = Path("/proc/nowhere")  # nothing can be made there, not even by root
 
 
@@ -113,6 +115,10 @@ def save_model(
         ([*BUDGET, "--bugdet", "5m"], ["--bugdet", "--budget"]),
         ([*BUDGET, "--workers", "5"], ["--workers 5"]),
         ([*BUDGET, "--executor", "in-process", "--workers", "3"], ["in-process"]),
+        ([*TYPES], ["--ray-address"]),
+        ([*OF_CLUSTER, "--price", "1/h"], ["--price"]),
+        ([*OF_CLUSTER, "--instance-type", "a"], ["--instance-type "]),
+        ([*OF_CLUSTER, "--executor", "in-process"], ["--executor"]),
         ([*BUDGET, "--calibration-data", "nope.npz"], ["--calibration-data", "nope.npz"]),
         ([*BUDGET, "--space", "cpuu"], ["cpuu", "cpu"]),
         ([*BUDGET, "--space", "nope.yaml"], ["nope.yaml"]),

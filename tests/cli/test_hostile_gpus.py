@@ -314,43 +314,35 @@ def test_a_mig_instance_is_searched_on_by_its_uuid(
     instance = {"uuid": "MIG-cccc-4", "name": "NVIDIA H200 MIG 1g.18gb", "memory_total": 18 * GIB}
     made_up_machine(nvml={"gpus": [{"uuid": "GPU-whole-1", "instances": [instance]}]})
     done = search(
-        tmp_path, "--budget", "25s", "--precisions", "fp32", "--accept", "estimated",
+        tmp_path, "--budget", "18s", "--precisions", "fp32", "--accept", "estimated",
         "--store", f"sqlite:///{tmp_path}/r.db",
     )  # fmt: skip
     document = json.loads(done.stdout)
     assert done.returncode in (0, 3, 4), done.stderr[-2000:]
     assert "NVIDIA H200 MIG 1g.18gb" in json.dumps(document["provenance"])
+    assert document["search"]["evaluated_live"] >= 1
     assert [each for each in document["failures"] if each["reason"] == "start"] == []
     (_FOLDER / "tritune-gpu-MIG-cccc-4.lock").unlink(missing_ok=True)
-
-
-SPACE = """
-name: engines
-device: gpu
-parameters:
-  precision: [fp32]
-  backend: [tensorrt]
-  dynamic_batching: [false, true]
-  max_batch_size: {choices: [8], when: {dynamic_batching: true}}
-"""
 
 
 @pytest.mark.long
 @pytest.mark.timing
 @pytest.mark.timeout(300)
 def test_an_engine_from_its_search_to_a_load_test_of_its_export(
-    made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
+    made_up_machine: Machine,
+    write_doubling: Callable[[Path], Path],
+    engines_space: Path,
+    tmp_path: Path,
 ) -> None:
     """Where TensorRT alone runs on the GPU; with another TensorRT both versions are named."""
     machine: dict[str, Any] = {"cuda": {"memory_bytes": 1 << 30}, "onnxruntime": {"cuda": False}}
     made_up_machine(tensorrt={"version": "10.3.0.26"}, **machine)
-    (tmp_path / "engines.yaml").write_text(SPACE)
     store = f"sqlite:///{tmp_path}/r.db"
     repository = tmp_path / "models"
     model = write_doubling(tmp_path)
     done = analyze(
         tmp_path, "search", str(model), "--latency-budget", "200ms", "--device", "gpu", "--json",
-        "--executor", "in-process", "--budget", "40s", "--space", str(tmp_path / "engines.yaml"),
+        "--executor", "in-process", "--budget", "40s", "--space", str(engines_space),
         "--target-rate", "20/s", "--store", store, "--export", str(repository),
         "--accept", "estimated",
     )  # fmt: skip

@@ -16,6 +16,8 @@ import pytest
 from benchlib.made_up_cluster import made_up_cluster
 
 NODE = {"num_cpus": 1, "num_gpus": 1}
+# By Ray's own 3 s the loss of a machine is noticed after 15 s.
+HEALTH_CHECK_MS = 500
 # A driver: jobs note where they begin; one may take its machine with it, or wait for a file.
 DRIVER = """
 import os, signal, sys, time
@@ -103,7 +105,7 @@ executor.submit(Job("b", loses(0), 60.0))
 say(second=results(executor, 1))
 """
     with (
-        made_up_cluster([NODE] * 2, light=True) as cluster,
+        made_up_cluster([NODE] * 2, light=True, health_check_ms=HEALTH_CHECK_MS) as cluster,
         driver(cluster.address, tmp_path, code) as process,
     ):
         found = told(process)
@@ -126,7 +128,7 @@ executor.submit(Job("b", lambda context: context.worker_id, 60.0))
 say(second=results(executor, 1))
 """
     with (
-        made_up_cluster([NODE] * 4, light=True) as cluster,
+        made_up_cluster([NODE] * 4, light=True, health_check_ms=HEALTH_CHECK_MS) as cluster,
         driver(cluster.address, tmp_path, code) as process,
     ):
         found = told(process)

@@ -271,16 +271,6 @@ def test_a_search_on_a_cluster_is_about_its_machines(tmp_path: Path) -> None:
     assert {body["configuration"]["instance_count"] for body in tried} <= {1}
 
 
-ENGINES = """
-device: gpu
-parameters:
-  precision: [fp32]
-  backend: [tensorrt]
-  dynamic_batching: [false, true]
-  max_batch_size: {choices: [8], when: {dynamic_batching: true}}
-"""
-
-
 @pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.timing
@@ -288,6 +278,7 @@ parameters:
 def test_engines_are_built_on_the_machines_that_they_are_for(
     made_up_machine: Callable[..., None],
     write_doubling: Callable[[Path], Path],
+    engines_space: Path,
     tmp_path: Path,
 ) -> None:
     """Each type has a made-up GPU and TensorRT's fake; where the search is started is neither."""
@@ -304,13 +295,12 @@ def test_engines_are_built_on_the_machines_that_they_are_for(
         )  # fmt: skip
     model = write_doubling(tmp_path)
     (tmp_path / "prices.yaml").write_text(PRICES)
-    (tmp_path / "space.yaml").write_text(ENGINES)
     made_up_machine(**parts)
     try:
         with made_up_cluster(nodes) as cluster:
             done = run(
                 tmp_path, "search", str(model), "--latency-budget", "200ms", "--percentile", "90",
-                "--budget", "60s", "--space", "space.yaml", "--study", "engines", "--json",
+                "--budget", "60s", "--space", str(engines_space), "--study", "engines", "--json",
                 "--instance-types", ",".join(gpus), "--prices", "prices.yaml", "--accept",
                 "estimated", "--ray-address", cluster.address,
             )  # fmt: skip
@@ -328,15 +318,3 @@ def test_engines_are_built_on_the_machines_that_they_are_for(
         assert exported.returncode == 0, exported.stderr
         assert f"runs on TensorRT 11.4.0, {gpus[name]}" in exported.stderr
         assert len(list((tmp_path / name / "double" / "1").glob("*.plan"))) == 1
-
-
-def test_options_that_contradict_each_other_are_sentences(tmp_path: Path) -> None:
-    search = ("search", "m.onnx", "--latency-budget", "50ms", "--instance-types", "a,b")
-    for extra, said in (
-        ((), "--ray-address"),
-        (("--ray-address", "x:1", "--price", "1/h"), "--price"),
-        (("--ray-address", "x:1", "--instance-type", "a"), "--instance-type"),
-        (("--ray-address", "x:1", "--executor", "in-process"), "--executor"),
-    ):
-        done = run(tmp_path, *search, *extra)
-        assert done.returncode == 2 and said in done.stderr, done.stderr

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +21,7 @@ from analyzer.cluster.ray_executor import RayExecutor
 from analyzer.cluster.ray_lease import choose_devices, find_devices
 from analyzer.errors import AnalyzerError, MissingPartError, TargetCrashError, UsageError
 from analyzer.measure.jobs import Job, JobResult, WorkerContext
+from benchlib.made_up_cluster import MadeUpCluster, made_up_cluster
 
 RUN_S = 60.0
 
@@ -198,39 +198,11 @@ with RayExecutor(device="gpu", cache_dir=Path(sys.argv[1]), cores=2, gpus=gpus) 
 
 
 @pytest.fixture
-def cluster() -> Iterator[SimpleNamespace]:
-    """Two machines with made-up GPUs, one without, beside the driver's; in a process of its own."""
-    code = """
-import sys
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-nodes = [cluster.add_node(num_cpus=2, num_gpus=1), cluster.add_node(num_cpus=4, num_gpus=2)]
-cluster.wait_for_nodes()
-print(cluster.address, flush=True)
-for line in sys.stdin:
-    cluster.remove_node(nodes.pop(), allow_graceful=False)
-    print("removed", flush=True)
-cluster.shutdown()
-"""
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-
-    def remove_last() -> None:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write("remove\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "removed\n"
-
-    try:
-        address = process.stdout.readline().strip()
-        assert address, "the cluster did not start"
-        yield SimpleNamespace(address=address, remove_last=remove_last)
-    finally:
-        process.communicate(timeout=60)
+def cluster() -> Iterator[MadeUpCluster]:
+    """Two machines with made-up GPUs, one without; a loss is noticed within seconds."""
+    nodes = [{"num_cpus": 1}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 4, "num_gpus": 2}]
+    with made_up_cluster(nodes, light=True, health_check_ms=500) as started:
+        yield started
 
 
 DRIVER = """
@@ -280,7 +252,7 @@ except AnalyzerError as error:
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 @pytest.mark.timing
-def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: MadeUpCluster, tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, cluster.address, str(tmp_path)], env=environment, text=True,

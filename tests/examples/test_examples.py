@@ -30,7 +30,7 @@ def test_digits_are_small_and_fit_together() -> None:
     assert np.bincount(data.labels).min() > 50
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits_script_writes_the_committed_network(tmp_path: Path) -> None:
     import onnxruntime
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -75,10 +76,28 @@ CONFIGURATIONS = [
 ]
 
 
+# A model of the python backend takes the real server a second to load and one to unload.
+AT_ONCE = 4
+
+
 @pytest.fixture(scope="module")
-def endpoint(triton_install: TritonInstall) -> Iterator[HttpEndpoint]:
+def answers(triton_install: TritonInstall) -> Iterator[dict[str, dict[str, Any] | str]]:
+    """What the real server makes of each configuration, by its text; an error's message."""
     with TritonServer(triton_install, auto_complete=True) as server:
-        yield HttpEndpoint("127.0.0.1", server.http_port)
+
+        def answer(text: str) -> dict[str, Any] | str:
+            endpoint = HttpEndpoint("127.0.0.1", server.http_port)
+            try:
+                return theirs(endpoint, parse_config(text), name_of(text))
+            finally:
+                endpoint.close()
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield dict(zip(CONFIGURATIONS, pool.map(answer, CONFIGURATIONS), strict=True))
+
+
+def name_of(text: str) -> str:
+    return f"m{CONFIGURATIONS.index(text)}"
 
 
 def ours(written: Any, name: str) -> dict[str, Any] | str:
@@ -105,10 +124,8 @@ def theirs(endpoint: HttpEndpoint, written: Any, name: str) -> dict[str, Any] | 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("text", CONFIGURATIONS)
-def test_the_real_server_agrees(endpoint: HttpEndpoint, text: str) -> None:
-    name = f"m{CONFIGURATIONS.index(text)}"
-    written = parse_config(text)
-    expected, answered = ours(written, name), theirs(endpoint, written, name)
+def test_the_real_server_agrees(answers: dict[str, dict[str, Any] | str], text: str) -> None:
+    expected, answered = ours(parse_config(text), name_of(text)), answers[text]
     if isinstance(expected, str):
         assert isinstance(answered, str), f"we refuse: {expected}"
         # The server tells its reason where the backend had begun to load.

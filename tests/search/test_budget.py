@@ -197,7 +197,7 @@ def end_s(machine: Machine) -> float:
 @example(budget_s=10.0, start_s=1.0, factors=(1.0, 1.0, 1.0, 1.0), inference_ms=10.0)
 @example(budget_s=40.0, start_s=1.5, factors=(3.0, 3.0, 3.0, 3.0), inference_ms=500.0)
 @settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
