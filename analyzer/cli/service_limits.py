@@ -22,7 +22,7 @@ _LIMITS: tuple[tuple[str, str, click.ParamType[Any], str, str], ...] = (
     ("--trials-max", "trials_max", click.IntRange(1), "{}", "Most trials of a job [10000]."),
     ("--parallel-max", "workers_max", click.IntRange(1), "{}", "Most load tests at once [16]."),
     ("--upload-max", "upload_bytes_max", shared.SIZE_BYTES, "{}B", "Largest upload [2GiB]."),
-    ("--stored-max", "stored_bytes_max", shared.SIZE_BYTES, "{}B", "Uploads of a project [64GiB]."),
+    ("--stored-max", "stored_bytes_max", shared.SIZE_BYTES, "{}B", "Files of a project [64GiB]."),
     (
         "--variants-max",
         "variants_bytes_max",

@@ -61,7 +61,7 @@ def worker(
     require_service()
     from analyzer.hardware.lifetime import die_with_parent
     from analyzer.service.content import ContentStore
-    from analyzer.service.database import open_service_database
+    from analyzer.service.database import IDLE_S, open_service_database
     from analyzer.service.folder import ANALYZE
     from analyzer.service.worker import Worker, compiled_twin, this_device
 
@@ -74,7 +74,8 @@ def worker(
     if lease < 1:
         raise UsageError("--lease must be 1s at least.", hint="Write it like --lease 30s.")
     content = ContentStore(_folder(data))
-    with open_service_database(store_url, upgrade=False) as database:
+    idle_s = min(IDLE_S, lease)  # what it holds must be free when its lease has ended
+    with open_service_database(store_url, upgrade=False, idle_s=idle_s) as database:
         Worker(
             database,
             content,

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -17,6 +18,14 @@ from analyzer.server.http_app import CONNECTION_KEY
 from analyzer.server.limits import Limits
 
 _BACKLOG = 2048  # connections that wait to be accepted: uvicorn's default
+
+Refusal = Callable[[HTTPStatus, str], tuple[str, bytes]]
+"""Media type and body of an answer that no application has given, by its status and why."""
+
+
+def plain_refusal(status: HTTPStatus, why: str) -> tuple[str, bytes]:
+    """As Triton has its errors: ``{"error": WHY}``."""
+    return "application/json", b'{"error":"%s"}' % why.encode()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -43,15 +52,16 @@ def listen(host: str, port: int) -> socket.socket:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection, closed when its client oversteps a limit that uvicorn has no setting for.
 
-    Beside the methods of :class:`asyncio.Protocol` this overrides two parser callbacks and reads
-    ``connections``, ``headers``, ``loop``, ``scope`` and ``transport``; pyproject.toml caps uvicorn
-    at the release that this was tested with.
+    Beside the methods of :class:`asyncio.Protocol` this overrides two parser callbacks and
+    ``send_400_response``, and reads ``connections``, ``headers``, ``loop``, ``scope`` and
+    ``transport``; pyproject.toml caps uvicorn at the release that this was tested with.
     """
 
-    def __init__(self, limits: Limits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: Limits, refusal: Refusal, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.on_lost: Callable[[], object] | None = None  # see inference_service.Connection
         self._limits = limits
+        self._refusal = refusal
         self._header_bytes = 0
         self._in_headers = False
         self._header_timer: asyncio.TimerHandle | None = None
@@ -60,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections_max:
-            self._refuse(b"503 Service Unavailable", "too many connections")
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._header_timer, self._write_timer):
@@ -81,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_timer = self.loop.call_later(
                 self._limits.header_timeout_s,
                 self._refuse,
-                b"408 Request Timeout",
+                HTTPStatus.REQUEST_TIMEOUT,
                 "the request's headers did not come in time",
             )
 
@@ -114,18 +124,22 @@ class BoundedProtocol(HttpToolsProtocol):
         limit = self._limits.header_bytes_max
         if size > limit:
             self._refuse(
-                b"431 Request Header Fields Too Large",
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the request's headers are larger than {limit} bytes",
             )
 
-    def _refuse(self, status: bytes, message: str) -> None:
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, "the request is no HTTP")
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
         if self.transport.is_closing():
             return
-        body = b'{"error":"%s"}' % message.encode()
-        self.transport.write(
-            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%s" % (status, len(body), body)
+        media_type, body = self._refusal(status, why)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {media_type}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
+        self.transport.write(head.encode() + body)
         self.transport.close()
 
 
@@ -137,11 +151,13 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, limits: Limits, *, drain_timeout_s: int) -> HttpServer:
+def http_server(
+    app: Any, limits: Limits, *, drain_timeout_s: int, refusal: Refusal = plain_refusal
+) -> HttpServer:
     """A server for ``app``; ``serve(sockets=[…])`` runs it, ``should_exit`` ends it."""
     config = uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, limits),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, limits, refusal),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -13,13 +13,15 @@ from starlette.exceptions import HTTPException
 
 from analyzer import __version__
 from analyzer.errors import DataError, StoreError
+from analyzer.server.http_server import HttpServer, http_server
+from analyzer.server.limits import Limits
 from analyzer.service import routes_access, routes_jobs, routes_service
 from analyzer.service.context import ServiceContext
 from analyzer.service.guard import Guard
 from analyzer.service.metrics import Metrics
 from analyzer.service.pages import routes as pages
 from analyzer.service.pages import submit
-from analyzer.service.problems import Problem, answer, not_found, store_away
+from analyzer.service.problems import Problem, answer, fault, not_found, refusal, store_away
 from analyzer.service.routes_uploads import KINDS, upload_router
 
 PREFIX = "/api/v1"
@@ -53,6 +55,7 @@ def create_app(context: ServiceContext) -> FastAPI:
     app.add_exception_handler(HTTPException, _http)
     for unusable in (StoreError, DataError, OSError):
         app.add_exception_handler(unusable, _store)
+    app.add_exception_handler(Exception, _fault)
     app.add_middleware(
         Guard,
         loopback_only=not context.tokens,
@@ -61,6 +64,13 @@ def create_app(context: ServiceContext) -> FastAPI:
         metrics=metrics,
     )
     return app
+
+
+def service_server(context: ServiceContext, *, drain_timeout_s: int) -> HttpServer:
+    """A server for the API over ``context``, whose own refusals are problems, too."""
+    return http_server(
+        create_app(context), Limits(), drain_timeout_s=drain_timeout_s, refusal=refusal
+    )
 
 
 def _operation_id(route: APIRoute) -> str:
@@ -119,6 +129,10 @@ def _methods(request: Request) -> list[str]:
         if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path)
         for method in operations
     )
+
+
+def _fault(request: Request, error: Exception) -> JSONResponse:
+    return answer(fault(error))
 
 
 def _store(request: Request, error: Exception) -> JSONResponse:

@@ -9,6 +9,7 @@ noted. A folder on a network file system serves several machines.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import uuid
@@ -25,10 +26,43 @@ from analyzer.service.rows import upsert
 from analyzer.service.schema import OBJECTS, DatabaseTime
 
 _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
+_RANGE_BYTES = 16 << 20  # that the kernel copies at a time: well below a second on a slow disk
+# The kernel does not copy between these two files.
+_NOT_IN_KERNEL = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def _nothing() -> None:
     """What is done between pieces where nobody waits."""
+
+
+def copy_file(source: BinaryIO, target: BinaryIO, between: Callable[[], object]) -> None:
+    """Copies a file that was just opened; both share their blocks where the file system can.
+
+    A hard link would be faster still, and let the reader of the copy change the original.
+
+    Args:
+        between: Called between pieces.
+    """
+    with contextlib.suppress(_CopiedByHand):
+        while _copy_range(source.fileno(), target.fileno()):
+            between()
+        return
+    while data := source.read(_CHUNK_BYTES):
+        target.write(data)
+        between()
+
+
+class _CopiedByHand(Exception):
+    """The kernel does not copy between these two files."""
+
+
+def _copy_range(source: int, target: int) -> int:
+    try:
+        return os.copy_file_range(source, target, _RANGE_BYTES)
+    except OSError as error:
+        if error.errno in _NOT_IN_KERNEL:
+            raise _CopiedByHand from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +113,8 @@ class ContentStore:
     """Files under ``root``, each by its hash."""
 
     def __init__(self, root: Path) -> None:
+        #: Of all of them.
+        self.root = root
         self._objects = root / "objects"
         self._incoming = root / "incoming"
         #: For :class:`~analyzer.service.variants.KeptVariants`.
@@ -152,9 +188,7 @@ class ContentStore:
             between: Called between pieces: a large file takes its time.
         """
         with self.open(sha256) as source, place.open("xb") as target:
-            while data := source.read(_CHUNK_BYTES):
-                target.write(data)
-                between()
+            copy_file(source, target, between)
 
     def stage_file(
         self, incoming: Incoming, source: BinaryIO, *, between: Callable[[], object] = _nothing

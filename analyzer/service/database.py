@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, func, inspect, select
+from sqlalchemy import Connection, func, inspect, select, text
 
 from analyzer.errors import StoreError
 from analyzer.store import engine as engines
@@ -12,15 +12,20 @@ from analyzer.store.database import Database
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK_NUMBER = 0x536572766963655F  # any number that no other program is likely to lock
+_UPGRADE_IDLE_S = 60.0  # loading the migrations on a busy machine takes seconds
+#: A third of a lease: many times what a transaction of ours waits between its statements.
+IDLE_S = 10.0
 # Optuna keeps the usual name for itself.
 VERSION_TABLE = "service_alembic_version"
 
 
-def open_service_database(url: str, *, upgrade: bool = True) -> Database:
+def open_service_database(url: str, *, upgrade: bool = True, idle_s: float = IDLE_S) -> Database:
     """The database at ``url`` with the newest tables.
 
     Args:
         upgrade: Whether tables are made or upgraded; otherwise they must be current.
+        idle_s: After so long PostgreSQL ends a transaction in which this process does nothing (it
+            was stopped, or cut off), so that others get at the rows that it holds.
 
     Raises:
         StoreError: It cannot be reached or written, or a newer version has upgraded it.
@@ -28,6 +33,7 @@ def open_service_database(url: str, *, upgrade: bool = True) -> Database:
     """
     parsed = engines.parse_url(url)
     engine = engines.make_engine(parsed)
+    engines.limit_idle(engine, idle_s)
     database = Database(parsed, engine)
     try:
         if database.sqlite:
@@ -36,6 +42,8 @@ def open_service_database(url: str, *, upgrade: bool = True) -> Database:
                 engines.enable_wal(engine)
         with database.writing() as connection:
             if not database.sqlite:
+                limit = f"SET LOCAL idle_in_transaction_session_timeout = '{_UPGRADE_IDLE_S:g}s'"
+                connection.execute(text(limit))
                 # Two programs that start at once must not both make the tables.
                 connection.execute(select(func.pg_advisory_xact_lock(_LOCK_NUMBER)))
             _bring_up_to_date(connection, database.place, upgrade=upgrade)

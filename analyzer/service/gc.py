@@ -19,7 +19,7 @@ from analyzer.service.schema import (
     DatabaseTime,
 )
 from analyzer.service.studies import forget_studies
-from analyzer.service.variants import remove_unused
+from analyzer.service.variants import needed_models, remove_unused
 from analyzer.store.database import Database
 
 # A file that is noted in the database is referred to moments later; one that is being uploaded is
@@ -60,7 +60,8 @@ def collect(
         path.unlink(missing_ok=True)
         files += 1
     with database.reading() as connection:
-        size_bytes += remove_unused(content.variants, connection, keep_s=keep_s, now=now)
+        needed = needed_models(connection)
+    size_bytes += remove_unused(content.variants, needed, keep_s=keep_s, now=now)
     return Collected(jobs=removed, files=files, bytes=size_bytes)
 
 

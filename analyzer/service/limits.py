@@ -17,7 +17,7 @@ class ServiceLimits:
         trials_max: Of one job, as its option ``max_trials``.
         workers_max: Load tests at a time of one job, as its option ``workers``.
         upload_bytes_max: Of one file.
-        stored_bytes_max: Of all files that a project has uploaded.
+        stored_bytes_max: Of all files that a project has uploaded, and that its jobs have left.
         variants_bytes_max: Of one model's variants that are kept from job to job; 0 for none.
         open_jobs_max: Jobs of a project that have not ended.
         memory_bytes_max: Address space of each process of a job; None for no limit.

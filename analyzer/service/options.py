@@ -40,6 +40,7 @@ class JobOptions:
         arguments: For the command, each ``--name=value``.
         budget_s: Seconds that the command may spend.
         device: ``auto``, ``cpu`` or ``gpu``.
+        precisions: That a search may choose from.
         calibration: The upload with real data, by its SHA-256.
         trace: The upload with the arrivals, by its SHA-256.
         endpoint: The Triton elsewhere that is measured.
@@ -51,12 +52,18 @@ class JobOptions:
     arguments: tuple[str, ...]
     budget_s: float
     device: str = "auto"
+    precisions: frozenset[str] = frozenset(PRECISIONS)
     calibration: str | None = None
     trace: str | None = None
     endpoint: Endpoint | None = None
     export: str | None = None
     force: bool = False
     study: str | None = None
+
+    def devices(self, own: str) -> frozenset[str]:
+        """What the command may measure on, with a worker that has the device ``own``."""
+        # Left to itself it may find that it cannot use the GPU.
+        return frozenset({own, "cpu"} if self.device == "auto" else {own})
 
 
 def _unit(parse: Callable[[str], float]) -> _Check:
@@ -267,11 +274,13 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
     if kind == "search" and "max_trials" not in options:
         arguments.append(f"--max-trials={limits.trials_max}")
     budget = str(options.get("budget", _BUDGETS[kind]))
+    precisions = _texts("precisions", options.get("precisions", ",".join(PRECISIONS)), "")[0]
     server = str(options.get("server", "embedded"))
     return JobOptions(
         arguments=tuple(arguments),
         budget_s=units.parse_duration_s(budget),
         device=str(options.get("device", "auto")),
+        precisions=frozenset(name.strip() for name in precisions.split(",")),
         calibration=options.get("calibration_data"),
         trace=_trace_of(str(options.get("arrivals", ""))),
         export=options.get("export"),

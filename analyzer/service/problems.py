@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -87,6 +88,24 @@ def store_away(error: Exception) -> Problem:
         "The service cannot use its database or its files now.",
         hint="Try again in a moment; the operator finds the reason in the service's log.",
         headers={"Retry-After": "5"},
+    )
+
+
+def refusal(status: HTTPStatus, why: str) -> tuple[str, bytes]:
+    """What the server itself refuses, for
+    :func:`~analyzer.server.http_server.http_server`."""
+    found = Problem(status, "request", f"{why[0].upper()}{why[1:]}.")
+    return MEDIA_TYPE, json.dumps(found.body()).encode()
+
+
+def fault(error: Exception) -> Problem:
+    """500: a fault of the program; only the service's log says which."""
+    _LOG.error("A request ended with a fault of the program.", exc_info=error)
+    return Problem(
+        500,
+        "internal",
+        "The service could not answer this.",
+        hint="The operator finds the reason in the service's log.",
     )
 
 

@@ -82,13 +82,14 @@ class Queue:
     def __init__(self, database: Database, worker: str, device: Device, *, lease_s: float) -> None:
         #: Where the jobs are.
         self.database = database
+        #: That the worker measures on.
+        self.device = device
         self._worker = worker
-        self._device = device
         self._lease_s = lease_s
 
     def enrol(self, *, pid: int, version: str, isolation: Mapping[str, Any]) -> None:
         """Notes the worker and its device."""
-        own = self._device
+        own = self.device
         with self.database.writing() as connection:
             upsert(
                 connection,
@@ -129,7 +130,7 @@ class Queue:
             device = connection.execute(
                 select(DEVICES)
                 .where(
-                    DEVICES.c.id == self._device.id,
+                    DEVICES.c.id == self.device.id,
                     or_(DEVICES.c.job.is_(None), DEVICES.c.lease_until < DatabaseTime()),
                 )
                 .with_for_update(skip_locked=True)
@@ -155,7 +156,7 @@ class Queue:
             )
             connection.execute(
                 update(DEVICES)
-                .where(DEVICES.c.id == self._device.id)
+                .where(DEVICES.c.id == self.device.id)
                 .values(job=row.number, attempt=after.attempt, lease_until=lease)
             )
         return Claim(
@@ -173,7 +174,7 @@ class Queue:
         )
 
     def _queued(self) -> Any:
-        kinds = ["auto", self._device.kind]
+        kinds = ["auto", self.device.kind]
         return select(JOBS).where(JOBS.c.state == State.QUEUED, JOBS.c.device.in_(kinds))
 
     def _waiting(self) -> bool:

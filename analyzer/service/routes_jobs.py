@@ -34,7 +34,7 @@ from analyzer.service.options import JobOptions, check_options
 from analyzer.service.problems import Problem, conflict, invalid, not_found
 from analyzer.service.schema import ARTIFACTS, JOBS, NUMBER_MAX
 from analyzer.service.states import Change, State
-from analyzer.service.uploads import get_upload, lock_project
+from analyzer.service.uploads import check_room, get_upload, lock_project
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -107,6 +107,8 @@ def _insert(
             f"The project has {context.limits.open_jobs_max} jobs that have not ended.",
             hint="Wait until some end, or cancel them.",
         )
+    # How much a job leaves is known at its end alone, and then it is kept.
+    check_room(connection, project, 0, context.limits)
     source = _source(connection, project, body)
     model = body.model or (source.model if source is not None else None)
     if model is None:

@@ -154,7 +154,10 @@ class Run:
             if claim.source_job
             else None
         )
-        self._variants.give(folder.work / files.VARIANTS, self._prepare)
+        devices = options.devices(self._queue.device.kind)
+        self._variants.give(
+            folder.work / files.VARIANTS, self._prepare, devices, options.precisions
+        )
         return folder.search_command(claim, options, self._content, snapshot, between=self._prepare)
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:

@@ -17,11 +17,10 @@ from pathlib import Path
 import anyio.to_thread
 import uvloop
 
-from analyzer.errors import StoreError, UsageError
+from analyzer.errors import UsageError
 from analyzer.resources import child_environment
-from analyzer.server.http_server import http_server, listen
-from analyzer.server.limits import Limits
-from analyzer.service.api import create_app
+from analyzer.server.http_server import listen
+from analyzer.service.api import service_server
 from analyzer.service.auth import DEFAULT_PROJECT, ensure_project
 from analyzer.service.content import ContentStore
 from analyzer.service.context import ServiceContext
@@ -32,10 +31,9 @@ from analyzer.service.limits import ServiceLimits
 from analyzer.service.oidc import OidcOptions
 from analyzer.service.pages.render import load_templates
 from analyzer.service.provider import Provider
-from analyzer.service.queue import sweep
 from analyzer.service.sandbox import probe
+from analyzer.service.sweeper import sweeping
 from analyzer.service.temporary import remove_abandoned
-from analyzer.service.worker import SWEEP_S
 from analyzer.store.database import Database
 from analyzer.targets.address import is_loopback
 
@@ -101,7 +99,10 @@ def serve(options: ServiceOptions, *, say: Callable[[str], None]) -> None:
             listener.listen()
             host, port = listener.getsockname()[:2]
             say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with (
+                sweeping(database, beside=remove_abandoned),
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
                 runner.run(_serve(options, database, content, listener))
 
 
@@ -120,7 +121,7 @@ async def _serve(
         tokens=options.tokens,
         provider=Provider(options.oidc) if options.oidc is not None else None,
     )
-    server = http_server(create_app(context), Limits(), drain_timeout_s=_REQUESTS_DRAIN_S)
+    server = service_server(context, drain_timeout_s=_REQUESTS_DRAIN_S)
     # Each may hold a connection of the database; its pool has 15, and the event streams want some.
     anyio.to_thread.current_default_thread_limiter().total_tokens = _REQUEST_THREADS
     # The loop lets the lock go with each of its many short writes, and gets it back only then.
@@ -133,26 +134,12 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, setattr, server, "should_exit", True)
-    beside = [
-        asyncio.create_task(_sweep(database)),
-        asyncio.create_task(_keep_workers(options)),
-    ]
+    workers = asyncio.create_task(_keep_workers(options))
     try:
         await server.serve(sockets=[listener])  # type: ignore[list-item]
     finally:
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
-
-
-async def _sweep(database: Database) -> None:
-    while True:
-        try:
-            await asyncio.to_thread(sweep, database)
-            await asyncio.to_thread(remove_abandoned)
-        except StoreError as error:
-            _LOG.warning("%s", error.message)
-        await asyncio.sleep(SWEEP_S)
+        workers.cancel()
+        await asyncio.gather(workers, return_exceptions=True)
 
 
 async def _keep_workers(options: ServiceOptions) -> None:

@@ -12,13 +12,23 @@ from analyzer.service.content import ContentStore, Staged
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import Problem, conflict, not_found
 from analyzer.service.rows import upsert
-from analyzer.service.schema import JOBS, PROJECTS, UPLOADS, DatabaseTime
+from analyzer.service.schema import ARTIFACTS, JOBS, PROJECTS, UPLOADS, DatabaseTime
 
 
 def stored_bytes(connection: Connection, project: str) -> int:
-    """Bytes of all that the project has uploaded."""
-    total = select(func.coalesce(func.sum(UPLOADS.c.size_bytes), 0))
-    return int(connection.execute(total.where(UPLOADS.c.project == project)).scalar_one())
+    """Bytes of all that the project has uploaded, and that its jobs have left.
+
+    What several jobs have left alike is counted with each.
+    """
+    uploaded = select(func.coalesce(func.sum(UPLOADS.c.size_bytes), 0)).where(
+        UPLOADS.c.project == project
+    )
+    left = (
+        select(func.coalesce(func.sum(ARTIFACTS.c.size_bytes), 0))
+        .join(JOBS, JOBS.c.number == ARTIFACTS.c.job)
+        .where(JOBS.c.project == project)
+    )
+    return sum(int(connection.execute(each).scalar_one()) for each in (uploaded, left))
 
 
 def lock_project(connection: Connection, project: str) -> None:
@@ -39,9 +49,9 @@ def check_room(connection: Connection, project: str, more: int, limits: ServiceL
         raise Problem(
             413,
             "project_full",
-            f"The project stores {used:,} bytes of {limits.stored_bytes_max:,}; "
-            f"{more:,} more do not fit.",
-            hint="Delete uploads that no job needs any more.",
+            f"The project stores {used:,} bytes of {limits.stored_bytes_max:,}"
+            + (f"; {more:,} more do not fit." if more else "."),
+            hint="Delete jobs that nobody looks at any more, and uploads that no job needs.",
         )
 
 

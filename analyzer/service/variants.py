@@ -10,6 +10,7 @@ check its hashes and are kept from everything else.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -17,12 +18,15 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 from sqlalchemy import Connection, select
 
+from analyzer.domain.configuration import PRECISIONS
+from analyzer.service.content import copy_file
 from analyzer.service.schema import JOBS, UPLOADS
+from analyzer.variants.cache import RECORD_NAME
 
 _LOG = logging.getLogger(__name__)
 # An entry of the cache of variants (:mod:`analyzer.variants.cache`); those that say why a variant
@@ -30,6 +34,8 @@ _LOG = logging.getLogger(__name__)
 _ENTRY = re.compile(r"[0-9a-f]{24}")
 _INCOMING = "incoming-"
 _READ_BYTES = 1 << 20
+_DEVICES = frozenset({"cpu", "gpu"})
+_RECORD_MAX = 1 << 20  # bytes; one has thousands, and as many hashes as the entry has files
 _FILES_MAX = 10_000  # of one entry; weights may lie in a file for each tensor
 
 
@@ -45,22 +51,30 @@ class KeptVariants:
         self._folder = folder
         self._bytes_max = bytes_max
 
-    def give(self, place: Path, between: Callable[[], object]) -> None:
+    def give(
+        self,
+        place: Path,
+        between: Callable[[], object],
+        devices: Set[str] = _DEVICES,
+        precisions: Set[str] = frozenset(PRECISIONS),
+    ) -> None:
         """Copies what is kept into the folder ``place`` of a job whose command has not begun.
 
         Args:
             between: Called between pieces of files.
+            devices: That the job may measure on, ``cpu`` and ``gpu``.
+            precisions: That the job may choose from, beside ``fp32``, which it starts from.
         """
         for entry in _entries(self._folder):
+            if not _usable(entry, devices, {*precisions, "fp32"}):
+                continue
             # It may go meanwhile (``analyze service gc``): the command builds it then.
             try:
                 for source in sorted(entry.iterdir()):
                     target = place / entry.name / source.name
                     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with source.open("rb") as read, target.open("xb") as written:
-                        while data := read.read(_READ_BYTES):
-                            written.write(data)
-                            between()
+                        copy_file(read, written, between)
                 os.utime(entry)
             except FileNotFoundError:
                 shutil.rmtree(place / entry.name, ignore_errors=True)
@@ -92,14 +106,22 @@ class KeptVariants:
                     shutil.rmtree(incoming, ignore_errors=True)
 
 
-def remove_unused(root: Path, connection: Connection, *, keep_s: float, now: float) -> int:
-    """Removes what no job has used for ``keep_s``, and that of models that are gone; its bytes."""
+def needed_models(connection: Connection) -> set[tuple[str, str]]:
+    """Project and SHA-256 of each model that is there, or that a job has not ended with."""
     needing = (
         select(UPLOADS.c.project, UPLOADS.c.sha256)
         .where(UPLOADS.c.kind == "model")
         .union(select(JOBS.c.project, JOBS.c.model).where(JOBS.c.finished_at.is_(None)))
     )
-    needed = {(project, model) for project, model in connection.execute(needing)}
+    return {(project, model) for project, model in connection.execute(needing)}
+
+
+def remove_unused(root: Path, needed: Set[tuple[str, str]], *, keep_s: float, now: float) -> int:
+    """Removes what no job has used for ``keep_s``, and that of models that are gone; its bytes.
+
+    Args:
+        needed: As :func:`needed_models` found it.
+    """
     removed = 0
     for own in root.glob("*/*"):
         gone = (own.parent.name, own.name) not in needed
@@ -119,6 +141,16 @@ def _entries(own: Path) -> list[Path]:
         return sorted(entry for entry in own.iterdir() if _ENTRY.fullmatch(entry.name))
     except FileNotFoundError:
         return []
+
+
+def _usable(entry: Path, devices: Set[str], precisions: Set[str]) -> bool:
+    """Whether an entry may be of use; it is where it does not say what it is."""
+    try:
+        with (entry / RECORD_NAME).open("rb") as stream:
+            built = json.loads(stream.read(_RECORD_MAX))["built_for"]
+        return built["device"] in devices and built["precision"] in precisions
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def _size(entry: Path) -> int:

@@ -19,16 +19,15 @@ from analyzer.resources import child_environment
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import ANALYZE, Program
 from analyzer.service.limits import ServiceLimits
-from analyzer.service.queue import Device, Queue, sweep
+from analyzer.service.queue import Device, Queue
 from analyzer.service.runner import Run
 from analyzer.service.sandbox import Isolation, probe
+from analyzer.service.sweeper import SWEEP_S, sweeping
 from analyzer.service.temporary import remove_abandoned
 from analyzer.store.database import Database
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 0.5  # how often an idle worker looks for a job
-# A sixth of a lease: a lost one is seen soon after it ran out.
-SWEEP_S = 5.0
 _COMPILE_S = 120.0  # compiling takes seconds
 LEASE_S = 30.0
 """Seconds that a job stays with a worker that does not answer: several restarts of a database, and
@@ -110,7 +109,16 @@ class Worker:
         self._queue.enrol(pid=os.getpid(), version=__version__, isolation=asdict(self.isolation))
         if missing := self.isolation.missing():
             _LOG.warning("Jobs on this machine are not kept from %s.", missing)
-        beaten = swept = time.monotonic()
+        with sweeping(self._database, every_s=min(SWEEP_S, self._lease_s / 6)):
+            self._work()
+        try:
+            self._queue.leave()
+        except StoreError as error:
+            _LOG.warning("%s", error.message)
+
+    def _work(self) -> None:
+        """Takes one job after the other until the worker is told to end."""
+        beaten = tidied = time.monotonic()
         while not self._stopping():
             try:
                 claim = self._queue.claim()
@@ -125,16 +133,11 @@ class Worker:
                 if claim is not None or now - beaten > self._lease_s / 3:
                     self._queue.beat()
                     beaten = now
-                if now - swept > SWEEP_S:
-                    sweep(self._database)
-                    remove_abandoned()
-                    swept = now
+                if now - tidied > SWEEP_S:
+                    remove_abandoned()  # not beside a measurement: it may have much to remove
+                    tidied = now
             except StoreError as error:
                 _LOG.warning("%s Trying again.", error.message)
                 claim = None
             if claim is None:
                 time.sleep(_LOOK_S)
-        try:
-            self._queue.leave()
-        except StoreError as error:
-            _LOG.warning("%s", error.message)

@@ -143,6 +143,22 @@ def make_engine(url: URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
     return engine
 
 
+def limit_idle(engine: Engine, idle_s: float) -> None:
+    """Lets PostgreSQL end a transaction that does nothing for so long, and free what it locked.
+
+    A process that is stopped, or a machine that is gone, would keep its locks for ever otherwise.
+    SQLite has nothing of the kind: its lock is the process's.
+    """
+    if engine.dialect.name != "postgresql":
+        return
+
+    def limit(connection: Any, _record: object) -> None:
+        connection.execute(f"SET idle_in_transaction_session_timeout = {round(idle_s * 1e3)}")
+        connection.commit()
+
+    event.listen(engine, "connect", limit)
+
+
 def _configure_sqlite(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     try:

@@ -177,7 +177,7 @@ def build_variants(
             gpu=gpu,
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
-        orders.append(_Order(key, name, name + refused, request, place))
+        orders.append(_Order(key, device, name, name + refused, request, place))
     orders.sort(key=lambda order: _turn(order.key, device))
     graphs = [order for order in orders if order.place is None]
     engines = [order for order in orders if order.place is not None]
@@ -238,6 +238,7 @@ class _Order(NamedTuple):
     """A variant to build, the names of its cache entry and of its refusal's, and what is asked."""
 
     key: VariantKey
+    device: str
     name: str
     refused: str
     request: Callable[[], BuildRequest]
@@ -289,6 +290,7 @@ def _publish(
         "refused": result.refused,
         "notes": list(result.notes),
         "build_seconds": result.seconds,
+        "built_for": {"precision": order.key.precision, "device": order.device},
         "engine": asdict(order.place) if order.place is not None else None,
     }
     final = publish(cache_dir, name, folder / "out", record)

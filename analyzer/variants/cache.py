@@ -17,7 +17,7 @@ from typing import Any
 
 from analyzer.errors import BuildError
 
-_RECORD = "variant.json"
+RECORD_NAME = "variant.json"
 _BUILD_PREFIX = ".build-"
 # Longer than any build: what is older was left by a process that died.
 _STALE_SECONDS = 24 * 3600
@@ -39,7 +39,7 @@ def load_entry(
     """
     folder = cache_dir / key
     try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
         intact = all(file_sha256(folder / name) == value for name, value in record["files"].items())
         intact &= time.time() - record.get("published_at", 0.0) <= seconds_kept
     except FileNotFoundError:
@@ -85,8 +85,8 @@ def publish(cache_dir: Path, key: str, folder: Path, record: dict[str, Any]) -> 
     try:
         files = {entry.name: file_sha256(entry) for entry in folder.iterdir() if entry.is_file()}
         whole = {**record, "files": files, "published_at": time.time()}
-        (folder / _RECORD).write_text(json.dumps(whole), encoding="utf-8")
-        for name in (*files, _RECORD):
+        (folder / RECORD_NAME).write_text(json.dumps(whole), encoding="utf-8")
+        for name in (*files, RECORD_NAME):
             with (folder / name).open("rb") as stream:
                 os.fsync(stream.fileno())
         folder.rename(final)

@@ -27,7 +27,7 @@ def main() -> int:
     url, data, device, lease_s = sys.argv[1:]
     die_with_parent(signal.SIGKILL)
     Worker(
-        open_service_database(url, upgrade=False),
+        open_service_database(url, upgrade=False, idle_s=float(lease_s)),
         ContentStore(Path(data)),
         Device(id=device, kind="cpu", host=f"host{os.getpid()}", name="a CPU"),
         ServiceLimits(),

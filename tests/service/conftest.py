@@ -16,10 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from analyzer.server.http_server import http_server, listen
-from analyzer.server.limits import Limits
+from analyzer.server.http_server import listen
 from analyzer.service import auth
-from analyzer.service.api import create_app
+from analyzer.service.api import service_server
 from analyzer.service.content import ContentStore
 from analyzer.service.context import ServiceContext
 from analyzer.service.database import open_service_database
@@ -103,7 +102,7 @@ class AnyFile(Inspector):
 def serving(context: ServiceContext) -> Iterator[str]:
     """An API in a thread; its URL."""
     listener = listen("127.0.0.1", 0)
-    server = http_server(create_app(context), Limits(), drain_timeout_s=1)
+    server = service_server(context, drain_timeout_s=1)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     while not server.started:

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from analyzer.server.http_server import http_server, listen
-from analyzer.server.limits import Limits
+from analyzer.server.http_server import listen
 from analyzer.service import audit
-from analyzer.service.api import create_app
+from analyzer.service.api import service_server
 from analyzer.service.content import ContentStore
 from analyzer.service.context import ServiceContext
 from analyzer.service.database import open_service_database
@@ -44,7 +43,7 @@ def main() -> None:
     listener = listen("127.0.0.1", 0)
     listener.listen()
     print(listener.getsockname()[1], flush=True)
-    server = http_server(create_app(context), Limits(), drain_timeout_s=1)
+    server = service_server(context, drain_timeout_s=1)
     asyncio.run(server.serve(sockets=[listener]))
 
 

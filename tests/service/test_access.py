@@ -9,13 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from analyzer.errors import UsageError
-from analyzer.service import guard, routes_uploads
+from analyzer.server.limits import Limits
+from analyzer.service import api, guard, routes_uploads
+from analyzer.service.metrics import Metrics
 from analyzer.service.schema import AUDIT, IDEMPOTENCY, TOKENS
 from analyzer.service.serve import ServiceOptions, is_loopback, serve
 
@@ -251,6 +254,26 @@ def test_limits_are_told_and_kept(service: Service, client: httpx.Client) -> Non
     assert not list(folder.iterdir()), "what was refused is not kept"
 
 
+def test_what_jobs_leave_counts_among_what_a_project_stores(
+    service: Service, client: httpx.Client, working: Any, wait_for: Any, submit: Callable[..., str]
+) -> None:
+    tight = service.client(stored_bytes_max=20_000)
+    job = submit(outcomes=1)
+    body = {"kind": "search", "model": tight.get(f"/api/v1/jobs/{job}").json()["model"]}
+    body["options"] = {"latency_budget": "50ms"}
+    assert tight.post("/api/v1/jobs", json=body).status_code == 201
+    with working():
+        assert wait_for(job, "SUCCEEDED")["reason"] is None, "what it left is kept in any case"
+    kept = sum(path.stat().st_size for path in service.context.content.root.glob("objects/*/*"))
+    stored = tight.get("/api/v1/projects").json()["items"][0]["stored_bytes"]
+    assert stored == kept > 20_000
+    full = tight.post("/api/v1/jobs", json=body)
+    assert full.status_code == 413 and full.json()["type"].endswith("project_full")
+    assert tight.post("/api/v1/models?name=b", content=b"b").status_code == 413
+    assert tight.delete(f"/api/v1/jobs/{job}").status_code == 204
+    assert tight.post("/api/v1/jobs", json=body).status_code == 201
+
+
 def test_uploads_at_once_keep_the_projects_room(service: Service) -> None:
     tight = service.client(stored_bytes_max=2500)
     everybody = threading.Barrier(8)
@@ -309,6 +332,47 @@ def test_names_that_lead_elsewhere_are_refused(client: httpx.Client) -> None:
     for name in ("../x", "/etc/passwd", "a/b", ".", "..", "", "-x", "a\x00b", "x" * 200, "ü"):
         answer = client.post("/api/v1/models", params={"name": name}, content=b"x")
         assert answer.status_code == 422, name
+
+
+def said_to(client: httpx.Client, request: bytes) -> tuple[int, str, dict[str, Any]]:
+    """Status, media type and document of the answer to these bytes."""
+    url = httpx.URL(str(client.base_url))
+    with socket.create_connection((str(url.host), int(url.port or 0)), timeout=30) as peer:
+        # What is left unread at the end of a connection may cost the answer: little at a time.
+        peer.sendall(request[:-400])
+        time.sleep(0.1)
+        peer.sendall(request[-400:])
+        answer = b""
+        while part := peer.recv(4096):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert int(headers["content-length"]) == len(body)
+    return int(lines[0].split()[1]), headers["content-type"], json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"what is this?\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX:", 408),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n" % (b"a" * 65_700), 431),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 500),
+    ],
+)
+def test_what_the_server_itself_refuses_is_a_problem_document(
+    service: Service, monkeypatch: pytest.MonkeyPatch, request_: bytes, status: int
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(api, "Limits", partial(Limits, header_timeout_s=0.5))
+    monkeypatch.setattr(Metrics, "text", broken)
+    found, media_type, document = said_to(service.client(), request_)
+    assert (found, media_type) == (status, "application/problem+json")
+    assert document["status"] == status and document["title"] and document["detail"]
+    assert "secret" not in str(document)
 
 
 def test_a_flood_of_headers_is_cut_off(client: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,16 +16,18 @@ from typing import Any
 import httpx
 
 from analyzer.resources import search_path
+from analyzer.store.database import Database
 
 ROOT = Path(__file__).parents[2]
+_LEASE_S = 3.0
 
 
 @contextmanager
 def worker(url: str, data: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with a lease of three seconds, whose command is scripted."""
+    """A worker with a short lease, whose command is scripted."""
     paths = search_path("PYTHONPATH", ROOT / "bench")
     with subprocess.Popen(
-        [sys.executable, "-m", "benchlib.scripted_worker", url, str(data), name, "3"],
+        [sys.executable, "-m", "benchlib.scripted_worker", url, str(data), name, f"{_LEASE_S}"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), paths))},
     ) as process:
         try:
@@ -47,6 +50,37 @@ def wait_until_gone(mark: str) -> None:
         time.sleep(0.1)
 
 
+def stop_between_writes(process: subprocess.Popen[bytes], database: Database) -> None:
+    """Stops a process that holds no lock of SQLite, which nobody but the process could end."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        if not database.sqlite:
+            return
+        connection = sqlite3.connect(str(database.url.database), timeout=0.1, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError:
+            process.send_signal(signal.SIGCONT)
+        finally:
+            connection.close()
+        time.sleep(0.05)
+
+
+def test_workers_that_all_measure_take_the_job_of_a_killed_one_back(
+    client: httpx.Client, store_url: str, tmp_path: Path, submit: Callable[..., str], wait_for: Any
+) -> None:
+    # The API here never sweeps.
+    jobs = [submit(seconds=600) for _ in range(2)]
+    with worker(store_url, tmp_path / "data", "first") as first:
+        wait_for(jobs[0], "RUNNING")
+        with worker(store_url, tmp_path / "data", "second"):
+            wait_for(jobs[1], "RUNNING")
+            first.kill()
+            assert wait_for(jobs[0], "QUEUED", timeout_s=_LEASE_S + 3.0)["attempt"] == 2
+            assert client.get(f"/api/v1/jobs/{jobs[1]}").json()["state"] == "RUNNING"
+
+
 def test_the_job_of_a_killed_worker_goes_on_elsewhere_from_what_was_measured(
     client: httpx.Client, store_url: str, tmp_path: Path, submit: Callable[..., str], wait_for: Any
 ) -> None:
@@ -67,13 +101,14 @@ def test_the_job_of_a_killed_worker_goes_on_elsewhere_from_what_was_measured(
 
 
 def test_a_worker_that_slept_past_its_lease_does_no_harm(
-    client: httpx.Client, store_url: str, tmp_path: Path, submit: Callable[..., str], wait_for: Any
-) -> None:
+    client: httpx.Client, database: Database, store_url: str, tmp_path: Path,
+    submit: Callable[..., str], wait_for: Any,
+) -> None:  # fmt: skip
     mark = f"800.{time.monotonic_ns()}"
     job = submit(outcomes=5, pause_s=1.0, daemon=mark)
     with worker(store_url, tmp_path / "data", "sleeper") as sleeper:
         wait_for_trials(client, job, 1)
-        sleeper.send_signal(signal.SIGSTOP)
+        stop_between_writes(sleeper, database)
         # Its command ends with its lease, though nobody told it to.
         wait_until_gone(mark)
         with worker(store_url, tmp_path / "data", "other"):

@@ -6,12 +6,15 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, update
 
+from analyzer.errors import StoreError
 from analyzer.service import auth, jobs
+from analyzer.service.database import open_service_database
 from analyzer.service.queue import Claim, Device, LeaseLostError, Queue, sweep
 from analyzer.service.schema import DEVICES, JOBS, TRIALS, DatabaseTime
 from analyzer.service.states import Change
@@ -20,18 +23,21 @@ from analyzer.store.database import Database
 MakeJob = Callable[..., str]
 
 
+def queued(database: Database, device: str = "auto") -> str:
+    """A new job; its id."""
+    with database.writing() as connection:
+        auth.ensure_project(connection, auth.DEFAULT_PROJECT)
+        row = jobs.create_job(
+            connection, project=auth.DEFAULT_PROJECT, actor="test", kind="search",
+            model="0" * 64, model_name="m", options={}, study=None, source_job=None,
+            device=device,
+        )  # fmt: skip
+    return str(row.id)
+
+
 @pytest.fixture
 def make_job(database: Database) -> MakeJob:
-    def make(device: str = "auto") -> str:
-        with database.writing() as connection:
-            row = jobs.create_job(
-                connection, project=auth.DEFAULT_PROJECT, actor="test", kind="search",
-                model="0" * 64, model_name="m", options={}, study=None, source_job=None,
-                device=device,
-            )  # fmt: skip
-        return str(row.id)
-
-    return make
+    return partial(queued, database)
 
 
 def a_queue(database: Database, name: str, kind: str = "cpu", lease_s: float = 30.0) -> Queue:
@@ -248,3 +254,28 @@ def test_events_are_numbered_without_gaps_whoever_writes(
     with database.reading() as connection:
         found = [event.number for event in jobs.events_after(connection, row.number, 0)]
     assert found == list(range(1, row.events + 1)) and row.events == 2 + 80
+
+
+@pytest.mark.postgres
+def test_rows_that_a_stopped_worker_holds_are_free_when_its_lease_has_ended(
+    postgres_url: str,
+) -> None:
+    with (
+        open_service_database(postgres_url) as database,
+        open_service_database(postgres_url, idle_s=1.0) as its_own,
+    ):
+        job = queued(database)
+        gone = a_queue(its_own, "gone", lease_s=1.0)
+        claim = gone.claim()
+        assert claim is not None and claim.id == job
+        with pytest.raises(StoreError), gone.writing(claim) as connection:
+            # To the server a process that was stopped here looks just like this.
+            ends_at = time.monotonic() + 10
+            while not sweep(database):
+                assert time.monotonic() < ends_at, "nobody gets at its job"
+                time.sleep(0.1)
+            connection.execute(update(JOBS).values(phase="written by nobody"))
+        row = row_of(database, job)
+        assert (row.state, row.attempt, row.phase) == ("QUEUED", 2, "waiting for a worker")
+        with pytest.raises(LeaseLostError), gone.writing(claim):
+            raise AssertionError("it writes about a job that it has lost")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +13,10 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from analyzer.service.content import ContentStore
+from analyzer.service.content import ContentStore, copy_file
 from analyzer.service.gc import collect
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import check_options
 from analyzer.service.schema import JOBS
 from analyzer.service.variants import KeptVariants
 from analyzer.store.database import Database
@@ -97,6 +101,55 @@ def test_only_files_of_the_job_are_kept_and_no_more_than_there_is_room_for(tmp_p
     assert not (root / ("9" * 24)).exists(), "a link led there"
     kept.take(tmp_path, "real/tritune", nothing)
     assert (root / ("9" * 24)).is_dir()
+
+
+def test_a_job_gets_what_it_can_use(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    names = {}
+    for device in ("cpu", "gpu"):
+        for precision in ("fp32", "fp16", "int8"):
+            made = entry(work, f"{len(names):024x}")
+            record = {"built_for": {"precision": precision, "device": device}}
+            (made / "variant.json").write_text(json.dumps(record))
+            names[made.name] = f"{precision} {device}"
+    for damaged in (b"{", b"[1]", b'{"built_for": 1}'):
+        made = entry(work, f"{len(names):024x}")
+        (made / "variant.json").write_bytes(damaged)
+        names[made.name] = "unknown"
+    kept = KeptVariants(tmp_path / "variants", 1 << 20)
+    kept.take(work, "cache/tritune", nothing)
+
+    def given(**options: Any) -> list[str]:
+        checked = check_options("search", {"latency_budget": "5ms", **options}, ServiceLimits())
+        place = tmp_path / "-".join(map(str, options.values()))
+        kept.give(place, nothing, checked.devices("gpu"), checked.precisions)
+        return [names[path.name] for path in sorted(place.iterdir())]
+
+    unknown = ["unknown"] * 3
+    assert given(device="auto") == list(names.values())
+    assert given(device="gpu", precisions="int8") == ["fp32 gpu", "int8 gpu", *unknown]
+    assert given(precisions=["fp16"]) == ["fp32 cpu", "fp16 cpu", "fp32 gpu", "fp16 gpu", *unknown]
+
+
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_a_copy_is_whole_and_does_not_change_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_kernel: bool
+) -> None:
+    def across(*_: Any) -> int:
+        raise OSError(errno.EXDEV, "two file systems")
+
+    if not in_kernel:
+        monkeypatch.setattr(os, "copy_file_range", across)
+    data = os.urandom((16 << 20) + 12345)
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.write_bytes(data)
+    pieces: list[None] = []
+    with original.open("rb") as source, copy.open("xb") as target:
+        copy_file(source, target, lambda: pieces.append(None))
+    assert copy.read_bytes() == data and len(pieces) > 1
+    with copy.open("r+b") as target:
+        target.write(b"changed")
+    assert original.read_bytes() == data
 
 
 def test_variants_go_with_their_model_or_when_nobody_uses_them(
