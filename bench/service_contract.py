@@ -4,8 +4,9 @@
 
 Starts a service with tokens on a free port (on SQLite, or on the database that is given, which
 should be empty), and lets schemathesis try examples, fuzzing and stateful walks with all checks,
-ignored authentication and use after deletion among them. The goal is no finding. Writes
-``bench/results/service_contract.json``.
+ignored authentication and use after deletion among them. Of what is made up to be accepted, two of
+three uploads and jobs are real ones (``benchlib/contract_hooks.py``). The goal is no finding.
+Writes ``bench/results/service_contract.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import sys
 import tempfile
 from typing import Any
 
-from benchlib.command import Command
+from analyzer.resources import search_path
+from benchlib.command import ROOT, Command
 
 
 def schemathesis(url: str, token: str, seconds: int, seed: int, *more: str) -> list[str]:
@@ -29,6 +31,15 @@ def schemathesis(url: str, token: str, seconds: int, seed: int, *more: str) -> l
         # What a document cannot say: an upload must be a model, options have units.
         "--exclude-checks", "positive_data_acceptance", *more,
     ]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """For :func:`schemathesis`: with files that are what they should be."""
+    return os.environ | {
+        "NO_COLOR": "1",
+        "PYTHONPATH": search_path("PYTHONPATH", ROOT, ROOT / "bench"),
+        "SCHEMATHESIS_HOOKS": "benchlib.contract_hooks",
+    }
 
 
 def walked(seconds: int, url: str | None, seed: int) -> tuple[dict[str, Any], str]:
@@ -54,16 +65,18 @@ def walked(seconds: int, url: str | None, seed: int) -> tuple[dict[str, Any], st
             base = line.strip()
             done = subprocess.run(
                 [*schemathesis(base, token, seconds, seed), "--continue-on-failure"],
-                capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, cwd=folder,
+                capture_output=True, text=True, cwd=folder, env=environment(),
             )  # fmt: skip
         finally:
             served.terminate()
             served.wait(30)
     cases = re.search(r"([\d,]+) generated", done.stdout)
+    links = re.search(r"API Links:\s+(\d+) covered / (\d+) selected", done.stdout)
     found = {
         "seconds": seconds,
         "database": "postgresql" if url else "sqlite",
         "cases": int(cases[1].replace(",", "")) if cases else None,
+        "links": {"covered": int(links[1]), "of": int(links[2])} if links else None,
         "findings": len(re.findall(r"^- ", done.stdout, re.MULTILINE)),
         "passed": done.returncode == 0,
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, select, update
 
 from analyzer.service.content import Staged
+from analyzer.service.folder import STUDY
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Claim, Queue
 from analyzer.service.rows import upsert
@@ -41,6 +42,24 @@ def note_artifact(connection: Connection, claim: Claim, name: str, staged: Stage
         ARTIFACTS,
         {"job": claim.number, "name": name, **values},
         update=tuple(values),
+    )
+    _sum_up(connection, claim)
+
+
+def forget_artifacts(connection: Connection, claim: Claim) -> None:
+    """Removes what a job has left but its study: that of a run that was given up is no answer."""
+    connection.execute(
+        delete(ARTIFACTS).where(ARTIFACTS.c.job == claim.number, ARTIFACTS.c.name != STUDY)
+    )
+    _sum_up(connection, claim)
+
+
+def _sum_up(connection: Connection, claim: Claim) -> None:
+    left = select(func.coalesce(func.sum(ARTIFACTS.c.size_bytes), 0)).where(
+        ARTIFACTS.c.job == claim.number
+    )
+    connection.execute(
+        update(JOBS).where(JOBS.c.number == claim.number).values(left_bytes=left.scalar_subquery())
     )
 
 

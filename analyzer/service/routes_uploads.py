@@ -46,6 +46,11 @@ _RAW_BODY: dict[str, Any] = {
 }
 
 
+def _link(operation: str) -> dict[str, Any]:
+    """How a reader of the API's document gets from an upload's answer to an operation on it."""
+    return {"operationId": operation, "parameters": {"upload": "$response.body#/id"}}
+
+
 def upload_router(prefix: str, kind: str, what: str) -> APIRouter:
     """The routes of one kind of upload."""
     router = APIRouter(prefix=prefix, tags=[prefix.strip("/")], responses=PROBLEMS)
@@ -55,6 +60,9 @@ def upload_router(prefix: str, kind: str, what: str) -> APIRouter:
         status_code=201,
         response_model=Upload,
         openapi_extra=_RAW_BODY,
+        responses={
+            201: {"links": {name: _link(name) for name in (f"get_{kind}", f"delete_{kind}")}}
+        },
         operation_id=f"upload_{kind}",
         summary=f"Uploads {what}",
     )

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
-from sqlalchemy import delete
-
 from analyzer.errors import AnalyzerError, DataError, StoreError
 from analyzer.service import folder as files
 from analyzer.service import kept
@@ -28,7 +26,7 @@ from analyzer.service.publish import publish
 from analyzer.service.queue import Claim, LeaseLostError, Queue
 from analyzer.service.rows import upsert
 from analyzer.service.sandbox import Isolation
-from analyzer.service.schema import ARTIFACTS, TRIALS
+from analyzer.service.schema import TRIALS
 from analyzer.service.states import Change, State
 from analyzer.service.studies import keep_study, optuna_name
 from analyzer.service.variants import KeptVariants
@@ -393,11 +391,6 @@ class Run:
     ) -> None:
         with self._queue.writing(self._claim) as connection:
             if change in (Change.STOP, Change.FAIL):
-                # What a run that was given up wrote must not look like an answer.
-                connection.execute(
-                    delete(ARTIFACTS).where(
-                        ARTIFACTS.c.job == self._claim.number, ARTIFACTS.c.name != files.STUDY
-                    )
-                )
+                kept.forget_artifacts(connection, self._claim)
             told = {"exit_code": code, "log_tail": log.tail, **fields}
             self._queue.finish(connection, self._claim, change, told)

@@ -135,6 +135,8 @@ JOBS = Table(
     Column("lease_until", Double),
     Column("events", Integer, nullable=False),  # number of the newest event
     Column("log_bytes", BigInteger, nullable=False),
+    # Of all its artifacts: a project's are summed up with each upload and job.
+    Column("left_bytes", BigInteger, nullable=False, server_default=text("0")),
     Column("created_at", Double, nullable=False),
     Column("created_by", String(128), nullable=False),
     Column("started_at", Double),
@@ -143,6 +145,7 @@ JOBS = Table(
     Index("service_jobs_project", "project", "number"),
     Index("service_jobs_state", "project", "state", "number"),
     Index("service_jobs_study", "project", "study", "number"),
+    Index("service_jobs_left", "project", "left_bytes"),
     # Few beside all that have ended.
     Index(
         "service_jobs_unfinished",

@@ -12,7 +12,7 @@ from analyzer.service.content import ContentStore, Staged
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import Problem, conflict, not_found
 from analyzer.service.rows import upsert
-from analyzer.service.schema import ARTIFACTS, JOBS, PROJECTS, UPLOADS, DatabaseTime
+from analyzer.service.schema import JOBS, PROJECTS, UPLOADS, DatabaseTime
 
 
 def stored_bytes(connection: Connection, project: str) -> int:
@@ -20,15 +20,13 @@ def stored_bytes(connection: Connection, project: str) -> int:
 
     What several jobs have left alike is counted with each.
     """
-    uploaded = select(func.coalesce(func.sum(UPLOADS.c.size_bytes), 0)).where(
-        UPLOADS.c.project == project
+    return sum(
+        int(connection.execute(total.where(of == project)).scalar_one())
+        for total, of in (
+            (select(func.coalesce(func.sum(UPLOADS.c.size_bytes), 0)), UPLOADS.c.project),
+            (select(func.coalesce(func.sum(JOBS.c.left_bytes), 0)), JOBS.c.project),
+        )
     )
-    left = (
-        select(func.coalesce(func.sum(ARTIFACTS.c.size_bytes), 0))
-        .join(JOBS, JOBS.c.number == ARTIFACTS.c.job)
-        .where(JOBS.c.project == project)
-    )
-    return sum(int(connection.execute(each).scalar_one()) for each in (uploaded, left))
 
 
 def lock_project(connection: Connection, project: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service_contract import schemathesis
+from service_contract import environment, schemathesis
 
 pytestmark = pytest.mark.sqlite_alone
 
@@ -18,10 +18,14 @@ pytestmark = pytest.mark.sqlite_alone
 _ADMIN = ("--include-path-regex", "/(tokens|audit|session)", "--exclude-operation-id", "revoke")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("scope", "seconds", "more"), [("write", 60, ()), ("admin", 20, _ADMIN)], ids=["write", "admin"]
+    ("scope", "seconds", "more"),
+    [
+        pytest.param("write", 8, (), id="short"),
+        pytest.param("write", 60, (), id="write", marks=pytest.mark.long),
+        pytest.param("admin", 20, _ADMIN, id="admin", marks=pytest.mark.long),
+    ],
 )
 def test_the_api_keeps_its_document(
     service: Any, tmp_path: Path, scope: Any, seconds: int, more: tuple[str, ...]
@@ -33,7 +37,7 @@ def test_the_api_keeps_its_document(
     url = str(client.base_url).rstrip("/")
     done = subprocess.run(
         schemathesis(url, token, seconds, 7, *more),
-        capture_output=True, text=True, timeout=380, cwd=tmp_path,
+        capture_output=True, text=True, timeout=380, cwd=tmp_path, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert client.get("/healthz").status_code == 200

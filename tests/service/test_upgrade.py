@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from analyzer.service import database as databases
-from analyzer.service import jobs
+from analyzer.service import jobs, uploads
 from analyzer.service.database import open_service_database, stored_revision
 from analyzer.service.queue import Device, Queue
 from analyzer.service.states import Change
@@ -34,6 +34,11 @@ FROM service_jobs WHERE id = '{job}'
 """
 TRIAL = """
 INSERT INTO service_trials SELECT number, 1, '{{"number": 1}}'
+FROM service_jobs WHERE id = '{job}'
+"""
+OBJECT = "INSERT INTO service_objects VALUES ('0', 300, 1.0)"
+ARTIFACT = """
+INSERT INTO service_artifacts SELECT number, 'study.db', '0', 300
 FROM service_jobs WHERE id = '{job}'
 """
 QUEUED, PAUSED = "a" * 32, "b" * 32
@@ -58,8 +63,9 @@ def old_database(url: str, revision: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
             connection.execute(text(PROJECT))
+            connection.execute(text(OBJECT))
             for job, state in ((QUEUED, "QUEUED"), (PAUSED, "PAUSED")):
-                for row in (JOB, EVENT, TRIAL):
+                for row in (JOB, EVENT, TRIAL, ARTIFACT):
                     connection.exec_driver_sql(row.format(job=job, state=state, model="0" * 64))
     finally:
         made.close()
@@ -71,6 +77,7 @@ def test_a_database_of_each_earlier_revision_goes_on(store_url: str, revision: s
     with open_service_database(store_url) as database:
         with database.reading() as connection:
             assert stored_revision(connection) == revisions()[-1]
+            assert uploads.stored_bytes(connection, "vision") == 600
             rows = jobs.list_jobs(connection, "vision")
             assert [(row.id, row.state) for row in rows] == [
                 (PAUSED, "PAUSED"), (QUEUED, "QUEUED")
