@@ -97,7 +97,7 @@ class ServiceClient:
     def fetch(self, job: str, artifact: str, place: Path) -> bool:
         """Writes an artifact to ``place``; False if the job has none of that name."""
         with self._http.stream("GET", f"/api/v1/jobs/{job}/artifacts/{artifact}") as response:
-            if response.status_code == 404:
+            if response.status_code == 409:
                 return False
             if response.is_error:
                 response.read()

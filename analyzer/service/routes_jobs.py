@@ -31,9 +31,9 @@ from analyzer.service.documents import (
 )
 from analyzer.service.idempotency import idempotent, request_hash
 from analyzer.service.options import JobOptions, check_options
-from analyzer.service.problems import Problem, conflict, invalid, not_found
+from analyzer.service.problems import Problem, conflict, invalid
 from analyzer.service.schema import ARTIFACTS, JOBS, NUMBER_MAX
-from analyzer.service.states import Change, State
+from analyzer.service.states import TERMINAL, Change, State
 from analyzer.service.uploads import check_room, get_upload, lock_project
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=PROBLEMS)
@@ -298,7 +298,7 @@ def log(job: JobId, context: Context, principal: Reader) -> str:
     },
 )
 def result(job: JobId, context: Context, principal: Reader) -> Response:
-    """What ``analyze search --json`` (or ``verify --json``) prints."""
+    """What ``analyze search --json`` (or ``verify --json``) prints; 409 where there is none yet."""
     return _content(context, principal, job, folder.RESULT, "application/json")
 
 
@@ -313,7 +313,7 @@ def result(job: JobId, context: Context, principal: Reader) -> Response:
     },
 )
 def artifact(job: JobId, name: ArtifactName, context: Context, principal: Reader) -> Response:
-    """A file that the job has left."""
+    """A file that the job has left; 409 where it has left none of that name, or not yet."""
     return _content(context, principal, job, name, _ARTIFACTS[name])
 
 
@@ -324,7 +324,13 @@ def _content(
         row = jobs.get_job(connection, principal.project, job)
         found = jobs.artifact_of(connection, row.number, name)
     if found is None:
-        raise not_found(f"{name} of this job, which is {row.state}")
+        # Not 404: who asks with a wrong id has made a mistake, who asks early has not.
+        ended = row.state in TERMINAL
+        raise conflict(
+            "no_artifact",
+            f"The job is {row.state} and has left no {name}.",
+            hint="" if ended else "Wait for its end.",
+        )
     return StreamingResponse(
         _pieces(context.content.open(found.sha256)),
         media_type=media_type,

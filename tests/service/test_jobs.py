@@ -88,8 +88,8 @@ def test_why_a_job_failed_stands_in_fields_of_its_own(
     assert done["log_tail"].endswith("the last words\n")
     [listed] = client.get("/api/v1/jobs").json()["items"]
     assert done == {**listed, "log_tail": done["log_tail"]}, "all but its log is in the list"
-    assert client.get(f"/api/v1/jobs/{job}/result").status_code == 404
-    assert client.get(f"/api/v1/jobs/{job}/artifacts/repository.tar").status_code == 404
+    assert client.get(f"/api/v1/jobs/{job}/result").status_code == 409
+    assert client.get(f"/api/v1/jobs/{job}/artifacts/repository.tar").status_code == 409
 
 
 def test_a_pause_keeps_what_was_measured_and_the_job_goes_on_there(
@@ -195,7 +195,7 @@ def test_a_study_that_is_a_link_to_another_database_is_not_copied(
         if missing := worker.isolation.missing():
             pytest.skip(f"this machine does not keep a command from {missing}")
         wait_for(job, "SUCCEEDED")
-    assert client.get(f"/api/v1/jobs/{job}/artifacts/study.db").status_code == 404
+    assert client.get(f"/api/v1/jobs/{job}/artifacts/study.db").status_code == 409
 
 
 def test_verify_measures_the_repository_of_a_search(
