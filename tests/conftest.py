@@ -96,7 +96,10 @@ def postgres_url(postgres_server: PostgresServer, request: pytest.FixtureRequest
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs what uses ``store_url`` on each kind of database, unless it is ``sqlite_alone``."""
     if "store_url" in metafunc.fixturenames:
-        kinds = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+        marks = [pytest.mark.postgres]
+        if metafunc.definition.get_closest_marker("long_on_postgres"):
+            marks.append(pytest.mark.long)
+        kinds = ["sqlite", pytest.param("postgres", marks=marks)]
         if metafunc.definition.get_closest_marker("sqlite_alone"):
             kinds = kinds[:1]
         metafunc.parametrize("store_url", kinds, indirect=True)

@@ -70,7 +70,7 @@ class Watcher(threading.Thread):
         self.looks[0] += 1
         for study, pids in self._site.commands().items():
             if len(pids) > 1:
-                time.sleep(0.05)  # a fork looks like its parent until it executes
+                time.sleep(0.05)  # one may have ended while the other processes were looked at
                 pids = self._site.commands().get(study, [])
             if len(pids) > 1:
                 parents = [_ancestry(pid) for pid in pids]

@@ -199,15 +199,22 @@ class Site:
         return [_described(process) for process in self.processes() if process.pid not in known]
 
     def commands(self) -> dict[str, list[int]]:
-        """The commands that run now: process numbers by the job's study."""
-        found: dict[str, list[int]] = {}
+        """The commands that run now: process numbers by the job's study.
+
+        A child of a command looks like it until it executes something else, and is none.
+        """
+        found: dict[str, dict[int, int]] = {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 study = [word for word in words if word.startswith("--study=")]
                 if str(SCRIPT) in words and study and process.status() != psutil.STATUS_ZOMBIE:
-                    found.setdefault(study[0].partition("=")[2], []).append(process.pid)
-        return found
+                    own = found.setdefault(study[0].partition("=")[2], {})
+                    own[process.pid] = process.ppid()
+        return {
+            study: [pid for pid, parent in parents.items() if parent not in parents]
+            for study, parents in found.items()
+        }
 
     def left_folders(self) -> int:
         """Folders of jobs that are still there."""

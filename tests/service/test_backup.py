@@ -44,6 +44,7 @@ def saved_and_restored(store_url: str, folder: Path, request: pytest.FixtureRequ
     return url
 
 
+@pytest.mark.long_on_postgres
 def test_what_was_saved_is_there_and_goes_on(
     client: httpx.Client, service: Any, submit: Callable[..., str], working: Any, wait_for: Any,
     store_url: str, tmp_path: Path, request: pytest.FixtureRequest,

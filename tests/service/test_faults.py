@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from analyzer.resources import search_path
 from analyzer.store.database import Database
@@ -81,11 +82,12 @@ def test_workers_that_all_measure_take_the_job_of_a_killed_one_back(
             assert client.get(f"/api/v1/jobs/{jobs[1]}").json()["state"] == "RUNNING"
 
 
+@pytest.mark.long_on_postgres
 def test_the_job_of_a_killed_worker_goes_on_elsewhere_from_what_was_measured(
     client: httpx.Client, store_url: str, tmp_path: Path, submit: Callable[..., str], wait_for: Any
 ) -> None:
     mark = f"700.{time.monotonic_ns()}"
-    job = submit(outcomes=6, pause_s=1.0, daemon=mark)
+    job = submit(outcomes=6, pause_s=0.5, daemon=mark)
     with worker(store_url, tmp_path / "data", "first") as first:
         wait_for_trials(client, job, 2)
         first.kill()

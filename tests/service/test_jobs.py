@@ -92,6 +92,7 @@ def test_why_a_job_failed_stands_in_fields_of_its_own(
     assert client.get(f"/api/v1/jobs/{job}/artifacts/repository.tar").status_code == 409
 
 
+@pytest.mark.long_on_postgres
 def test_a_pause_keeps_what_was_measured_and_the_job_goes_on_there(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_command_has_limits_and_goes_before_the_service_where_memory_is_short(
     assert f"limits {64 << 30} {1 << 30} 0 offered {max(own, 500)}\n" in log
 
 
+@pytest.mark.long_on_postgres
 def test_a_worker_that_is_told_to_end_gives_its_job_back(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
