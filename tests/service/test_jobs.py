@@ -129,7 +129,7 @@ def test_a_cancel_ends_a_job_that_is_being_prepared(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def give(_: KeptVariants, place: Path, between: Callable[[], object]) -> None:
+    def give(_: KeptVariants, place: Path, between: Callable[[], object], *__: object) -> None:
         while True:  # a copy of many gigabytes
             between()
             time.sleep(0.05)
