@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, text
+from sqlalchemy import Connection, delete, func, insert, select
 
 from analyzer.service.problems import Problem, conflict
 from analyzer.service.schema import IDEMPOTENCY, DatabaseTime
@@ -22,9 +22,6 @@ from analyzer.store.database import Database
 
 #: How long an answer is kept: a client that tries again tries within a day (a choice).
 KEPT_S = 86_400.0
-# After which PostgreSQL ends a creation that asks nothing of it any more: its process is stopped,
-# or its machine gone, which no server is told. A creation takes milliseconds.
-_SILENCE_MS = 10_000
 
 
 def request_hash(what: str, body: Any) -> str:
@@ -107,7 +104,6 @@ def _stored(connection: Connection, project: str, key: str, request: str) -> tup
 
 def _lock(connection: Connection, project: str, key: str) -> bool:
     """Holds the key until the transaction ends, or its process; False if another one does."""
-    connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {_SILENCE_MS}"))
     digest = hashlib.sha256(f"idempotency {project} {key}".encode()).digest()
     number = int.from_bytes(digest[:8], "big", signed=True)
     held: bool = connection.execute(select(func.pg_try_advisory_xact_lock(number))).scalar_one()

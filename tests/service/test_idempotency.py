@@ -16,7 +16,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from analyzer.service import idempotency
+from analyzer.service.database import IDLE_S
 from analyzer.service.schema import AUDIT
 from analyzer.store.database import Database
 
@@ -95,6 +95,6 @@ def test_a_process_that_is_stopped_holds_its_key_for_seconds(
     if database.sqlite:
         pytest.skip("SQLite's one writer waits for a stopped one, whatever it writes")
     stuck.send_signal(signal.SIGSTOP)
-    made = try_again(client, body, within_s=idempotency._SILENCE_MS / 1e3 + 5)
+    made = try_again(client, body, within_s=IDLE_S + 5)
     stuck.send_signal(signal.SIGCONT)
     assert client.post("/api/v1/jobs", json=body, headers=KEY).json() == made
