@@ -1,6 +1,6 @@
 """An API that gets stuck in the transaction that creates a job, for test_idempotency.py.
 
-    python stuck_api.py STORE_URL DATA_FOLDER
+    python stuck_api.py STORE_URL DATA_FOLDER IDLE_S
 
 Prints its port, and "stuck" once it is.
 """
@@ -33,9 +33,9 @@ def stuck(*_: Any, **__: Any) -> None:
 
 def main() -> None:
     """Serves until it is killed."""
-    url, data = sys.argv[1:]
+    url, data, idle_s = sys.argv[1:]
     audit.note = stuck
-    database = open_service_database(url)
+    database = open_service_database(url, idle_s=float(idle_s))
     context = ServiceContext(
         database=database, content=ContentStore(Path(data)), limits=ServiceLimits(),
         hub=EventHub(database, 1), inspector=Inspector(Isolation()), tokens=False,

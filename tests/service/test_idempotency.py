@@ -16,12 +16,12 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from analyzer.service.database import IDLE_S
 from analyzer.service.schema import AUDIT
 from analyzer.store.database import Database
 
 ROOT = Path(__file__).parents[2]
 STUCK_API = ROOT / "tests/service/stuck_api.py"
+IDLE_S = 4.0  # after which PostgreSQL ends the transaction of the process that is stuck
 KEY = {"Idempotency-Key": "a-key"}
 
 
@@ -35,7 +35,7 @@ def body(upload: Callable[..., str]) -> dict[str, Any]:
 def stuck(store_url: str, tmp_path: Path, body: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """An API's process that has made the job under the key, and not yet committed it."""
     with subprocess.Popen(
-        [sys.executable, str(STUCK_API), store_url, str(tmp_path / "data")],
+        [sys.executable, str(STUCK_API), store_url, str(tmp_path / "data"), f"{IDLE_S}"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None

@@ -48,7 +48,7 @@ def test_a_model_becomes_a_repository(
     ).json()["id"]
     # A budget that a busy machine can answer from: an estimate is enough here.
     options = {
-        "latency_budget": "500ms", "budget": "30s", "accept": "estimated", "calibration_data": data,
+        "latency_budget": "500ms", "budget": "20s", "accept": "estimated", "calibration_data": data,
         "precisions": "fp32", "max_trials": 1, "seed": 7,
     }  # fmt: skip
     job = client.post(
