@@ -13,7 +13,13 @@ import numpy as np
 
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.twin.pace import SLOW_FACTOR, executions_slowdown, watched_seconds, witness_us
+from analyzer.twin.pace import (
+    SLOW_FACTOR,
+    WatchedSecond,
+    executions_slowdown,
+    watched_seconds,
+    witness_us,
+)
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
@@ -81,16 +87,29 @@ def rate_ceiling(
         tests: Load tests of the same configuration, the edge's among them.
     """
     least_rps = edge.interval_rps[0] or edge.at_least_rps
+    slower = slow_state(edge, study, sla, watched_seconds(tests))
+    return least_rps * slow_edge(slower) if least_rps and slower is not None else inf
+
+
+def slow_state(
+    edge: Edge, study: Conditions | None, sla: Sla, seconds: Sequence[WatchedSecond]
+) -> float | None:
+    """How many times slower executions are in the machine's slow state than in the edge's runs.
+
+    None where the study met no slower state for more of the time than requests may be late.
+
+    Args:
+        seconds: What is known of executions beside the witness's work.
+    """
     met_us = edge.slow_us or edge.work_us
-    if study is None or not met_us or not least_rps:
-        return inf
-    seconds = watched_seconds(tests)
+    if study is None or not met_us:
+        return None
     met_us = max(met_us, witness_us(seconds) or 0.0)
     slow_us = slow_work_us(study, sla.miss_rate_max)
     if slow_us is None or slow_us <= SLOW_FACTOR * met_us:
-        return inf
+        return None
     slower = executions_slowdown(seconds, SLOW_FACTOR * met_us) or slow_us / met_us
-    return least_rps * slow_edge(max(1.0, min(slower, slow_us / met_us)))
+    return max(1.0, min(slower, slow_us / met_us))
 
 
 def carried(

@@ -20,12 +20,13 @@ from analyzer.measure.correlation import (
     slow_edge_at,
 )
 from analyzer.measure.plan import EdgePlan, LoadPlan
-from analyzer.measure.witness import SlowEdge
+from analyzer.measure.witness import SlowEdge, slow_state
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.score import reciprocal, score_of
+from analyzer.twin.pace import watched_seconds
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
 
@@ -188,8 +189,20 @@ class Screening:
         return self._slow_edges[config_id]
 
     def speed_factor(self, configuration: Configuration) -> float:
-        """What the speeds that the study met make of an edge that short runs found."""
-        return self.twin.long_run_factor(configuration) if self.designer.trusted else 1.0
+        """What the speeds that the study met make of an edge that short runs found.
+
+        The twin replays what executions told, where the canary tells of slow states too: no rate
+        is over all speeds that the slow state does not carry.
+        """
+        factor = self.twin.long_run_factor(configuration) if self.designer.trusted else 1.0
+        known = self.log.measurement(configuration.config_id)
+        if known is None:
+            return factor
+        # A slow state is the machine's, so every configuration's runs tell how slow it is.
+        measured = filter(None, map(self.log.measurement, self.log.latest))
+        seconds = [each for one in measured for each in watched_seconds(one.load_tests)]
+        slower = slow_state(known.edge, self.log.conditions, self.load.sla, seconds)
+        return min(factor, self.slow_edge(configuration)(slower)) if slower else factor
 
     def _log_ratios(self) -> list[float]:
         """log(measured / predicted) of every edge that was measured."""
