@@ -92,7 +92,12 @@ def rate_ceiling(
 
 
 def slow_state(
-    edge: Edge, study: Conditions | None, sla: Sla, seconds: Sequence[WatchedSecond]
+    edge: Edge,
+    study: Conditions | None,
+    sla: Sla,
+    seconds: Sequence[WatchedSecond],
+    *,
+    by_witness: bool = True,
 ) -> float | None:
     """How many times slower executions are in the machine's slow state than in the edge's runs.
 
@@ -100,6 +105,8 @@ def slow_state(
 
     Args:
         seconds: What is known of executions beside the witness's work.
+        by_witness: Whether its work alone tells how slow they are, where they do not tell. That is
+            the most that they may be: at a light load it is slower, and they are not.
     """
     met_us = edge.slow_us or edge.work_us
     if study is None or not met_us:
@@ -108,8 +115,9 @@ def slow_state(
     slow_us = slow_work_us(study, sla.miss_rate_max)
     if slow_us is None or slow_us <= SLOW_FACTOR * met_us:
         return None
-    slower = executions_slowdown(seconds, SLOW_FACTOR * met_us) or slow_us / met_us
-    return max(1.0, min(slower, slow_us / met_us))
+    most = slow_us / met_us
+    slower = executions_slowdown(seconds, SLOW_FACTOR * met_us) or (most if by_witness else None)
+    return max(1.0, min(slower, most)) if slower is not None else None
 
 
 def carried(

@@ -191,8 +191,8 @@ class Screening:
     def speed_factor(self, configuration: Configuration) -> float:
         """What the speeds that the study met make of an edge that short runs found.
 
-        The twin replays what executions told, where the canary tells of slow states too: no rate
-        is over all speeds that the slow state does not carry.
+        The twin replays what executions told in load tests of seconds; the canary tells of slow
+        states all the time, and no rate is over all speeds that they do not carry.
         """
         factor = self.twin.long_run_factor(configuration) if self.designer.trusted else 1.0
         known = self.log.measurement(configuration.config_id)
@@ -201,7 +201,8 @@ class Screening:
         # A slow state is the machine's, so every configuration's runs tell how slow it is.
         measured = filter(None, map(self.log.measurement, self.log.latest))
         seconds = [each for one in measured for each in watched_seconds(one.load_tests)]
-        slower = slow_state(known.edge, self.log.conditions, self.load.sla, seconds)
+        study, sla = self.log.conditions, self.load.sla
+        slower = slow_state(known.edge, study, sla, seconds, by_witness=False)
         return min(factor, self.slow_edge(configuration)(slower)) if slower else factor
 
     def _log_ratios(self) -> list[float]:

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Conditions, Edge, Measurement
+from analyzer.domain.measurement import (
+    Conditions,
+    Edge,
+    ExecutionTimes,
+    LatencySummary,
+    LoadTest,
+    Measurement,
+    Validity,
+)
 from analyzer.domain.sla import Sla
 from analyzer.search.screening import Screening
 
 CONFIGURATION = Configuration(precision="fp32")
 
 
-def screening(twins_factor: float, conditions: Conditions | None) -> Screening:
+def ran(kind: Literal["edge", "certify"], work_us: float, execution_ms: float) -> LoadTest:
+    """Four seconds, in which the canary's work took so long."""
+    return LoadTest(
+        kind=kind,
+        offered_rps=500.0,
+        achieved_rps=500.0,
+        throughput_ips=500.0,
+        requests=2000,
+        over_budget=0,
+        errors=0,
+        duration_s=4.0,
+        latency_ms=LatencySummary(),
+        executions=(ExecutionTimes(batch_size=1, count=1000, mean_ms=execution_ms),),
+        slowness=(1.0,) * 40,
+        validity=Validity(valid=True),
+        conditions=Conditions(seconds=4.0, work_us=(work_us,) * 4),
+    )
+
+
+def screening(twins_factor: float, conditions: Conditions | None, *tests: LoadTest) -> Screening:
     """One that knows of an edge of 600/s, found while the canary's work took 100 µs."""
     measured = Measurement(
         configuration=CONFIGURATION,
         edge=Edge(rate_rps=600.0, interval_rps=(590.0, 610.0), work_us=100.0),
+        load_tests=tests,
     )
     latest = {CONFIGURATION.config_id: measured}
     parts: dict[str, Any] = {
@@ -35,9 +63,18 @@ def screening(twins_factor: float, conditions: Conditions | None) -> Screening:
 
 def test_no_edge_is_told_above_what_the_slow_state_carries() -> None:
     slow = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (160.0,) * 10)
-    assert screening(0.9, slow).speed_factor(CONFIGURATION) == pytest.approx(1.0 / 1.6)
-    assert screening(0.5, slow).speed_factor(CONFIGURATION) == 0.5
+    tests = (ran("edge", 100.0, 2.0), ran("certify", 160.0, 3.0))
+    assert screening(0.9, slow, *tests).speed_factor(CONFIGURATION) == pytest.approx(1.0 / 1.5)
+    assert screening(0.5, slow, *tests).speed_factor(CONFIGURATION) == 0.5
     for conditions in (None, Conditions(seconds=100.0, work_us=(100.0,) * 100)):
-        assert screening(0.9, conditions).speed_factor(CONFIGURATION) == 0.9
+        assert screening(0.9, conditions, *tests).speed_factor(CONFIGURATION) == 0.9
     never_measured = Configuration(precision="fp16")
-    assert screening(0.9, slow).speed_factor(never_measured) == 0.9
+    assert screening(0.9, slow, *tests).speed_factor(never_measured) == 0.9
+
+
+def test_a_canary_that_is_slow_alone_lowers_no_edge() -> None:
+    """A real Triton does not tell how long executions took by the second."""
+    slow = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (160.0,) * 10)
+    assert screening(0.9, slow).speed_factor(CONFIGURATION) == 0.9
+    quick = (ran("edge", 100.0, 2.0), ran("certify", 160.0, 2.0))
+    assert screening(0.9, slow, *quick).speed_factor(CONFIGURATION) == 0.9
