@@ -62,10 +62,11 @@ class ResourceSampler:
 
     def __enter__(self) -> ResourceSampler:
         self._pids = with_children(self._roots)
+        # The kernel takes a while to reset a large peak: what that costs is used in this time.
+        self._start_s = self._end_s = time.monotonic()
         self._cpu_start = {pid: cpu_seconds(pid) for pid in self._pids}
         self._cpu_last = dict(self._cpu_start)
         self._exact = len(self._pids) == 1 and reset_peak(self._pids[0])
-        self._start_s = self._end_s = time.monotonic()
         if self._gpu is not None:
             self._gpu.open()
         self._sample()
