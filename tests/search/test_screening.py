@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
+from load_tests import load_test
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
-    Conditions,
-    Edge,
-    ExecutionTimes,
-    LatencySummary,
-    LoadTest,
-    Measurement,
-    Validity,
-)
+from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.search.screening import Screening
 
 CONFIGURATION = Configuration(precision="fp32")
 
 
-def ran(kind: Literal["edge", "certify"], work_us: float, execution_ms: float) -> LoadTest:
+def ran(kind: str, work_us: float, execution_ms: float) -> LoadTest:
     """Four seconds, in which the canary's work took so long."""
-    return LoadTest(
-        kind=kind,
-        offered_rps=500.0,
-        achieved_rps=500.0,
-        throughput_ips=500.0,
-        requests=2000,
-        over_budget=0,
-        errors=0,
-        duration_s=4.0,
-        latency_ms=LatencySummary(),
-        executions=(ExecutionTimes(batch_size=1, count=1000, mean_ms=execution_ms),),
-        slowness=(1.0,) * 40,
-        validity=Validity(valid=True),
-        conditions=Conditions(seconds=4.0, work_us=(work_us,) * 4),
-    )
+    return load_test([1.0] * 40, kind=kind, mean_ms=execution_ms, work_us=(work_us,) * 4)
 
 
 def screening(twins_factor: float, conditions: Conditions | None, *tests: LoadTest) -> Screening:

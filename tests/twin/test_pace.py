@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from load_tests import load_test
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
     STATUS_OK,
-    Conditions,
     ExecutionTimes,
-    LatencySummary,
-    LoadTest,
     RequestLog,
-    Validity,
 )
 from analyzer.domain.workload import Poisson
 from analyzer.load.slowness import slowness_of
@@ -47,30 +43,6 @@ def log(begin_s: np.ndarray, time_s: np.ndarray, sizes: np.ndarray | None = None
         compute_input_s=np.zeros(n, dtype=np.float32),
         compute_infer_s=time_s.astype(np.float32),
         compute_output_s=np.zeros(n, dtype=np.float32),
-    )
-
-
-def load_test(
-    trace: Sequence[float],
-    *,
-    kind: str = "edge",
-    mean_ms: float = 2.0,
-    work_us: tuple[float, ...] = (),
-) -> LoadTest:
-    return LoadTest(
-        kind=kind,
-        offered_rps=100.0,
-        achieved_rps=100.0,
-        throughput_ips=100.0,
-        requests=1000,
-        over_budget=0,
-        errors=0,
-        duration_s=10.0,
-        latency_ms=LatencySummary(),
-        executions=(ExecutionTimes(batch_size=1, count=1000, mean_ms=mean_ms),),
-        slowness=tuple(trace),
-        validity=Validity(valid=True),
-        conditions=Conditions(seconds=10.0, work_us=work_us) if work_us else None,
     )
 
 
