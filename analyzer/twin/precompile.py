@@ -25,6 +25,10 @@ def start_compiling() -> Callable[[float], bool]:
     Returns:
         A function that waits so many seconds for it, and tells whether it is ready.
     """
+    # SciPy's packages import each other. Begun on two threads, by Numba there and by the search
+    # here, these imports may wait for each other, and one fails. A search needs them anyway.
+    import scipy.optimize  # noqa: F401
+
     thread = threading.Thread(target=_prepare, daemon=True, name="compile the twin")
     thread.start()
 

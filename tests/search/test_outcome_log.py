@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from load_tests import load_test
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
@@ -18,12 +19,9 @@ from analyzer.domain.measurement import (
     Conditions,
     Edge,
     Failure,
-    LatencySummary,
-    LoadTest,
     Measurement,
     Prediction,
     RateEvidence,
-    Validity,
 )
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
@@ -102,21 +100,7 @@ class Scripted:
 
 
 def loaded(name: str, *conditions: Conditions | None) -> Measurement:
-    tests = tuple(
-        LoadTest(
-            kind="edge",
-            offered_rps=1.0,
-            achieved_rps=1.0,
-            throughput_ips=1.0,
-            requests=10,
-            errors=0,
-            duration_s=1.0,
-            latency_ms=LatencySummary(),
-            validity=Validity(valid=True),
-            conditions=each,
-        )
-        for each in conditions
-    )
+    tests = tuple(replace(load_test(()), conditions=each) for each in conditions)
     found = measurement(None, "UNDECIDED")
     configuration = replace(found.configuration, instance_count=int(name))
     return replace(found, configuration=configuration, load_tests=tests)
