@@ -6,7 +6,9 @@ import of ours: it must start in milliseconds and depend on nothing.
 
     python guardian.py VARIABLE=VALUE FOLDER
 
-kills every process with that in its environment, then removes the folder.
+kills every process with that in its environment and every process below one, then removes the
+folder. Ray's agents overwrite their environment with their title, so they are found by their
+parents alone.
 """
 
 from __future__ import annotations
@@ -23,19 +25,26 @@ _ATTEMPTS = 250
 _POLL_S = 0.02
 
 
-def find(wanted: bytes) -> list[int]:
-    """Other live processes with ``wanted`` (``VARIABLE=VALUE``) in their environment."""
-    found = []
+def find(wanted: bytes) -> set[int]:
+    """Live processes with ``wanted`` (``VARIABLE=VALUE``) in their environment, and all below."""
+    found: set[int] = set()
+    parents: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                # "PID (NAME) STATE PARENT ...", where the name may hold anything.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
             with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
-                # A zombie's environment is empty: it is not found.
-                if wanted in file.read().split(b"\0"):
-                    found.append(int(name))
+                marked = wanted in file.read().split(b"\0")
         except OSError:
             continue
+        if state != b"Z":
+            parents[int(name)] = int(parent)
+            found |= {int(name)} if marked else set()
+    while below := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= below
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 from analyzer.cluster import guardian
-from analyzer.cluster.kept_handler import kept_handler
 from analyzer.errors import AnalyzerError, MissingPartError, UsageError
 from analyzer.hardware.gpus import GpuIdentity, cuda_environment
 
@@ -42,6 +40,9 @@ _QUIET = {
     "RAY_enable_worker_prestart": "0",
     # Leaves CUDA_VISIBLE_DEVICES alone in workers without a GPU (and is silent about it).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Its core would put a handler of SIGTERM in the place of ours, which prints a stack trace and
+    # ends the process; Ray reads this when it is imported.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
 }
 
 _HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
@@ -112,8 +113,7 @@ def _import_ray() -> ModuleType:
 def _connected(ray: ModuleType, address: str) -> Iterator[ModuleType]:
     try:
         _check_reachable(address)
-        with kept_handler(signal.SIGTERM):
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises whatever its layers raise
         raise UsageError(
             f"No Ray cluster could be used at {address!r}: {_first_line(error)}",
@@ -138,13 +138,7 @@ def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator
     mark = uuid.uuid4().hex
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
-            environment = _environment({_SESSION: mark})
-            with (
-                environment,
-                _given_out(gpus),
-                _without_helpers(ray),
-                kept_handler(signal.SIGTERM),
-            ):
+            with _environment({_SESSION: mark}), _given_out(gpus), _without_helpers(ray):
                 ray.init(
                     address="local",
                     num_cpus=cores,

@@ -1,4 +1,4 @@
-"""How long the end of a local Ray takes."""
+"""The end of a local Ray: how long it takes, what it leaves, and signals that come before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from analyzer.cluster import guardian
+from analyzer.cluster.processes import lives
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,3 +47,65 @@ def test_a_worker_that_still_starts_is_not_waited_for(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Ray's own end takes one of them; the worker was waited for 15.
     assert float(done.stdout) < 6.0
+
+
+# A signal every millisecond, from before Ray's start until after its end.
+SIGNALS_ALL_THE_TIME = """
+import os, signal, subprocess, sys, threading
+from analyzer.cluster.ray_session import ray_session
+
+heard = 0
+def hear(number, frame):
+    global heard
+    heard += 1
+signal.signal(signal.SIGTERM, hear)
+sender = subprocess.Popen([sys.executable, "-c", (
+    "import os, signal, sys, time\\n"
+    "while True:\\n"
+    "    os.kill(int(sys.argv[1]), signal.SIGTERM)\\n"
+    "    time.sleep(0.001)\\n"
+), str(os.getpid())])
+
+def host():
+    with ray_session(address=None, cores=1):
+        pass
+session = threading.Thread(target=host)
+session.start()
+session.join()
+sender.kill()
+print(heard)
+"""
+
+
+@pytest.mark.ray
+def test_every_signal_finds_our_handler() -> None:
+    """Ray's core would print a stack trace and end the process while it connects."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS_ALL_THE_TIME],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+    assert "***" not in done.stderr, done.stderr
+
+
+def test_the_guardian_finds_children_that_have_lost_their_environment() -> None:
+    """As Ray's agents do, whose title lies where their environment was."""
+    mark = f"TRITUNE_TEST_GUARDIAN={os.getpid()}"
+    code = "import subprocess; subprocess.run(['sleep', '1000'], env={})"
+    name, _, value = mark.partition("=")
+    parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {name: value})
+    try:
+        while not (children := psutil.Process(parent.pid).children()) or children[0].environ():
+            assert parent.poll() is None
+        assert guardian.find(mark.encode()) == {parent.pid, children[0].pid}
+        subprocess.run(
+            [sys.executable, "-I", "-S", guardian.__file__, mark, ""],
+            stdin=subprocess.DEVNULL, check=True, timeout=30,
+        )  # fmt: skip
+        parent.wait(10)
+        assert not lives(children[0])
+    finally:
+        parent.kill()

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from analyzer.cluster.processes import descendants, lives
 from analyzer.cluster.ray_executor import RayExecutor
 from analyzer.cluster.ray_lease import choose_devices, find_devices
 from analyzer.errors import AnalyzerError, MissingPartError, TargetCrashError, UsageError
@@ -331,16 +332,23 @@ executor.__exit__(None, None, None)  # closing twice is nothing
 """
     tag = f"{tmp_path.name}-{how}-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="t") as folder:  # short, for Ray's sockets
-        end_a_driver(code, how, tmp_path, {"TRITUNE_TEST_TAG": tag, "TMPDIR": folder})
+        started = end_a_driver(code, how, tmp_path, {"TRITUNE_TEST_TAG": tag, "TMPDIR": folder})
         deadline = time.monotonic() + 20
-        while (left := tagged(tag)) and time.monotonic() < deadline:
+        while (left := [p for p in tagged(tag) | started if lives(p)]) and (
+            time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         assert left == []
         assert list(Path(folder).iterdir()) == []
 
 
-def end_a_driver(code: str, how: str, tmp_path: Path, variables: dict[str, str]) -> None:
-    """Runs a driver until it says that it runs, then ends it."""
+def end_a_driver(
+    code: str, how: str, tmp_path: Path, variables: dict[str, str]
+) -> set[psutil.Process]:
+    """Runs a driver until it says that it runs, then ends it; the processes below it until then.
+
+    Ray's agents overwrite their environment, so a tag does not find them.
+    """
     environment = {**os.environ, **variables}
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], env=environment, text=True,
@@ -348,7 +356,8 @@ def end_a_driver(code: str, how: str, tmp_path: Path, variables: dict[str, str])
     ) as driver:  # fmt: skip
         assert driver.stdin is not None and driver.stdout is not None and driver.stderr is not None
         assert driver.stdout.readline() == "running\n", driver.stderr.read()
-        assert len(tagged(variables["TRITUNE_TEST_TAG"])) > 5
+        started = descendants(driver.pid)
+        assert len(started) > 5
         if how == "killed":
             driver.kill()
         else:
@@ -357,16 +366,17 @@ def end_a_driver(code: str, how: str, tmp_path: Path, variables: dict[str, str])
         driver.wait(30)
         said = driver.stderr.read() if how == "returns" else ""
     assert said == ""  # quiet
+    return started
 
 
-def tagged(tag: str) -> list[str]:
-    """The live processes that inherited the tag."""
+def tagged(tag: str) -> set[psutil.Process]:
+    """The processes that inherited the tag, and show it still."""
     wanted = f"TRITUNE_TEST_TAG={tag}".encode()
-    found = []
+    found = set()
     for process in psutil.process_iter():
         try:
             if wanted in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                found.append(" ".join(process.cmdline())[:80])
+                found.add(process)
         except (OSError, psutil.Error):
             continue
     return found
