@@ -189,7 +189,7 @@ class _Certifying:
     def _extend(self) -> None:
         """Takes more of the time that is left in all, while nothing is proven."""
         goal, left_s = self._goal, self._goal.left_s()
-        if not goal.above_rps and math.isfinite(left_s):
+        if not self._answered and math.isfinite(left_s):
             self._left_s = max(self._left_s, min(goal.seconds, _AGAIN_SHARE * left_s))
 
     def _rates(self) -> list[float]:
@@ -221,7 +221,7 @@ class _Certifying:
         above a proven rate that the time does not suffice for.
         """
         leaving_s, self._leaving_s = self._leaving_s, math.inf
-        if self._result.passed:
+        if self._answered:
             return self._affordable(rates, self._left_s), self._left_s
         rates = [rate for rate in rates if rate <= self._safe_rps] or rates[-1:]
         if len(rates) == 1:
@@ -312,7 +312,7 @@ class _Certifying:
                     self._factor_rps = rate
             stay_s = missing / rate
             if stay_s > limit_s:
-                if self._result.passed:
+                if self._answered:
                     return False
                 # Only a lower rate that is proven much sooner is worth leaving for.
                 leaving_s = _LEAVING_SHARE * stay_s
@@ -327,6 +327,12 @@ class _Certifying:
             grown_s = max(_GROWTH_MAX * certificate.requests / rate, _PART_S_MIN)
             block_s = max(min(missing * 1.05 / rate, part_s, grown_s), 0.5)
         return False
+
+    @property
+    def _answered(self) -> bool:
+        """Whether there is an answer already, here or of another configuration."""
+        goal = self._goal
+        return self._result.passed or (goal.above_rps > 0.0 and not goal.fixed_rps)
 
     @property
     def _ceiling_rps(self) -> float:

@@ -19,7 +19,7 @@ from analyzer.search.next_step import Standing, Step, next_step
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
-from analyzer.search.step_tasks import StepTasks
+from analyzer.search.step_tasks import WORTH_A_CHANGE, StepTasks
 from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import describe, spell_edge
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 # Once something is proven: the share of what is left then that trials may take.
 _TRIALS_SHARE = 0.45
-# A candidate takes the place of the one that is proven already if its edge is so many times as
-# high: edges of short runs are known to a few per cent (docs/twin.md).
-_WORTH_A_CHANGE = 1.05
 # The reason of a baseline that had no turn.
 OUT_OF_TIME = "budget"
 _LOAD_S_MIN = 1.0  # of any task
@@ -171,7 +168,7 @@ class Measuring:
             return best
         edge, proven = best.edge.at_least_rps or 0.0, winner.edge.at_least_rps or 0.0
         # What another candidate would have to prove first is worth more than its little gain.
-        return winner if edge < _WORTH_A_CHANGE * proven else best
+        return winner if edge < WORTH_A_CHANGE * proven else best
 
     @property
     def _open(self) -> Measurement | None:
