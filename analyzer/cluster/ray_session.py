@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -138,7 +139,7 @@ def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator
     mark = uuid.uuid4().hex
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
-            with _environment({_SESSION: mark}), _given_out(gpus), _without_helpers(ray):
+            with _environment({_SESSION: mark}), _given_out(gpus), _without_helpers(ray), _apart(ray):
                 ray.init(
                     address="local",
                     num_cpus=cores,
@@ -180,6 +181,25 @@ def _without_helpers(ray: ModuleType) -> Iterator[None]:
     finally:
         for name, method in kept.items():
             setattr(node, name, method)
+
+
+@contextmanager
+def _apart(ray: ModuleType) -> Iterator[None]:
+    """Starts a local Ray's daemons in process groups of their own.
+
+    A signal to our whole group (``timeout``, a terminal, an orchestrator) would end them before we
+    have ended; without its store of state Ray then ends us, or waits for it.
+    """
+    services: Any = ray._private.services
+    popen = getattr(services, "ConsolePopen", None)
+    if popen is None:
+        yield
+        return
+    services.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _make_folder() -> Path:

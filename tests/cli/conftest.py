@@ -66,7 +66,7 @@ def call(folder: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Call]:
 
 
 def start(*args: str, cwd: Path, cache: Path) -> subprocess.Popen[str]:
-    """The real program, its streams piped."""
+    """The real program, its streams piped, in a process group of its own."""
     root = str(EXAMPLES.parent)
     return subprocess.Popen(
         [*PROGRAM, *args],
@@ -74,6 +74,7 @@ def start(*args: str, cwd: Path, cache: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=0,
         env=os.environ | {"TRITUNE_CACHE": str(cache), "PYTHONPATH": root},
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -465,17 +466,28 @@ def test_interrupted_and_killed_it_keeps_what_it_has_and_measures_nothing_twice(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
+    ids=["ctrl-c", "sigterm", "sigterm-to-all"],
+)
 def test_interrupted_with_ray_running(
-    program: Any, place: Path, other: Path, number: signal.Signals
+    program: Any,
+    place: Path,
+    other: Path,
+    number: signal.Signals,
+    send: Callable[[int, int], None],
 ) -> None:
-    """Ray installs a handler of its own for SIGTERM, which would kill us with a stack trace."""
+    """Ray installs a handler of its own for SIGTERM, which would kill us with a stack trace.
+
+    ``timeout`` and others signal the whole group, Ray's daemons too, without which Ray ends us.
+    """
     process = program.start(
         *SEARCH[:-2], "--budget", INTERRUPTED, "--json", cwd=other, cache=place.parent / "cache"
     )
     wait_for(process, lambda: has_server(process))
-    process.send_signal(number)
-    is_interruption(program.finish(process))
+    send(process.pid, number)
+    is_interruption(program.finish(process, timeout_s=40.0))
 
 
 @pytest.mark.ray
@@ -483,7 +495,10 @@ def test_interrupted_with_ray_running(
 def test_interrupted_while_ray_starts(
     program: Any, place: Path, other: Path, after_s: float
 ) -> None:
-    """Its core's own handler would print a stack trace; and nobody waits for the start."""
+    """Its core's own handler would print a stack trace; and nobody waits for the start.
+
+    The whole group is signalled, as ``timeout`` does: of Ray's daemons none ends before us.
+    """
     process = program.start(
         *SEARCH[:-2], "--budget", INTERRUPTED, "--json", cwd=other, cache=place.parent / "cache"
     )
@@ -492,7 +507,7 @@ def test_interrupted_while_ray_starts(
     while not (other / "results.db").is_file() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(after_s)
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     is_interruption(program.finish(process))
 
 
