@@ -96,6 +96,7 @@ def run_search_command(options: SearchOptions) -> str:
             budget_s=options.budget,
             started=options.started,
             clock=time.monotonic,
+            start_cpu_s=time.thread_time(),
             starts_workers=options.executor != "in-process",
         )
         with ExitStack() as workers:

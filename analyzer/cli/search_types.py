@@ -75,7 +75,10 @@ def run_types_command(options: SearchOptions) -> str:
         largest = largest_request(options, arrivals, model)
         model, inference_s = tried(options, model)
         plan = TimePlan.begun(
-            budget_s=options.budget, started=options.started, clock=time.monotonic
+            budget_s=options.budget,
+            started=options.started,
+            clock=time.monotonic,
+            start_cpu_s=time.thread_time(),
         )
         progress.phase("looking at the machines", 10.0)
         with ExitStack() as workers:

@@ -8,6 +8,7 @@ does not suffice for is not begun, and what still runs when the end must begin i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -61,6 +62,7 @@ class TimePlan:
         started: When it began to run, on ``clock``.
         clock: Seconds, monotonic.
         start_s: What its start took: the libraries loaded, the model read.
+        start_cpu_s: The processor time of that.
         end_s: What the end is expected to take.
         starts_workers: Whether workers are started; False where this process is the one worker.
     """
@@ -69,6 +71,7 @@ class TimePlan:
     started: float
     clock: Callable[[], float]
     start_s: float = 0.0
+    start_cpu_s: float = math.inf
     end_s: float = _END_S
     starts_workers: bool = True
     _proof_s: float | None = None
@@ -81,6 +84,7 @@ class TimePlan:
         budget_s: float,
         started: float,
         clock: Callable[[], float],
+        start_cpu_s: float = math.inf,
         starts_workers: bool = True,
     ) -> TimePlan:
         """The plan of a command whose start is over now."""
@@ -90,6 +94,7 @@ class TimePlan:
             started=started,
             clock=clock,
             start_s=start_s,
+            start_cpu_s=start_cpu_s,
             end_s=_END_S + _END_SHARE * start_s,
             starts_workers=starts_workers,
         )
@@ -127,10 +132,13 @@ class TimePlan:
 
     def least_s(self, stage: Stage) -> float:
         """The least that ``stage`` and all after it take, seconds; an estimate."""
+        return min(self.start_s, self.start_cpu_s) * self._least_starts(stage)
+
+    def _least_starts(self, stage: Stage) -> float:
         stages = list(_LEAST_STARTS)[list(_LEAST_STARTS).index(stage) :]
         if not self.starts_workers:
             stages = [one for one in stages if one != "workers"]
-        return self.start_s * sum(_LEAST_STARTS[one] for one in stages)
+        return sum(_LEAST_STARTS[one] for one in stages)
 
     def suffices(self, stage: Stage) -> bool:
         """Whether ``stage`` and all after it may fit into what is left."""
@@ -165,7 +173,9 @@ class TimePlan:
         Args:
             stage: What comes next; None where everything is prepared.
         """
-        ahead_s = _EXPECTED_FACTOR * self.least_s(stage) if stage is not None else 0.0
+        ahead_s = 0.0
+        if stage is not None:
+            ahead_s = _EXPECTED_FACTOR * self.start_s * self._least_starts(stage)
         other_s = self.spent_s + ahead_s + self.end_s
         unknown = stage is not None and self._proof_s is None
         kept_s = _PROOF_SHARE / (1.0 - _PROOF_SHARE) * other_s if unknown else 0.0

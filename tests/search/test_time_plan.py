@@ -74,6 +74,18 @@ def test_a_search_in_this_process_starts_no_workers() -> None:
     )
 
 
+def test_what_a_neighbour_took_of_the_start_ends_no_search() -> None:
+    """A start of 7 s, 1 of them work, gave a budget of 35 s up before anything was measured."""
+    clock = Clock()
+    started = clock.now
+    clock.now += 7.0
+    found = TimePlan.begun(budget_s=35.0, started=started, clock=clock, start_cpu_s=1.0)
+    assert found.least_s("workers") == pytest.approx(1.5 + 0.8 + 1.2)
+    assert found.suffices("workers")
+    # What suffices is still told as slow as the machine is.
+    assert found.budget_that_suffices_s(1.0, stage="measurement") > 7 + 4 * 1.2 * 7
+
+
 def test_a_slow_start_expects_a_slow_end() -> None:
     clock = Clock()
     started = clock.now
