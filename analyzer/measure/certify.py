@@ -231,21 +231,27 @@ class _Certifying:
             rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
                 return rate, limit_s
-        return min(rates[::3], key=lambda rate: (self._seconds(rate), rate)), self._left_s
+        begun = [rate for rate in rates if rate in self._result.evidence]
+        some = {*rates[::3], *begun}
+        return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
         """The highest of ``rates`` whose expected need fits; None if none does.
 
-        Bisects the list, since each rate costs a simulation.
+        Bisects those that were never run, since each costs a simulation: the lower, the less they
+        need. What was run needs less than its neighbours.
         """
-        low, high = 0, len(rates)
+        begun = [rate for rate in rates if rate in self._result.evidence]
+        new = [rate for rate in rates if rate not in self._result.evidence]
+        low, high = 0, len(new)
         while low < high:
             middle = (low + high) // 2
-            if self._seconds(rates[middle]) <= seconds:
+            if self._seconds(new[middle]) <= seconds:
                 high = middle
             else:
                 low = middle + 1
-        return rates[high] if high < len(rates) else None
+        fitting = [rate for rate in begun if self._seconds(rate) <= seconds]
+        return max([*new[high : high + 1], *fitting], default=None)
 
     def _seconds(self, rate: float) -> float:
         """How long a PASS at ``rate`` is expected to take from what is known."""

@@ -19,7 +19,7 @@ from analyzer.search.next_step import Standing, Step, next_step
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
-from analyzer.search.step_tasks import WORTH_A_CHANGE, StepTasks
+from analyzer.search.step_tasks import WORTH_A_CHANGE, StepTasks, open_rate
 from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import describe, spell_edge
 
@@ -94,7 +94,9 @@ class Measuring:
             self._trials.abandon()
 
     def complete(self, seconds: float) -> None:
-        """Certifies the best candidate at a safe rate, whatever the budget says.
+        """Completes the best candidate's certificate, whatever the budget says.
+
+        Without one it certifies a safe rate.
 
         Args:
             seconds: Under load.
@@ -102,7 +104,10 @@ class Measuring:
         best = self.best
         if best is not None:
             pending = _Pending(step="proof", configuration=best.configuration)
-            task = self._tasks.certificate(best.configuration, best.edge, seconds, AT_ONCE)
+            rate_rps = open_rate(best, self._context.request.sla.miss_rate_max)
+            task = self._tasks.certificate(
+                best.configuration, best.edge, seconds, AT_ONCE, rate_rps=rate_rps
+            )
             with suppress(BudgetEndedError):
                 for result in self._context.run([Job("complete", task, hangs_after_s(seconds))]):
                     self._finish(pending, result)

@@ -49,6 +49,19 @@ _LOAD_S_MIN = 1.0  # of any task
 WORTH_A_CHANGE = 1.05
 
 
+def open_rate(candidate: Measurement, miss_rate_max: float) -> float | None:
+    """The rate whose certificate misses requests to a PASS; None where there is none.
+
+    Where more requests were late than may be, what it misses is missing to a FAIL.
+    """
+    certificate, test = candidate.certificate, candidate.headline
+    if certificate is None or not certificate.requests_missing:
+        return None
+    late = certificate.over_budget > miss_rate_max * certificate.requests
+    rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
+    return None if late else rate_rps
+
+
 class StepTasks:
     """Makes the tasks of one search from what is known and what time is left."""
 
@@ -112,20 +125,28 @@ class StepTasks:
         return edge_s + seconds, replace(task, certify=certify)
 
     def certificate(
-        self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
+        self,
+        configuration: Configuration,
+        edge: Edge,
+        seconds: float,
+        shares: tuple[float, ...],
+        *,
+        rate_rps: float | None = None,
     ) -> MeasureTask:
         """Certifies ``configuration``, whose edge is known.
 
         Args:
             seconds: Under load.
             shares: As in ``CertifyGoal``.
+            rate_rps: The one rate to certify; None for the SLA's, or the highest possible.
         """
+        plan = self._certify_plan(configuration, edge, seconds, shares)
         return self._context.measure_task(
             configuration,
             accuracy=self._built.accuracy(configuration),
             predicted_rps=self._predicted(configuration),
             edge_plan=None,
-            certify=self._certify_plan(configuration, edge, seconds, shares),
+            certify=replace(plan, rate_rps=rate_rps) if rate_rps else plan,
         )
 
     def closing_s(self, known: Measurement | None) -> float | None:
@@ -145,9 +166,9 @@ class StepTasks:
         """
         if candidate is None:
             return self._screening.proof_s()
-        certificate, test = candidate.certificate, candidate.headline
-        rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
-        if certificate is not None and certificate.requests_missing and rate_rps:
+        certificate = candidate.certificate
+        rate_rps = open_rate(candidate, self._context.request.sla.miss_rate_max)
+        if rate_rps and certificate is not None and certificate.requests_missing:
             return certificate.requests_missing / rate_rps
         return self._proof_s(candidate.configuration)
 

@@ -334,6 +334,25 @@ def test_nothing_is_tried_that_would_prove_less_than_what_is_proven() -> None:
     assert result.passed and min(script.rates) > 72.0
 
 
+@pytest.mark.parametrize("missing", [60, 150, 400])
+def test_a_certificate_that_misses_little_is_completed(missing: int) -> None:
+    """What was run needs less than its neighbours, lower ones too: bisecting stepped over it."""
+    known = RateEvidence(
+        rate_rps=50.0, requests=1000, over_budget=0, inflation=2.8, claim=1, blocks=9
+    )
+
+    def needed(rate: float, claim: int) -> float:
+        return float(missing) if rate == 50.0 else 1100.0 * max(1.0, (rate / 30.0) ** 2.5)
+
+    script = Script(passes_up_to=60.0, needed=missing)
+    by_rate = CertifyGoal(
+        edge_rps=100.0, seconds=12.0, requests_needed=needed, shares=(0.9,),
+        earlier=(known,), open_claims=1,
+    )  # fmt: skip
+    result = certify_capacity(by_rate, script.run, script.judge)
+    assert script.rates[0] == 50.0 and result.passed
+
+
 def test_what_an_earlier_walk_proved_stands_without_a_run(
     session: VirtualSession, load: LoadPlan
 ) -> None:
