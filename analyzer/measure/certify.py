@@ -68,6 +68,7 @@ class CertifyGoal:
         climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
             walk there.
         above_rps: No rate up to this is tried, a fixed one excepted.
+        enough_rps: No rate above this is worth a run; itself is tried where the edge is above it.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: Claims that the family has begun so far and that have not passed.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
@@ -85,6 +86,7 @@ class CertifyGoal:
     safe_share: float = 1.0
     climb_gain: float = 1.0
     above_rps: float = 0.0
+    enough_rps: float = math.inf
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
@@ -198,12 +200,14 @@ class _Certifying:
         if goal.fixed_rps:
             return [goal.fixed_rps]
         known = [rate for rate in self._result.evidence if rate <= goal.edge_rps]
+        highest = min(goal.enough_rps, _LADDER[0] * goal.edge_rps)
         ladder = [
             rate
-            for rate in (goal.edge_rps * share for share in _LADDER)
-            if all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
+            for rate in (highest, *(goal.edge_rps * share for share in _LADDER[1:]))
+            if rate <= highest and all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
         ]
-        return sorted((rate for rate in (*known, *ladder) if rate > goal.above_rps), reverse=True)
+        rates = [rate for rate in (*known, *ladder) if rate <= goal.enough_rps]
+        return sorted((rate for rate in rates if rate > goal.above_rps), reverse=True)
 
     def _claim(self, rate: float) -> int:
         """The number of the claim that ``rate`` is, or would be.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.certify import AT_ONCE
 from analyzer.measure.edge import revised_edge
@@ -193,8 +194,12 @@ class Measuring:
         return min(found, key=itemgetter(0), default=(0.0, None))[1]
 
     @property
+    def _sla(self) -> Sla:
+        return self._context.request.sla
+
+    @property
     def _by_edge(self) -> bool:
-        return self._context.request.sla.objective in ("capacity", "cost")
+        return self._sla.objective in ("capacity", "cost")
 
     @property
     def _winner(self) -> Measurement | None:
@@ -218,11 +223,17 @@ class Measuring:
         return self._tasks.closing_s(measurement)
 
     def _share(self, measurement: Measurement | None) -> float | None:
-        """Certified rate over the edge at all speeds met; None where no rate was kept."""
+        """Certified rate over the edge at all speeds met; None where no rate was kept.
+
+        Over the target rate where one machine carries it: more makes nothing cheaper.
+        """
         if measurement is None or not measurement.edge.at_least_rps:
             return None
-        factor = self._screening.speed_factor(measurement.configuration)
-        return (measurement.capacity_rps or 0.0) / (factor * measurement.edge.at_least_rps)
+        factor, sla = self._screening.speed_factor(measurement.configuration), self._sla
+        wanted_rps = factor * measurement.edge.at_least_rps
+        if sla.objective == "cost" and sla.target_rate_rps:
+            wanted_rps = min(wanted_rps, sla.target_rate_rps)
+        return (measurement.capacity_rps or 0.0) / wanted_rps
 
     # --- steps -----------------------------------------------------------------------------------
 

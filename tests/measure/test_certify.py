@@ -334,6 +334,16 @@ def test_nothing_is_tried_that_would_prove_less_than_what_is_proven() -> None:
     assert result.passed and min(script.rates) > 72.0
 
 
+def test_no_rate_above_the_one_that_is_enough() -> None:
+    script = Script(passes_up_to=80.0, needed=500)
+    result = certify_capacity(goal(100.0, needed=500, enough_rps=12.5), script.run, script.judge)
+    assert result.passed and result.rate_rps == 12.5 and set(script.rates) == {12.5}
+    # Where the edge is below it, the ladder is what it was.
+    script = Script(passes_up_to=80.0, needed=500)
+    certify_capacity(goal(100.0, needed=500, enough_rps=500.0), script.run, script.judge)
+    assert max(script.rates) > 60.0
+
+
 @pytest.mark.parametrize("missing", [60, 150, 400])
 def test_a_certificate_that_misses_little_is_completed(missing: int) -> None:
     """What was run needs less than its neighbours, lower ones too: bisecting stepped over it."""
