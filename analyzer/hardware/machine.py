@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,12 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
         gpus=visible_gpus(nvml=nvml),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
     )
+
+
+def machine_id() -> str:
+    """The same for all containers of a running machine, and another one on each machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.is_file() else socket.gethostname()
 
 
 def _read(path: Path) -> str:

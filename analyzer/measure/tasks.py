@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from analyzer.errors import AnalyzerError, MissingPartError
 from analyzer.hardware.gpu_lock import measuring_on
 from analyzer.hardware.gpu_memory import telling_gpu_memory
 from analyzer.hardware.gpus import first_gpu
+from analyzer.hardware.machine import machine_id
 from analyzer.hardware.sampler import gpu_used_bytes
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import WorkerContext
@@ -273,8 +274,10 @@ class MeasureTask:
         certify: What is proven; None for nothing.
         target_seconds: How long to run at the SLA's target rate (objectives latency and memory);
             None for not at all.
-        seconds_max: Wall time of the task; what is not measured by then is left out.
+        seconds_max: Wall time from ``asked`` on; what is not measured by then is left out.
         label: A name that people know the configuration by.
+        asked: The machine and its monotonic clock when the task was made: a worker may still have
+            been starting.
     """
 
     assets: Assets
@@ -289,9 +292,11 @@ class MeasureTask:
     hardware: str = ""
     seconds_max: float = math.inf
     label: str = ""
+    asked: tuple[str, float] = field(default_factory=lambda: (machine_id(), time.monotonic()))
 
     def __call__(self, context: WorkerContext) -> MeasureResult:
-        started = time.monotonic()
+        # Other machines have other clocks.
+        started = self.asked[1] if self.asked[0] == machine_id() else time.monotonic()
         stage = "build"
         session: LiveSession | None = None
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from analyzer import __version__
 from analyzer.errors import StoreError
+from analyzer.hardware.machine import machine_id
 from analyzer.resources import child_environment
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import ANALYZE, Program
@@ -42,10 +43,7 @@ def this_device() -> Device:
     gpus = visible_gpus()
     if gpus:
         return Device(id=gpus[0].uuid, kind="gpu", host=host, name=gpus[0].name)
-    # The same for all containers of a machine, and another one on each machine.
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    own = boot.read_text().strip() if boot.is_file() else host
-    return Device(id=f"{own}/cpu", kind="cpu", host=host, name=f"{os.cpu_count()} cores")
+    return Device(id=f"{machine_id()}/cpu", kind="cpu", host=host, name=f"{os.cpu_count()} cores")
 
 
 def compiled_twin() -> Path | None:

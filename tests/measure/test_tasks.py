@@ -1,0 +1,52 @@
+"""A measurement's time counts from when it was asked for."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from analyzer.domain.configuration import baseline_configuration
+from analyzer.domain.sla import Sla
+from analyzer.domain.workload import Poisson
+from analyzer.errors import AnalyzerError
+from analyzer.hardware.machine import machine_id
+from analyzer.measure import tasks
+from analyzer.measure.jobs import WorkerContext
+from analyzer.measure.plan import LoadPlan
+from analyzer.measure.tasks import Assets, MeasureTask
+from analyzer.search.virtual import VIRTUAL_MODEL
+
+
+@pytest.mark.parametrize(("machine", "left_s"), [("here", 20.0), ("another", 30.0)])
+def test_what_a_worker_took_to_start_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, left_s: float
+) -> None:
+    """A first measurement that began 10 s late was cut off at the budget's end, and lost."""
+    given: list[float] = []
+
+    def session(*args: Any, seconds_max: float, **more: Any) -> None:
+        given.append(seconds_max)
+        raise AnalyzerError("enough")
+
+    monkeypatch.setattr(tasks, "LiveSession", session)
+    monkeypatch.setattr(tasks, "open_target", lambda *args, **more: nullcontext())
+    monkeypatch.setattr(Assets, "variant", lambda *args: SimpleNamespace(path="m", engine=None))
+    monkeypatch.setattr(Assets, "request_inputs", lambda *args: tmp_path)
+    task = MeasureTask(
+        assets=Assets(model=VIRTUAL_MODEL),
+        configuration=baseline_configuration(batchable=True),
+        load=LoadPlan(sla=Sla(latency_budget_ms=10.0), arrivals=Poisson()),
+        seconds_max=30.0,
+        asked=(machine_id() if machine == "here" else machine, time.monotonic() - 10.0),
+    )
+    task(
+        WorkerContext(
+            worker_id="cpu-0", device="cpu", gpu=None, cores=1, cache_dir=tmp_path, node="here"
+        )
+    )
+    assert given == [pytest.approx(left_s, abs=3.0)]
