@@ -212,10 +212,12 @@ class EdgeSearch:
         ceiling = self._goal.ceiling_rps
         return max(self._goal.floor_rps, rate_rps if ceiling is None else min(rate_rps, ceiling))
 
+    def _kept(self) -> list[RateOutcome]:
+        return [outcome for outcome in self._outcomes.values() if self.keeps(outcome)]
+
     def _around(self) -> tuple[RateOutcome | None, RateOutcome | None]:
         """The highest rate that keeps the SLA, and the lowest above it that does not."""
-        kept = [outcome for outcome in self._outcomes.values() if self.keeps(outcome)]
-        low = max(kept, key=lambda outcome: outcome.rate_rps, default=None)
+        low = max(self._kept(), key=lambda outcome: outcome.rate_rps, default=None)
         failed = [
             outcome
             for outcome in self._outcomes.values()
@@ -229,7 +231,8 @@ class EdgeSearch:
         Between the two rates around it the edge is where the percentile, interpolated in
         logarithms, crosses the budget; where the higher run has no percentile, their geometric
         mean. The lower end is the highest rate that was kept, however few requests it rests on;
-        the upper end is open where the rate above has too few.
+        the estimate rests on the highest one with enough. Without such a rate, or where the rate
+        above has too few, the upper end is open.
         """
         low, high = self._around()
         upper = None
@@ -237,15 +240,17 @@ class EdgeSearch:
             upper = high.rate_rps * (1 + _NOISE)
         if low is None:
             return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
-        interval = (low.rate_rps * (1 - _NOISE), upper)
-        if high is None or upper is None or not self._counts(low):
-            return Edge(rate_rps=None, interval_rps=interval)
+        least_rps = low.rate_rps * (1 - _NOISE)
+        counted = [found for found in self._kept() if self._counts(found)]
+        if high is None or upper is None or not counted:
+            return Edge(rate_rps=None, interval_rps=(least_rps, None))
+        low = max(counted, key=lambda found: found.rate_rps)
         rate = math.sqrt(low.rate_rps * high.rate_rps)
         budget = self._goal.budget_ms
         if low.latency_ms and high.latency_ms and low.latency_ms < budget < high.latency_ms:
             share = math.log(budget / low.latency_ms) / math.log(high.latency_ms / low.latency_ms)
             rate = low.rate_rps * (high.rate_rps / low.rate_rps) ** share
-        return Edge(rate_rps=rate, interval_rps=interval)
+        return Edge(rate_rps=max(rate, least_rps), interval_rps=(least_rps, upper))
 
 
 def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float) -> Edge:

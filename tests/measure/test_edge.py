@@ -107,6 +107,23 @@ def test_a_side_with_few_requests_is_open() -> None:
     assert found.edge().rate_rps == pytest.approx(99.0, rel=0.01)
 
 
+@pytest.mark.parametrize("enough", [True, False])
+def test_an_estimate_rests_on_enough_requests_or_the_edge_is_open(enough: bool) -> None:
+    """It had no estimate but both ends, where the highest rate that was kept had few requests."""
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
+    below = RateOutcome(rate_rps=300.0, requests=310 if enough else 200, over_budget=0)
+    few = RateOutcome(rate_rps=356.0, requests=255, over_budget=0)
+    for outcome in (below, few, RateOutcome(rate_rps=424.0, requests=535, over_budget=124)):
+        found.record(outcome)
+    edge = found.edge()
+    assert edge.interval_rps[0] == pytest.approx(356.0, rel=0.05)
+    if enough:
+        assert edge.rate_rps == pytest.approx((300.0 * 424.0) ** 0.5, rel=0.01)
+        assert edge.interval_rps[1] == pytest.approx(424.0, rel=0.05)
+    else:
+        assert edge.rate_rps is None and edge.interval_rps[1] is None
+
+
 def test_it_never_ends_without_a_rate_that_was_kept(
     session: VirtualSession, load: LoadPlan
 ) -> None:
