@@ -111,9 +111,11 @@ def test_a_side_with_few_requests_is_open() -> None:
 def test_an_estimate_rests_on_enough_requests_or_the_edge_is_open(enough: bool) -> None:
     """It had no estimate but both ends, where the highest rate that was kept had few requests."""
     found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
-    below = RateOutcome(rate_rps=300.0, requests=310 if enough else 200, over_budget=0)
-    few = RateOutcome(rate_rps=356.0, requests=255, over_budget=0)
-    for outcome in (below, few, RateOutcome(rate_rps=424.0, requests=535, over_budget=124)):
+    requests = 310 if enough else 200
+    below = RateOutcome(rate_rps=300.0, requests=requests, over_budget=0, latency_ms=None)
+    few = RateOutcome(rate_rps=356.0, requests=255, over_budget=0, latency_ms=None)
+    late = RateOutcome(rate_rps=424.0, requests=535, over_budget=124, latency_ms=None)
+    for outcome in (below, few, late):
         found.record(outcome)
     edge = found.edge()
     assert edge.interval_rps[0] == pytest.approx(356.0, rel=0.05)
