@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -36,7 +37,8 @@ class VerifyPlan:
 
     Args:
         rate_rps: The claimed rate.
-        seconds: Time under load at most; it ends earlier where the claim is decided.
+        seconds: Wall time at most, the servers' starts included; it ends earlier where the claim
+            is decided. Each start makes one run in any case.
         twin: For the requests' correlation; None where it is unknown.
         gpu: The GPU whose memory, power and clocks are sampled; None for none.
     """
@@ -54,6 +56,7 @@ def verify_claim(
     open_target: Callable[[], AbstractContextManager[Target]],
     *,
     on_block: Callable[[LoadTest, Certificate], None] = lambda test, certificate: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Measurement:
     """The claim's measurement: its certificate rests on runs before and after a restart.
 
@@ -62,11 +65,12 @@ def verify_claim(
     Args:
         open_target: Starts the server anew each time.
         on_block: Told after each run.
+        clock: Seconds, monotonic.
 
     Raises:
         TargetError: The server failed.
     """
-    sla = plan.load.sla
+    sla, begun = plan.load.sla, clock()
     inflation = inflation_at(plan.twin, plan.load)(plan.rate_rps)
     tests: list[LoadTest] = []
     logs: list[RequestLog] = []
@@ -79,12 +83,14 @@ def verify_claim(
         with telling_gpu_memory(plan.gpu, gpu_base), open_target() as target:
             # Each start draws from its own stream of arrivals.
             load = replace(plan.load, seed=plan.load.seed + start)
-            share_s = plan.seconds * (start + 1) / STARTS
+            until = begun + plan.seconds * (start + 1) / STARTS
             with LiveSession(target, load, gpu=plan.gpu, gpu_base_bytes=gpu_base) as session:
                 session.warm_up(concurrency=load.saturating_concurrency(configuration))
-                while sum(test.duration_s for test in tests) < share_s - 0.1:
+                first = len(tests)
+                while len(tests) == first or until - clock() > _BLOCK_S_MIN / 2:
+                    length_s = max(min(block_s, until - clock()), _BLOCK_S_MIN)
                     test = session.run(
-                        plan.rate_rps, block_s, kind="verify", stream=STREAM_VERIFY, abort=False
+                        plan.rate_rps, length_s, kind="verify", stream=STREAM_VERIFY, abort=False
                     )
                     tests.append(test)
                     logs.append(session.logs[-1])

@@ -38,6 +38,7 @@ class Machine:
         self.seeds: list[int] = []
         self.watched: list[tuple[object, int | None]] = []
         self.told: list[tuple[int, str]] = []
+        self.sessions: list[VirtualSession] = []
 
     @contextmanager
     def open(self) -> Iterator[Any]:
@@ -54,7 +55,12 @@ class Machine:
         self.seeds.append(load.seed)
         slow = self.starts > self.slow_from
         service = self.slower if slow else self.service
-        return VirtualSession(ServerModel(policy=self.policy, service=service), load)
+        self.sessions.append(VirtualSession(ServerModel(policy=self.policy, service=service), load))
+        return self.sessions[-1]
+
+    def clock(self) -> float:
+        """A start takes two seconds."""
+        return 2.0 * self.starts + sum(session.seconds for session in self.sessions)
 
     def on_block(self, test: LoadTest, certificate: Certificate) -> None:
         self.told.append((self.starts, certificate.verdict))
@@ -69,7 +75,9 @@ class Machine:
             twin=ServerModel(policy=self.policy, service=self.service, overhead_ms=0.0),
             gpu=gpu,
         )
-        return verify.verify_claim(CONFIGURATION, plan, self.open, on_block=self.on_block)
+        return verify.verify_claim(
+            CONFIGURATION, plan, self.open, on_block=self.on_block, clock=self.clock
+        )
 
 
 @pytest.fixture
@@ -127,6 +135,14 @@ def test_a_server_that_is_slow_only_after_the_restart_is_not_let_through(
     found = machine.verify(load, 200.0, 60.0)
     assert found.certificate is not None and found.certificate.verdict == "FAIL"
     assert machine.starts == 2
+
+
+@pytest.mark.parametrize("seconds", [15.0, 60.0])
+def test_the_time_is_wall_time(make: Any, load: LoadPlan, seconds: float) -> None:
+    """The servers' starts came on top: 15 s took 17 to 18.7."""
+    machine = make()
+    machine.verify(load, 20.0, seconds)
+    assert seconds - 1.5 <= machine.clock() <= seconds + 1.0
 
 
 def test_too_little_time_is_undecided(make: Any, load: LoadPlan) -> None:
