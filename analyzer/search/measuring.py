@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials, Proposal
 
 # Once something is proven: the share of what is left then that trials may take.
-_TRIALS_SHARE = 0.45
+_TRIALS_SHARE = 0.3
 # The reason of a baseline that had no turn.
 OUT_OF_TIME = "budget"
 _LOAD_S_MIN = 1.0  # of any task
