@@ -85,6 +85,9 @@ def save_model(
         ([*BUDGET, "--max-memory", "5"], ["--max-memory", "5MiB"]),
         ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
         ([*BUDGET, "--budget", "0s"], ["--budget"]),
+        ([*BUDGET, "--budget", "1e99s"], ["--budget", "too long", "336h"]),
+        ([*BUDGET, "--budget", "99999999999999999999h"], ["--budget", "336h"]),
+        (["--latency-budget", "25h"], ["--latency-budget", "at most 24h"]),
         ([*BUDGET, "--accept", "foo"], ["--accept", "certified", "estimated"]),
         ([*BUDGET, "--prices", "nope.yaml"], ["--prices", "--instance-type"]),
         ([*BUDGET, "--instance-type", "a", "--prices", "nope.yaml"], ["nope.yaml"]),
@@ -101,8 +104,8 @@ def save_model(
         ([*BUDGET, "--sampler", "bayes"], ["--sampler", "twin"]),
         ([*BUDGET, "--server", "tritn"], ["--server", "triton"]),
         ([*BUDGET, "--server", "grpc://"], ["grpc://HOST:PORT"]),
-        ([*BUDGET, "--server", "grpc://localhost:1"], ["Nothing answers", "localhost:1"]),
-        ([*BUDGET, "--server", "http://localhost:1"], ["Nothing answers", "localhost:1"]),
+        ([*BUDGET, "--server", "grpc://localhost:1"], ["localhost:1 does not answer"]),
+        ([*BUDGET, "--server", "http://localhost:1"], ["localhost:1 does not answer"]),
         ([*BUDGET, "--max-trials", "0"], ["--max-trials"]),
         ([*BUDGET, "--instance-type", "g9.huge"], ["g9.huge", "--price"]),
         ([*BUDGET, "--input-shape", "image:a,b"], ["--input-shape", "3,224,224"]),
@@ -123,6 +126,8 @@ def save_model(
         ([*BUDGET, "--space", "cpuu"], ["cpuu", "cpu"]),
         ([*BUDGET, "--space", "nope.yaml"], ["nope.yaml"]),
         ([*BUDGET, "--report", "x.pdf"], [".pdf", ".html"]),
+        ([*BUDGET, "--report", "x"], ["x has no ending", ".html"]),
+        ([*BUDGET, "--report", "."], ["--report", "is a folder", "report.html"]),
         ([*BUDGET, "--report", f"{NO_SUCH}/x.html"], ["--report", "/proc"]),
         ([*BUDGET, "--export", f"{NO_SUCH}/models"], ["--export", "/proc"]),
         ([*BUDGET, "--export", "good.onnx"], ["--export", "good.onnx"]),
@@ -343,6 +348,19 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
     assert not (folder / "models").exists()
 
 
+def test_the_database_of_another_program_is_left_alone(good: str, call: Call, folder: Path) -> None:
+    file = folder / "shop.db"
+    other = sqlite3.connect(file)
+    with other:
+        other.execute("CREATE TABLE customers (name TEXT)")
+    other.close()
+    before = file.read_bytes()
+    at = ("--store", "sqlite:///shop.db", "--json")
+    refused(call(good, *BUDGET, *at, "--executor", "in-process"), "shop.db", "customers")
+    refused(call("studies", *at), "shop.db", "customers")
+    assert file.read_bytes() == before
+
+
 # --- the other commands ---------------------------------------------------------------------------
 
 
@@ -355,6 +373,7 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
         (["model.onnx"], ["model.onnx", "neither a command nor a model"]),
         (["report"], ["results.db", "search"]),
         (["report", "-o", "x.pdf"], [".pdf", "--format"]),
+        (["report", "-o", "."], ["is a folder", "report.html"]),
         (["export"], ["--repository"]),
         (["studies"], ["results.db"]),
         (["studies", "show"], ["NAME"]),
@@ -362,17 +381,26 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
         (["verify", "--repository", "models"], ["--model"]),
         (["verify", "--repository", "nowhere", "--model", "m"], ["nowhere"]),
         (["verify", "--server", "tritn"], ["tritn"]),
+        (["verify", "--budget", "1e99s"], ["--budget", "336h"]),
         (["measure", "good.onnx"], ["--rate", "--concurrency"]),
         (["measure", "good.onnx", "--rate", "5/s", "--concurrency", "2"], ["--rate"]),
         (["measure", "good.onnx", "--rate", "5"], ["5/s"]),
         (["measure", "good.onnx", "--rate", "5/s", "--duration", "5"], ["--duration 5s"]),
+        (["measure", "good.onnx", "--rate", "5/s", "--duration", "1e9h"], ["--duration", "336h"]),
         (["measure", "missing.onnx", "--rate", "5/s"], ["missing.onnx"]),
         (["measure", "grpc://localhost:1", "--rate", "5/s"], ["--model"]),
-        (["measure", "grpc://localhost:1", "--rate", "5/s", "--model", "m"], ["Nothing answers"]),
-        (["measure", "http://localhost:1", "--rate", "5/s", "--model", "m"], ["Nothing answers"]),
+        (
+            ["measure", "grpc://localhost:1", "--rate", "5/s", "--model", "m"],
+            ["localhost:1 does not answer"],
+        ),
+        (
+            ["measure", "http://localhost:1", "--rate", "5/s", "--model", "m"],
+            ["localhost:1 does not answer"],
+        ),
         (["measure", "ftp://localhost", "--rate", "5/s", "--model", "m"], ["ftp://localhost"]),
         (["simulate"], ["--service-time"]),
         (["simulate", "--service-time", "1=9", "--arrivals", "poisson:9/s"], ["9ms"]),
+        (["simulate", "--service-time", "1=25h", "--arrivals", "poisson:9/s"], ["at most 24h"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
