@@ -323,6 +323,27 @@ def test_another_promise_or_model_is_no_resumption(
     refused(call("another.onnx", "--json", *BUDGET, *in_process), "another model")
 
 
+def test_a_study_goes_on_with_the_real_data_it_was_begun_with(
+    call: Call, stored: Path, folder: Path, good: str
+) -> None:
+    rows = np.load(EXAMPLES / "digits.npz")
+    for name, count in (("few", 40), ("more", 41)):
+        np.savez(folder / f"{name}.npz", **{key: rows[key][:count] for key in rows.files})
+    few, more = ("--calibration-data", "few.npz"), ("--calibration-data", "more.npz")
+    # Too short for a measurement, so that it is answered at once.
+    short = (good, "--json", *BUDGET, "--budget", "1ms", "--executor", "in-process", "--study")
+    assert call(*short, "without").code == 4
+    assert call(*short, "with", *few).code == 4
+    refused(call(*short, "without", "--resume", *few), "without --calibration-data", "few.npz")
+    refused(call(*short, "with", "--resume"), "Add --calibration-data few.npz")
+    refused(call(*short, "with", "--resume", *more), "other rows", "few.npz", "more.npz")
+    assert call(*short, "without", "--resume").code == 4
+    (folder / "few.npz").rename(folder / "more.npz")  # what counts is what it holds
+    assert call(*short, "with", "--resume", *more).code == 4
+    # A study of an older version does not say what it had.
+    assert call(*short, "mine", "--resume", *more).code == 4
+
+
 def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> None:
     edit = sqlite3.connect(stored)
     with edit:
