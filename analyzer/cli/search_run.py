@@ -22,6 +22,7 @@ from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import (
     largest_request,
+    price_notes,
     pricing_of,
     request_of,
     sla_of,
@@ -109,7 +110,8 @@ def run_search_command(options: SearchOptions) -> str:
             if plan.suffices("workers"):
                 model, inference_s = tried(options, model, data)
             left_out = place.space.left_out if options.space else ()
-            for note in (*model.notes, *left_out):
+            read_notes = data.notes if data is not None else ()
+            for note in (*price_notes(options), *model.notes, *left_out, *read_notes):
                 progress.warn(note)
             data_sha256 = data.sha256 if data is not None else None
             del data  # it may be large, and the builders read their own

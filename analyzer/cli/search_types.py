@@ -76,6 +76,7 @@ def run_types_command(options: SearchOptions) -> str:
         data = real_data(options, model)
         model, inference_s = tried(options, model, data)
         data_sha256 = data.sha256 if data is not None else None
+        read_notes = data.notes if data is not None else ()
         del data  # it may be large, and the workers read their own
         plan = TimePlan.begun(
             budget_s=options.budget, started=options.started, clock=time.monotonic
@@ -93,7 +94,8 @@ def run_types_command(options: SearchOptions) -> str:
                 for name, pricing in prices.items()
             ]
             spaces = [_space(options, model, own, largest) for own in machines]
-            for text in (*model.notes, *(note for space in spaces for note in space.left_out)):
+            left_out = [note for space in spaces for note in space.left_out]
+            for text in (*model.notes, *left_out, *read_notes):
                 progress.warn(text)
             told = "; ".join(
                 f"{own.pricing.instance_type}: {own.facts.hardware}" for own in machines

@@ -48,6 +48,11 @@ def good(folder: Path) -> str:
     return "good.onnx"
 
 
+def digits_rows() -> dict[str, Any]:
+    with np.load(EXAMPLES / "digits.npz") as rows:
+        return dict(rows)
+
+
 def save_model(
     path: str,
     op: str,
@@ -239,6 +244,20 @@ def test_calibration_data_that_do_not_fit(
     assert not (folder / "results.db").exists()
 
 
+def test_what_is_supposed_of_price_and_data_is_told(good: str, call: Call, folder: Path) -> None:
+    rows = digits_rows()
+    (image,) = rows.keys() - {"labels"}
+    np.savez(folder / "xx.npz", xx=rows[image][:20])
+    short = (*BUDGET, "--budget", "1ms", "--executor", "in-process")
+    price = ("--price", "1/h", "--instance-type", "nope")
+    found = call(good, *short, *price, "--calibration-data", "xx.npz")
+    assert found.code == 4, found
+    assert "Note: --instance-type nope is not in the price catalogue" in found.stderr
+    assert f"Note: xx.npz: its only array, 'xx', is taken for the input '{image}'" in found.stderr
+    known = call(good, *short, "--calibration-data", str(EXAMPLES / "digits.npz"))
+    assert "is taken for" not in known.stderr and "catalogue" not in known.stderr
+
+
 def test_calibration_data_that_are_no_data(good: str, call: Call, folder: Path) -> None:
     (folder / "data.npz").write_text("hello")
     found = call(
@@ -326,9 +345,9 @@ def test_another_promise_or_model_is_no_resumption(
 def test_a_study_goes_on_with_the_real_data_it_was_begun_with(
     call: Call, stored: Path, folder: Path, good: str
 ) -> None:
-    rows = np.load(EXAMPLES / "digits.npz")
     for name, count in (("few", 40), ("more", 41)):
-        np.savez(folder / f"{name}.npz", **{key: rows[key][:count] for key in rows.files})
+        cut = {key: array[:count] for key, array in digits_rows().items()}
+        np.savez(folder / f"{name}.npz", **cut)
     few, more = ("--calibration-data", "few.npz"), ("--calibration-data", "more.npz")
     # Too short for a measurement, so that it is answered at once.
     short = (good, "--json", *BUDGET, "--budget", "1ms", "--executor", "in-process", "--study")
