@@ -101,8 +101,8 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
     """The inputs, and the labels if there are any, in the ``.npz`` file ``path``.
 
     An array belongs to the input of its name; where model and file have one input each, the name
-    does not matter (a note tells it). ``labels`` holds class numbers, unless an input is called so. Of a longer file
-    the first ``rows_max`` rows are used.
+    does not matter (a note tells it). ``labels`` holds class numbers, unless an input is called so.
+    Of a longer file the first ``rows_max`` rows are used.
 
     Raises:
         DataError: The file cannot be read, or an array's name, shape, type, number of rows or

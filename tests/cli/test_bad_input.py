@@ -154,6 +154,12 @@ def test_a_wrong_option_is_refused_and_leaves_nothing(
     assert sorted(path.name for path in folder.iterdir()) == ["good.onnx"]
 
 
+@pytest.mark.parametrize("server", ["grpc://localhost:1", "http://localhost:1"])
+def test_a_server_that_does_not_answer_is_told_once(good: str, call: Call, server: str) -> None:
+    answer = call(good, "--json", *BUDGET, "--server", server)
+    assert answer.document["error"]["message"].count("localhost:1") == 1
+
+
 def test_an_export_that_would_be_refused_is_noticed_before_the_search(
     good: str, call: Call, folder: Path
 ) -> None:
