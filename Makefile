@@ -29,10 +29,12 @@ env: $(STAMP)    ## makes the environment in .venv
 
 demo: $(STAMP)   ## searches, reports and exports the example model (about two minutes)
 	@mkdir -p demo
-	$(BIN)/analyze examples/digits.onnx --latency-budget 50ms --budget 60s \
+	@set -x; $(BIN)/analyze examples/digits.onnx --latency-budget 50ms --budget 60s \
 	  --calibration-data examples/digits.npz --store sqlite:///demo/results.db \
 	  --report demo/report.html --export demo/model_repository --force; \
-	  code=$$?; echo "The demo ended with exit code $$code."; \
+	  { code=$$?; set +x; } 2>/dev/null; echo "The demo ended with exit code $$code."; \
+	  if [ $$code = 4 ]; then echo "4 means undecided: the machine was too busy for a proof in 60 s. Run make demo" \
+	    "again, or go on with the command that is printed above (analyze is in $(BIN))."; fi; \
 	  case " $(DEMO_ACCEPTS) " in *" $$code "*) ;; *) exit $$code ;; esac
 
 tools:           ## fetches a real Triton, perf_analyzer and more into .tools (for tests)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -58,6 +60,23 @@ def test_make_demo_is_the_command_that_the_readme_shows() -> None:
     recipe = (ROOT / "Makefile").read_text().split("demo: $(STAMP)")[1].split("\n\n")[0]
     for option in options:
         assert option in recipe, option
+
+
+@pytest.mark.parametrize("code", [0, 3, 4])
+def test_make_demo_says_what_undecided_means(tmp_path: Path, code: int) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    program = tmp_path / ".venv" / "bin" / "analyze"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+    (tmp_path / ".venv" / ".installed").touch()
+    done = subprocess.run(["make", "demo"], cwd=tmp_path, capture_output=True, text=True)
+    assert f"exit code {code}" in done.stdout
+    assert ("4 means undecided" in done.stdout) == (code == 4)
+    assert (done.returncode == 0) == (code == 0)
+    # make's own line still tells the code.
+    assert (f"Error {code}" in done.stderr) == (code != 0)
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!https?://)([^)#]+)", README))))

@@ -187,7 +187,10 @@ def _inputs(model: ModelInfo, values: dict[str, Any]) -> Mapping[str, NDArray[An
     from analyzer.variants.inputs import load_calibration, synthetic_inputs
 
     if values["calibration_data"] is not None:
-        return load_calibration(values["calibration_data"], model).inputs
+        data = load_calibration(values["calibration_data"], model)
+        for note in () if values["quiet"] else data.notes:
+            click.echo(f"Note: {note}", err=True)
+        return data.inputs
     return synthetic_inputs(model, 16, 0)
 
 

@@ -46,6 +46,7 @@ class Quantity(click.ParamType[float]):
 
 DURATION_MS = Quantity("DUR", units.parse_duration_ms)
 DURATION_S = Quantity("DUR", units.parse_duration_s, usual="s")
+KEPT_S = Quantity("DUR", units.parse_kept_s, usual="s")
 RATE_RPS = Quantity("RATE", units.parse_rate_rps)
 SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes)
 PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)

@@ -43,11 +43,11 @@ def check_report(path: Path) -> None:
     """Raises UsageError where the report could not be written to ``path``."""
     from analyzer.report.files import format_of
 
-    format_of(path, None, hint="End the file in .html, .md, .csv or .json.")
     if path.is_dir():
         raise UsageError(
             f"--report: {path} is a folder.", hint=f"Name a file: --report {path / 'report.html'}."
         )
+    format_of(path, None, hint="End the file in .html, .md, .csv or .json.")
     _check_writable(path.parent, f"--report {path}")
 
 

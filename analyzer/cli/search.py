@@ -131,7 +131,11 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     help="Load tests at a time.  [default: one per device]",
 )
 @click.option("--ray-address", metavar="ADDR", help="A Ray cluster.  [default: a local Ray]")
-@click.option("--instance-type", metavar="NAME", help="Machine type of the price catalogue.")
+@click.option(
+    "--instance-type",
+    metavar="NAME",
+    help="Machine type of the price catalogue; with --price any name.",
+)
 @click.option(
     "--instance-types",
     callback=_names,

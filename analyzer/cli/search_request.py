@@ -100,6 +100,16 @@ def pricing_of(options: SearchOptions) -> Pricing:
     return Pricing()
 
 
+def price_notes(options: SearchOptions) -> tuple[str, ...]:
+    """What people should know of the price: a type that only ``--price`` makes usable."""
+    from analyzer.spaces.prices import unknown_type
+
+    if options.instance_type is None or options.price is None:
+        return ()
+    note = unknown_type(options.instance_type, catalogue=options.prices_file)
+    return (note,) if note else ()
+
+
 def largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> int:
     """Inferences of the largest request, which every batch must hold."""
     largest = int(request_batch_sizes(arrivals, options.request_batch_size).max())

@@ -22,6 +22,7 @@ from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import (
     largest_request,
+    price_notes,
     pricing_of,
     request_of,
     sla_of,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
     from analyzer.search.request import SearchRequest
     from analyzer.store.results import ResultStore
+    from analyzer.variants.inputs import CalibrationData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +107,20 @@ def run_search_command(options: SearchOptions) -> str:
             else:
                 place = _on_cluster(options, model, machine, largest, plan, workers, progress)
             inference_s = 0.0
+            data = real_data(options, model)
             if plan.suffices("workers"):
-                model, inference_s = tried(options, model)
+                model, inference_s = tried(options, model, data)
             left_out = place.space.left_out if options.space else ()
-            for note in (*model.notes, *left_out):
+            read_notes = data.notes if data is not None else ()
+            for note in (*price_notes(options), *model.notes, *left_out, *read_notes):
                 progress.warn(note)
+            data_sha256 = data.sha256 if data is not None else None
+            del data  # it may be large, and the builders read their own
             with open_store(options.store_url) as store:
                 record = begin_study(
-                    options, store, model, sla, machine, place.device, hardware=place.hardware
-                )
+                    options, store, model, sla, machine, place.device, data_sha256,
+                    hardware=place.hardware,
+                )  # fmt: skip
                 request = request_of(
                     options, record, model, place.space, place.device, pricing, arrivals,
                     inference_s,
@@ -251,18 +258,32 @@ def _executor(
     return executor
 
 
-def tried(options: SearchOptions, model: ModelInfo) -> tuple[ModelInfo, float]:
+def tried(
+    options: SearchOptions, model: ModelInfo, data: CalibrationData | None
+) -> tuple[ModelInfo, float]:
     """The model after it has run once or twice on the data it will be measured with.
 
     And the seconds that one inference took.
     """
-    from analyzer.variants.inputs import load_calibration, synthetic_inputs
+    from analyzer.variants.inputs import synthetic_inputs
     from analyzer.variants.inspect import try_model
 
-    if options.calibration_data is not None:
-        rows = load_calibration(options.calibration_data, model).inputs
-        return try_model(model, {name: array[:2] for name, array in rows.items()})
+    if data is not None:
+        return try_model(model, {name: array[:2] for name, array in data.inputs.items()})
     return try_model(model, synthetic_inputs(model, 2, 0))
+
+
+def real_data(options: SearchOptions, model: ModelInfo) -> CalibrationData | None:
+    """What ``--calibration-data`` holds; None without it.
+
+    Raises:
+        DataError: The file cannot be read, or does not fit the model.
+    """
+    from analyzer.variants.inputs import load_calibration
+
+    if options.calibration_data is None:
+        return None
+    return load_calibration(options.calibration_data, model)
 
 
 def _search(

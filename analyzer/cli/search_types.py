@@ -18,7 +18,7 @@ from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import largest_request, request_of, sla_of, space_there
-from analyzer.cli.search_run import save_at_end, study_status, trials_maker, tried
+from analyzer.cli.search_run import real_data, save_at_end, study_status, trials_maker, tried
 from analyzer.cli.study_record import begin_study
 from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
@@ -73,7 +73,11 @@ def run_types_command(options: SearchOptions) -> str:
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = largest_request(options, arrivals, model)
-        model, inference_s = tried(options, model)
+        data = real_data(options, model)
+        model, inference_s = tried(options, model, data)
+        data_sha256 = data.sha256 if data is not None else None
+        read_notes = data.notes if data is not None else ()
+        del data  # it may be large, and the workers read their own
         plan = TimePlan.begun(
             budget_s=options.budget,
             started=options.started,
@@ -93,15 +97,17 @@ def run_types_command(options: SearchOptions) -> str:
                 for name, pricing in prices.items()
             ]
             spaces = [_space(options, model, own, largest) for own in machines]
-            for text in (*model.notes, *(note for space in spaces for note in space.left_out)):
+            left_out = [note for space in spaces for note in space.left_out]
+            for text in (*model.notes, *left_out, *read_notes):
                 progress.warn(text)
             told = "; ".join(
                 f"{own.pricing.instance_type}: {own.facts.hardware}" for own in machines
             )
             with open_store(options.store_url) as store:
                 record = begin_study(
-                    options, store, model, sla, machine, machines[0].device, hardware=told
-                )
+                    options, store, model, sla, machine, machines[0].device, data_sha256,
+                    hardware=told,
+                )  # fmt: skip
                 stop = threading.Event()
                 parts = [
                     _part(options, record, model, space, arrivals, own, store, stop, progress,

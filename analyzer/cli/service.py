@@ -149,7 +149,7 @@ def token() -> None:
     show_default=True,
     help="What it may do.",
 )
-@click.option("--expires", type=shared.DURATION_S, help="How long it is good (720h).")
+@click.option("--expires", type=shared.KEPT_S, help="How long it is good (720h).")
 @_STORE
 @_DATA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -198,7 +198,7 @@ def create_token(
 @service.command("gc")
 @click.option(
     "--keep",
-    type=shared.DURATION_S,
+    type=shared.KEPT_S,
     default="2160h",
     show_default=True,
     help="How long jobs stay after their end (2160h: 90 days).",

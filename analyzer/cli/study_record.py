@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from analyzer.store.records import StudyRecord
     from analyzer.store.results import ResultStore
 
+# Of a study's options: the hash of its real data, None without any.
+_DATA_KEY = "calibration_sha256"
+
 
 def begin_study(
     options: SearchOptions,
@@ -28,16 +31,18 @@ def begin_study(
     sla: Sla,
     machine: Machine,
     device: DeviceKind,
+    data_sha256: str | None,
     *,
     hardware: str | None = None,
 ) -> StudyRecord:
     """The study's record: a new one, or the one that ``--resume`` goes on with.
 
     Args:
+        data_sha256: Hash of what ``--calibration-data`` holds; None without it.
         hardware: What is measured, for people; None for this machine.
 
     Raises:
-        UsageError: What is resumed is about another model or another SLA.
+        UsageError: What is resumed is about another model, another SLA or other real data.
         StoreError: The name is taken, or there is no such study to go on with, or another command
             searches it now.
     """
@@ -57,6 +62,7 @@ def begin_study(
                 f"--resume: the study {record.name!r} has another SLA than this command.",
                 hint=f"Repeat its options: {_spell(record.sla)}.",
             )
+        _check_data(record, options, data_sha256)
         store.hold_study(record.name)
         store.set_status(record.name, "running")
         return record
@@ -75,6 +81,7 @@ def begin_study(
                 "space": options.space,
                 "device": device,
                 "calibration_data": str(options.calibration_data or "") or None,
+                _DATA_KEY: data_sha256,
                 "model_path": model.path,
                 "budget_s": options.budget,
                 "instance_types": list(options.instance_types) or None,
@@ -86,6 +93,30 @@ def begin_study(
     )
     store.hold_study(record.name)
     return record
+
+
+def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | None) -> None:
+    """Raises UsageError where the study was begun with other real data than this command's.
+
+    Accuracies of one study are compared with each other, so that all rest on the same rows. A study
+    of an older version does not say which it had.
+    """
+    begun_with = record.options.get(_DATA_KEY)
+    if _DATA_KEY not in record.options or begun_with == data_sha256:
+        return
+    before, given = record.options.get("calibration_data"), options.calibration_data
+    if begun_with is None:
+        what, repeat = f"without --calibration-data, and this command gives {given}", "Leave it out"
+    elif data_sha256 is None:
+        what = f"with --calibration-data {before}, and this command gives none"
+        repeat = f"Add --calibration-data {before}"
+    else:
+        what = f"with other rows (--calibration-data {before}) than {given} holds"
+        repeat = "Give the same rows"
+    raise UsageError(
+        f"--resume: the study {record.name!r} was begun {what}.",
+        hint=f"{repeat}, or start a new study with another --study NAME.",
+    )
 
 
 def _spell(sla: Sla) -> str:

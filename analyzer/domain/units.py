@@ -30,6 +30,11 @@ _SIZE_BYTES = {
 }
 _RATE_PER_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _HOURS = {"h": 1.0, "hour": 1.0}
+# Two weeks: the operating system waits for 24 days at most (2³¹ ms), and a wait may be a budget and
+# a quarter. A day for a latency, of which some waits are a multiple. Ten years for what is kept.
+DURATION_S_MAX = 14 * 86_400.0
+LATENCY_S_MAX = 86_400.0
+KEPT_S_MAX = 3650 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,19 +121,33 @@ _SIZE = _Quantity(
 )
 
 
-def parse_duration_s(text: str) -> float:
+def parse_duration_s(text: str, *, most_s: float = DURATION_S_MAX) -> float:
     """The duration ``text`` (``250us``, ``20ms``, ``0.5s``, ``5m``, ``1h``) in seconds, at least 0.
 
+    Args:
+        text: As people write it.
+        most_s: The longest that is accepted, seconds.
+
     Raises:
-        UsageError: It is no number with a unit of time.
+        UsageError: It is no number with a unit of time, or longer than that.
     """
-    number, seconds = _DURATION.read(text)
-    return number * seconds
+    number, unit_s = _DURATION.read(text)
+    if number * unit_s > most_s:
+        most = f"{most_s / 3600.0:g}h"
+        raise UsageError(
+            f"{text!r} is too long: at most {most} are accepted.", hint=f"Write {most} or less."
+        )
+    return number * unit_s
+
+
+def parse_kept_s(text: str) -> float:
+    """As :func:`parse_duration_s`, of what is kept for up to ten years."""
+    return parse_duration_s(text, most_s=KEPT_S_MAX)
 
 
 def parse_duration_ms(text: str) -> float:
-    """The duration ``text`` in milliseconds; see :func:`parse_duration_s`."""
-    return round(parse_duration_s(text) * 1e3, 9)
+    """The duration ``text``, at most a day, in milliseconds; see :func:`parse_duration_s`."""
+    return round(parse_duration_s(text, most_s=LATENCY_S_MAX) * 1e3, 9)
 
 
 def parse_rate_rps(text: str) -> float:

@@ -2,13 +2,15 @@
 
 A model's folder has one ``config.pbtxt`` for all its versions, and the one that is written serves
 the newest version only (``latest { num_versions: 1 }``). So a new version with the same
-configuration is simply added; one with another configuration changes how the model is served and
+configuration is simply added (nothing is written where the newest has the same files and the same
+evidence already); one with another configuration changes how the model is served and
 needs ``force``. The older versions stay, and their ``config.pbtxt`` stays in the manifest, so that
 going back is a copy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class ExportResult:
     Args:
         path: The repository's folder, absolute.
         model: The model's name.
-        version: The new version.
+        version: The new version; the newest, where that was the same already.
         config_id: The exported entry's.
         notes: Sentences that qualify the export (a configuration replaced, files relinked).
     """
@@ -153,6 +155,14 @@ def _export(
                     "or another --repository.",
                 )
             notes.append(f"{target / CONFIG_NAME} was replaced; older versions are still there.")
+        elif _is_there(files, target, version - 1, versions, evidence):
+            return ExportResult(
+                path=str(destination),
+                model=files.name,
+                version=version - 1,
+                config_id=configuration.config_id,
+                notes=(f"{target / str(version - 1)} is already there, the same: left as it is.",),
+            )
         shutil.copytree(
             target,
             staged,
@@ -198,6 +208,33 @@ def _export(
         config_id=manifest.config_id,
         notes=tuple(notes),
     )
+
+
+def _is_there(
+    files: ModelFiles,
+    target: Path,
+    version: int,
+    versions: dict[str, Any],
+    evidence: dict[str, Any],
+) -> bool:
+    """Whether ``version`` of the model in ``target`` holds these files and this evidence."""
+    entry = versions.get(str(version))
+    if not isinstance(entry, dict) or entry.get("evidence") != json.loads(json.dumps(evidence)):
+        return False
+    wanted = {f"{version}/{name}": content for name, content in files.version_files.items()}
+    known = {name: digest for name, digest in entry.get("files", {}).items() if name != CONFIG_NAME}
+    if known != {name: _sha256(content) for name, content in wanted.items()}:
+        return False
+    return all(
+        (target / name).is_file() and file_sha256(target / name) == digest
+        for name, digest in known.items()
+    )
+
+
+def _sha256(content: Path | bytes) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    return file_sha256(content)
 
 
 def _same_configuration(path: Path, text: str) -> bool:

@@ -8,7 +8,7 @@ import shlex
 from analyzer.domain.answer import Miss
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
-from analyzer.domain.units import format_duration
+from analyzer.domain.units import DURATION_S_MAX, format_duration
 from analyzer.report.entries import Closest, StudyReport
 from analyzer.report.wording import milliseconds, number, percent, rate, size
 
@@ -106,7 +106,8 @@ def next_budget_s(result: StudyResult) -> tuple[float, bool]:
     needed_s = result.search.budget_needed_s
     if needed_s is not None and needed_s <= REACH_S:
         return round_budget(needed_s), True
-    return round_budget(max(_MORE * (result.search.budget_s or 150.0), _LEAST_S)), False
+    more_s = round_budget(max(_MORE * (result.search.budget_s or 150.0), _LEAST_S))
+    return min(more_s, DURATION_S_MAX), False
 
 
 def round_budget(seconds: float) -> float:

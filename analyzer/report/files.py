@@ -22,16 +22,23 @@ def format_of(
     """The report's format: ``chosen``, else from the file's ending.
 
     Raises:
-        UsageError: The ending names no format.
+        UsageError: The ending names no format, or ``path`` is a folder.
     """
     if chosen:
         return chosen
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a folder, and the report is a file.",
+            hint=f"Name a file in it, like {path / 'report.html'}.",
+        )
     ending = path.suffix.lower().lstrip(".")
     names = {"htm": "html", "markdown": "md"}
     found = names.get(ending, ending)
     if found not in REPORT_FORMATS:
         raise UsageError(
-            f"{path}: {path.suffix or 'no ending'} names no report format.",
+            f"{path}: {path.suffix} names no report format."
+            if path.suffix
+            else f"{path} has no ending, which would name the report's format.",
             hint=hint,
         )
     return found

@@ -128,8 +128,9 @@ def _tell(context: SearchContext, built: BuiltVariants) -> None:
         context.log.record(failure, role="variant")
         named = key.label in failure.message
         context.progress.warn(failure.message if named else f"{key.label}: {failure.message}")
-    for variant in built.variants.values():
-        context.log.warnings += [f"{variant.key.label}: {note}" for note in variant.notes]
+    for key, variant in built.variants.items():
+        if key not in built.excluded:
+            context.log.warnings += [f"{key.label}: {note}" for note in variant.notes]
     if context.assets.calibration_path is None:
         context.log.warn(
             "No real data was given (--calibration-data): accuracy was not measured, and "

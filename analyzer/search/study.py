@@ -246,7 +246,7 @@ def _plan_proof(context: SearchContext, screening: Screening) -> None:
 
 
 def _overrun(context: SearchContext, measuring: Measuring) -> None:
-    """Completes a first proof beyond the budget, where that takes at most a quarter of it."""
+    """Tries to complete a first proof beyond the budget, by at most a quarter of it."""
     missing_s = measuring.missing_s
     if missing_s is None:
         return
@@ -254,8 +254,10 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     beyond_s = context.server_start_s + seconds - max(context.plan.left_s, 0.0)
     if beyond_s <= 0 or context.server_start_s + seconds > context.plan.overrun_s:
         return
+    # An attempt: it may end sooner, or without a proof.
     context.log.warn(
-        f"About {beyond_s:.0f} s beyond --budget are spent, since they complete a first proof."
+        f"Nothing is proven yet: one more run tries to complete a first proof, and may take about "
+        f"{max(beyond_s, 1.0):.0f} s beyond --budget."
     )
     # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
     allowed_s = min(_OVERRUN_LIMIT * missing_s, context.plan.overrun_s - context.server_start_s)

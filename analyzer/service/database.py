@@ -39,6 +39,7 @@ def open_service_database(url: str, *, upgrade: bool = True, idle_s: float = IDL
         if database.sqlite:
             engines.check_file(parsed, create=True)
             with engines.translated(parsed):
+                database.refuse_foreign()
                 engines.enable_wal(engine)
         with database.writing() as connection:
             if not database.sqlite:

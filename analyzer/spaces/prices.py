@@ -108,3 +108,18 @@ def lookup_price(
             f"{', '.join(near)}.",
         )
     return known
+
+
+def unknown_type(instance_type: str, *, catalogue: Path | None = None) -> str:
+    """What is supposed of a machine that only ``--price`` tells of; empty if it is catalogued.
+
+    Raises:
+        UsageError: The catalogue cannot be read.
+    """
+    prices = read_prices(catalogue)
+    if instance_type in prices:
+        return ""
+    return (
+        f"--instance-type {instance_type} is not in the price catalogue, so it is taken as a mere "
+        f"name for a machine with one device at --price. {nearest(instance_type, list(prices))}"
+    ).rstrip()

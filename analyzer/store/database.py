@@ -93,7 +93,8 @@ class Database:
         """Makes or upgrades our tables; writes nothing where they are current.
 
         Raises:
-            StoreError: They are newer, or absent and ``create`` is false.
+            StoreError: They are newer, or absent and ``create`` is false, or the file is another
+                program's.
         """
         with engines.translated(self.url):
             with self._engine.connect() as connection:
@@ -102,11 +103,13 @@ class Database:
                 return
             if found is not None:
                 schema.check_not_newer(found, self.place)
-            elif not create:
-                raise StoreError(
-                    f"There are no results yet in the database {self.place}.",
-                    hint=_NO_RESULTS_HINT,
-                )
+            else:
+                self.refuse_foreign()
+                if not create:
+                    raise StoreError(
+                        f"There are no results yet in the database {self.place}.",
+                        hint=_NO_RESULTS_HINT,
+                    )
             if self.sqlite:
                 engines.enable_wal(self._engine)
             with self.writing() as connection:
@@ -114,6 +117,20 @@ class Database:
                     # Two programs that start at once must not both make the tables.
                     connection.execute(select(func.pg_advisory_xact_lock(_LOCK_NUMBER)))
                 schema.prepare(connection, self.place)
+
+    def refuse_foreign(self) -> None:
+        """Raises StoreError where the SQLite file belongs to another program."""
+        if not self.sqlite:
+            return  # a server's database may well be shared
+        with self._engine.connect() as connection:
+            others = schema.foreign_tables(connection)
+        if others:
+            shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
+            raise StoreError(
+                f"The database {self.place} belongs to another program: it has tables ({shown}), "
+                "and none of ours.",
+                hint="Choose another file with --store; this one was left as it is.",
+            )
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

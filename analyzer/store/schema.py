@@ -32,6 +32,7 @@ SCHEMA = 2
 
 # Optuna's tables live in the same database, so each of ours carries a prefix.
 METADATA = MetaData()
+_OURS = ("tritune_", "service_")  # the second: of analyze service, which may share the file
 
 # SQLite numbers rows by itself only if the key's type is spelt INTEGER.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -141,6 +142,12 @@ def stored_schema(connection: Connection) -> int | None:
         return None
     found: int | None = connection.execute(select(VERSION.c.schema_number)).scalar_one_or_none()
     return found
+
+
+def foreign_tables(connection: Connection) -> list[str]:
+    """The tables of another program in a database that has none of ours, the service's included."""
+    names = sorted(inspect(connection).get_table_names())
+    return [] if any(name.startswith(_OURS) for name in names) else names
 
 
 def check_not_newer(found: int, place: str) -> None:

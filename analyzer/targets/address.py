@@ -57,7 +57,7 @@ def open_endpoint(address: str) -> Endpoint:
     except TargetError as error:
         endpoint.close()
         raise TargetCrashError(
-            f"Nothing answers at {address}: {error.message}",
+            error.message,  # which names the address
             hint="Start the server, or correct the address (Triton: gRPC 8001, HTTP 8000).",
         ) from error
     if not live:

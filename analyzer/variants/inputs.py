@@ -37,6 +37,7 @@ class CalibrationData:
         rows: Rows of every array.
         sha256: Hash of everything above.
         source: Where it comes from, for messages.
+        notes: What was supposed of the file, for people.
     """
 
     inputs: Arrays
@@ -44,6 +45,7 @@ class CalibrationData:
     rows: int
     sha256: str
     source: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArray[np.generic]]:
@@ -99,8 +101,8 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
     """The inputs, and the labels if there are any, in the ``.npz`` file ``path``.
 
     An array belongs to the input of its name; where model and file have one input each, the name
-    does not matter. ``labels`` holds class numbers, unless an input is called so. Of a longer file
-    the first ``rows_max`` rows are used.
+    does not matter (a note tells it). ``labels`` holds class numbers, unless an input is called so.
+    Of a longer file the first ``rows_max`` rows are used.
 
     Raises:
         DataError: The file cannot be read, or an array's name, shape, type, number of rows or
@@ -149,6 +151,11 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
         rows=rows,
         sha256=_hash(inputs, checked),
         source=str(path),
+        notes=tuple(
+            f"{path}: its only array, {own!r}, is taken for the input {name!r}."
+            for name, own in own_names.items()
+            if own != name
+        ),
     )
 
 

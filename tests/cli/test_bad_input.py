@@ -48,6 +48,11 @@ def good(folder: Path) -> str:
     return "good.onnx"
 
 
+def digits_rows() -> dict[str, Any]:
+    with np.load(EXAMPLES / "digits.npz") as rows:
+        return dict(rows)
+
+
 def save_model(
     path: str,
     op: str,
@@ -85,6 +90,9 @@ def save_model(
         ([*BUDGET, "--max-memory", "5"], ["--max-memory", "5MiB"]),
         ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
         ([*BUDGET, "--budget", "0s"], ["--budget"]),
+        ([*BUDGET, "--budget", "1e99s"], ["--budget", "too long", "336h"]),
+        ([*BUDGET, "--budget", "99999999999999999999h"], ["--budget", "336h"]),
+        (["--latency-budget", "25h"], ["--latency-budget", "at most 24h"]),
         ([*BUDGET, "--accept", "foo"], ["--accept", "certified", "estimated"]),
         ([*BUDGET, "--prices", "nope.yaml"], ["--prices", "--instance-type"]),
         ([*BUDGET, "--instance-type", "a", "--prices", "nope.yaml"], ["nope.yaml"]),
@@ -101,8 +109,8 @@ def save_model(
         ([*BUDGET, "--sampler", "bayes"], ["--sampler", "twin"]),
         ([*BUDGET, "--server", "tritn"], ["--server", "triton"]),
         ([*BUDGET, "--server", "grpc://"], ["grpc://HOST:PORT"]),
-        ([*BUDGET, "--server", "grpc://localhost:1"], ["Nothing answers", "localhost:1"]),
-        ([*BUDGET, "--server", "http://localhost:1"], ["Nothing answers", "localhost:1"]),
+        ([*BUDGET, "--server", "grpc://localhost:1"], ["localhost:1 does not answer"]),
+        ([*BUDGET, "--server", "http://localhost:1"], ["localhost:1 does not answer"]),
         ([*BUDGET, "--max-trials", "0"], ["--max-trials"]),
         ([*BUDGET, "--instance-type", "g9.huge"], ["g9.huge", "--price"]),
         ([*BUDGET, "--input-shape", "image:a,b"], ["--input-shape", "3,224,224"]),
@@ -123,6 +131,8 @@ def save_model(
         ([*BUDGET, "--space", "cpuu"], ["cpuu", "cpu"]),
         ([*BUDGET, "--space", "nope.yaml"], ["nope.yaml"]),
         ([*BUDGET, "--report", "x.pdf"], [".pdf", ".html"]),
+        ([*BUDGET, "--report", "x"], ["x has no ending", ".html"]),
+        ([*BUDGET, "--report", "."], ["--report", "is a folder", "report.html"]),
         ([*BUDGET, "--report", f"{NO_SUCH}/x.html"], ["--report", "/proc"]),
         ([*BUDGET, "--export", f"{NO_SUCH}/models"], ["--export", "/proc"]),
         ([*BUDGET, "--export", "good.onnx"], ["--export", "good.onnx"]),
@@ -142,6 +152,12 @@ def test_a_wrong_option_is_refused_and_leaves_nothing(
 ) -> None:
     refused(call(good, "--json", *options), *words)
     assert sorted(path.name for path in folder.iterdir()) == ["good.onnx"]
+
+
+@pytest.mark.parametrize("server", ["grpc://localhost:1", "http://localhost:1"])
+def test_a_server_that_does_not_answer_is_told_once(good: str, call: Call, server: str) -> None:
+    answer = call(good, "--json", *BUDGET, "--server", server)
+    assert answer.document["error"]["message"].count("localhost:1") == 1
 
 
 def test_an_export_that_would_be_refused_is_noticed_before_the_search(
@@ -234,6 +250,20 @@ def test_calibration_data_that_do_not_fit(
     assert not (folder / "results.db").exists()
 
 
+def test_what_is_supposed_of_price_and_data_is_told(good: str, call: Call, folder: Path) -> None:
+    rows = digits_rows()
+    (image,) = rows.keys() - {"labels"}
+    np.savez(folder / "xx.npz", xx=rows[image][:20])
+    short = (*BUDGET, "--budget", "1ms", "--executor", "in-process")
+    price = ("--price", "1/h", "--instance-type", "nope")
+    found = call(good, *short, *price, "--calibration-data", "xx.npz")
+    assert found.code == 4, found
+    assert "Note: --instance-type nope is not in the price catalogue" in found.stderr
+    assert f"Note: xx.npz: its only array, 'xx', is taken for the input '{image}'" in found.stderr
+    known = call(good, *short, "--calibration-data", str(EXAMPLES / "digits.npz"))
+    assert "is taken for" not in known.stderr and "catalogue" not in known.stderr
+
+
 def test_calibration_data_that_are_no_data(good: str, call: Call, folder: Path) -> None:
     (folder / "data.npz").write_text("hello")
     found = call(
@@ -318,6 +348,27 @@ def test_another_promise_or_model_is_no_resumption(
     refused(call("another.onnx", "--json", *BUDGET, *in_process), "another model")
 
 
+def test_a_study_goes_on_with_the_real_data_it_was_begun_with(
+    call: Call, stored: Path, folder: Path, good: str
+) -> None:
+    for name, count in (("few", 40), ("more", 41)):
+        cut = {key: array[:count] for key, array in digits_rows().items()}
+        np.savez(folder / f"{name}.npz", **cut)
+    few, more = ("--calibration-data", "few.npz"), ("--calibration-data", "more.npz")
+    # Too short for a measurement, so that it is answered at once.
+    short = (good, "--json", *BUDGET, "--budget", "1ms", "--executor", "in-process", "--study")
+    assert call(*short, "without").code == 4
+    assert call(*short, "with", *few).code == 4
+    refused(call(*short, "without", "--resume", *few), "without --calibration-data", "few.npz")
+    refused(call(*short, "with", "--resume"), "Add --calibration-data few.npz")
+    refused(call(*short, "with", "--resume", *more), "other rows", "few.npz", "more.npz")
+    assert call(*short, "without", "--resume").code == 4
+    (folder / "few.npz").rename(folder / "more.npz")  # what counts is what it holds
+    assert call(*short, "with", "--resume", *more).code == 4
+    # A study of an older version does not say what it had.
+    assert call(*short, "mine", "--resume", *more).code == 4
+
+
 def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> None:
     edit = sqlite3.connect(stored)
     with edit:
@@ -343,6 +394,19 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
     assert not (folder / "models").exists()
 
 
+def test_the_database_of_another_program_is_left_alone(good: str, call: Call, folder: Path) -> None:
+    file = folder / "shop.db"
+    other = sqlite3.connect(file)
+    with other:
+        other.execute("CREATE TABLE customers (name TEXT)")
+    other.close()
+    before = file.read_bytes()
+    at = ("--store", "sqlite:///shop.db", "--json")
+    refused(call(good, *BUDGET, *at, "--executor", "in-process"), "shop.db", "customers")
+    refused(call("studies", *at), "shop.db", "customers")
+    assert file.read_bytes() == before
+
+
 # --- the other commands ---------------------------------------------------------------------------
 
 
@@ -355,6 +419,7 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
         (["model.onnx"], ["model.onnx", "neither a command nor a model"]),
         (["report"], ["results.db", "search"]),
         (["report", "-o", "x.pdf"], [".pdf", "--format"]),
+        (["report", "-o", "."], ["is a folder", "report.html"]),
         (["export"], ["--repository"]),
         (["studies"], ["results.db"]),
         (["studies", "show"], ["NAME"]),
@@ -362,17 +427,26 @@ def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path
         (["verify", "--repository", "models"], ["--model"]),
         (["verify", "--repository", "nowhere", "--model", "m"], ["nowhere"]),
         (["verify", "--server", "tritn"], ["tritn"]),
+        (["verify", "--budget", "1e99s"], ["--budget", "336h"]),
         (["measure", "good.onnx"], ["--rate", "--concurrency"]),
         (["measure", "good.onnx", "--rate", "5/s", "--concurrency", "2"], ["--rate"]),
         (["measure", "good.onnx", "--rate", "5"], ["5/s"]),
         (["measure", "good.onnx", "--rate", "5/s", "--duration", "5"], ["--duration 5s"]),
+        (["measure", "good.onnx", "--rate", "5/s", "--duration", "1e9h"], ["--duration", "336h"]),
         (["measure", "missing.onnx", "--rate", "5/s"], ["missing.onnx"]),
         (["measure", "grpc://localhost:1", "--rate", "5/s"], ["--model"]),
-        (["measure", "grpc://localhost:1", "--rate", "5/s", "--model", "m"], ["Nothing answers"]),
-        (["measure", "http://localhost:1", "--rate", "5/s", "--model", "m"], ["Nothing answers"]),
+        (
+            ["measure", "grpc://localhost:1", "--rate", "5/s", "--model", "m"],
+            ["localhost:1 does not answer"],
+        ),
+        (
+            ["measure", "http://localhost:1", "--rate", "5/s", "--model", "m"],
+            ["localhost:1 does not answer"],
+        ),
         (["measure", "ftp://localhost", "--rate", "5/s", "--model", "m"], ["ftp://localhost"]),
         (["simulate"], ["--service-time"]),
         (["simulate", "--service-time", "1=9", "--arrivals", "poisson:9/s"], ["9ms"]),
+        (["simulate", "--service-time", "1=25h", "--arrivals", "poisson:9/s"], ["at most 24h"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )

@@ -35,6 +35,24 @@ def test_what_is_read(parse: Callable[[str], float], text: str, value: float) ->
 
 
 @pytest.mark.parametrize(
+    ("parse", "most", "more"),
+    [
+        (units.parse_duration_s, "336h", "336.001h"),
+        (units.parse_duration_s, "336h", "1e99s"),
+        (units.parse_duration_ms, "24h", "25h"),
+        (units.parse_kept_s, "87600h", "99999999999999999999h"),
+    ],
+)
+def test_what_is_too_long_names_the_most(
+    parse: Callable[[str], float], most: str, more: str
+) -> None:
+    parse(most)
+    with pytest.raises(UsageError, match=f"at most {most}") as refusal:
+        parse(more)
+    assert repr(more) in refusal.value.message and most in refusal.value.hint
+
+
+@pytest.mark.parametrize(
     ("parse", "text", "why", "hint"),
     [
         (units.parse_duration_s, "5", "needs a unit", "5ms"),

@@ -7,7 +7,9 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -58,6 +60,9 @@ def info(name: str = "adder", path: str = "/models/adder.onnx") -> ModelInfo:
         inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),),
         outputs=(TensorSpec(name="y", datatype="FP32", shape=(4,)),),
     )
+
+
+ANEW = {"study": "digits-2"}
 
 
 @pytest.fixture
@@ -115,11 +120,31 @@ def test_the_same_configuration_adds_a_version_beside_the_older(
     repository = tmp_path / "repository"
     export_repository(info(), variant, SMALL, repository)
     first = (repository / "adder" / "1" / "model.onnx").stat()
-    assert export_repository(info(), variant, SMALL, repository).version == 2
+    assert export_repository(info(), variant, SMALL, repository, evidence=ANEW).version == 2
     kept = (repository / "adder" / "1" / "model.onnx").stat()
     assert (kept.st_ino, kept.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
     assert read_manifest(repository, "adder").version == 2
     assert read_manifest(repository, "adder", 1).version == 1
+
+
+@pytest.mark.parametrize("backend", ["auto", "python"])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_there_already_is_left_as_it_is(
+    tmp_path: Path, variant: Path, backend: Any, force: bool
+) -> None:
+    repository = tmp_path / "repository"
+    export = partial(
+        export_repository, info(), variant, SMALL, repository, backend=backend, evidence=ANEW
+    )
+    assert export().notes == ()
+    before = tree(repository)
+    again = export(force=force)
+    assert (again.version, again.config_id) == (1, SMALL.config_id)
+    assert "already there" in again.notes[0]
+    assert tree(repository) == before
+    # A file that is no longer what was exported is written anew, beside the other.
+    (repository / "adder" / "1" / "model.onnx").write_bytes(b"other")
+    assert export(force=force).version == 2
 
 
 def test_another_configuration_needs_force_and_keeps_the_old_one_on_record(
@@ -226,6 +251,7 @@ def test_a_disk_that_fills_up_is_a_sentence_and_leaves_nothing(
     code = f"""
 import resource, signal
 from pathlib import Path
+from typing import Any
 from tests_export_helpers import info, SMALL
 from analyzer.export.repository import export_repository
 from analyzer.errors import RepositoryError
@@ -259,7 +285,7 @@ def test_an_old_folder_is_put_back_where_folders_cannot_be_exchanged(
     repository = tmp_path / "repository"
     export_repository(info(), variant, SMALL, repository)
     monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
-    assert export_repository(info(), variant, SMALL, repository).version == 2
+    assert export_repository(info(), variant, SMALL, repository, evidence=ANEW).version == 2
     assert sorted(p.name for p in (repository / "adder").iterdir()) == [
         "1",
         "2",

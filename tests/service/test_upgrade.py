@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from analyzer.errors import StoreError
 from analyzer.service import database as databases
 from analyzer.service import jobs, uploads
 from analyzer.service.database import open_service_database, stored_revision
@@ -18,6 +20,7 @@ from analyzer.service.queue import Device, Queue
 from analyzer.service.states import Change
 from analyzer.store import engine as engines
 from analyzer.store.database import Database
+from analyzer.store.results import open_store
 
 MIGRATIONS = Path(databases.__file__).parent / "migrations"
 # As the first version wrote them: no constant of the present one, which may change.
@@ -114,3 +117,19 @@ def test_a_list_of_one_state_reads_no_other_jobs(store_url: str) -> None:
         told = " ".join(str(row) for row in plan)
         assert "service_jobs_state" in told and "sort" not in told.lower(), told
         assert "TEMP B-TREE" not in told, told
+
+
+def test_another_programs_file_is_refused_and_one_of_results_is_shared(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    other = sqlite3.connect(file)
+    with other:
+        other.execute("CREATE TABLE customers (name TEXT)")
+    other.close()
+    before = file.read_bytes()
+    with pytest.raises(StoreError, match="belongs to another program"):
+        open_service_database(f"sqlite:///{file}")
+    assert file.read_bytes() == before
+    shared = f"sqlite:///{tmp_path / 'shared.db'}"
+    open_service_database(shared).close()
+    open_store(shared).close()
+    open_service_database(shared).close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import UsageError
-from analyzer.spaces.prices import lookup_price, read_prices
+from analyzer.spaces.prices import lookup_price, read_prices, unknown_type
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,13 @@ def test_a_given_price_wins_and_keeps_the_devices() -> None:
     assert (pricing.price_per_hour, pricing.devices_per_machine) == (3.5, 4)
     assert pricing.source == "--price"
     assert lookup_price("my.own", price_per_hour=1.0).devices_per_machine == 1
+
+
+def test_a_type_that_only_its_price_makes_usable_is_told() -> None:
+    assert unknown_type("ml.g4dn.12xlarge") == ""
+    note = unknown_type("ml.g4dn.12xlrge")
+    assert "not in the price catalogue" in note and "one device" in note
+    assert "Did you mean 'ml.g4dn.12xlarge'?" in note
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
-from analyzer.domain.units import parse_duration_s
+from analyzer.domain.units import parse_kept_s
 from analyzer.errors import UsageError
 from analyzer.service import routes_access
 from analyzer.service.auth import SCOPES
@@ -70,7 +70,7 @@ def make_token(context: Context, form: AForm) -> Response:
         body = NewToken(
             name=form.fields.get("name", "").strip(),
             scope=form.fields.get("scope", ""),  # type: ignore[arg-type]
-            expires_in_s=parse_duration_s(expires) if expires else None,
+            expires_in_s=parse_kept_s(expires) if expires else None,
         )
         made = routes_access.make_token(body, context, form.visitor.principal)
     except UsageError as error:
