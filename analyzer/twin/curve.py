@@ -105,7 +105,8 @@ def _relative_errors(timed: list[Timed]) -> Floats:
         usual = float((freedom * own).sum() / freedom.sum())
     variance = (_CV_WEIGHT * usual + freedom * own) / (_CV_WEIGHT + freedom)
     counts = freedom + 1.0
-    return np.maximum(np.sqrt(variance / counts), _ERROR_MIN)
+    errors: Floats = np.maximum(np.sqrt(variance / counts), _ERROR_MIN)
+    return errors
 
 
 def _slope_beyond(sizes: Floats, times: Floats, errors: Floats) -> float:
