@@ -74,6 +74,8 @@ class CertifyGoal:
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
         ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
         requests_min: Requests of the shortest run: a low rate takes long for them.
+        answered_rps: What the server answered in the last run, requests per second, where that was
+            given up as hopeless; None where it was not, or told nothing.
         left_s: Seconds until the walk must end, simulations and pauses included; asked anew.
     """
 
@@ -92,6 +94,7 @@ class CertifyGoal:
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
     ceiling_rps: Callable[[], float] = lambda: math.inf
     requests_min: int = 0
+    answered_rps: Callable[[], float | None] = lambda: None
     left_s: Callable[[], float] = lambda: math.inf
 
 
@@ -145,6 +148,8 @@ class _Certifying:
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
         self._open_claims = goal.open_claims
         self._left_s = goal.seconds
+        # The goal's, until a run shows that the server carries less.
+        self._edge_rps = goal.edge_rps
         self._safe_rps = math.inf if goal.safe_share >= 1.0 else goal.safe_share * goal.edge_rps
         # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
@@ -171,7 +176,7 @@ class _Certifying:
             passed = self._attempt(chosen, limit_s, [lower for lower in rates if lower < chosen])
             rates = [other for other in rates if (other > chosen if passed else other < chosen)]
             if not passed and not result.passed:
-                self._begin_again(chosen)
+                rates = self._begin_again(chosen, rates)
             if result.passed and result.rate_rps:
                 least_rps = self._goal.climb_gain * result.rate_rps
                 rates = [other for other in rates if other > least_rps]
@@ -182,11 +187,22 @@ class _Certifying:
         self._left_s = min(self._left_s, self._goal.left_s())
         return self._left_s
 
-    def _begin_again(self, failed_rps: float) -> None:
-        """Nothing is proven yet, and an answer goes before all else: more time, a safer rate."""
+    def _begin_again(self, failed_rps: float, rates: list[float]) -> list[float]:
+        """Nothing is proven yet, and an answer goes before all else: more time, a safer rate.
+
+        Returns the rates that are left: ``rates``, but where the last run was given up as hopeless
+        those below what the server answered in it, which no edge exceeds.
+        """
         if math.isfinite(self._safe_rps):
             self._safe_rps = SAFER * failed_rps
+        tried = [test.offered_rps for test in self._result.runs[-1:]] == [failed_rps]
+        answered = self._goal.answered_rps() if tried and not self._goal.fixed_rps else None
+        if answered is not None:
+            self._edge_rps = answered
+            self._safe_rps = min(self._safe_rps, SAFER * answered)
+            rates = self._rates()
         self._extend()
+        return rates
 
     def _extend(self) -> None:
         """Takes more of the time that is left in all, while nothing is proven."""
@@ -199,11 +215,11 @@ class _Certifying:
         goal = self._goal
         if goal.fixed_rps:
             return [goal.fixed_rps]
-        known = [rate for rate in self._result.evidence if rate <= goal.edge_rps]
-        highest = min(goal.enough_rps, _LADDER[0] * goal.edge_rps)
+        known = [rate for rate in self._result.evidence if rate <= self._edge_rps]
+        highest = min(goal.enough_rps, _LADDER[0] * self._edge_rps)
         ladder = [
             rate
-            for rate in (highest, *(goal.edge_rps * share for share in _LADDER[1:]))
+            for rate in (highest, *(self._edge_rps * share for share in _LADDER[1:]))
             if rate <= highest and all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
         ]
         rates = [rate for rate in (*known, *ladder) if rate <= goal.enough_rps]

@@ -39,7 +39,7 @@ def judge_runs(
 
     The generator's lag is inside the latencies: with it a PASS stands, and a FAIL is UNDECIDED.
     With any other invalid run nothing is decided. Nor is there a PASS where stalls alone would
-    break the SLA in the long run.
+    break the SLA in the long run, nor with a run that was given up: it speaks for a FAIL alone.
 
     Args:
         earlier: What runs that are not in ``tests`` came to.
@@ -69,6 +69,7 @@ def judge_runs(
     medians = [test.latency_ms.p50 for test in tests if test.latency_ms.p50 is not None]
     doubtful = {
         "PASS": not all(map(excused, tests))
+        or any(test.aborted for test in tests)
         or stalls_too_long(study, sla, min(medians, default=None)),
         "FAIL": not all(test.validity.valid for test in tests),
     }

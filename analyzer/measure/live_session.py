@@ -128,7 +128,7 @@ class LiveSession(Session):
         # detection would cut off could be an early overload.
         leading = int(np.searchsorted(run.log.intended_s, schedule.lead_in_s))
         warmup: Warmup | int = min(leading, max(len(run.log) - 1, 0))
-        if schedule.abort is not None and not run.aborted:
+        if schedule.abort is not None and not schedule.claim and not run.aborted:
             warmup = detect_warmup(run.log.latency_s)
         return self._summarized(
             run, schedule.kind, before, sampler.result(), warmup=warmup, since_ns=started_ns,

@@ -34,6 +34,7 @@ from analyzer.measure.correlation import (
     slow_edge_at,
 )
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, telling
+from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.session import REQUESTS_MIN, Session
@@ -239,6 +240,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
 
     # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
     later = plan.above_rps > 0.0 or plan.shares == AT_ONCE
+    predicted = plan.supposed_rps is not None and not plan.rate_rps
     first_share = SAFE_SHARE if plan.supposed_rps is None else _SUPPOSED_SHARE
     result = certify_capacity(
         CertifyGoal(
@@ -258,10 +260,18 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
             ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs()),
             requests_min=REQUESTS_MIN,
+            answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
             left_s=lambda: session.left_s,
         ),
         lambda rate, lead_s, length_s: session.run(
-            rate, length_s, kind=plan.kind, stream=plan.stream, abort=False, lead_in_s=lead_s
+            rate,
+            length_s,
+            kind=plan.kind,
+            stream=plan.stream,
+            abort=predicted
+            and may_abort(rate, session.tests[first:], plan.earlier, sla.miss_rate_max),
+            claim=True,
+            lead_in_s=lead_s,
         ),
         judge,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -20,8 +20,10 @@ from analyzer.measure.plan import STREAM_EDGE, LoadPlan
 # Requests of one load test: fewer say nothing, more do not fit into memory.
 REQUESTS_MIN = 20
 _REQUESTS_MAX = 2_000_000
-# A run is hopeless with this many times the misses that its requests may have.
+# A run is hopeless with this many times the misses that its requests may have; one of a claim with
+# so large a share of all its requests besides, which no burst of a well-chosen rate reaches.
 _HOPELESS_FACTOR = 3.0
+_HOPELESS_CLAIM_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +38,7 @@ class Schedule:
         batch_size: Inferences of each request, int64 [n], or [1] if all are equal.
         rng: Where the arrivals came from; what it gives next is the run's own.
         abort: When the run is given up; None for never.
+        claim: Whether every request after the lead-in counts, so that no warm-up is looked for.
     """
 
     kind: LoadTestKind
@@ -45,6 +48,7 @@ class Schedule:
     batch_size: NDArray[np.int64]
     rng: np.random.Generator
     abort: AbortRule | None
+    claim: bool = False
 
     @property
     def seconds(self) -> float:
@@ -110,6 +114,7 @@ class Session(ABC):
         kind: LoadTestKind,
         stream: int,
         abort: bool = True,
+        claim: bool = False,
         lead_in_s: float = 0.0,
     ) -> LoadTest:
         """Offers ``rate_rps`` for ``seconds`` (at least 20 requests) and keeps what came of it.
@@ -119,6 +124,8 @@ class Session(ABC):
                 configurations are compared on the same ones; of any other stream each run has
                 fresh ones.
             abort: Whether a hopeless run may end early.
+            claim: Whether a claim counts it: then only a run that at least a quarter of its
+                requests are late in, whatever the rest would do, is hopeless.
             lead_in_s: Seconds before, in which queues fill: stored as warm-up and not counted.
         """
         plan = self._plan
@@ -131,11 +138,22 @@ class Session(ABC):
             arrival_s=draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng),
             batch_size=plan.batch_sizes(count),
             rng=rng,
-            abort=AbortRule.hopeless(count, plan.sla.miss_rate_max, factor=_HOPELESS_FACTOR)
-            if abort
-            else None,
+            abort=self._abort_rule(count, lead_in_s, seconds, claim=claim) if abort else None,
+            claim=claim,
         )
         return self._keep(*self._offer(schedule))
+
+    def _abort_rule(
+        self, count: int, lead_in_s: float, seconds: float, *, claim: bool
+    ) -> AbortRule:
+        """When a run of ``count`` requests, its lead-in's included, is given up."""
+        miss_rate_max = self._plan.sla.miss_rate_max
+        if not claim:
+            return AbortRule.hopeless(count, miss_rate_max, factor=_HOPELESS_FACTOR)
+        share = max(_HOPELESS_CLAIM_SHARE, _HOPELESS_FACTOR * miss_rate_max)
+        counted = count * seconds / (lead_in_s + seconds)
+        rule = AbortRule.hopeless(math.ceil(counted), share, factor=1.0)
+        return replace(rule, skip_s=lead_in_s)
 
     def peak(self) -> ResourceUse:
         """Peaks and means over all load tests so far."""

@@ -95,7 +95,8 @@ class VirtualSession(Session):
         over = latency_s > sla.latency_budget_ms / 1e3
         count = len(latency_s)
         if schedule.abort is not None:
-            beyond = np.flatnonzero(np.cumsum(over) > schedule.abort.over_max)
+            judged = over & (schedule.arrival_s >= schedule.abort.skip_s)
+            beyond = np.flatnonzero(np.cumsum(judged) > schedule.abort.over_max)
             count = int(beyond[0]) + 1 if len(beyond) else count
         skip = min(int(np.searchsorted(schedule.arrival_s, schedule.lead_in_s)), count - 1)
         log = _log(schedule, latency_s, count, warmup=skip)

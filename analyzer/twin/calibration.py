@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.twin.curve import Curve, Timed, fitted_curve
 from analyzer.twin.fitted import (
     HOST_MS_THREADS,
     HOST_SHARE_MAX,
@@ -19,13 +20,15 @@ from analyzer.twin.fitted import (
     THREADS_GAIN,
 )
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
-from analyzer.twin.probes import Probe, ProbeResult
+from analyzer.twin.probes import MEAN_COUNT_MIN, Probe, ProbeResult
 from analyzer.twin.service import ServiceTime
 
 # Enough for the shape of the noise; more only makes the records longer.
 _RESIDUALS_MAX = 256
 # A slow-down of the machine below this is not told from none, and gives no shape.
 _RISE_MIN = 0.02
+# By how much the median of a few executions is raised at most to stand for their mean.
+_RAISED_MAX = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +85,72 @@ class VariantCalibration:
         thread count that was not probed (the variant was too slow to be worth it) is taken from one
         that was, with a usual gain from threads.
         """
-        alone = self._means(threads, 1)
-        if not alone:
-            probed = [r.probe.threads for r in self.results if r.probe.threads and r.samples_ms]
-            if not probed or not threads:
-                return None
-            other = min(probed)
-            gain = (threads / other) ** THREADS_GAIN
-            alone = {size: mean / gain for size, mean in self._means(other, 1).items()}
-            if not alone:
-                return None
-        sizes = sorted(alone)
+        curve = self._curve(threads)
+        if curve is None:
+            return None
         residuals = self._residuals(threads)
         return ServiceTime(
-            batch_sizes=tuple(sizes),
-            service_ms=tuple(alone[size] for size in sizes),
+            batch_sizes=curve.sizes,
+            service_ms=curve.times_ms,
+            beyond_ms=curve.beyond_ms,
             distribution="empirical" if len(residuals) >= 8 else "deterministic",
             residuals=residuals if len(residuals) >= 8 else (),
-            interference_by_size=self._interference(threads, instances, alone, cores, constants),
+            interference_by_size=self._interference(
+                threads, instances, curve.sizes, cores, constants
+            ),
         )
+
+    def _curve(self, threads: int) -> Curve | None:
+        """Times by batch size of one busy instance; None if they are unknown.
+
+        Where a single batch size was timed (larger ones were skipped as slow, or the time ran out)
+        the shape is that of a thread count with more of them.
+        """
+        own = self._timed(threads)
+        if not own:
+            probed = [r.probe.threads for r in self.results if r.probe.threads and r.samples_ms]
+            other = min(probed, default=None)
+            if not threads or other is None or not (found := self._timed(other)):
+                return None
+            return fitted_curve(found).scaled((threads / other) ** -THREADS_GAIN)
+        curve = fitted_curve(own)
+        if len(own) > 1:
+            return curve
+        others = [self._timed(other) for other in sorted({r.probe.threads for r in self.results})]
+        most = max(others, key=len)
+        if len(most) > 1 and (size := curve.sizes[0]) in most:
+            shape = fitted_curve(most)
+            return shape.scaled(curve.times_ms[0] / shape.times_ms[shape.sizes.index(size)])
+        return curve
+
+    def _timed(self, threads: int) -> dict[int, Timed]:
+        """What was timed of one busy instance, by batch size.
+
+        Of few executions the median counts, and the median of times with rare slow ones lies below
+        their mean: it is raised by the ratio that the other sizes have, so that sizes compare.
+        """
+        found = [
+            result
+            for result in self.results
+            if result.probe.threads == threads and result.probe.busy == 1 and result.samples_ms
+        ]
+        ratios = [
+            (result.count, result.mean_ms / result.median_ms)
+            for result in found
+            if result.count >= MEAN_COUNT_MIN and result.median_ms > 0
+        ]
+        raised = 1.0
+        if ratios:
+            counts, values = zip(*ratios, strict=True)
+            raised = float(np.clip(np.average(values, weights=counts), 1.0, _RAISED_MAX))
+        return {
+            result.probe.batch: Timed(
+                mean_ms=result.mean_ms * (raised if result.count < MEAN_COUNT_MIN else 1.0),
+                count=result.count,
+                cv=result.cv,
+            )
+            for result in found
+        }
 
     def _means(self, threads: int, busy: int) -> dict[int, float]:
         return {
@@ -129,7 +179,7 @@ class VariantCalibration:
         self,
         threads: int,
         instances: int,
-        alone: dict[int, float],
+        sizes: Sequence[int],
         cores: int,
         constants: MachineConstants,
     ) -> tuple[tuple[int, tuple[float, ...]], ...]:
@@ -141,7 +191,7 @@ class VariantCalibration:
         known: dict[int, dict[int, float]] = {}
         for busy in {result.probe.busy for result in self.results} - {1}:
             crowded = busy * (threads or cores) > cores
-            for size in self._means(threads, busy).keys() & alone.keys():
+            for size in self._means(threads, busy).keys() & set(sizes):
                 beside = self._typical(threads, 1, size, crowded)
                 if beside > 0:
                     ratio = self._typical(threads, busy, size, crowded) / beside
@@ -267,4 +317,11 @@ def beside_host(
 def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:
     """``service`` with what ``more_ms`` adds at each batch size and its mean, milliseconds."""
     points = zip(service.batch_sizes, service.service_ms, strict=True)
-    return replace(service, service_ms=tuple(mean + more_ms(size, mean) for size, mean in points))
+    times = np.maximum.accumulate([mean + more_ms(size, mean) for size, mean in points])
+    beyond_ms = service.beyond_ms
+    if beyond_ms is not None:
+        last = service.batch_sizes[-1]
+        far_ms = service.service_ms[-1] + beyond_ms * last
+        beyond_ms = (far_ms + more_ms(2 * last, far_ms) - float(times[-1])) / last
+        beyond_ms = max(beyond_ms, service.beyond_ms or 0.0)
+    return replace(service, service_ms=tuple(float(ms) for ms in times), beyond_ms=beyond_ms)

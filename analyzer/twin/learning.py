@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import LoadTest
 from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.curve import non_decreasing
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload
@@ -170,9 +171,14 @@ class ServiceCorrection:
         seen = sorted({o.batch_size for o in self._observed if o.place == place})
         seen = seen[:: max(1, len(seen) // _POINTS_MAX)]
         sizes = sorted({*service.batch_sizes, *seen})
-        times = service.curve_ms(np.array(sizes)) * np.exp(self.log_factor(place, sizes))
+        factors = np.exp(self.log_factor(place, sizes))
+        times = non_decreasing(service.curve_ms(np.array(sizes)) * factors, np.ones(len(sizes)))
+        beyond_ms = service.beyond_ms
         return replace(
-            service, batch_sizes=tuple(sizes), service_ms=tuple(float(ms) for ms in times)
+            service,
+            batch_sizes=tuple(sizes),
+            service_ms=tuple(float(ms) for ms in times),
+            beyond_ms=beyond_ms * float(factors[-1]) if beyond_ms is not None else None,
         )
 
 

@@ -15,6 +15,9 @@ from analyzer.twin.variation import windows
 
 #: Probes of one variant; at 0.15 s each, 3 s.
 PROBES_MAX = 20
+#: Executions of a probe that a mean is taken of; of fewer the median.
+MEAN_COUNT_MIN = 10
+_MS_MIN = 1e-9
 # Rounds further apart than this are not of one stretch of time: another process, or another day.
 _GAP_S = 2.0
 
@@ -41,6 +44,8 @@ class ProbeResult:
         limit_ms: Of a probe that was skipped: a smaller batch already took longer than this.
         rounds: When each round began (seconds since 1970), and its mean time, milliseconds.
         mean_ms: :func:`trimmed_mean_ms` of the samples, computed here once; NaN without any.
+        count, median_ms, cv: Number, median and coefficient of variation of the samples that
+            ``mean_ms`` is of; 0 and NaN without any.
     """
 
     probe: Probe
@@ -48,13 +53,20 @@ class ProbeResult:
     limit_ms: float | None = None
     rounds: tuple[tuple[float, float], ...] = ()
     mean_ms: float = field(init=False, repr=False, compare=False)
+    count: int = field(init=False, repr=False, compare=False)
+    median_ms: float = field(init=False, repr=False, compare=False)
+    cv: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        mean_ms = math.nan
-        if self.samples_ms:
-            crowded = self.probe.threads != 1 and not self.probe.on_gpu
+        crowded = self.probe.threads != 1 and not self.probe.on_gpu
+        mean_ms = median_ms = cv = math.nan
+        kept = _kept(self.samples_ms, crowded=crowded)
+        if len(kept):
             mean_ms = trimmed_mean_ms(self.samples_ms, crowded=crowded)
-        object.__setattr__(self, "mean_ms", mean_ms)
+            median_ms, cv = float(np.median(kept)), float(kept.std() / max(kept.mean(), _MS_MIN))
+        for name, value in (("mean_ms", mean_ms), ("median_ms", median_ms), ("cv", cv)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "count", len(kept))
 
 
 def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
@@ -69,12 +81,18 @@ def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
             What instances on a GPU cost each other looks the same and stays in: it is the
             deployment's own.
     """
-    ordered = np.sort(np.asarray(samples_ms))
-    if crowded:
-        ordered = ordered[ordered <= SHARED_CORE_FACTOR * np.percentile(ordered, 25)]
-    if len(ordered) < 10:
+    ordered = _kept(samples_ms, crowded=crowded)
+    if len(ordered) < MEAN_COUNT_MIN:
         return float(np.median(ordered))
     return float(ordered[: nearest_rank_position(len(ordered), TRIMMED_PERCENT)].mean())
+
+
+def _kept(samples_ms: Sequence[float], *, crowded: bool) -> NDArray[np.float64]:
+    """The samples that count, ascending, as of :func:`trimmed_mean_ms`."""
+    ordered = np.sort(np.asarray(samples_ms, dtype=np.float64))
+    if crowded and len(ordered):
+        ordered = ordered[ordered <= SHARED_CORE_FACTOR * np.percentile(ordered, 25)]
+    return ordered
 
 
 def speed_series(results: Iterable[ProbeResult], *, cores: int) -> list[NDArray[np.float64]]:

@@ -37,12 +37,15 @@ class SerialCost:
 class ServiceTime:
     """The time of one execution = curve(batch size) × interference(busy instances) × noise.
 
-    The curve is linear between its points; one point is a constant; below the first and beyond the
-    last the nearest slope goes on, never below 0.
+    The curve is linear between its points; one point is a constant, unless ``beyond_ms`` is given.
+    Below the first point the nearest slope goes on, but no inference takes less than it does in
+    the first batch; beyond the last ``beyond_ms``, or the nearest slope where it rises.
 
     Args:
         batch_sizes: Inferences of the points, strictly ascending, at least 1.
         service_ms: Mean time at each point, milliseconds, at least 0.
+        beyond_ms: Milliseconds for each inference beyond the last point, at least 0; None for the
+            nearest slope.
         distribution: Law of the noise, whose mean is 1: none, exponential, lognormal with ``cv``,
             or drawn from ``residuals``.
         cv: Coefficient of variation of the lognormal law.
@@ -64,12 +67,14 @@ class ServiceTime:
     interference: tuple[float, ...] = (1.0,)
     interference_by_size: tuple[tuple[int, tuple[float, ...]], ...] = ()
     serial: SerialCost | None = None
+    beyond_ms: float | None = None
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
         assert sizes and len(sizes) == len(self.service_ms), (sizes, self.service_ms)
         assert sizes[0] >= 1 and all(a < b for a, b in pairwise(sizes)), sizes
         assert all(np.isfinite(ms) and ms >= 0 for ms in self.service_ms), self.service_ms
+        assert self.beyond_ms is None or self.beyond_ms >= 0, self.beyond_ms
         assert self.cv >= 0, self.cv
         assert self.interference and all(f > 0 for f in self.interference), self.interference
         assert self.distribution != "empirical" or sum(self.residuals) > 0, self.residuals
@@ -84,14 +89,21 @@ class ServiceTime:
         sizes = np.asarray(self.batch_sizes, dtype=np.float64)
         times = np.asarray(self.service_ms, dtype=np.float64)
         at = np.asarray(batch_size, dtype=np.float64)
+        low_ms = times[0] * np.minimum(at / sizes[0], 1.0)
+        rise_ms, step = self.beyond_ms or 0.0, 1.0
         if len(sizes) == 1:
-            return np.full(at.shape, times[0])
-        segment = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, len(sizes) - 2)
-        width = sizes[segment + 1] - sizes[segment]
-        rise = times[segment + 1] - times[segment]
-        # Multiplied before it is divided: exact wherever the inputs are small whole numbers.
-        result: NDArray[np.float64] = times[segment] + rise * (at - sizes[segment]) / width
-        return np.maximum(result, 0.0)
+            inside = low_ms if self.beyond_ms is not None else np.full(at.shape, times[0])
+        else:
+            segment = np.clip(np.searchsorted(sizes, at, side="right") - 1, 0, len(sizes) - 2)
+            width = sizes[segment + 1] - sizes[segment]
+            rise = times[segment + 1] - times[segment]
+            # Multiplied before it is divided: exact where the inputs are small whole numbers.
+            linear = times[segment] + rise * (np.minimum(at, sizes[-1]) - sizes[segment]) / width
+            inside = np.where(at < sizes[0], np.clip(linear, low_ms, times[0]), linear)
+            if self.beyond_ms is None:
+                rise_ms, step = max(times[-1] - times[-2], 0.0), sizes[-1] - sizes[-2]
+        result: NDArray[np.float64] = inside + rise_ms * np.maximum(at - sizes[-1], 0.0) / step
+        return result
 
     def table_ns(self, instances: int, limit: int) -> NDArray[np.float64]:
         """Mean time with k busy instances of a batch of b, nanoseconds, [instances + 1, limit + 1].

@@ -23,6 +23,7 @@ from analyzer.domain.measurement import (
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.certify import CertifyGoal, certify_capacity
+from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.measure import certify_target, measure_configuration
 from analyzer.measure.plan import STREAM_CERTIFY, CertifyPlan, EdgePlan, LoadPlan
@@ -468,6 +469,70 @@ def test_no_rate_is_tried_that_the_slow_state_does_not_carry(
     edge = Edge(rate_rps=600.0, interval_rps=(None, None), work_us=100.0)
     certify_target(session, load, CertifyPlan(seconds=20.0, conditions=slow), edge=edge)
     assert max(test.offered_rps for test in session.tests) <= 600.0 / 1.8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_supposed_edge_that_is_far_too_high_costs_little(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan, seed: int
+) -> None:
+    """The next rate follows from what the server answered; nothing false is claimed."""
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    plan = CertifyPlan(seconds=30.0, supposed_rps=40.0 * truth)
+    edge = Edge(interval_rps=(40.0 * truth, None))
+    session = VirtualSession(model, replace(load, seed=seed))
+    proof = certify_target(session, load, plan, edge=edge)
+    hopeless = [test for test in session.tests if test.aborted]
+    assert len({test.offered_rps for test in hopeless}) == 1, "one run, and then what is possible"
+    assert sum(test.duration_s for test in hopeless) < 1.0
+    assert proof.rate_rps is not None and 0.3 * truth < proof.rate_rps <= truth
+    known = {found.rate_rps: found for found in proof.evidence}[hopeless[0].offered_rps]
+    assert known.over_budget > 0.9 * known.requests
+
+
+def test_a_run_that_was_given_up_never_speaks_for_a_pass(
+    session: VirtualSession, load: LoadPlan
+) -> None:
+    test = session.run(200.0, 60.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    assert judge_runs([test], session.logs, load, 1.0).verdict == "PASS"
+    given_up = replace(test, aborted=True)
+    assert judge_runs([given_up], session.logs, load, 1.0).verdict == "UNDECIDED"
+    late = session.run(2000.0, 5.0, kind="certify", stream=STREAM_CERTIFY, claim=True)
+    assert late.aborted and late.over_budget is not None
+    assert judge_runs([late], session.logs[1:], load, 1.0).verdict == "FAIL"
+
+
+def test_a_rate_up_to_a_kept_one_is_never_given_up(session: VirtualSession) -> None:
+    known = RateEvidence(
+        rate_rps=150.0, requests=1000, over_budget=5, inflation=1.0, claim=1, blocks=1
+    )
+    assert may_abort(151.0, [], (known,), 0.01) and not may_abort(150.0, [], (known,), 0.01)
+    broken = replace(known, over_budget=50)
+    assert may_abort(100.0, [], (broken,), 0.01)
+    kept = session.run(200.0, 2.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    assert may_abort(201.0, [kept], (), 0.01) and not may_abort(200.0, [kept], (), 0.01)
+
+
+def test_only_enough_replies_of_a_hopeless_run_tell_a_throughput(session: VirtualSession) -> None:
+    """Those to its lead-in are replies as well: 8 requests take 11 ms."""
+    test = session.run(
+        5000.0, 2.0, kind="certify", stream=STREAM_CERTIFY, claim=True, lead_in_s=0.4
+    )
+    assert test.aborted
+    assert answered_rps(test, session.logs[0], 20) == pytest.approx(8e3 / 11, rel=0.05)
+    assert answered_rps(test, session.logs[0], 10_000) is None
+    assert answered_rps(replace(test, aborted=False), session.logs[0], 20) is None
+
+
+@pytest.mark.parametrize("supposed", [True, False])
+def test_only_a_predicted_rate_may_be_given_up(
+    session: VirtualSession, load: LoadPlan, supposed: bool
+) -> None:
+    rate = 5000.0
+    plan = CertifyPlan(seconds=3.0, supposed_rps=rate if supposed else None)
+    certify_target(session, load, plan, edge=Edge(rate_rps=rate, interval_rps=(rate, None)))
+    assert any(test.aborted for test in session.tests) is supposed
 
 
 def test_a_proof_comes_first_where_the_edge_is_only_supposed(

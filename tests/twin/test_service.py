@@ -17,9 +17,16 @@ def test_linear_between_and_beyond(batch_size: int, milliseconds: float) -> None
     assert service.curve_ms(np.array([batch_size]))[0] == pytest.approx(milliseconds, rel=1e-12)
 
 
-def test_nearest_slope_goes_on_but_not_below_zero() -> None:
+def test_nothing_is_quicker_beyond_the_last_point_or_per_inference_below_the_first() -> None:
     service = ServiceTime(batch_sizes=(4, 8, 16), service_ms=(1, 5, 4))
-    assert service.curve_ms(np.array([1, 3, 4, 8, 24, 64])).tolist() == [0, 0, 1, 5, 3, 0]
+    assert service.curve_ms(np.array([1, 2, 4, 8, 24, 64])).tolist() == [0.25, 0.5, 1, 5, 4, 4]
+
+
+def test_a_slope_beyond_the_last_point_takes_the_place_of_the_nearest() -> None:
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(10, 16), beyond_ms=3.0)
+    assert service.curve_ms(np.array([8, 10])).tolist() == [16, 22]
+    one = ServiceTime(batch_sizes=(2,), service_ms=(10,), beyond_ms=5.0)
+    assert one.curve_ms(np.array([1, 2, 4])).tolist() == [5, 10, 20]
 
 
 def test_one_point_is_a_constant() -> None:
