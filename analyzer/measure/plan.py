@@ -96,14 +96,15 @@ class RefutePlan:
         seconds: Of each visit at each rate.
         visits: How often each rate is visited.
         fixed: Whether the SLA is about this one rate, so that a queue at it is a failure too.
-        probed_ms: Mean execution of one request in the probes, milliseconds; None if unknown.
+        expected_ms: Mean execution of one request as probes and earlier runs let expect,
+            milliseconds; None if unknown.
     """
 
     rates_rps: tuple[float, ...]
     seconds: float
     visits: int = 2
     fixed: bool = False
-    probed_ms: float | None = None
+    expected_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

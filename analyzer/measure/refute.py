@@ -39,9 +39,10 @@ from analyzer.twin.pace import SLOW_FACTOR
 # Executions are far slower than elsewhere beyond this factor; from a rate to its half they grew by
 # up to 1.3 on an idle processor (random models on two cores, 0.1 to 1 ms).
 _FAR_SLOWER = 1.6
-_NEAR_RATE = 2.0
-# Than the probes', which keep the processor busy, they were up to 3.5 times slower at 13/s.
-_FAR_SLOWER_THAN_PROBES = 4.0
+_NEAR_RATE = 1.5
+# Where there is no other run: than in the probes, which keep the processor busy, they were up to
+# 3.5 times slower at 13/s.
+_FAR_SLOWER_THAN_EXPECTED = 4.0
 # The canary's work takes up to a half longer at a light load than at a full one.
 _LIGHT_LOAD = 1.5
 _USUAL_QUANTILE = 0.05
@@ -82,14 +83,16 @@ def disturbed(
     others: Sequence[LoadTest],
     *,
     study: Conditions | None,
-    probed_ms: float | None = None,
+    before: bool = True,
+    expected_ms: float | None = None,
 ) -> str:
     """Why what a run says of its rate may be a neighbour's doing; empty where nothing tells so.
 
     Args:
         others: Load tests of the same configuration.
         study: What the machine was like over the study; None where nobody watched.
-        probed_ms: Mean execution of one request in the probes, milliseconds; None if unknown.
+        before: Whether it was measured before this walk, so that its executions are known.
+        expected_ms: Mean execution of one request as expected, milliseconds; None if unknown.
     """
     rate_rps, times = test.offered_rps, _main_execution(test)
     if times is not None:
@@ -97,15 +100,17 @@ def disturbed(
         near = [
             of.mean_ms
             for other in others
-            if other.validity.valid and other.offered_rps <= _NEAR_RATE * rate_rps
+            if other is not test and other.validity.valid
+            if other.offered_rps <= _NEAR_RATE * rate_rps
             for of in other.executions
             if of.batch_size == size and of.count >= _EXECUTIONS_MIN
         ]
         slower = mean_ms / min(near, default=mean_ms)
         if slower > _FAR_SLOWER:
             return f"executions took {slower:.1f} times as long as in other runs at such a rate"
-        if probed_ms and mean_ms > _FAR_SLOWER_THAN_PROBES * probed_ms:
-            return f"executions took {mean_ms / probed_ms:.1f} times as long as in the probes"
+        slower = mean_ms / expected_ms if expected_ms else 1.0
+        if not before and slower > _FAR_SLOWER_THAN_EXPECTED:
+            return f"executions took {slower:.1f} times as long as the probes let expect"
     seen_us = test.conditions.work_us if test.conditions is not None else ()
     if study is not None and study.work_us and seen_us:
         usual_us = float(np.quantile(study.work_us, _USUAL_QUANTILE))
@@ -257,7 +262,13 @@ class _Walk:
         if certificate is None or len(runs) < self._refute.visits:
             return "the time did not suffice"
         for test, _ in runs:
-            why = disturbed(test, others, study=self._study, probed_ms=self._refute.probed_ms)
+            why = disturbed(
+                test,
+                others,
+                study=self._study,
+                before=bool(self._plan.tests),
+                expected_ms=self._refute.expected_ms,
+            )
             if why:
                 return why
         if any((test.over_budget or 0) <= allowed * test.requests for test, _ in runs):
