@@ -89,9 +89,14 @@ class Refuting:
         soonest = min(left, key=self._rank, default=None)
         if soonest is None or refuted:
             return soonest
-        # Another deployment of the same kind will do where it was measured.
-        measured = (m.configuration for m in known)
-        alike = [c for c in measured if _kind(c) == _kind(soonest) and not _delay_us(c)]
+        # One that is as quick and was measured already: what its runs were like is known.
+        alike = [
+            configuration
+            for configuration in (m.configuration for m in known)
+            if _kind(configuration) == _kind(soonest)
+            and configuration.instance_count == soonest.instance_count
+            and not _delay_us(configuration)
+        ]
         return min(alike, key=complexity, default=soonest)
 
     def _closest(self) -> Configuration | None:

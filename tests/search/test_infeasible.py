@@ -164,7 +164,7 @@ def test_a_twin_that_was_contradicted_once_rules_nothing_out() -> None:
     """Two instances are far slower under load than the probes showed; one is not."""
 
     def under_load(configuration: Configuration, service: ServiceTime) -> ServiceTime:
-        factor = 12.0 if configuration.instance_count == 2 else 1.0
+        factor = 60.0 if configuration.instance_count == 2 else 1.0
         return replace(service, service_ms=tuple(ms * factor for ms in service.service_ms))
 
     world = VirtualWorld(service=lambda key, threads, instances: of_ms(1.0), under_load=under_load)
