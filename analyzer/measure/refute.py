@@ -180,22 +180,22 @@ class _Walk:
             reason = self._doubt(rate, runs, certificates.get(rate))
             if reason:
                 reasons[f"at {rate:.3g}/s {reason}"] = None
-        found = tuple(evidence[rate] for rate in sorted(evidence))
+        found, edge = tuple(evidence[rate] for rate in sorted(evidence)), self._edge()
         if not certificates:
-            return Refutation(certificate=None, headline=None, evidence=found, edge=self._edge())
+            return Refutation(certificate=None, headline=None, evidence=found, edge=edge)
+        # Where a rate was kept there is nothing to explain.
+        told = () if edge.at_least_rps else tuple(reasons)
         least = min(certificates, key=lambda rate: _share(certificates[rate]))
         certificate = replace(
             certificates[least],
             verdict="UNDECIDED" if reasons else "FAIL",
-            void_reasons=(*certificates[least].void_reasons, *reasons),
+            void_reasons=(*certificates[least].void_reasons, *told),
         )
         runs = self._runs(least)
         headline = merge_tests(
             [test for test, _ in runs], [log for _, log in runs], percentile=self._percentile
         )
-        return Refutation(
-            certificate=certificate, headline=headline, evidence=found, edge=self._edge()
-        )
+        return Refutation(certificate=certificate, headline=headline, evidence=found, edge=edge)
 
     @property
     def _percentile(self) -> float:
