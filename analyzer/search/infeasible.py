@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.refutation import shown
+from analyzer.domain.refutation import shown, walked
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.refuting import Refuting, shortest_ms
@@ -40,8 +40,7 @@ def _open_reason(context: SearchContext, screening: Screening, refuting: Refutin
     reasons = dict.fromkeys(
         reason
         for measurement in measured
-        if measurement.headline is not None and measurement.headline.kind == "refute"
-        if measurement.certificate is not None
+        if walked(measurement) and measurement.certificate is not None
         for reason in measurement.certificate.void_reasons
     )
     if reasons:
@@ -71,7 +70,10 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for m in measured
         if scores[m.configuration.config_id].constraints["memory"] > 0
     ]
-    proven = {m.configuration.config_id for m in measured if shown(m, sla)}
+    candidates = [m for m in measured if m.configuration.config_id in screening.allowed]
+    proven = {m.configuration.config_id for m in candidates if shown(m, sla)}
+    if any(walked(m) and m.configuration.config_id not in proven for m in candidates):
+        return None  # runs that were made to show it did not
     if not heavy and not proven:
         return None
     too_slow_ms = {

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import LoadTest, Measurement
+from analyzer.domain.measurement import Failure, LoadTest, Measurement
 from analyzer.domain.refutation import fixed_rps, low_rps, quiet_rps, shown
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
@@ -43,8 +43,8 @@ _UTILIZATION_MAX = 0.6
 _MODERATE_RPS_MAX = 1000.0
 # Closer rates are one.
 _SAME_RATE = 1.5
-# Configurations of different kinds (variant, threads) that are measured for it.
-_KINDS_MAX = 2
+# Walks: of the first configuration, once more where that was disturbed, and of another kind.
+_WALKS_MAX = 3
 
 
 def shortest_ms(calibration: VariantCalibration) -> float | None:
@@ -57,18 +57,18 @@ class Refuting:
 
     def __init__(self, context: SearchContext, built: BuiltVariants, screening: Screening) -> None:
         self._context, self._built, self._screening = context, built, screening
-        self._tried: set[str] = set()
+        self._walks = 0
         #: Whether a configuration was left out for lack of time.
         self.out_of_time = False
 
     def run(self) -> None:
         """Refutes what answers soonest, and another kind where the twin is no witness."""
         log, allowed = self._context.log, self._screening.allowed
-        for _ in range(_KINDS_MAX):
+        while self._walks < _WALKS_MAX:
             configuration = self._next()
             if configuration is None or log.ranked(allowed):
                 return
-            self._tried.add(configuration.config_id)
+            self._walks += 1
             if not self._refute(configuration):
                 self.out_of_time = True
                 return
@@ -82,10 +82,14 @@ class Refuting:
         if refuted and not (others and contradicted(context, self._screening)):
             return None
         kinds = {_kind(configuration) for configuration in refuted}
-        kinds |= {_kind(self._screening.allowed[key]) for key in self._tried}
         if fixed_rps(sla) is not None and not kinds:
             return self._closest()
-        left = [c for c in self._screening.allowed.values() if _kind(c) not in kinds]
+        left = [
+            configuration
+            for config_id, configuration in self._screening.allowed.items()
+            if _kind(configuration) not in kinds
+            and not isinstance(context.log.latest.get(config_id), Failure)
+        ]
         soonest = min(left, key=self._rank, default=None)
         if soonest is None or refuted:
             return soonest
@@ -100,7 +104,7 @@ class Refuting:
         return min(alike, key=complexity, default=soonest)
 
     def _closest(self) -> Configuration | None:
-        """What came closest; the simplest that was measured where that may not be recommended."""
+        """What came closest of those that may be recommended; None where nothing was measured."""
         log, allowed = self._context.log, self._screening.allowed
         found = answer.closest_miss(log.outcomes, self._context.request.sla, among=list(allowed))
         return found[0].configuration if found is not None else None
@@ -149,7 +153,7 @@ class Refuting:
                 refute=plan,
             ),
         )
-        job = Job(f"refute-{len(self._tried)}", task, hangs_after_s(seconds), "refute")
+        job = Job(f"refute-{self._walks}", task, hangs_after_s(seconds), "refute")
         with suppress(BudgetEndedError):
             for result in context.run([job]):
                 outcome, logs = outcome_of(result, configuration)
