@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration
 
 CertificateVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
-LoadTestKind = Literal["edge", "certify", "target", "verify", "measure"]
+LoadTestKind = Literal["edge", "certify", "refute", "target", "verify", "measure"]
 InvalidityKind = Literal["lag", "offered_rate", "littles_law", "throttled"]
 
 # Outcome of one request, as the generator saw it.

@@ -1,7 +1,10 @@
 """Whether no rate keeps the latency budget, and whether what was measured shows it.
 
-A run at a rate that queues says nothing of lower ones. What does is a FAIL at a rate without
-queues, or executions that take longer than the budget by themselves.
+A run at a rate that queues says nothing of lower ones, and one at a low rate nothing of higher
+ones: an idle processor is slower than a busy one. What does is a walk over several rates that was
+made for it (:mod:`analyzer.measure.refute`), or executions that take longer than the budget by
+themselves. Of a baseline, beside which another configuration is proven, a FAIL at a rate without
+queues is enough.
 """
 
 from __future__ import annotations
@@ -13,20 +16,47 @@ from analyzer.domain.sla import Sla
 # second.
 _QUIET_UTILIZATION = 0.3
 _QUIET_RPS_MAX = 50.0
+# A longer FAIL at the one rate of the SLA stands: a neighbour's burst is shorter, or no exception.
+_FIXED_S_MIN = 10.0
 # The same rate, but for what the shortest time, and so the rate, varied by since.
 _SAME_RATE = 1.5
 
 
 def quiet_rps(measurement: Measurement, sla: Sla) -> float:
     """The target rate where there is one, else a rate at which nearly no request waits."""
-    if sla.objective in ("latency", "memory") and sla.target_rate_rps:
-        return sla.target_rate_rps
     # The median of an overloaded run is queueing; its executions are not.
     tests = measurement.load_tests
     times_ms = [test.latency_ms.p50 for test in tests if test.latency_ms.p50]
     times_ms += [times.mean_ms for test in tests for times in test.executions]
-    alone_s = max(min(times_ms, default=1.0), 1.0) / 1e3
+    return low_rps(min(times_ms, default=None), sla)
+
+
+def low_rps(alone_ms: float | None, sla: Sla) -> float:
+    """:func:`quiet_rps` of what answers a request alone in so many milliseconds, if known."""
+    if fixed := fixed_rps(sla):
+        return fixed
+    alone_s = max(alone_ms or 1.0, 1.0) / 1e3
     return min(_QUIET_UTILIZATION / alone_s, _QUIET_RPS_MAX)
+
+
+def fixed_rps(sla: Sla) -> float | None:
+    """The one rate that the SLA is about, requests per second; None where it is about any."""
+    return (sla.target_rate_rps or None) if sla.objective in ("latency", "memory") else None
+
+
+def shown(measurement: Measurement, sla: Sla) -> bool:
+    """Whether runs that were made for it show that no rate (or not the target) keeps the SLA."""
+    certificate, test = measurement.certificate, measurement.headline
+    if certificate is None or certificate.verdict != "FAIL" or test is None:
+        return False
+    if fixed_rps(sla) is not None and test.duration_s >= _FIXED_S_MIN:
+        return True
+    return walked(measurement)
+
+
+def walked(measurement: Measurement) -> bool:
+    """Whether its certificate comes from runs that were to show that no rate keeps the SLA."""
+    return measurement.headline is not None and measurement.headline.kind == "refute"
 
 
 def failed_where_quiet(measurement: Measurement, sla: Sla) -> bool:

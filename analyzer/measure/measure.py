@@ -37,6 +37,7 @@ from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, telling
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.refute import refute_target
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.witness import carried, lasting_work_us, rate_ceiling
@@ -317,7 +318,15 @@ def measure_configuration(
     saturation = session.warm_up(concurrency=_concurrency(configuration, load, edge_plan, certify))
     edge = Edge(rate_rps=None, interval_rps=(None, None))
     headline = proof = None
-    if certify is not None and certify.edge is not None:
+    if certify is not None and certify.refute is not None:
+        refutation = refute_target(session, load, certify)
+        edge = refutation.edge
+        proof = Proof(
+            certificate=refutation.certificate,
+            headline=refutation.headline,
+            evidence=refutation.evidence,
+        )
+    elif certify is not None and certify.edge is not None:
         edge = certify.edge
     elif certify is not None and certify.supposed_rps is not None and edge_plan is not None:
         proof, edge = _proof_then_edge(session, load, certify, edge_plan, saturation)
@@ -394,7 +403,7 @@ def _concurrency(
     certify: CertifyPlan | None,
 ) -> int:
     """Enough to reach every instance; enough to saturate where nobody predicts the edge."""
-    known = certify is not None and (certify.edge or certify.rate_rps)
+    known = certify is not None and (certify.edge or certify.rate_rps or certify.refute)
     if known or (edge_plan is not None and edge_plan.start_rps):
         return 2 * configuration.instance_count
     return load.saturating_concurrency(configuration)

@@ -88,6 +88,26 @@ class EdgePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefutePlan:
+    """Runs that are to show that no rate keeps the SLA.
+
+    Args:
+        rates_rps: The rates, ascending; all are visited, then all once more.
+        seconds: Of each visit at each rate.
+        visits: How often each rate is visited.
+        fixed: Whether the SLA is about this one rate, so that a queue at it is a failure too.
+        expected_ms: Mean execution of one request as probes and earlier runs let expect,
+            milliseconds; None if unknown.
+    """
+
+    rates_rps: tuple[float, ...]
+    seconds: float
+    visits: int = 2
+    fixed: bool = False
+    expected_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyPlan:
     """A claim to be proven after (or instead of) the search for the edge.
 
@@ -109,6 +129,7 @@ class CertifyPlan:
         tells_speed: Whether this configuration's own runs tell it too.
         tests: Its valid runs so far; the machine's speed is held against those of its edge.
         conditions: What the machine was like over the whole study so far; None where unknown.
+        refute: Runs that are to show the contrary, in place of a proof; None for a proof.
     """
 
     seconds: float
@@ -127,6 +148,7 @@ class CertifyPlan:
     tells_speed: bool = True
     tests: tuple[LoadTest, ...] = ()
     conditions: Conditions | None = None
+    refute: RefutePlan | None = None
 
     @property
     def blocks(self) -> int:

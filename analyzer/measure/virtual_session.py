@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import Schedule, Session
 from analyzer.stats.percentiles import summarize_latency
 from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload
 from analyzer.twin.speed import SpeedPath
 
@@ -47,6 +49,7 @@ class VirtualSession(Session):
         drift: How much slower the server is after each run, as a factor.
         noise_seed: Tells sessions apart whose arrivals are the same.
         speed: How fast the machine is by time; None for always the same.
+        at_rate: What service times are at an offered rate, 1/s; None for the same at every rate.
         start_s: When on that path the session begins.
         first, seconds_max: As of :class:`Session`.
     """
@@ -60,6 +63,7 @@ class VirtualSession(Session):
         drift: float = 1.0,
         noise_seed: int = 0,
         speed: SpeedPath | None = None,
+        at_rate: Callable[[float, ServiceTime], ServiceTime] | None = None,
         start_s: float = 0.0,
         first: int = 0,
         seconds_max: float = math.inf,
@@ -70,6 +74,7 @@ class VirtualSession(Session):
         self._drift = drift
         self._noise_seed = noise_seed
         self._speed = speed
+        self._at_rate = at_rate
         self._start_s = start_s
 
     @property
@@ -137,7 +142,10 @@ class VirtualSession(Session):
         begin_s = schedule.arrival_s + self._now_s
         work_s = path.work_s(begin_s)
         origin_s = work_s[0] - schedule.arrival_s[0]
-        result = self._server.simulate(
+        server = self._server
+        if self._at_rate is not None:
+            server = replace(server, service=self._at_rate(schedule.rate_rps, server.service))
+        result = server.simulate(
             OpenWorkload(
                 arrival_ns=((work_s - origin_s) * 1e9).astype(np.int64),
                 batch_size=schedule.batch_size,

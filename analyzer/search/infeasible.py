@@ -2,83 +2,64 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Measurement
-from analyzer.domain.refutation import failed_where_quiet, quiet_rps
-from analyzer.errors import BudgetEndedError
-from analyzer.measure.jobs import Job
-from analyzer.measure.plan import CertifyPlan
+from analyzer.domain.refutation import shown, walked
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
-from analyzer.search.outcome_log import merged, outcome_of
+from analyzer.search.refuting import Refuting, shortest_ms
 from analyzer.search.screening import Screening
-from analyzer.search.time_plan import hangs_after_s
-from analyzer.search.wording import complexity
-from analyzer.twin.calibration import VariantCalibration
+from analyzer.search.twin_witness import contradicted, floor_rps, too_slow
 
-# A predicted edge below this share of the target rate rules a configuration out.
-_PREDICTED_SHARE = 0.8
-# At a rate without queues so many requests refute a claim; below so many seconds it is not tried.
-_QUIET_REQUESTS = 60.0
-_TIME_MIN_S = 1.5
+# Scores' limits that no rate changes.
+_LASTING = ("works", "memory", "accuracy")
 
 
 def prove_infeasible(
     context: SearchContext, built: BuiltVariants, screening: Screening
 ) -> str | None:
-    """Certifies that nothing keeps the SLA, as far as that takes a measurement.
+    """Certifies that nothing keeps the SLA, as far as that takes measurements.
 
     Returns:
         The sentence that rules every configuration out; None where one may still keep the SLA.
     """
+    refuting = Refuting(context, built, screening)
     if not context.log.ranked(screening.allowed):
-        _refute_closest(context, built, screening)
-    return ruled_out(context, built, screening)
+        refuting.run()
+    found = ruled_out(context, built, screening)
+    if found is None and context.log.outcomes and not context.log.ranked(screening.allowed):
+        context.log.warn(
+            "No rate that was tried keeps the promise, but it is not shown that none does: "
+            f"{_open_reason(context, screening, refuting)}."
+        )
+    return found
 
 
-def _refute_closest(context: SearchContext, built: BuiltVariants, screening: Screening) -> None:
-    """Certifies that what came closest fails where it is easiest: at a rate without queues."""
-    sla, log = context.request.sla, context.log
-    closest = answer.closest_miss(log.outcomes, sla)
-    best = closest[0] if closest is not None else None
-    if best is None or best.configuration.config_id not in screening.allowed:
-        usable = filter(None, (log.measurement(key) for key in screening.allowed))
-        best = min(usable, key=lambda m: complexity(m.configuration), default=None)
-    left_s = context.plan.left_s - context.server_start_s
-    if best is None or failed_where_quiet(best, sla) or left_s < _TIME_MIN_S:
-        return
-    rate_rps = quiet_rps(best, sla)
-    seconds = max(min(_QUIET_REQUESTS / rate_rps, left_s), _TIME_MIN_S)
-    task = context.measure_task(
-        best.configuration,
-        accuracy=built.accuracy(best.configuration),
-        predicted_rps=screening.predicted.get(best.configuration.config_id),
-        edge_plan=None,
-        certify=CertifyPlan(
-            seconds=seconds,
-            edge=best.edge,
-            rate_rps=rate_rps,
-            twin=screening.server_model(best.configuration),
-        ),
+def _open_reason(context: SearchContext, screening: Screening, refuting: Refuting) -> str:
+    """What is missing to the proof that nothing keeps the SLA."""
+    measured = filter(None, map(context.log.measurement, screening.allowed))
+    reasons = dict.fromkeys(
+        reason
+        for measurement in measured
+        if walked(measurement) and measurement.certificate is not None
+        for reason in measurement.certificate.void_reasons
     )
-    timeout_s = hangs_after_s(seconds)
-    with suppress(BudgetEndedError):
-        for result in context.run([Job("refute", task, timeout_s, "refute")]):
-            outcome, logs = outcome_of(result, best.configuration)
-            if isinstance(outcome, Measurement):
-                outcome = merged(best, outcome)
-            log.record(outcome, role="trial", logs=logs)
+    if reasons:
+        return "; ".join(reasons)
+    if refuting.out_of_time:
+        return "the time did not suffice for the runs that would"
+    if wrong_rps := contradicted(context, screening):
+        return f"the twin had expected {wrong_rps:,.3g}/s where next to nothing was kept"
+    return "too little was measured"
 
 
 def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
     """The sentence that rules every configuration out; None where one may still keep the SLA.
 
-    It takes a measured FAIL of the best candidate, and for each of the rest one of: it was measured
-    and breaks a limit; its variant is excluded; no execution of its variant was ever as short as
-    the budget; the trusted twin sees no rate at which it keeps the SLA.
+    It takes a configuration that is shown to keep the SLA at no rate
+    (:func:`~analyzer.domain.refutation.shown`), and for each of the rest one of: it is shown as
+    well, or breaks a limit that holds at every rate; its variant is excluded; no execution of its
+    variant was ever as short as the budget; a twin that was not contradicted sees no rate at which
+    it keeps the SLA.
     """
     if not screening.allowed:
         return "every variant that may be recommended breaks the accuracy limit or cannot be built"
@@ -89,27 +70,35 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for m in measured
         if scores[m.configuration.config_id].constraints["memory"] > 0
     ]
-    if not heavy and not any(failed_where_quiet(m, sla) for m in measured):
+    candidates = [m for m in measured if m.configuration.config_id in screening.allowed]
+    proven = {m.configuration.config_id for m in candidates if shown(m, sla)}
+    if any(walked(m) and m.configuration.config_id not in proven for m in candidates):
+        return None  # runs that were made to show it did not
+    if not heavy and not proven:
         return None
     too_slow_ms = {
         key: shortest
         for key, calibration in built.calibrations.items()
-        if (shortest := _shortest_ms(calibration)) is not None and shortest > sla.latency_budget_ms
+        if (shortest := shortest_ms(calibration)) is not None and shortest > sla.latency_budget_ms
     }
-    floor_rps = (sla.target_rate_rps or 0.0) if sla.objective in ("latency", "memory") else 0.0
+    least_rps = floor_rps(sla)
+    by_twin_too = screening.designer.trusted and contradicted(context, screening) is None
     by_measurement = by_time = by_twin = by_memory = 0
     for config_id in sorted(screening.allowed):
         configuration = screening.allowed[config_id]
-        if config_id in scores:
-            if scores[config_id].feasible:
-                return None
+        known = scores.get(config_id)
+        if known is not None and known.feasible:
+            return None
+        if config_id in proven or (
+            known is not None and any(known.constraints[limit] > 0 for limit in _LASTING)
+        ):
             by_measurement += 1
         elif any(_at_least(configuration, other) for other in heavy):
             by_memory += 1
         elif configuration.variant in too_slow_ms:
-            by_time += 1
-        elif screening.designer.trusted and _too_slow(screening, configuration, floor_rps):
-            by_twin += 1
+            by_measurement, by_time = by_measurement + bool(known), by_time + (not known)
+        elif by_twin_too and too_slow(screening, configuration, least_rps):
+            by_measurement, by_twin = by_measurement + bool(known), by_twin + (not known)
         else:
             return None
     were = "configuration was" if by_measurement == 1 else "configurations were"
@@ -126,15 +115,6 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     return "; ".join(parts)
 
 
-def _too_slow(screening: Screening, configuration: Configuration, floor_rps: float) -> bool:
-    """Whether the twin rules it out; what it does not know, it does not rule out."""
-    predicted = screening.twin.edges([configuration])[0]
-    if predicted is None:
-        return False
-    expected = screening.corrected(configuration, predicted) or 0.0
-    return expected <= _PREDICTED_SHARE * floor_rps
-
-
 def _at_least(configuration: Configuration, other: Configuration) -> bool:
     """Whether ``configuration`` holds what ``other`` holds: as many instances, as large batches."""
     return (
@@ -142,7 +122,3 @@ def _at_least(configuration: Configuration, other: Configuration) -> bool:
         and configuration.instance_count >= other.instance_count
         and configuration.max_batch_size >= other.max_batch_size
     )
-
-
-def _shortest_ms(calibration: VariantCalibration) -> float | None:
-    return min((min(r.samples_ms) for r in calibration.results if r.samples_ms), default=None)

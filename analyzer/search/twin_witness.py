@@ -1,0 +1,51 @@
+"""Whether the twin's "at no rate" counts for configurations that were not measured."""
+
+from __future__ import annotations
+
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Measurement
+from analyzer.domain.refutation import fixed_rps, shown
+from analyzer.domain.sla import Sla
+from analyzer.search.context import SearchContext
+from analyzer.search.screening import Screening
+
+# A predicted edge below this share of the target rate rules a configuration out.
+_PREDICTED_SHARE = 0.8
+# It was wrong by far where less than this share of the predicted edge was kept.
+_KEPT_SHARE = 0.5
+
+
+def floor_rps(sla: Sla) -> float:
+    """The rate that a configuration must carry, requests per second; 0 where any is of use."""
+    return fixed_rps(sla) or 0.0
+
+
+def too_slow(screening: Screening, configuration: Configuration, least_rps: float) -> bool:
+    """Whether the twin rules it out; what it does not know, it does not rule out."""
+    predicted = screening.twin.edges([configuration])[0]
+    if predicted is None:
+        return False
+    expected = screening.corrected(configuration, predicted) or 0.0
+    return expected <= _PREDICTED_SHARE * least_rps
+
+
+def contradicted(context: SearchContext, screening: Screening) -> float | None:
+    """The edge that the twin had expected where nothing like it was kept; None where it holds.
+
+    A twin that is then fitted to this one measurement says of all others what it was told of this
+    one. It is a witness again once a configuration that it expected nothing of is shown to keep
+    nothing.
+    """
+    sla = context.request.sla
+    least_rps = _PREDICTED_SHARE * floor_rps(sla)
+    wrong_rps: float | None = None
+    for config_id, outcome in context.log.latest.items():
+        if config_id not in screening.allowed or not isinstance(outcome, Measurement):
+            continue
+        expected_rps = outcome.predicted.edge_rps or 0.0
+        if expected_rps > least_rps:
+            if (outcome.edge.at_least_rps or 0.0) < _KEPT_SHARE * expected_rps:
+                wrong_rps = expected_rps
+        elif shown(outcome, sla):
+            wrong_rps = None
+    return wrong_rps
