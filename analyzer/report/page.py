@@ -54,6 +54,7 @@ def render_template(
         report=report,
         result=result,
         summary=summary,
+        state=result.status if result.unfinished else result.verdict,
         configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
         sla_rows=sla_rows(result),
         search_rows=search_rows(report, summary.conditions),
