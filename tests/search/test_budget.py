@@ -237,6 +237,7 @@ def test_a_budget_that_suffices_for_nothing_is_answered_at_once() -> None:
     report = make_report(found)
     told = " ".join(render_terminal(report).split())
     assert told.count("before anything was measured") == 1 and "Nothing could be" not in told
+    assert not any("suffice" in warning for warning in found.warnings), "the report names it"
     document = build_document(report)
     assert document["closest"] is None and document["search"]["budget_needed_s"] >= 10.0
     again, _ = search(document["search"]["budget_needed_s"], machine)
