@@ -139,12 +139,8 @@ def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator
     mark = uuid.uuid4().hex
     with _guardian(f"{_SESSION}={mark}", folder):
         try:
-            with (
-                _environment({_SESSION: mark}),
-                _given_out(gpus),
-                _without_helpers(ray),
-                _apart(ray),
-            ):
+            marked = _environment({_SESSION: mark})
+            with marked, _given_out(gpus), _without_helpers(ray), _apart(ray):
                 ray.init(
                     address="local",
                     num_cpus=cores,
