@@ -169,7 +169,7 @@ def study(seed: int, *, world: str, budget_s: float) -> Ending:
         verdict=result.verdict,
         one_ms=model.fixed_ms + model.each_ms,
         budget_ms=model.budget_ms,
-        wall_s=result.search.wall_seconds,
+        wall_s=result.search.wall_seconds or 0.0,
     )
     measured = {o.configuration.config_id: o for o in result.outcomes}
     best = measured.get(result.recommended_id or "")

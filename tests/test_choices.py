@@ -124,6 +124,15 @@ def test_a_space_knows_what_a_configuration_can_be(name: str) -> None:
 
 
 def test_every_field_of_a_result_is_stored() -> None:
-    elsewhere = {"name", "model", "sla", "verdict", "provenance", "outcomes", "verifications"}
+    elsewhere = {
+        "name",
+        "model",
+        "sla",
+        "verdict",
+        "status",
+        "provenance",
+        "outcomes",
+        "verifications",
+    }
     fields = {field.name for field in dataclasses.fields(StudyResult)}
     assert fields == elsewhere | {field.name for field in dataclasses.fields(StoredResult)}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from analyzer.cli import options
+
+if TYPE_CHECKING:
+    from analyzer.report.entries import StudyReport
+    from analyzer.store.records import StudyRecord, TrialRow
 
 
 @click.group(invoke_without_command=True)
@@ -68,51 +72,59 @@ def show(
     quiet: bool,
 ) -> None:
     """Tell study NAME trial by trial."""
+    from analyzer.report.entries import make_report
+    from analyzer.report.summary import summarize
+    from analyzer.report.trials import trial_table
     from analyzer.store.results import open_store
 
     with open_store(store_url or ctx.obj["store_url"], create=False) as store:
         record = store.study(name)
         rows = store.trial_rows(name)
+        report = make_report(store.load_result(name))
     if as_json or ctx.obj["as_json"]:
-        trials = [_trial(row) for row in rows]
-        click.echo(
-            json.dumps(
-                {
-                    "schema": 1,
-                    "name": record.name,
-                    "model": record.model.name,
-                    "verdict": record.verdict,
-                    "status": record.status,
-                    "started_at": record.started_at,
-                    "sla": dataclasses.asdict(record.sla),
-                    "trials": trials,
-                }
-            )
-        )
+        click.echo(json.dumps(_document(record, report, rows)))
         return
-    table = [("trial", "role", "state", "config", "variant", "edge/s", "certified/s", "reason")]
-    table += [
-        (
-            str(row.trial_number) if row.trial_number >= 0 else "–",
-            row.role,
-            "left out" if (row.role, row.state) == ("variant", "failed") else row.state,
-            row.config_id,
-            row.variant,
-            f"{row.edge_rps:.1f}" if row.edge_rps else "–",
-            f"{row.capacity_rps:.1f}" if row.capacity_rps else "–",
-            (row.message or row.reason or "")[:60],
-        )
-        for row in rows
-    ]
+    summary = summarize(report)
     click.echo(
         f"{record.name}: {record.model.name}, {record.status}, {record.verdict or 'no verdict'}"
     )
-    click.echo(format_table(table))
+    click.echo(f"{summary.title}.")
+    click.echo(format_table(trial_table(report, rows)))
+    for note in summary.notes:
+        click.echo(f"Note: {note}")
+    if summary.command:
+        click.echo(f"Go on with it: {summary.command}")
 
 
-def _trial(row: Any) -> dict[str, Any]:
-    values: dict[str, Any] = row._asdict()
-    return {"number": values.pop("trial_number"), "position": values.pop("number"), **values}
+def _document(record: StudyRecord, report: StudyReport, rows: Sequence[TrialRow]) -> dict[str, Any]:
+    """The study with every stored outcome; ``stands`` marks those that the report tells of."""
+    from analyzer.report.summary import notes_of
+    from analyzer.report.trials import standing_rows
+
+    standing = {row.number for row in standing_rows(rows).values()}
+    trials = []
+    for row in rows:
+        values: dict[str, Any] = row._asdict()
+        trials.append(
+            {
+                "number": values.pop("trial_number"),
+                "position": values.pop("number"),
+                **values,
+                "stands": row.number in standing,
+            }
+        )
+    return {
+        "schema": 1,
+        "name": record.name,
+        "model": record.model.name,
+        "verdict": record.verdict,
+        "status": record.status,
+        "started_at": record.started_at,
+        "sla": dataclasses.asdict(record.sla),
+        "recommended_id": report.result.recommended_id,
+        "trials": trials,
+        "warnings": list(notes_of(report.result)),
+    }
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> str:

@@ -12,6 +12,9 @@ from analyzer.domain.sla import Sla
 
 Verdict = Literal["found", "estimated", "infeasible", "undecided"]
 
+StudyStatus = Literal["running", "interrupted", "failed", "finished"]
+"""How far a study is; ``running`` also where its search was killed."""
+
 Acceptance = Literal["certified", "estimated"]
 """What may be recommended: a certified rate alone, or, where none was reached, an estimate."""
 
@@ -105,6 +108,8 @@ class SearchSummary:
     """How the search went; the contract's ``search``.
 
     Args:
+        evaluated_twin: Simulated configurations; None if unknown (a study that did not end).
+        wall_seconds: None if unknown, as ``evaluated_twin``.
         budget_s: Wall time that the command was given; None in studies of before.
         budget_needed_s: The budget that would prove the best candidate, where it was not proven.
     """
@@ -113,10 +118,10 @@ class SearchSummary:
     space: str = ""
     space_size: int | None = None
     evaluated_live: int = 0
-    evaluated_twin: int = 0
+    evaluated_twin: int | None = 0
     failed: int = 0
     load_test_seconds: float = 0.0
-    wall_seconds: float = 0.0
+    wall_seconds: float | None = 0.0
     bound: str | None = None
     budget_s: float | None = None
     budget_needed_s: float | None = None
@@ -241,6 +246,8 @@ class StudyResult:
             one that short runs found, as :func:`~analyzer.domain.speeds.edge_over_speeds`.
         instance_types: What each came to, in the order of the command, where several were
             compared; ``pricing`` is then that of the recommended one.
+        status: Whether the last search came to its end. Where it did not, verdict and
+            recommendation are those of the search before, if that recommends anything.
     """
 
     name: str
@@ -265,6 +272,12 @@ class StudyResult:
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
     instance_types: tuple[InstanceTypeResult, ...] = ()
+    status: StudyStatus = "finished"
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last search did not end, and none before it recommends anything."""
+        return self.status != "finished" and self.recommended_id is None
 
     def pricing_of(self, configuration: Configuration) -> Pricing:
         """The price of the machine that ``configuration`` is for."""

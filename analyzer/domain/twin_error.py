@@ -13,6 +13,9 @@ from statistics import median
 
 from analyzer.domain.measurement import Measurement
 
+FAR_OFF = 0.25
+"""A twin whose median error is above this is far off: its figures by themselves say little."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinError:

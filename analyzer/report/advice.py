@@ -10,6 +10,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import DURATION_S_MAX, format_duration
 from analyzer.report.entries import Closest, StudyReport
+from analyzer.report.unfinished import unfinished_advice
 from analyzer.report.wording import milliseconds, number, percent, rate, size
 
 # Options of the command that the next one sets anew, and those that take a value.
@@ -33,16 +34,23 @@ _LIMITS = {
 }
 
 
-def miss_sentence(miss: Miss, sla: Sla) -> str:
-    """A limit that what came closest misses."""
+def miss_sentence(miss: Miss, sla: Sla, *, proven: bool = False) -> str:
+    """A limit that what came closest misses.
+
+    Args:
+        proven: Whether it has a certificate that passed, which the search did not uphold.
+    """
     name, show = _LIMITS[miss.limit]
     observed, required = miss.observed, miss.required
     if miss.limit == "certified_requests":
         if not observed:
             return f"It has no certificate yet; one takes at least {show(required)}."
+        if proven:
+            return "Its certificate passed, but the machine was worse later than in its runs."
         if required is None or required > _REACH * observed:
             return f"Its certificate counts {show(observed)}, and that did not decide."
-        return f"Its certificate counts {show(observed)}; it needs about {show(required)}."
+        more = number(required - observed, 9)
+        return f"Its certificate counts {show(observed)}; it needs about {more} more."
     if observed is None:
         lost = f"more than {percent(round(1 - sla.percentile / 100, 9))} of the requests failed"
         return f"It misses {name} of {show(required)}: {lost} or nothing valid was measured."
@@ -54,9 +62,11 @@ def advice(report: StudyReport) -> tuple[str, ...]:
     result, closest = report.result, report.closest
     if result.verdict == "found":
         return ()
+    if result.unfinished:
+        return unfinished_advice(report)
     sentences: list[str] = []
     if result.verdict in ("undecided", "estimated"):
-        sentences.append(_more_time(result))
+        sentences.append(_more_time(report))
     if result.verdict == "undecided" and closest and _lacks_only_proof(closest):
         sentences.append(
             f"To use it without a proof: analyze export {shlex.quote(result.name)} --config "
@@ -76,12 +86,6 @@ def advice(report: StudyReport) -> tuple[str, ...]:
             sentences.append("Raise --max-accuracy-drop, or score more rows (--calibration-data).")
         elif miss.limit == "target_rate_rps":
             sentences.append("Lower --target-rate: one device does not carry it.")
-    if not closest and result.verdict != "estimated":
-        sentences.append(
-            "Every configuration that was tried failed: analyze report says why."
-            if any(failure.is_fault for failure in report.failures)
-            else "The budget ended before anything was measured."
-        )
     if result.verdict == "infeasible":
         sentences.append("A faster machine or a smaller model shortens every latency.")
     return tuple(sentences)
@@ -93,9 +97,14 @@ def _lacks_only_proof(closest: Closest) -> bool:
     return kept and all(miss.limit == "certified_requests" for miss in closest.misses)
 
 
-def _more_time(result: StudyResult) -> str:
-    budget_s, known = next_budget_s(result)
+def _more_time(report: StudyReport) -> str:
+    """What the command to go on with is for; nothing measured leaves nothing to prove."""
+    if report.shown is None and any(failure.is_fault for failure in report.failures):
+        return "All that was tried failed: analyze report says why. Once that is mended, go on:"
+    budget_s, known = next_budget_s(report.result)
     budget = format_duration(budget_s)
+    if known and report.shown is None:
+        return f"A budget of {budget} is expected to suffice for a proof; what was built is kept:"
     if known:
         return f"A budget of {budget} is expected to prove it; nothing is measured twice:"
     return f"Give it more time ({budget}, say); nothing is measured twice:"
@@ -120,17 +129,20 @@ def next_command(result: StudyResult) -> str | None:
     """The command line that goes on with an unproven study; None for the other verdicts."""
     if result.verdict not in ("undecided", "estimated"):
         return None
+    unfinished = result.unfinished
     given = shlex.split(result.provenance.get("command") or "")
     words = iter(given or ["analyze", "search", result.model.path, *_sla_options(result.sla)])
+    # A search that did not end goes on with the budget that it was given.
+    anew = {name: has for name, has in _SET_ANEW.items() if name != "--budget" or not unfinished}
     kept = []
     for word in words:
         name, _, value = word.partition("=")
-        if name not in _SET_ANEW:
+        if name not in anew:
             kept.append(word)
-        elif _SET_ANEW[name] and not value:
+        elif anew[name] and not value:
             next(words, None)
-    budget = format_duration(next_budget_s(result)[0])
-    return shlex.join([*kept, "--study", result.name, "--resume", "--budget", budget])
+    budget = [] if unfinished else ["--budget", format_duration(next_budget_s(result)[0])]
+    return shlex.join([*kept, "--study", result.name, "--resume", *budget])
 
 
 def _sla_options(sla: Sla) -> list[str]:

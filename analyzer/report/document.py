@@ -52,6 +52,7 @@ def build_document(report: StudyReport) -> dict[str, Any]:
         "schema": SCHEMA,
         "study": result.name,
         "verdict": result.verdict,
+        "status": result.status,
         "model": _model(result.model),
         "sla": _sla(result),
         "recommendation": entry(report.recommendation),

@@ -13,7 +13,9 @@ from analyzer.domain.answer import (
     closest_miss,
     find,
     measured,
+    misses,
     pareto_front,
+    rank,
     representative_test,
 )
 from analyzer.domain.configuration import Configuration
@@ -112,7 +114,8 @@ class StudyReport:
             baseline never keeps the SLA.
         closest_gain: The same of what came closest.
         front: The Pareto front, the highest edge first.
-        closest: None where a configuration is recommended or nothing was measured.
+        closest: None where a configuration is recommended or nothing was measured. Of a study
+            whose search did not end, the highest rate that is certified so far, if one is.
         verifications: Each with the entry of its measurement.
         types: The instance types that were compared; empty where there was one.
     """
@@ -142,7 +145,8 @@ def make_report(result: StudyResult) -> StudyReport:
     recommendation = find(measurements, result.recommended_id)
     # What is compared, whether it is recommended or only came closest.
     closest = (
-        closest_miss(measurements, result.sla, among=result.recommendable)
+        _certified_so_far(measurements, result)
+        or closest_miss(measurements, result.sla, among=result.recommendable)
         if recommendation is None
         else None
     )
@@ -184,6 +188,22 @@ def make_report(result: StudyResult) -> StudyReport:
         verifications=tuple((item, entry(item.measured)) for item in result.verifications),
         types=tuple(_type_entry(one, measurements, result) for one in result.instance_types),
     )
+
+
+def _certified_so_far(
+    measurements: Sequence[Measurement], result: StudyResult
+) -> tuple[Measurement, tuple[Miss, ...]] | None:
+    """What a search that did not end has certified; None where it ended, or has nothing.
+
+    As a search would recommend it: the highest rate, or the best where all rates are the target's.
+    """
+    sla = result.sla
+    proven = [m for m in rank(measurements, sla) if m.capacity_rps and not misses(m, sla)]
+    if not result.unfinished or not proven:
+        return None
+    if sla.objective in ("latency", "memory"):
+        return proven[0], ()
+    return max(proven, key=lambda m: m.capacity_rps or 0.0), ()
 
 
 def _type_entry(

@@ -10,6 +10,7 @@ from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
 from analyzer.report.search_facts import provenance_rows, search_rows, sla_rows
 from analyzer.report.summary import summarize
+from analyzer.report.trust_text import caution, trust_sentence
 from analyzer.report.wording import (
     configuration_label,
     configuration_rows,
@@ -54,6 +55,9 @@ def render_template(
         report=report,
         result=result,
         summary=summary,
+        caution=caution(result.explanation),
+        trust=trust_sentence(result.explanation),
+        state=result.status if result.unfinished else result.verdict,
         configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
         sla_rows=sla_rows(result),
         search_rows=search_rows(report, summary.conditions),

@@ -7,7 +7,7 @@ from typing import Any
 from analyzer.domain.study import SearchSummary, StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.summary import Row, requirement
-from analyzer.report.wording import number, percent, rate, size
+from analyzer.report.wording import NOT_MEASURED, number, percent, rate, size
 
 # Beyond its budget by more than this factor, a search says so.
 _OVERRUN = 1.02
@@ -67,7 +67,9 @@ def search_rows(report: StudyReport, conditions: str) -> list[Row]:
 
 
 def time_text(search: SearchSummary) -> str:
-    """``56.7 s``; beside the budget where it took longer: ``68 s of 60 s``."""
+    """``56.7 s``; beside the budget where it took longer: ``68 s of 60 s``; a dash if unknown."""
+    if search.wall_seconds is None:
+        return NOT_MEASURED
     text = f"{number(search.wall_seconds)} s"
     if search.budget_s is not None and search.wall_seconds > _OVERRUN * search.budget_s:
         text += f" of {number(search.budget_s)} s"

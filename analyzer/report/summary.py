@@ -19,6 +19,7 @@ from analyzer.report.gain_text import (
     rate_text,
     ratio_text,
 )
+from analyzer.report.unfinished import unfinished_heading, unfinished_title
 from analyzer.report.wording import (
     NOT_MEASURED,
     configuration_label,
@@ -35,6 +36,8 @@ from analyzer.report.wording import (
 )
 
 Row = tuple[str, str]
+
+OUT_OF_BUDGET = "The budget ended before anything was measured."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Summary:
     Args:
         title: One sentence: what holds.
         subtitle: The configuration, or what came closest, in words.
+        heading: What that configuration is called.
         figures: Three or four numbers, the most important first.
         measured: Rows on what was measured of the entry that the report speaks of.
         certificate: Rows of its certificate.
@@ -68,6 +72,7 @@ class Summary:
 
     title: str
     subtitle: str
+    heading: str
     figures: tuple[KeyFigure, ...]
     measured: tuple[Row, ...]
     certificate: tuple[Row, ...]
@@ -93,6 +98,7 @@ def summarize(report: StudyReport) -> Summary:
     return Summary(
         title=title,
         subtitle=subtitle,
+        heading=_heading(report),
         figures=_figures(report, report.recommendation) if report.recommendation else (),
         measured=_measured_rows(shown, sla) if shown else (),
         certificate=_certificate_rows(shown, sla) if shown else (),
@@ -128,18 +134,28 @@ def _title(report: StudyReport) -> tuple[str, str]:
             f"As {precision_label(entry.configuration)}, {name} {carried}",
             f"Serve {name} as {configuration_sentence(entry.configuration)}.",
         )
+    if report.result.unfinished:
+        return unfinished_title(report, required)
     came = f"Closest: {configuration_sentence(closest.entry.configuration)}." if closest else ""
     if report.result.verdict == "infeasible":
         return f"No configuration of {name} keeps {required}", came
-    return f"Undecided: no configuration was proven to keep {required}", came or (
-        "Nothing could be measured."
-    )
+    if not came:
+        faults = any(failure.is_fault for failure in report.failures)
+        came = "Nothing could be measured." if faults else OUT_OF_BUDGET
+    return f"Undecided: no configuration was proven to keep {required}", came
+
+
+def _heading(report: StudyReport) -> str:
+    if report.recommendation is not None:
+        return "Configuration"
+    return unfinished_heading(report) if report.result.unfinished else "The closest configuration"
 
 
 def _misses(report: StudyReport) -> tuple[str, ...]:
     sla, best, closest = report.result.sla, report.recommendation, report.closest
     if closest is not None:
-        return tuple(miss_sentence(miss, sla) for miss in closest.misses)
+        proven = closest.entry.measurement.capacity_rps is not None
+        return tuple(miss_sentence(miss, sla, proven=proven) for miss in closest.misses)
     if best is not None and best.measurement.capacity_rps is None:
         return (estimate_sentence(best.measurement, sla),)
     return ()

@@ -39,7 +39,8 @@ def render_terminal(report: StudyReport) -> str:
     """
     result, shown, summary = report.result, report.shown, summarize(report)
     lines = [*textwrap.wrap(f"{result.name}: {summary.title}.", _WIDTH), ""]
-    label = "configuration" if report.recommendation else "closest"
+    told = report.recommendation or result.unfinished
+    label = "configuration" if told else "closest"
     what = summary.subtitle.removeprefix("Closest: ")
     lines += _block(label, f"{shown.configuration.config_id}: {what}" if shown else what)
     for sentence in summary.misses:
@@ -63,10 +64,12 @@ def render_terminal(report: StudyReport) -> str:
         lines += _block("next", text)[:2]
     search = result.search
     left_out, failed = left_out_and_failed(report)
-    parts = [f"{search.evaluated_live:,} measured", f"{search.evaluated_twin:,} simulated"]
+    parts = [f"{search.evaluated_live:,} measured"]
+    parts += [f"{search.evaluated_twin:,} simulated"] if search.evaluated_twin is not None else []
     parts += [f"{variants(left_out)} left out"] if left_out else []
     parts += [f"{failed:,} failed"] if failed else []
-    done = f"{', '.join(parts)} in {time_text(search)}"
+    done = ", ".join(parts)
+    done += f" in {time_text(search)}" if search.wall_seconds is not None else ""
     lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:3]
     if summary.conditions:
         lines += _block("machine", summary.conditions)[:2]

@@ -18,8 +18,8 @@ _DRAWS = 2000  # a tail of 5 % is good to half a per cent
 # The size of the residuals is known like a variance with so many degrees of freedom, besides one
 # for each measurement.
 _FREEDOM_PRIOR = 2
-# A larger fraction says nothing to people.
-_TELLING_MAX = 10.0
+# A larger fraction says nothing to people: another configuration may then be twice as good.
+_TELLING_MAX = 1.0
 # From here on in whole per cent: the draws behind it give no more.
 _WHOLE_FROM = 0.1
 
@@ -43,7 +43,10 @@ class Bound:
 
     def __str__(self) -> str:
         if self.fraction > _TELLING_MAX:
-            return "too little was measured to say how much better another configuration may be"
+            return (
+                "too little is known of the other configurations to claim anything: one of them "
+                "may be more than twice as good"
+            )
         digits = 0 if self.fraction >= _WHOLE_FROM else 1
         fraction = f"{100 * self.fraction:.{digits}f} %"
         said = f"is better by more than {fraction} (confidence {self.confidence:g})"

@@ -13,12 +13,13 @@ from math import exp, isfinite, log
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.twin_error import FAR_OFF
 from analyzer.search.bound import Bound, plausible_gain
 from analyzer.search.residual import LOCAL, SCALE_PRIOR, ResidualModel
+from analyzer.search.wording import why_followed
 
-# The twin is distrusted when it is off by more than this (median), by a common factor and beside
-# one, and orders wrongly besides.
-_ERROR_MAX = 0.25
+# The twin is distrusted when it is far off (median), by a common factor and beside one, and orders
+# wrongly besides.
 _RANK_CORRELATION_MIN = 0.3
 _MEASUREMENTS_TO_DISTRUST = 3  # the fewest that have a median besides its extremes
 # As many promising candidates must have been measured before nearly all of them, this share,
@@ -354,7 +355,9 @@ class Designer:
             )
         if error is None:
             return "Nothing was measured yet that could contradict the twin."
-        return f"The twin is off by {error:.0%} in the median of what was measured."
+        few = self.compared < _MEASUREMENTS_TO_DISTRUST
+        why = why_followed(error, few=few, beside_bias=self._error_beside_bias)
+        return f"The twin is off by {error:.0%} in the median of what was measured{why}."
 
     def _reason_to_distrust(self) -> str:
         if len(self._feasible) < _MEASUREMENTS_TO_DISTRUST:
@@ -367,7 +370,7 @@ class Designer:
         if len(ratios) < _MEASUREMENTS_TO_DISTRUST:
             return ""
         error = self.error_median or 0.0
-        if min(error, self._error_beside_bias) <= _ERROR_MAX:
+        if min(error, self._error_beside_bias) <= FAR_OFF:
             return ""
         indices = [index for index, _ in ratios]
         measured = np.log([self._values[index] for index in indices])

@@ -221,10 +221,10 @@ def _summed(results: Mapping[str, StudyResult]) -> SearchSummary:
         space=", ".join(dict.fromkeys(part.space for part in parts)),
         space_size=sum(size for size in sizes if size is not None),
         evaluated_live=sum(part.evaluated_live for part in parts),
-        evaluated_twin=sum(part.evaluated_twin for part in parts),
+        evaluated_twin=sum(part.evaluated_twin or 0 for part in parts),
         failed=sum(part.failed for part in parts),
         load_test_seconds=sum(part.load_test_seconds for part in parts),
-        wall_seconds=max(part.wall_seconds for part in parts),
+        wall_seconds=max(part.wall_seconds or 0.0 for part in parts),
         bound="; ".join(bounds) or None,
         budget_needed_s=max(needed, default=None),
     )

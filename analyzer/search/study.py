@@ -127,13 +127,15 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
 
 
 def _tell_at_start(context: SearchContext) -> None:
-    """Tells the user at the start where the budget is too small for a proof, as far as is known."""
+    """Tells the user at the start where the budget is too small for a proof, as far as is known.
+
+    The budget that suffices is told once, at the end, when most is known.
+    """
     plan, proof_s = context.plan, _proof_guess_s(context)
     if proof_s > plan.left_s - plan.least_s("workers"):
         context.log.warn(
             f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
-            f"to take {_spelled(proof_s)} under load, for which --budget leaves no room; about "
-            f"{_spelled(_enough_s(context))} suffice."
+            f"to take {_spelled(proof_s)} under load, for which --budget leaves no room."
         )
 
 
@@ -161,10 +163,10 @@ def _unmeasured(context: SearchContext) -> StudyResult:
     log = context.log
     _note_unmeasured_baseline(context)
     needed_s = max(_enough_s(context), _CLEARLY_MORE * context.request.budget_s)
-    log.warn(
-        f"--budget {_spelled(context.request.budget_s)} ends before anything can be measured; "
-        f"{_spelled(needed_s)} suffice."
-    )
+    if any(isinstance(outcome, Measurement) for outcome in log.outcomes):
+        # Where nothing was measured before either, that is the answer itself.
+        budget = _spelled(context.request.budget_s)
+        log.warn(f"--budget {budget} ended before anything more could be measured.")
     refused = {
         outcome.configuration.variant
         for outcome in log.outcomes
@@ -231,17 +233,16 @@ def _spelled(seconds: float) -> str:
 
 
 def _plan_proof(context: SearchContext, screening: Screening) -> None:
-    """Tells the plan what a first proof will take, and the user where the budget is too small."""
+    """Tells the plan what a first proof will take, and the user where too little is left."""
     proof_s = screening.proof_s()
     if proof_s is None:
         return
     needed_s = context.server_start_s + proof_s
     context.plan.expect_proof(needed_s)
     if context.plan.left_s < needed_s and context.log.certified(screening.allowed) is None:
-        enough = _spelled(context.plan.budget_that_suffices_s(needed_s))
         context.log.warn(
-            f"A proof is expected to take {proof_s:.0f} s under load, and "
-            f"{max(context.plan.left_s, 0.0):.0f} s are left: --budget {enough} suffices."
+            f"A first proof is expected to take {needed_s:.0f} s, its server's start included; "
+            f"{max(context.plan.left_s, 0.0):.0f} s of --budget were left for it."
         )
 
 

@@ -1,9 +1,10 @@
-"""Configurations in words and in an order that people expect."""
+"""Configurations in words and in an order that people expect; what a twin's error means."""
 
 from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge
+from analyzer.domain.twin_error import FAR_OFF
 
 
 def complexity(configuration: Configuration) -> tuple[int, int, int]:
@@ -26,6 +27,29 @@ def describe(configuration: Configuration) -> str:
     if configuration.intra_op_threads:
         instances += f" × {configuration.intra_op_threads} threads"
     return f"{configuration.variant.label}, {instances}, {batching}"
+
+
+def why_followed(error: float, *, few: bool, beside_bias: float) -> str:
+    """Why a twin that is far off is trusted still, to follow its error; empty where it is not.
+
+    Args:
+        error: Its median error, a fraction.
+        few: Whether too little was measured to judge its order.
+        beside_bias: The error without the factor that is common to its predictions.
+    """
+    if error <= FAR_OFF:
+        return ""
+    if few:
+        return (
+            "; that is too few measurements to tell whether it orders the configurations wrongly"
+            " as well, so the search still followed its order"
+        )
+    if beside_bias <= FAR_OFF:
+        return (
+            ", nearly all of it by one common factor, which the search learned; it followed the"
+            " twin's order"
+        )
+    return "; it was followed for its order of the configurations alone, which is not clearly wrong"
 
 
 def spell_edge(edge: Edge) -> str:

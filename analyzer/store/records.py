@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from analyzer.domain.measurement import Conditions, Failure, Measurement
 from analyzer.domain.model import ModelInfo
@@ -15,10 +15,9 @@ from analyzer.domain.study import (
     MeasuredEngine,
     Pricing,
     SearchSummary,
+    StudyStatus,
     Verdict,
 )
-
-StudyStatus = Literal["running", "interrupted", "failed", "finished"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

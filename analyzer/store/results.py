@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from analyzer.domain.measurement import Failure, Measurement, RequestLog
-from analyzer.domain.study import StudyResult, Verification
+from analyzer.domain.study import StudyResult, StudyStatus, Verification
 from analyzer.errors import StoreError
 from analyzer.store import codec, rows, schema
 from analyzer.store import engine as engines
@@ -34,10 +34,10 @@ from analyzer.store.records import (
     StoredOutcome,
     StoredResult,
     StudyRecord,
-    StudyStatus,
     StudySummary,
     TrialRow,
 )
+from analyzer.store.unfinished import unfinished
 
 # Names are numbered; so many commands at once may race for one. Rows are read in parts of bounded
 # memory.
@@ -228,15 +228,18 @@ class ResultStore:
             StoreError: There is no such study, or a row is damaged.
         """
         record = self.study(name) if name else self.newest_study()
+        stored, outcomes = self._stored_result(record.name), self.outcomes(record.name)
+        if stored is None or record.status != "finished":
+            stored = unfinished(record, outcomes, stored)
+        return rows.study_result(record, stored, outcomes, self.verifications(record.name))
+
+    def _stored_result(self, study: str) -> StoredResult | None:
         with self._database.reading() as connection:
-            study_id = self._database.study_id(connection, record.name)
+            study_id = self._database.study_id(connection, study)
             query = select(schema.RESULTS.c.body).where(schema.RESULTS.c.study_id == study_id)
             body = connection.execute(query).scalar_one_or_none()
-        with self._database.readable(f"the result of study {record.name!r}"):
-            stored = rows.unfinished(record) if body is None else codec.loads(body, StoredResult)
-        return rows.study_result(
-            record, stored, self.outcomes(record.name), self.verifications(record.name)
-        )
+        with self._database.readable(f"the result of study {study!r}"):
+            return codec.loads(body, StoredResult) if body is not None else None
 
     def _update(self, connection: Connection, study_id: int, **values: str) -> None:
         row = schema.STUDIES.c.id == study_id
@@ -337,10 +340,10 @@ class ResultStore:
         return found
 
     def trial_rows(self, study: str) -> list[TrialRow]:
-        """The figures of every outcome in the order of storing, without building its objects.
+        """The figures of every outcome in the order of storing; edges as in :meth:`load_result`.
 
         Raises:
-            StoreError: There is no such study.
+            StoreError: There is no such study, or a row is damaged.
         """
         column = schema.OUTCOMES.c
         names = ("id", *TrialRow._fields[1:])
@@ -350,7 +353,12 @@ class ResultStore:
             result = connection.execute(
                 query.where(column.study_id == study_id).order_by(column.id)
             )
-            return list(map(TrialRow._make, result))
+            found = list(map(TrialRow._make, result))
+        stored = self._stored_result(study)
+        if stored is None or all(factor == 1.0 for _, factor in stored.speed_factors):
+            return found  # edges as they are stored: no object need be built
+        outcomes, sla = self.outcomes(study, load_tests_of=()), self.study(study).sla
+        return rows.with_stated_edges(found, outcomes, dict(stored.speed_factors), sla)
 
     def request_logs(
         self, study: str, trial_number: int, *, role: str | None = None

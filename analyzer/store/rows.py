@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.speeds import restated
-from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyResult, Verification
+from analyzer.domain.study import StudyResult, Verification
 from analyzer.store import codec
 from analyzer.store.blobs import pack_load_tests, unpack_load_tests
-from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord
+from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord, TrialRow
 
 
 def study_row(record: StudyRecord) -> dict[str, Any]:
@@ -60,25 +60,17 @@ def stored_result(result: StudyResult) -> StoredResult:
     )
 
 
-def unfinished(record: StudyRecord) -> StoredResult:
-    """What stands in for the result of a study that did not end."""
-    options = record.options
-    note = (
-        "The study did not end; this is what was measured until then. Go on with "
-        f"--study {record.name} --resume."
-    )
-    return StoredResult(
-        arrivals=options.get("arrivals", "poisson"),
-        request_batch_size=options.get("request_batch_size", 1),
-        server=options.get("server", "embedded"),
-        baseline_id=baseline_configuration(
-            batchable=record.model.batchable, device=options.get("device", "cpu")
-        ).config_id,
-        pricing=Pricing(),
-        explanation=Explanation(),
-        search=SearchSummary(sampler=options.get("sampler", "twin")),
-        warnings=(note,),
-    )
+def standing(outcomes: Iterable[StoredOutcome]) -> tuple[Measurement | Failure, ...]:
+    """One outcome for each configuration, the last one, in the order of their first.
+
+    A failure never replaces a measurement.
+    """
+    last: dict[Configuration, Measurement | Failure] = {}
+    for item in outcomes:
+        known = last.get(item.outcome.configuration)
+        if not (isinstance(item.outcome, Failure) and isinstance(known, Measurement)):
+            last[item.outcome.configuration] = item.outcome
+    return tuple(last.values())
 
 
 def study_result(
@@ -87,30 +79,45 @@ def study_result(
     outcomes: Iterable[StoredOutcome],
     verifications: Iterable[Verification],
 ) -> StudyResult:
-    """The result that is kept in several tables.
-
-    One outcome for each configuration, the last one, in the order of their first; a failure never
-    replaces a measurement.
-    """
-    last: dict[Configuration, Measurement | Failure] = {}
-    for item in outcomes:
-        known = last.get(item.outcome.configuration)
-        if not (isinstance(item.outcome, Failure) and isinstance(known, Measurement)):
-            last[item.outcome.configuration] = item.outcome
+    """The result that is kept in several tables, its outcomes as :func:`standing`."""
     fields = {field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)}
     return StudyResult(
         name=record.name,
-        verdict=record.verdict or "undecided",
+        verdict=record.verdict or "undecided"
+        if record.status == "finished" or stored.recommended_id is not None
+        else "undecided",
+        status=record.status,
         model=record.model,
         sla=record.sla,
         # They are stored as short runs found them.
         outcomes=restated(
-            last.values(), dict(stored.speed_factors), miss_rate_max=record.sla.miss_rate_max
+            standing(outcomes), dict(stored.speed_factors), miss_rate_max=record.sla.miss_rate_max
         ),
         provenance=record.provenance,
         verifications=tuple(verifications),
         **fields,
     )
+
+
+def with_stated_edges(
+    trials: Iterable[TrialRow],
+    outcomes: Sequence[StoredOutcome],
+    factors: Mapping[str, float],
+    sla: Sla,
+) -> list[TrialRow]:
+    """``trials`` with their edges over all speeds, as the study's result tells them.
+
+    Args:
+        outcomes: Those of ``trials``; load tests may be left out.
+        factors: :attr:`StudyResult.speed_factors`.
+    """
+    stated = restated([item.outcome for item in outcomes], factors, miss_rate_max=sla.miss_rate_max)
+    edges = {
+        item.number: _finite(outcome.edge.rate_rps)
+        for item, outcome in zip(outcomes, stated, strict=True)
+        if isinstance(outcome, Measurement)
+    }
+    return [row._replace(edge_rps=edges.get(row.number)) for row in trials]
 
 
 def outcome_row(

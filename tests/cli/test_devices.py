@@ -24,7 +24,7 @@ from analyzer.hardware.gpus import GpuIdentity
 from analyzer.modelconfig.text import parse_config
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.store.records import StudyRecord
-from analyzer.store.rows import unfinished
+from analyzer.store.unfinished import unfinished
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 

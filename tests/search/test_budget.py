@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections import deque
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
+from analyzer.report.terminal import render_terminal
 from analyzer.search.request import SearchRequest
 from analyzer.search.time_plan import OVERRUN_SHARE, TimePlan
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
@@ -220,14 +222,23 @@ def test_no_search_takes_longer_than_its_budget(
     assert found.verdict in ("found", "undecided")
 
 
+def budgets_named(found: StudyResult) -> set[str]:
+    """Every budget that the answer, its notes and its command name, durations in seconds apart."""
+    text = " ".join((render_terminal(make_report(found)), *found.warnings))
+    return set(re.findall(r"(?:budget of|--budget|about|\() ?(\d+[smh]\b)", text))
+
+
 def test_a_budget_that_suffices_for_nothing_is_answered_at_once() -> None:
     machine = Machine(start_s=1.5)
     found, took_s = search(3.0, machine)
     assert took_s == pytest.approx(machine.start_s)
     assert found.verdict == "undecided"
     assert found.search.budget_needed_s is not None and found.search.budget_needed_s > 3.0
-    assert any("before anything can be measured" in warning for warning in found.warnings)
-    document = build_document(make_report(found))
+    report = make_report(found)
+    told = " ".join(render_terminal(report).split())
+    assert told.count("before anything was measured") == 1 and "Nothing could be" not in told
+    assert not any("suffice" in warning for warning in found.warnings), "the report names it"
+    document = build_document(report)
     assert document["closest"] is None and document["search"]["budget_needed_s"] >= 10.0
     again, _ = search(document["search"]["budget_needed_s"], machine)
     assert again.verdict == "found"
@@ -242,6 +253,7 @@ def test_the_budget_named_after_nothing_was_measured_clearly_exceeds_it() -> Non
     assert not any(isinstance(outcome, Measurement) for outcome in found.outcomes)
     needed_s = found.search.budget_needed_s
     assert needed_s is not None and needed_s >= 1.5 * 24.0
+    assert len(budgets_named(found)) == 1
     again, _ = search(needed_s, machine)
     assert again.verdict == "found"
 
@@ -271,5 +283,6 @@ def test_a_model_that_takes_forever_to_build_ends_with_the_budget() -> None:
 def test_a_proof_that_no_budget_of_this_size_brings_is_told_at_the_start() -> None:
     """With half a second for an inference; the search goes on, and tells what it measured."""
     found, _ = search(60.0, Machine(inference_ms=500.0))
+    assert len(budgets_named(found)) == 1, "which suffices is told once, at the end"
     assert any("a proof is expected" in warning for warning in found.warnings)
     assert any(not isinstance(outcome, Failure) for outcome in found.outcomes)

@@ -91,12 +91,18 @@ def test_a_twin_that_orders_wrongly_is_distrusted_and_gives_no_bound() -> None:
     assert designer.bound() is None
 
 
-@pytest.mark.parametrize(("fraction", "told"), [(7.681, "768 %"), (0.1, "10 %"), (0.042, "4.2 %")])
+@pytest.mark.parametrize(("fraction", "told"), [(0.768, "77 %"), (0.1, "10 %"), (0.042, "4.2 %")])
 def test_a_bound_is_told_in_whole_per_cent_from_ten_on(fraction: float, told: str) -> None:
     bound = Bound(fraction=fraction, confidence=0.95, covered=3, space=3)
     assert str(bound) == (
         f"no configuration in the space is better by more than {told} (confidence 0.95)"
     )
+
+
+def test_a_bound_that_excludes_nothing_claims_nothing() -> None:
+    """``no configuration in the space is better by more than 357 %`` did."""
+    text = str(Bound(fraction=3.57, confidence=0.95, covered=3, space=3))
+    assert "%" not in text and "too little is known of the other configurations" in text
 
 
 def test_bound_covers_the_truth_and_shrinks() -> None:

@@ -200,7 +200,50 @@ def test_a_study_that_did_not_end_has_a_result_too(store: ResultStore, make: Mod
     assert result.outcomes == (measured,)
     assert (result.verdict, result.recommended_id) == ("undecided", None)
     assert result.search.sampler == "tpe"
-    assert f"--study {name} --resume" in result.warnings[0]
+    assert result.status == "interrupted" and "interrupted" in result.warnings[0]
+    # Counted is what is stored; what is not stored is unknown, not 0.
+    search = result.search
+    assert (search.evaluated_live, search.failed) == (1, 0)
+    assert search.load_test_seconds == measured.load_test_seconds
+    assert search.evaluated_twin is None and search.wall_seconds is None
+    assert search.budget_s == 60.0
+
+
+def test_a_resumed_study_that_did_not_end_keeps_its_recommendation(
+    store: ResultStore, make: ModuleType
+) -> None:
+    name = store.create_study(make.make_record()).name
+    measured = make.make_measurement()
+    store.add_outcome(name, 0, {}, measured)
+    recommended = measured.configuration.config_id
+    store.save_result(make.make_result(name, recommended_id=recommended))
+    store.add_outcome(name, 1, {}, make.make_failure())
+    store.set_status(name, "interrupted")
+    result = store.load_result(name)
+    assert (result.verdict, result.recommended_id) == ("found", recommended)
+    assert not result.unfinished and (result.search.evaluated_live, result.search.failed) == (1, 1)
+    assert f"--study {name} --resume" in result.warnings[-1]
+    # Nothing was recommended: whatever was said of the space before holds for less than is stored.
+    store.save_result(make.make_result(name, verdict="infeasible", recommended_id=None))
+    store.set_status(name, "running")
+    result = store.load_result(name)
+    assert result.verdict == "undecided" and result.unfinished and result.search.bound is None
+
+
+def test_rows_and_result_tell_the_same_edges(store: ResultStore, make: ModuleType) -> None:
+    """Rows gave edges of short runs that the result had lowered."""
+    name = store.create_study(make.make_record()).name
+    bare = {"capacity_rps": None, "certificate": None, "headline": None}
+    first, later = make.make_measurement(200.0, **bare), make.make_measurement(400.0, **bare)
+    for outcome in (first, make.make_failure(), later):
+        store.add_outcome(name, 0, {}, outcome)
+    config_id = later.configuration.config_id
+    store.save_result(make.make_result(name, speed_factors=((config_id, 0.5),)))
+    told = next(
+        o for o in store.load_result(name).outcomes if o.configuration.config_id == config_id
+    )
+    assert told.edge.rate_rps == 200.0
+    assert [row.edge_rps for row in store.trial_rows(name)] == [100.0, None, 200.0]
 
 
 def test_studies_are_listed_newest_first(store: ResultStore, make: ModuleType) -> None:

@@ -1,0 +1,67 @@
+"""A study's configurations as ``analyze studies show`` lists them, with the report's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.report.entries import StudyReport
+from analyzer.report.gain_text import edge_text
+from analyzer.report.wording import NOT_MEASURED, rate
+from analyzer.store.records import TrialRow
+
+HEAD = ("trial", "role", "state", "config", "variant", "edge", "certified", "reason")
+_REASON_MAX = 60
+
+
+def standing_rows(trials: Sequence[TrialRow]) -> dict[str, TrialRow]:
+    """The row that stands for each configuration, by its id, in the order of their first.
+
+    It is the last one, as in the study's result; a failure never replaces a measurement.
+    """
+    found: dict[str, TrialRow] = {}
+    for row in trials:
+        known = found.get(row.config_id)
+        if known is None or row.state == "measured" or known.state != "measured":
+            found[row.config_id] = row
+    return found
+
+
+def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[str, ...]]:
+    """A row for each configuration, below :data:`HEAD`.
+
+    Args:
+        trials: Every outcome of the study in the order of storing.
+    """
+    numbers: dict[str, int] = {}
+    roles: dict[str, set[str]] = {}
+    for row in trials:
+        roles.setdefault(row.config_id, set()).add(row.role)
+        if row.trial_number >= 0:
+            numbers.setdefault(row.config_id, row.trial_number)
+    measured = {one.configuration.config_id: one for one in report.measured}
+    table: list[tuple[str, ...]] = [HEAD]
+    for config_id, row in standing_rows(trials).items():
+        measurement = measured.get(config_id)
+        table.append(
+            (
+                str(numbers.get(config_id, NOT_MEASURED)),
+                _role(report, config_id, roles[config_id]),
+                "left out" if (row.role, row.state) == ("variant", "failed") else row.state,
+                config_id,
+                row.variant,
+                edge_text(measurement.edge) if measurement is not None else NOT_MEASURED,
+                rate(measurement.capacity_rps if measurement is not None else None),
+                (row.message or row.reason or "")[:_REASON_MAX],
+            )
+        )
+    return table
+
+
+def _role(report: StudyReport, config_id: str, roles: set[str]) -> str:
+    """What a configuration is now, in what the report recommends; not what it once was."""
+    if config_id == report.result.recommended_id:
+        return "recommended"
+    for role in ("baseline", "trial", "variant"):
+        if role in roles:
+            return role
+    return "trial"

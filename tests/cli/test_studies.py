@@ -1,0 +1,96 @@
+"""``analyze studies show`` tells what the report of the study tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from facts_example import BASELINE, OUTCOMES, WINNER, example_facts
+
+from analyzer.cli.studies import studies
+from analyzer.domain.measurement import Measurement
+from analyzer.domain.study import StudyResult
+from analyzer.report.entries import make_report
+from analyzer.report.gain_text import edge_text
+from analyzer.report.wording import rate
+from analyzer.store.records import StudyRecord
+from analyzer.store.results import ResultStore, open_store
+
+LOWERED = "This machine's speed varied: 40% below those that short runs found."
+
+
+def of(config_id: str) -> Measurement:
+    found = next(o for o in OUTCOMES if o.configuration.config_id == config_id)
+    assert isinstance(found, Measurement)
+    return found
+
+
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    yield f"sqlite:///{folder / 'results.db'}"
+
+
+def stored(store: ResultStore) -> StudyResult:
+    """A study that was resumed: another configuration was recommended last, as its rows say."""
+    facts = example_facts()
+    store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+    winner, baseline = of(WINNER.config_id), of(BASELINE.config_id)
+    short = replace(winner, capacity_rps=None, certificate=None, headline=None)
+    for number, role, outcome in (
+        (0, "trial", short), (-1, "baseline", baseline), (-1, "recommendation", winner),
+        (-1, "recommendation", baseline),
+    ):  # fmt: skip
+        store.add_outcome(facts.name, number, {}, outcome, role=role)
+    factors = ((WINNER.config_id, 0.6), (BASELINE.config_id, 0.5))
+    result = replace(facts, outcomes=(winner, baseline), speed_factors=factors, warnings=(LOWERED,))
+    store.save_result(result)
+    return store.load_result(facts.name)
+
+
+def shown(url: str, name: str, *options: str) -> str:
+    found = CliRunner().invoke(studies, ["show", name, "--store", url, *options])
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_a_study_shows_the_figures_of_its_report(url: str) -> None:
+    with open_store(url) as store:
+        report = make_report(stored(store))
+    text = shown(url, report.result.name)
+    assert report.recommendation is not None and report.baseline is not None
+    lines = [line for line in text.splitlines() if WINNER.config_id in line]
+    assert len(lines) == 1, "one line for each configuration"
+    best = report.recommendation.measurement
+    assert (best.edge.rate_rps or 0.0) < (of(WINNER.config_id).edge.rate_rps or 0.0)
+    assert edge_text(best.edge) in lines[0] and rate(best.capacity_rps) in lines[0]
+    assert "recommended" in lines[0] and lines[0].startswith("0 ")
+    (base,) = (line for line in text.splitlines() if BASELINE.config_id in line)
+    assert edge_text(report.baseline.measurement.edge) in base and "baseline" in base
+    assert f"Note: {LOWERED}" in text
+
+
+def test_its_document_has_every_row_with_the_same_edges(url: str) -> None:
+    with open_store(url) as store:
+        report = make_report(stored(store))
+    document = json.loads(shown(url, report.result.name, "--json"))
+    assert document["recommended_id"] == WINNER.config_id and LOWERED in document["warnings"]
+    assert [row["stands"] for row in document["trials"]] == [False, False, True, True]
+    edges = {m.configuration.config_id: m.edge.rate_rps for m in report.measured}
+    for row in document["trials"]:
+        if row["stands"]:
+            assert row["edge_rps"] == pytest.approx(edges[row["config_id"]])
+
+
+def test_an_interrupted_study_is_shown_as_its_report_tells_it(url: str) -> None:
+    with open_store(url) as store:
+        facts = example_facts()
+        store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+        store.add_outcome(facts.name, 0, {}, of(WINNER.config_id))
+        store.set_status(facts.name, "interrupted")
+    text = shown(url, facts.name)
+    assert "Interrupted: as int8 static, digits is certified so far for 556 requests/s" in text
+    assert text.rstrip().endswith(f"--study {facts.name} --resume")
