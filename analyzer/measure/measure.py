@@ -17,6 +17,7 @@ from analyzer.domain.measurement import (
     Measurement,
     RateEvidence,
 )
+from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.errors import TargetError
 from analyzer.measure.certify import (
     AT_ONCE,
@@ -48,6 +49,10 @@ _INVALID_MAX = 12
 _INVALID_EASE_MIN = 0.25
 _INVALID_EASE_MAX = 0.9
 _ABORTED_EASE_MAX = 0.5
+# A run of an edge that the least evidence takes: so much more than that, since its start does not
+# count, and at most so many times the longest run.
+_EVIDENCE_FACTOR = 1.15
+_EVIDENCE_LONGER = 1.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
 # Of an edge that is only supposed: the highest rate of a first proof.
@@ -105,7 +110,9 @@ def measure_edge(
     while (rate := search.next_rate_rps()) is not None:
         if spent_s >= plan.seconds and search.kept_rps is not None:
             break
-        seconds = float(np.clip(500 / rate, low_s, high_s))
+        # Where that suffices, half as long again: a side with few requests leaves the edge open.
+        enough_s = min(_EVIDENCE_FACTOR * EVIDENCE_MIN / rate, _EVIDENCE_LONGER * high_s)
+        seconds = float(np.clip(500 / rate, low_s, max(high_s, enough_s)))
         if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
