@@ -10,7 +10,7 @@ from analyzer.report.wording import NOT_MEASURED, rate
 from analyzer.store.records import TrialRow
 
 HEAD = ("trial", "role", "state", "config", "variant", "edge", "certified", "reason")
-_REASON_MAX = 60
+_REASON_MAX = 60  # of its characters: what a line of the table holds
 
 
 def standing_rows(trials: Sequence[TrialRow]) -> dict[str, TrialRow]:

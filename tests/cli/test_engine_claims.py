@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_no_engine_is_built_while_a_claim_is_measured(
     assert isinstance(measurement, Measurement)
     subject = claim_of_study(study, measurement, cache_dir())
     values = {"seed": 1, "server": "embedded", "budget": 1.0, "store_url": ""}
-    assert verify._measure(subject, values, quiet=True) == "measured"
+    assert verify._measure(subject, values, started=time.monotonic(), quiet=True) == "measured"
 
 
 @pytest.fixture

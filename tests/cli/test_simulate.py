@@ -150,7 +150,7 @@ GOOD = ("--service-time", "1=10ms", "--arrivals", "closed:4", "--requests", "10"
         ((*GOOD, "--service-time", "1=16ms,1=10ms"), "does not come after 1"),
         ((*GOOD, "--service-time", "0=16ms"), "below 1"),
         ((*GOOD, "--service-time", "1=-5ms"), "-5ms"),
-        ((*GOOD, "--service-time", "1=9999999h"), "centuries"),
+        ((*GOOD, "--service-time", "1=9999999h"), "at most 24h"),
         ((*GOOD, "--instances", "0"), "--instances"),
         ((*GOOD, "--max-batch-size", "-1"), "--max-batch-size"),
         ((*GOOD, "--max-queue-size", "-1"), "--max-queue-size"),

@@ -102,35 +102,33 @@ def test_an_affine_truth_is_never_much_slower_than_its_curve_says(
     assert ratio.max() <= 1.5
 
 
-@given(
-    fixed=st.floats(min_value=0.1, max_value=100.0),
-    each=st.floats(min_value=0.0, max_value=10.0),
-    count=st.integers(min_value=3, max_value=60),
-    seed=st.integers(min_value=0, max_value=2**31),
-)
-def test_executions_of_an_affine_truth_with_noise_give_no_rate_beyond_it(
-    fixed: float, each: float, count: int, seed: int
-) -> None:
-    """In the saturation, in the approximation by heavy traffic, and in what is simulated."""
-    rng = np.random.default_rng(seed)
-    found = service(
-        {
-            size: [float(ms) for ms in (fixed + each * size) * rng.lognormal(-0.02, 0.2, count)]
-            for size in SIZES
-        }
-    )
-    truth = ServiceTime(batch_sizes=(1, 2), service_ms=(fixed + each, fixed + 2 * each))
-    at = np.arange(1, 33)
-    assert rises(found.curve_ms(at))
-    assert (truth.curve_ms(at) / found.curve_ms(at)).max() <= 1.5
-    assert np.all(found.table_ns(1, 32)[1, 1:] == found.curve_ms(at) * 1e6)
-    policy = BatchingPolicy(max_batch_size=32, dynamic_batching=True)
-    assert found.saturation_rps(policy) <= 1.5 * truth.saturation_rps(policy)
-    budget_ms = 20.0 * float(truth.curve_ms(at)[-1])
-    ours, true = heavy_traffic_edges(
-        [(policy, found, 0.0), (policy, truth, 0.0)], budget_ms=budget_ms, percentile=99.0
-    )
-    assert ours <= 1.6 * true
+def test_executions_of_an_affine_truth_with_noise_give_no_rate_beyond_it() -> None:
+    """In the saturation, in the approximation by heavy traffic, and in what is simulated.
+
+    Of three executions a mean may be off by anything: the bound holds in 99 of 100 draws.
+    """
+    rng, too_quick = np.random.default_rng(0), []
+    policy, at = BatchingPolicy(max_batch_size=32, dynamic_batching=True), np.arange(1, 33)
+    for _ in range(400):
+        fixed, each = float(np.exp(rng.uniform(-2.3, 4.6))), float(rng.uniform(0.0, 10.0))
+        count = int(rng.integers(3, 61))
+        found = service(
+            {
+                size: [float(ms) for ms in (fixed + each * size) * rng.lognormal(-0.02, 0.2, count)]
+                for size in SIZES
+            }
+        )
+        truth = ServiceTime(batch_sizes=(1, 2), service_ms=(fixed + each, fixed + 2 * each))
+        assert rises(found.curve_ms(at))
+        assert np.all(found.table_ns(1, 32)[1, 1:] == found.curve_ms(at) * 1e6)
+        quick = [float((truth.curve_ms(at) / found.curve_ms(at)).max())]
+        quick.append(found.saturation_rps(policy) / truth.saturation_rps(policy))
+        budget_ms = 20.0 * float(truth.curve_ms(at)[-1])
+        ours, true = heavy_traffic_edges(
+            [(policy, found, 0.0), (policy, truth, 0.0)], budget_ms=budget_ms, percentile=99.0
+        )
+        too_quick.append(max(*quick, ours / true))
+    assert np.quantile(too_quick, 0.99) <= 1.5
 
 
 def test_batches_that_are_free_stay_nearly_free() -> None:
