@@ -6,9 +6,10 @@ import of ours: it must start in milliseconds and depend on nothing.
 
     python guardian.py VARIABLE=VALUE FOLDER
 
-kills every process with that in its environment and every process below one, then removes the
-folder. Ray's agents overwrite their environment with their title, so they are found by their
-parents alone.
+kills every process with that in its environment, every process below one and every process of the
+groups whose numbers its input names, then removes the folder. Ray's agents overwrite their
+environment with their title, and the daemon that is their parent dies with a driver that is killed,
+so that only their group tells of them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ _ATTEMPTS = 250
 _POLL_S = 0.02
 
 
-def find(wanted: bytes) -> set[int]:
-    """Live processes with ``wanted`` (``VARIABLE=VALUE``) in their environment, and all below."""
+def find(wanted: bytes, groups: set[int]) -> set[int]:
+    """Live processes with ``wanted`` (``VARIABLE=VALUE``) in their environment, and all below.
+
+    Those of the process groups ``groups`` too.
+    """
     found: set[int] = set()
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208
@@ -34,10 +38,10 @@ def find(wanted: bytes) -> set[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                # "PID (NAME) STATE PARENT ...", where the name may hold anything.
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                # "PID (NAME) STATE PARENT GROUP ...", where the name may hold anything.
+                state, parent, group = file.read().rpartition(b")")[2].split()[:3]
             with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
-                marked = wanted in file.read().split(b"\0")
+                marked = wanted in file.read().split(b"\0") or int(group) in groups
         except OSError:
             continue
         if state != b"Z":
@@ -52,9 +56,9 @@ def main(mark: str, folder: str) -> None:
     """Waits, kills, cleans."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.stdin.buffer.read()
+    groups = {int(word) for word in sys.stdin.buffer.read().split()}
     for _ in range(_ATTEMPTS):
-        alive = find(mark.encode())
+        alive = find(mark.encode(), groups)
         if not alive:
             break
         for pid in alive:

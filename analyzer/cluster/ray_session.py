@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -137,10 +136,10 @@ def _check_reachable(address: str) -> None:
 def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator[ModuleType]:
     folder = _make_folder()
     mark = uuid.uuid4().hex
-    with _guardian(f"{_SESSION}={mark}", folder):
+    with _guardian(f"{_SESSION}={mark}", folder) as tell:
         try:
             marked = _environment({_SESSION: mark})
-            with marked, _given_out(gpus), _without_helpers(ray), _apart(ray):
+            with marked, _given_out(gpus), _without_helpers(ray), _apart(ray, tell):
                 ray.init(
                     address="local",
                     num_cpus=cores,
@@ -185,8 +184,8 @@ def _without_helpers(ray: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def _apart(ray: ModuleType) -> Iterator[None]:
-    """Starts a local Ray's daemons in process groups of their own.
+def _apart(ray: ModuleType, tell: Callable[[int], None]) -> Iterator[None]:
+    """Starts a local Ray's daemons in process groups of their own, and tells their numbers.
 
     A signal to our whole group (``timeout``, a terminal, an orchestrator) would end them before we
     have ended; without its store of state Ray then ends us, or waits for it.
@@ -196,7 +195,13 @@ def _apart(ray: ModuleType) -> Iterator[None]:
     if popen is None:
         yield
         return
-    services.ConsolePopen = partial(popen, process_group=0)
+
+    def start(*args: Any, **options: Any) -> Any:
+        process = popen(*args, process_group=0, **options)
+        tell(process.pid)
+        return process
+
+    services.ConsolePopen = start
     try:
         yield
     finally:
@@ -218,8 +223,11 @@ def _make_folder() -> Path:
 
 
 @contextmanager
-def _guardian(mark: str, folder: Path) -> Iterator[None]:
-    """A process that cleans up after us at the end of the block, or when we are killed in it."""
+def _guardian(mark: str, folder: Path) -> Iterator[Callable[[int], None]]:
+    """A process that cleans up after us at the end of the block, or when we are killed in it.
+
+    Yields what tells it of a process group that is to end then.
+    """
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", guardian.__file__, mark, str(folder)],
         stdin=subprocess.PIPE,
@@ -227,8 +235,16 @@ def _guardian(mark: str, folder: Path) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    told = process.stdin
+    assert told is not None
+
+    def tell(group: int) -> None:
+        with suppress(OSError):  # somebody has ended it
+            told.write(b"%d\n" % group)
+            told.flush()
+
     try:
-        yield
+        yield tell
     finally:
         process.communicate()  # closes its input, whereupon it kills what is left and ends
         shutil.rmtree(folder, ignore_errors=True)

@@ -100,7 +100,7 @@ def test_the_guardian_finds_children_that_have_lost_their_environment() -> None:
     try:
         while not (children := psutil.Process(parent.pid).children()) or children[0].environ():
             assert parent.poll() is None
-        assert guardian.find(mark.encode()) == {parent.pid, children[0].pid}
+        assert guardian.find(mark.encode(), set()) == {parent.pid, children[0].pid}
         subprocess.run(
             [sys.executable, "-I", "-S", guardian.__file__, mark, ""],
             stdin=subprocess.DEVNULL, check=True, timeout=30,
@@ -109,3 +109,18 @@ def test_the_guardian_finds_children_that_have_lost_their_environment() -> None:
         assert not lives(children[0])
     finally:
         parent.kill()
+
+
+def test_the_guardian_ends_a_group_whose_leader_is_gone() -> None:
+    """A killed driver takes Ray's daemon with it at once, and leaves the daemon's agents."""
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '1000'], env={}); sys.stdin.read()"
+    leader = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, process_group=0)
+    while not (children := psutil.Process(leader.pid).children()) or children[0].environ():
+        assert leader.poll() is None
+    leader.kill()
+    leader.communicate()
+    subprocess.run(
+        [sys.executable, "-I", "-S", guardian.__file__, "TRITUNE_TEST_NOBODY=1", ""],
+        input=f"{leader.pid}\n".encode(), check=True, timeout=30,
+    )  # fmt: skip
+    assert not lives(children[0])
