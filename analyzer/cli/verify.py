@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The contract's, as those of a search.
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
 
-# Added to the time under load: starting the server twice, and blocks that do not count.
+# Added to the seconds that the missing requests take: two starts, and blocks that do not count.
 _RESERVE_S = 60.0
 # What the end of the command takes: the answer stored and printed.
 _END_S = 0.5
@@ -234,14 +234,15 @@ def _measure(
                 err=True,
             )
 
-    plan = VerifyPlan(
-        load=load,
-        rate_rps=claim.rate_rps,
-        seconds=values["budget"] - (time.monotonic() - started) - _END_S,
-        twin=_twin(subject, values["store_url"], values["server"]),
-        gpu=gpu,
-    )
+    twin = _twin(subject, values["store_url"], values["server"])
     with measuring_on(gpu):
+        plan = VerifyPlan(
+            load=load,
+            rate_rps=claim.rate_rps,
+            seconds=values["budget"] - (time.monotonic() - started) - _END_S,
+            twin=twin,
+            gpu=gpu,
+        )
         return verify_claim(claim.configuration, plan, start, on_block=told)
 
 

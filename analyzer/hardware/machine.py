@@ -93,8 +93,9 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
 
 def machine_id() -> str:
     """The same for all containers of a running machine, and another one on each machine."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.is_file() else socket.gethostname()
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
 
 
 def _read(path: Path) -> str:

@@ -215,15 +215,17 @@ class _Certifying:
         goal = self._goal
         if goal.fixed_rps:
             return [goal.fixed_rps]
-        known = [rate for rate in self._result.evidence if rate <= self._edge_rps]
-        highest = min(goal.enough_rps, _LADDER[0] * self._edge_rps)
+        # The rungs lie below the rate that is enough, which is the highest of them then.
+        span_rps = min(goal.enough_rps / _LADDER[0], self._edge_rps)
+        highest = min(goal.enough_rps, _LADDER[0] * span_rps)
+        known = [rate for rate in self._result.evidence if rate <= min(span_rps, goal.enough_rps)]
         ladder = [
             rate
-            for rate in (highest, *(self._edge_rps * share for share in _LADDER[1:]))
-            if rate <= highest and all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
+            for rate in (highest, *(span_rps * share for share in _LADDER[1:]))
+            if rate == goal.enough_rps
+            or all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
         ]
-        rates = [rate for rate in (*known, *ladder) if rate <= goal.enough_rps]
-        return sorted((rate for rate in rates if rate > goal.above_rps), reverse=True)
+        return sorted({rate for rate in (*known, *ladder) if rate > goal.above_rps}, reverse=True)
 
     def _claim(self, rate: float) -> int:
         """The number of the claim that ``rate`` is, or would be.

@@ -111,8 +111,9 @@ def measure_edge(
         if spent_s >= plan.seconds and search.kept_rps is not None:
             break
         # Where that suffices, half as long again: a side with few requests leaves the edge open.
-        enough_s = min(_EVIDENCE_FACTOR * EVIDENCE_MIN / rate, _EVIDENCE_LONGER * high_s)
-        seconds = float(np.clip(500 / rate, low_s, max(high_s, enough_s)))
+        enough_s = _EVIDENCE_FACTOR * EVIDENCE_MIN / rate
+        longest_s = enough_s if high_s < enough_s <= _EVIDENCE_LONGER * high_s else high_s
+        seconds = float(np.clip(500 / rate, low_s, longest_s))
         if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)

@@ -174,17 +174,19 @@ class _Walk:
             known = self._earlier.get(rate)
             claim = known.claim if known is not None else self._plan.open_claims + 1 + position
             runs = self._runs(rate)
+            if counted := [run for run in runs if excused(run[0])]:
+                evidence[rate] = self._evidence(rate, counted, known, claim)
             if runs:
-                evidence[rate] = self._evidence(rate, runs, known, claim)
                 certificates[rate] = self._judge(rate, runs, None, claim)
-            reason = self._doubt(rate, runs, certificates.get(rate))
+            reason = self._doubt(rate, runs, certificates.get(rate), claim)
             if reason:
                 reasons[f"at {rate:.3g}/s {reason}"] = None
         found, edge = tuple(evidence[rate] for rate in sorted(evidence)), self._edge()
         if not certificates:
             return Refutation(certificate=None, headline=None, evidence=found, edge=edge)
-        # Where a rate was kept there is nothing to explain.
-        told = () if edge.at_least_rps else tuple(reasons)
+        # Where one of these rates was kept there is nothing to explain.
+        kept = (edge.at_least_rps or 0.0) >= min(self._refute.rates_rps)
+        told = () if kept else tuple(reasons)
         least = min(certificates, key=lambda rate: _share(certificates[rate]))
         certificate = replace(
             certificates[least],
@@ -230,9 +232,9 @@ class _Walk:
         known: RateEvidence | None,
         claim: int,
     ) -> RateEvidence:
-        """All runs ever made at a rate, those that were disturbed as well."""
+        """All runs ever made at a rate that count, those that were disturbed as well."""
         together = self._judge(rate, runs, known, claim)
-        met = [test.conditions for test, _ in runs if excused(test)]
+        met = [test.conditions for test, _ in runs]
         if known is not None:
             met = [known.conditions, *met] if known.conditions is not None else []
         return RateEvidence(
@@ -255,6 +257,7 @@ class _Walk:
         rate: float,
         runs: Sequence[tuple[LoadTest, RequestLog]],
         certificate: Certificate | None,
+        claim: int,
     ) -> str:
         """Why the runs at a rate refute nothing; empty where they do."""
         allowed = self._load.sla.miss_rate_max
@@ -273,7 +276,12 @@ class _Walk:
                 return why
         if any((test.over_budget or 0) <= allowed * test.requests for test, _ in runs):
             return "not every run was late"
-        if certificate.verdict != "FAIL":
+        if not all(test.validity.valid for test, _ in runs):
+            return "not every run was valid"
+        # What was known of the rate before counts as well.
+        earlier = self._earlier.get(rate)
+        together = self._judge(rate, runs, earlier, claim) if earlier is not None else certificate
+        if certificate.verdict != "FAIL" or together.verdict != "FAIL":
             return "too few requests decide"
         if rate == min(self._refute.rates_rps) and not self._refute.fixed:
             return self._queue_doubt(runs, certificate)
@@ -295,15 +303,13 @@ class _Walk:
     def _edge(self) -> Edge:
         """The known edge; where a rate was kept, that is its lower end."""
         edge = self._plan.edge or Edge(interval_rps=(None, None))
-        if edge.at_least_rps:
-            return edge
         allowed, kept = self._load.sla.miss_rate_max, 0.0
         for rate in self._refute.rates_rps:
             outcomes = telling([test for test, _ in self._runs(rate)], allowed)
             if outcomes and _together(outcomes).keeps(allowed):
                 kept = max(kept, rate)
-        if kept:
-            return replace(edge, interval_rps=(kept, None))
+        if kept > (edge.at_least_rps or 0.0):
+            return replace(edge, rate_rps=None, interval_rps=(kept, None))
         low, high = edge.interval_rps
         return replace(edge, interval_rps=(low if low is not None else 0.0, high))
 

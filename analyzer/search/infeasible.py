@@ -6,12 +6,12 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.refutation import shown, walked
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
-from analyzer.search.refuting import Refuting, shortest_ms
+from analyzer.search.refuting import Refuting, never_runs, shortest_ms
 from analyzer.search.screening import Screening
 from analyzer.search.twin_witness import contradicted, floor_rps, too_slow
 
 # Scores' limits that no rate changes.
-_LASTING = ("works", "memory", "accuracy")
+_LASTING = ("memory", "accuracy")
 
 
 def prove_infeasible(
@@ -89,8 +89,10 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         known = scores.get(config_id)
         if known is not None and known.feasible:
             return None
-        if config_id in proven or (
-            known is not None and any(known.constraints[limit] > 0 for limit in _LASTING)
+        if (
+            config_id in proven
+            or never_runs(context.log.latest.get(config_id))
+            or (known is not None and any(known.constraints[limit] > 0 for limit in _LASTING))
         ):
             by_measurement += 1
         elif any(_at_least(configuration, other) for other in heavy):

@@ -20,7 +20,7 @@ from analyzer.search.next_step import Standing, Step, next_step
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
-from analyzer.search.step_tasks import WORTH_A_CHANGE, StepTasks, open_rate
+from analyzer.search.step_tasks import WORTH_A_CHANGE, StepTasks
 from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import describe, spell_edge
 
@@ -105,10 +105,7 @@ class Measuring:
         best = self.best
         if best is not None:
             pending = _Pending(step="proof", configuration=best.configuration)
-            rate_rps = open_rate(best, self._context.request.sla.miss_rate_max)
-            task = self._tasks.certificate(
-                best.configuration, best.edge, seconds, AT_ONCE, rate_rps=rate_rps
-            )
+            task = self._tasks.certificate(best.configuration, best.edge, seconds, AT_ONCE)
             with suppress(BudgetEndedError):
                 for result in self._context.run([Job("complete", task, hangs_after_s(seconds))]):
                     self._finish(pending, result)
@@ -225,15 +222,15 @@ class Measuring:
     def _share(self, measurement: Measurement | None) -> float | None:
         """Certified rate over the edge at all speeds met; None where no rate was kept.
 
-        Over the target rate where one machine carries it: more makes nothing cheaper.
+        1 where one machine carries the target rate: more makes nothing cheaper.
         """
         if measurement is None or not measurement.edge.at_least_rps:
             return None
-        factor, sla = self._screening.speed_factor(measurement.configuration), self._sla
-        wanted_rps = factor * measurement.edge.at_least_rps
-        if sla.objective == "cost" and sla.target_rate_rps:
-            wanted_rps = min(wanted_rps, sla.target_rate_rps)
-        return (measurement.capacity_rps or 0.0) / wanted_rps
+        capacity_rps, target_rps = measurement.capacity_rps or 0.0, self._sla.target_rate_rps
+        if self._sla.objective == "cost" and target_rps and capacity_rps >= target_rps:
+            return 1.0
+        factor = self._screening.speed_factor(measurement.configuration)
+        return capacity_rps / (factor * measurement.edge.at_least_rps)
 
     # --- steps -----------------------------------------------------------------------------------
 

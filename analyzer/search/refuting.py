@@ -23,7 +23,7 @@ from analyzer.search.context import SearchContext
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.screening import Screening
 from analyzer.search.time_plan import hangs_after_s
-from analyzer.search.twin_witness import contradicted
+from analyzer.search.twin_witness import contradicted, kind_of
 from analyzer.search.wording import complexity
 from analyzer.twin.calibration import VariantCalibration
 
@@ -31,6 +31,8 @@ from analyzer.twin.calibration import VariantCalibration
 # that most bursts of a neighbour (0.1 to 10 s) do not fill.
 _VISIT_S = (1.5, 2.5)
 _VISITS = 2
+_FIXED_VISIT_S = 5.0  # at most, where there is one rate alone
+_LOAD_SHARE = 0.85  # of the time left: the rest is for the warm-up and between the visits
 # Where every execution takes longer than the budget by this factor, one run of so many requests
 # does.
 _CLEARLY = 1.5
@@ -45,6 +47,15 @@ _MODERATE_RPS_MAX = 1000.0
 _SAME_RATE = 1.5
 # Walks: of the first configuration, once more where that was disturbed, and of another kind.
 _WALKS_MAX = 3
+
+
+# Of failures those that come again however often a configuration is tried.
+_LASTING_REASONS = frozenset({"build", "start", "missing", "out_of_memory", "crash", "accuracy"})
+
+
+def never_runs(outcome: Measurement | Failure | None) -> bool:
+    """Whether it failed for a reason that lasts; no time, say, or a lost worker is none."""
+    return isinstance(outcome, Failure) and outcome.reason in _LASTING_REASONS
 
 
 def shortest_ms(calibration: VariantCalibration) -> float | None:
@@ -81,14 +92,14 @@ class Refuting:
         others = len(self._screening.allowed) > len(known)
         if refuted and not (others and contradicted(context, self._screening)):
             return None
-        kinds = {_kind(configuration) for configuration in refuted}
+        kinds = {kind_of(configuration) for configuration in refuted}
         if fixed_rps(sla) is not None and not kinds:
             return self._closest()
         left = [
             configuration
             for config_id, configuration in self._screening.allowed.items()
-            if _kind(configuration) not in kinds
-            and not isinstance(context.log.latest.get(config_id), Failure)
+            if kind_of(configuration) not in kinds
+            and not never_runs(context.log.latest.get(config_id))
         ]
         soonest = min(left, key=self._rank, default=None)
         if soonest is None or refuted:
@@ -97,7 +108,7 @@ class Refuting:
         alike = [
             configuration
             for configuration in (m.configuration for m in known)
-            if _kind(configuration) == _kind(soonest)
+            if kind_of(configuration) == kind_of(soonest)
             and configuration.instance_count == soonest.instance_count
             and not _delay_us(configuration)
         ]
@@ -107,7 +118,8 @@ class Refuting:
         """What came closest of those that may be recommended; None where nothing was measured."""
         log, allowed = self._context.log, self._screening.allowed
         found = answer.closest_miss(log.outcomes, self._context.request.sla, among=list(allowed))
-        return found[0].configuration if found is not None else None
+        closest = found[0].configuration if found is not None else None
+        return closest if closest is not None and closest.config_id in allowed else None
 
     def _rank(self, configuration: Configuration) -> tuple[float, float, tuple[int, int, int]]:
         """Sorts what answers soonest first."""
@@ -181,9 +193,9 @@ class Refuting:
         least_s = _VISITS * sum(max(_VISIT_S[0], REQUESTS_MIN / rate) for rate in rates)
         if left_s < least_s:
             return None
-        seconds = min(_VISIT_S[0] * left_s / least_s, _VISIT_S[1])
-        if fixed:
-            seconds *= 2.0 if left_s > 2.0 * least_s else 1.0
+        # The warm-up and the drains between the visits take a part.
+        longest_s = _FIXED_VISIT_S if fixed else _VISIT_S[1]
+        seconds = min(max(_LOAD_SHARE * left_s / least_s, 1.0) * _VISIT_S[0], longest_s)
         return RefutePlan(
             rates_rps=rates, seconds=seconds, visits=_VISITS, fixed=fixed, expected_ms=execution_ms
         )
@@ -230,11 +242,6 @@ class Refuting:
             and test.requests >= REQUESTS_MIN
         ]
         return min(tests, key=lambda test: (test.over_budget or 0) / test.requests, default=None)
-
-
-def _kind(configuration: Configuration) -> tuple[str, int]:
-    """What shares its execution times."""
-    return configuration.variant.label, configuration.intra_op_threads or 0
 
 
 def _delay_us(configuration: Configuration) -> int:

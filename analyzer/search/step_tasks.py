@@ -49,7 +49,7 @@ _LOAD_S_MIN = 1.0  # of any task
 WORTH_A_CHANGE = 1.05
 
 
-def open_rate(candidate: Measurement, miss_rate_max: float) -> float | None:
+def _open_rate(candidate: Measurement, miss_rate_max: float) -> float | None:
     """The rate whose certificate misses requests to a PASS; None where there is none.
 
     Where more requests were late than may be, what it misses is missing to a FAIL.
@@ -58,8 +58,7 @@ def open_rate(candidate: Measurement, miss_rate_max: float) -> float | None:
     if certificate is None or not certificate.requests_missing:
         return None
     late = certificate.over_budget > miss_rate_max * certificate.requests
-    rate_rps = test.offered_rps if test is not None else candidate.edge.at_least_rps
-    return None if late else rate_rps
+    return None if late or test is None else test.offered_rps
 
 
 class StepTasks:
@@ -125,28 +124,20 @@ class StepTasks:
         return edge_s + seconds, replace(task, certify=certify)
 
     def certificate(
-        self,
-        configuration: Configuration,
-        edge: Edge,
-        seconds: float,
-        shares: tuple[float, ...],
-        *,
-        rate_rps: float | None = None,
+        self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
     ) -> MeasureTask:
         """Certifies ``configuration``, whose edge is known.
 
         Args:
             seconds: Under load.
             shares: As in ``CertifyGoal``.
-            rate_rps: The one rate to certify; None for the SLA's, or the highest possible.
         """
-        plan = self._certify_plan(configuration, edge, seconds, shares)
         return self._context.measure_task(
             configuration,
             accuracy=self._built.accuracy(configuration),
             predicted_rps=self._predicted(configuration),
             edge_plan=None,
-            certify=replace(plan, rate_rps=rate_rps) if rate_rps else plan,
+            certify=self._certify_plan(configuration, edge, seconds, shares),
         )
 
     def closing_s(self, known: Measurement | None) -> float | None:
@@ -167,7 +158,7 @@ class StepTasks:
         if candidate is None:
             return self._screening.proof_s()
         certificate = candidate.certificate
-        rate_rps = open_rate(candidate, self._context.request.sla.miss_rate_max)
+        rate_rps = _open_rate(candidate, self._context.request.sla.miss_rate_max)
         if rate_rps and certificate is not None and certificate.requests_missing:
             return certificate.requests_missing / rate_rps
         return self._proof_s(candidate.configuration)
@@ -241,6 +232,9 @@ class StepTasks:
             # A candidate that proves hardly more than what is proven already changes nothing.
             same = winner.configuration.config_id == config_id
             above_rps = winner.capacity_rps * (1.0 if same else WORTH_A_CHANGE)
+            target_rps = sla.target_rate_rps if sla.objective == "cost" else None
+            if target_rps and winner.capacity_rps < target_rps <= above_rps:
+                above_rps = winner.capacity_rps  # the target makes a machine less
         return CertifyPlan(
             seconds=seconds,
             edge=edge,

@@ -82,8 +82,12 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     _note_unmeasured_baseline(context)
     winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
+    accepted = context.request.accept == "estimated"
+    proven = None
+    if winner is None and not (accepted and context.log.best_by_evidence(allowed)):
+        proven = prove_infeasible(context, built, screening)
     estimate = context.log.best_by_evidence(allowed) if winner is None else None
-    if estimate is not None and context.request.accept == "estimated":
+    if estimate is not None and accepted and proven is None:
         winner, verdict = estimate, "estimated"
     context.progress.phase("explaining", 1.0)
     sentence = _bound(context, screening, winner)
@@ -111,7 +115,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             )
         if winner is not None:
             _tell_server(context, winner)
-    if winner is None and (proven := prove_infeasible(context, built, screening)):
+    if proven is not None:
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")
     needed_s = _needed_s(context, measuring, estimate) if open_ else None

@@ -33,19 +33,29 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
     """The edge that the twin had expected where nothing like it was kept; None where it holds.
 
     A twin that is then fitted to this one measurement says of all others what it was told of this
-    one. It is a witness again once a configuration that it expected nothing of is shown to keep
-    nothing.
+    one. It is a witness again once a configuration of another kind (variant or threads) than where
+    it was wrong by most, of which it expected nothing, is shown to keep nothing.
     """
     sla = context.request.sla
     least_rps = _PREDICTED_SHARE * floor_rps(sla)
-    wrong_rps: float | None = None
+    wrong: list[tuple[float, tuple[str, int]]] = []
+    right = set()
     for config_id, outcome in context.log.latest.items():
         if config_id not in screening.allowed or not isinstance(outcome, Measurement):
             continue
-        expected_rps = outcome.predicted.edge_rps or 0.0
-        if expected_rps > least_rps:
+        # A task tells no prediction where the twin saw no rate.
+        expected_rps = outcome.predicted.edge_rps or screening.predicted.get(config_id)
+        if expected_rps is not None and expected_rps > least_rps:
             if (outcome.edge.at_least_rps or 0.0) < _KEPT_SHARE * expected_rps:
-                wrong_rps = expected_rps
-        elif shown(outcome, sla):
-            wrong_rps = None
-    return wrong_rps
+                wrong.append((expected_rps, kind_of(outcome.configuration)))
+        elif expected_rps is not None and shown(outcome, sla):
+            right.add(kind_of(outcome.configuration))
+    if not wrong:
+        return None
+    wrong_rps, kind = max(wrong)
+    return None if right - {kind} else wrong_rps
+
+
+def kind_of(configuration: Configuration) -> tuple[str, int]:
+    """What shares its execution times: the variant and its threads."""
+    return configuration.variant.label, configuration.intra_op_threads or 0

@@ -153,8 +153,11 @@ def test_a_neighbours_burst_while_it_is_refuted_proves_nothing(
         probe_factor=3.0,
         overhead_ms=0.05,
     )
-    facts, _ = run(world, 1.1, ONE, kind=kind, seed=3)
-    late = [test for m in _measured(facts) for test in m.load_tests if test.kind != "edge"]
+    for seed in range(1, 6):  # in some a short run kept a rate, so that nothing is to be refuted
+        facts, _ = run(world, 1.0, ONE, kind=kind, seed=seed)
+        late = [test for m in _measured(facts) for test in m.load_tests if test.kind == "refute"]
+        if late:
+            break
     assert late and any((test.over_budget or 0) > 0.5 * test.requests for test in late)
     assert facts.verdict == "undecided"
     assert any("times" in text for text in facts.warnings)

@@ -288,6 +288,7 @@ def comparison_rows(result: Result) -> list[tuple[str, str]]:
     """What jobs are compared by, under its name."""
     entry = result.shown or Entry()
     accuracy, fleet = entry.accuracy or Accuracy(), entry.fleet or Fleet()
+    seconds = result.search.wall_seconds
     return [
         ("certified rate", rate(entry.capacity_rps)),
         ("edge", entry.edge_text),
@@ -301,5 +302,5 @@ def comparison_rows(result: Result) -> list[tuple[str, str]]:
         ("cost of a million inferences", dollars(fleet.cost_per_million_inferences)),
         ("configuration", entry.sentence or NOT_MEASURED),
         ("measured configurations", number(result.search.evaluated_live)),
-        ("time", f"{number(result.search.wall_seconds)} s"),
+        ("time", NOT_MEASURED if seconds is None else f"{number(seconds)} s"),
     ]
