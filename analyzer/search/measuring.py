@@ -11,7 +11,6 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
-from analyzer.measure.certify import AT_ONCE
 from analyzer.measure.edge import revised_edge
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.search.build import BuiltVariants
@@ -105,7 +104,7 @@ class Measuring:
         best = self.best
         if best is not None:
             pending = _Pending(step="proof", configuration=best.configuration)
-            task = self._tasks.certificate(best.configuration, best.edge, seconds, AT_ONCE)
+            task = self._tasks.completion(best, seconds)
             with suppress(BudgetEndedError):
                 for result in self._context.run([Job("complete", task, hangs_after_s(seconds))]):
                     self._finish(pending, result)

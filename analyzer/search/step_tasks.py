@@ -123,6 +123,18 @@ class StepTasks:
         certify = replace(certify, climb_gain=_CLIMB_GAIN)
         return edge_s + seconds, replace(task, certify=certify)
 
+    def completion(self, candidate: Measurement, seconds: float) -> MeasureTask:
+        """Goes on with the rate whose certificate misses little; without one with a safe rate.
+
+        Args:
+            seconds: Under load.
+        """
+        task = self.certificate(candidate.configuration, candidate.edge, seconds, AT_ONCE)
+        rate_rps = _open_rate(candidate, self._context.request.sla.miss_rate_max)
+        if task.certify is None or task.certify.rate_rps is not None or rate_rps is None:
+            return task
+        return replace(task, certify=replace(task.certify, rate_rps=rate_rps))
+
     def certificate(
         self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
     ) -> MeasureTask:
