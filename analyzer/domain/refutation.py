@@ -33,15 +33,10 @@ def quiet_rps(measurement: Measurement, sla: Sla) -> float:
 
 def low_rps(alone_ms: float | None, sla: Sla) -> float:
     """:func:`quiet_rps` of what answers a request alone in so many milliseconds, if known."""
-    if fixed := fixed_rps(sla):
+    if fixed := sla.fixed_rps:
         return fixed
     alone_s = max(alone_ms or 1.0, 1.0) / 1e3
     return min(_QUIET_UTILIZATION / alone_s, _QUIET_RPS_MAX)
-
-
-def fixed_rps(sla: Sla) -> float | None:
-    """The one rate that the SLA is about, requests per second; None where it is about any."""
-    return (sla.target_rate_rps or None) if sla.objective in ("latency", "memory") else None
 
 
 def shown(measurement: Measurement, sla: Sla) -> bool:
@@ -49,7 +44,7 @@ def shown(measurement: Measurement, sla: Sla) -> bool:
     certificate, test = measurement.certificate, measurement.headline
     if certificate is None or certificate.verdict != "FAIL" or test is None:
         return False
-    if fixed_rps(sla) is not None and test.duration_s >= _FIXED_S_MIN:
+    if sla.fixed_rps is not None and test.duration_s >= _FIXED_S_MIN:
         return True
     return walked(measurement)
 

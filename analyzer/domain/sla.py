@@ -42,3 +42,13 @@ class Sla:
     def miss_rate_max(self) -> float:
         """The largest allowed fraction of requests over budget, 0 to 1."""
         return round(1.0 - self.percentile / 100.0, 12)
+
+    @property
+    def fixed_rps(self) -> float | None:
+        """The one rate that it is about, requests per second; None where it is about any."""
+        return self.target_rate_rps if self.objective in ("latency", "memory") else None
+
+    @property
+    def enough_rps(self) -> float | None:
+        """The rate beyond which a machine that carries it is no cheaper; None without one."""
+        return self.target_rate_rps if self.objective == "cost" else None

@@ -263,7 +263,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             climb_gain=plan.climb_gain if plan.supposed_rps is None else math.inf,
             above_rps=plan.above_rps,
             # One machine that carries the target rate is the cheapest.
-            enough_rps=(sla.target_rate_rps if sla.objective == "cost" else None) or math.inf,
+            enough_rps=sla.enough_rps or math.inf,
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),

@@ -8,7 +8,7 @@ from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.refuting import Refuting, never_runs, shortest_ms
 from analyzer.search.screening import Screening
-from analyzer.search.twin_witness import contradicted, floor_rps, too_slow
+from analyzer.search.twin_witness import contradicted, too_slow
 
 # Scores' limits that no rate changes.
 _LASTING = ("memory", "accuracy")
@@ -81,7 +81,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for key, calibration in built.calibrations.items()
         if (shortest := shortest_ms(calibration)) is not None and shortest > sla.latency_budget_ms
     }
-    least_rps = floor_rps(sla)
+    least_rps = sla.fixed_rps or 0.0
     by_twin_too = screening.designer.trusted and contradicted(context, screening) is None
     by_measurement = by_time = by_twin = by_memory = 0
     for config_id in sorted(screening.allowed):

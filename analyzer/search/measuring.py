@@ -225,8 +225,8 @@ class Measuring:
         """
         if measurement is None or not measurement.edge.at_least_rps:
             return None
-        capacity_rps, target_rps = measurement.capacity_rps or 0.0, self._sla.target_rate_rps
-        if self._sla.objective == "cost" and target_rps and capacity_rps >= target_rps:
+        capacity_rps, enough_rps = measurement.capacity_rps or 0.0, self._sla.enough_rps
+        if enough_rps and capacity_rps >= enough_rps:
             return 1.0
         factor = self._screening.speed_factor(measurement.configuration)
         return capacity_rps / (factor * measurement.edge.at_least_rps)

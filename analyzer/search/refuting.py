@@ -13,7 +13,7 @@ from contextlib import suppress
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, LoadTest, Measurement
-from analyzer.domain.refutation import fixed_rps, low_rps, quiet_rps, shown
+from analyzer.domain.refutation import low_rps, quiet_rps, shown
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
 from analyzer.measure.plan import CertifyPlan, RefutePlan
@@ -93,7 +93,7 @@ class Refuting:
         if refuted and not (others and contradicted(context, self._screening)):
             return None
         kinds = {kind_of(configuration) for configuration in refuted}
-        if fixed_rps(sla) is not None and not kinds:
+        if sla.fixed_rps is not None and not kinds:
             return self._closest()
         left = [
             configuration
@@ -180,7 +180,7 @@ class Refuting:
         """The visits; None where the time does not suffice for them."""
         sla = self._context.request.sla
         execution_ms = self._execution_ms(configuration)
-        fixed = fixed_rps(sla) is not None
+        fixed = sla.fixed_rps is not None
         calibration = self._built.calibrations.get(configuration.variant)
         shortest = shortest_ms(calibration) if calibration is not None else None
         if shortest is not None and shortest > _CLEARLY * sla.latency_budget_ms:
@@ -210,7 +210,7 @@ class Refuting:
     def _rates(self, known: Measurement | None, execution_ms: float | None) -> tuple[float, ...]:
         """A low rate, a moderate one and the one with the smallest share late, as they differ."""
         low = self._low_rps(known, execution_ms)
-        if fixed_rps(self._context.request.sla) is not None:
+        if self._context.request.sla.fixed_rps is not None:
             return (low,)
         alone_ms = execution_ms or 0.0
         if known is not None:

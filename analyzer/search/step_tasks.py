@@ -199,9 +199,7 @@ class StepTasks:
     ) -> MeasureTask:
         """Searches the edge; goes on with the search that ``known`` is of, if any."""
         sla = self._context.request.sla
-        at_target = (
-            not known and sla.objective in ("latency", "memory") and sla.target_rate_rps is not None
-        )
+        at_target = not known and sla.fixed_rps is not None
         edge_share, target_share = _TARGET_SHARES if at_target else (1.0, 0.0)
         predicted = self._predicted(configuration)
         plan = self._edge_plan(configuration, predicted, edge_share * seconds)
@@ -230,7 +228,6 @@ class StepTasks:
         shares: tuple[float, ...],
     ) -> CertifyPlan:
         sla = self._context.request.sla
-        fixed = sla.target_rate_rps if sla.objective in ("latency", "memory") else None
         twin = self._screening.twin
         scale = twin.rate_scale(configuration, edge) if edge is not None else 1.0
         log, config_id = self._context.log, configuration.config_id
@@ -244,13 +241,12 @@ class StepTasks:
             # A candidate that proves hardly more than what is proven already changes nothing.
             same = winner.configuration.config_id == config_id
             above_rps = winner.capacity_rps * (1.0 if same else WORTH_A_CHANGE)
-            target_rps = sla.target_rate_rps if sla.objective == "cost" else None
-            if target_rps and winner.capacity_rps < target_rps <= above_rps:
+            if sla.enough_rps and winner.capacity_rps < sla.enough_rps <= above_rps:
                 above_rps = winner.capacity_rps  # the target makes a machine less
         return CertifyPlan(
             seconds=seconds,
             edge=edge,
-            rate_rps=fixed,
+            rate_rps=sla.fixed_rps,
             twin=self._screening.server_model(configuration, rate_scale=scale),
             shares=shares,
             above_rps=above_rps,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.refutation import fixed_rps, shown
-from analyzer.domain.sla import Sla
+from analyzer.domain.refutation import shown
 from analyzer.search.context import SearchContext
 from analyzer.search.screening import Screening
 
@@ -13,11 +12,6 @@ from analyzer.search.screening import Screening
 _PREDICTED_SHARE = 0.8
 # It was wrong by far where less than this share of the predicted edge was kept.
 _KEPT_SHARE = 0.5
-
-
-def floor_rps(sla: Sla) -> float:
-    """The rate that a configuration must carry, requests per second; 0 where any is of use."""
-    return fixed_rps(sla) or 0.0
 
 
 def too_slow(screening: Screening, configuration: Configuration, least_rps: float) -> bool:
@@ -37,7 +31,7 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
     it was wrong by most, of which it expected nothing, is shown to keep nothing.
     """
     sla = context.request.sla
-    least_rps = _PREDICTED_SHARE * floor_rps(sla)
+    least_rps = _PREDICTED_SHARE * (sla.fixed_rps or 0.0)
     wrong: list[tuple[float, tuple[str, int]]] = []
     right = set()
     for config_id, outcome in context.log.latest.items():
