@@ -479,7 +479,7 @@ def test_interrupted_with_ray_running(
     number: signal.Signals,
     send: Callable[[int, int], None],
 ) -> None:
-    """Ray installs a handler of its own for SIGTERM, which would kill us with a stack trace.
+    """Ray would install a handler of its own for SIGTERM, which kills us with a stack trace.
 
     ``timeout`` and others signal the whole group, Ray's daemons too, without which Ray ends us.
     """
