@@ -95,18 +95,22 @@ def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def run_demo(
     folder: Path, model: str, budget_s: float, seed: int, verify_s: float = 0.0
 ) -> dict[str, Any]:
-    """One search, and its claim measured again for ``verify_s`` seconds."""
-    with tempfile.TemporaryDirectory() as home:
-        store = Path(home) / "results.db"
-        words = [*promise(model), "--budget", f"{budget_s:g}s", "--seed", str(seed)]
-        began = time.monotonic()
-        done = analyze(folder, store, *words)
-        seconds = time.monotonic() - began
-        document = document_of(done)
-        verdict = None
-        if verify_s and document.get("verdict") == "found":
-            again = analyze(folder, store, "verify", "--budget", f"{verify_s:g}s")
-            verdict = document_of(again).get("verdict") or again.stderr[-500:]
+    """One search, and its claim measured again for ``verify_s`` seconds.
+
+    Args:
+        folder: Of its caches and its database, which holds the probes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    store = folder / "results.db"
+    words = [*promise(model), "--budget", f"{budget_s:g}s", "--seed", str(seed)]
+    began = time.monotonic()
+    done = analyze(folder, store, *words)
+    seconds = time.monotonic() - began
+    document = document_of(done)
+    verdict = None
+    if verify_s and document.get("verdict") == "found":
+        again = analyze(folder, store, "verify", "--budget", f"{verify_s:g}s")
+        verdict = document_of(again).get("verdict") or again.stderr[-500:]
     entry, baseline = document.get("recommendation") or {}, document.get("baseline") or {}
     capacity, edge = entry.get("capacity_rps"), entry.get("edge_rps")
     return {

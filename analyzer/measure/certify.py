@@ -34,6 +34,9 @@ _LEAVING_SHARE = 0.5
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
+# A climb whose runs lack no more than this share of what they have goes on with the time that was
+# kept for other steps: less than that would be missing to them for nothing.
+_LITTLE_SHARE = 0.25
 # A run counts at most so many times as much as all before it at the same rate: what the first ones
 # say of the correlation is rough, and too high an inflation makes a plan too long.
 _GROWTH_MAX = 4.0
@@ -341,14 +344,18 @@ class _Certifying:
             stay_s = missing / rate
             if stay_s > limit_s:
                 if self._answered:
-                    return False
-                # Only a lower rate that is proven much sooner is worth leaving for.
-                leaving_s = _LEAVING_SHARE * stay_s
-                if lower and self._affordable(lower, leaving_s) is not None:
-                    self._leaving_s = leaving_s
-                    return False
-                if not beyond:
-                    self._extend()
+                    little = not beyond and missing <= _LITTLE_SHARE * certificate.requests
+                    if not little or stay_s > self._goal.left_s():
+                        return False
+                    self._left_s = _CAUTION * stay_s
+                else:
+                    # Only a lower rate that is proven much sooner is worth leaving for.
+                    leaving_s = _LEAVING_SHARE * stay_s
+                    if lower and self._affordable(lower, leaving_s) is not None:
+                        self._leaving_s = leaving_s
+                        return False
+                    if not beyond:
+                        self._extend()
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s

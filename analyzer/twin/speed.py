@@ -17,6 +17,9 @@ Floats = NDArray[np.float64]
 
 # In a stall the work clock nearly stands still, so that it can still be read backwards.
 _STALLED = 1e-7
+# Moments of a period whose speeds are looked at: with two minutes the pieces of a tenth of a second
+# are four of them.
+_MOMENTS = 4800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,14 +55,21 @@ class SpeedPath:
             return float(self.speed[-1])
         return self._work_period_s / self.period_s
 
-    def undercut_for(self, share: float) -> float:
-        """The speed below which it is for ``share`` of the time in the long run."""
+    def undercut_for(self, share: float, *, span_s: float = 0.0) -> float:
+        """The speed over ``span_s`` seconds that is undercut for ``share`` of the time.
+
+        Args:
+            share: Of the time in the long run, 0 to 1.
+            span_s: Spells that are shorter count by their part of it; 0 for the speed at a moment.
+        """
         if math.isinf(self.period_s):
             return float(self.speed[-1])
-        order = np.argsort(self.speed)
-        lengths_s = np.diff(np.append(self.start_s, self.period_s))[order]
-        first = int(np.searchsorted(np.cumsum(lengths_s), share * self.period_s, side="right"))
-        return float(self.speed[order[min(first, len(order) - 1)]])
+        begins_s = np.arange(_MOMENTS) * (self.period_s / _MOMENTS)
+        if span_s > 0.0:
+            speeds = (self.work_s(begins_s + span_s) - self.work_s(begins_s)) / span_s
+        else:
+            speeds = self.speed[np.searchsorted(self.start_s, begins_s, side="right") - 1]
+        return float(np.quantile(speeds, share, method="higher"))
 
     def work_s(self, real_s: Floats) -> Floats:
         """The work clock at each real time, seconds, shape (n,)."""

@@ -42,6 +42,16 @@ def test_the_speed_that_it_undercuts_for_a_share_of_the_time() -> None:
     assert SpeedPath.constant(0.5).undercut_for(0.01) == 0.5
 
 
+def test_a_spell_that_is_shorter_than_the_span_counts_by_its_part() -> None:
+    path = SpeedPath(
+        start_s=np.array([0.0, 10.0, 10.5, 15.0]), speed=np.array([1.0, 0.1, 0.7, 1.0]),
+        period_s=100.0,
+    )  # fmt: skip
+    assert path.undercut_for(0.0, span_s=1.0) == pytest.approx(0.4, abs=0.01), "0.5 s of 0.1, 0.7"
+    assert path.undercut_for(0.02, span_s=1.0) == pytest.approx(0.7), "lasts 4.5 s"
+    assert path.undercut_for(0.0, span_s=50.0) == pytest.approx(0.964, abs=0.001)
+
+
 def test_work_waits_for_the_end_of_a_stall() -> None:
     path = SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=100.0)
     # Begun 10 ms before the stall at 11 s, 20 ms of work: 10 ms, the stall, 10 ms.
