@@ -34,6 +34,10 @@ SLOW_FACTOR = 1.25
 _WITNESS_QUANTILE = 0.75
 # Of the slow seconds: how slow executions are in a slow state, and how many must be known.
 _SLOW_QUANTILE, _SLOW_SECONDS_MIN = 0.9, 3
+# Of a configuration's seconds: the witness's work at the machine's usual speed. Of what
+# configurations tell of executions beside it: the one that counts, with some caution.
+_USUAL_QUANTILE = 0.25
+_RESPONSE_QUANTILE = 0.75
 # The speed is as good as constant where the slowest hundredth of the bins is within this factor of
 # the fastest half; what execution times vary by within is in the service times' own spread.
 _CONSTANT = 1.12
@@ -111,12 +115,46 @@ def watched_seconds(tests: Sequence[LoadTest]) -> list[WatchedSecond]:
     return found
 
 
-def level(work_us: float | None, usual_us: float | None) -> float:
-    """How much slower the machine was, by its witness's work; 1 where it was as usual."""
+def response(runs: Iterable[Sequence[LoadTest]]) -> float:
+    """The power of the witness's slow-down that executions slow down by, from 0 to 1.
+
+    Its work is other work than theirs: beside a neighbour on the same core it took 1.65 times as
+    long and they 1.0 to 1.3 times (docs/twin.md). Runs at like loads tell best, which are those of
+    the edges. 1 where no runs met both speeds.
+
+    Args:
+        runs: Of each configuration.
+    """
+    known = [list(tests) for tests in runs]
+    for tests in ([[t for t in own if t.kind == "edge"] for own in known], known):
+        powers = [power for own in tests if (power := _power(watched_seconds(own))) is not None]
+        if powers:
+            return float(np.clip(np.quantile(powers, _RESPONSE_QUANTILE), 0.0, 1.0))
+    return 1.0
+
+
+def _power(seconds: Sequence[WatchedSecond]) -> float | None:
+    """The same of one configuration; None where its runs did not meet both speeds."""
+    if not seconds:
+        return None
+    work_us, times = np.log(np.array(seconds)).T
+    slow = work_us > np.quantile(work_us, _USUAL_QUANTILE) + np.log(SLOW_FACTOR)
+    if min(np.count_nonzero(slow), np.count_nonzero(~slow)) < _SLOW_SECONDS_MIN:
+        return None
+    slower = np.median(times[slow]) - np.median(times[~slow])
+    return float(slower / (np.median(work_us[slow]) - np.median(work_us[~slow])))
+
+
+def level(work_us: float | None, usual_us: float | None, response: float = 1.0) -> float:
+    """How much slower the machine was, by its witness's work; 1 where it was as usual.
+
+    Args:
+        response: As :func:`response` tells it.
+    """
     if not work_us or not usual_us:
         return 1.0
     ratio = work_us / usual_us
-    return ratio if max(ratio, 1.0 / ratio) > SLOW_FACTOR else 1.0
+    return float(ratio**response) if max(ratio, 1.0 / ratio) > SLOW_FACTOR else 1.0
 
 
 def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:

@@ -64,7 +64,7 @@ class SpeedPath:
         """
         if math.isinf(self.period_s):
             return float(self.speed[-1])
-        begins_s = np.arange(_MOMENTS) * (self.period_s / _MOMENTS)
+        begins_s: Floats = np.linspace(0.0, self.period_s, _MOMENTS, endpoint=False)
         if span_s > 0.0:
             speeds = (self.work_s(begins_s + span_s) - self.work_s(begins_s)) / span_s
         else:

@@ -13,14 +13,20 @@ from numpy.typing import NDArray
 
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import SLOWNESS_BIN_S, Edge, Failure, Measurement
+from analyzer.domain.measurement import SLOWNESS_BIN_S, Edge, Failure, LoadTest, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
-from analyzer.twin.pace import level, path_of, reference_us, slowness
+from analyzer.twin.pace import (
+    level,
+    path_of,
+    reference_us,
+    response,
+    slowness,
+)
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.probes import ProbeResult, speed_series
 from analyzer.twin.screen import screen
@@ -90,6 +96,9 @@ class Twin:
         self._traces: dict[str, list[_Trace]] = {}
         # The witness's work at the speed that is 1 in these, and what the speed was in all runs.
         self._work_us: dict[str, float | None] = {}
+        # The runs that it watched, and how their executions answer to it.
+        self._watched: dict[str, list[LoadTest]] = {}
+        self._response = 1.0
         self._path: SpeedPath | None = None
         # The same before load tests told, from so many seconds of calibration and probes.
         probed = (result for known in self._calibrations.values() for result in known.results)
@@ -150,7 +159,7 @@ class Twin:
         The usual speed is the highest of these.
         """
         known = [us for us in self._work_us.values() if us]
-        return level(self._work_us.get(config_id), min(known, default=None))
+        return level(self._work_us.get(config_id), min(known, default=None), self._response)
 
     def long_run_factor(self, configuration: Configuration) -> float:
         """The edge over all speeds that the load tests met, over that at its own runs' speeds.
@@ -249,6 +258,9 @@ class Twin:
             if self.tells_speed(configuration)
         ]
         self._work_us[configuration.config_id] = reference_us(tests)
+        if self.tells_speed(configuration):
+            self._watched[configuration.config_id] = tests
+            self._response = response(self._watched.values())
         self._path = path_of(self.slowness)
         self._edges_met.clear()
         self._observed[configuration.config_id] = observe(

@@ -22,6 +22,7 @@ from analyzer.twin.pace import (
     level,
     path_of,
     reference_us,
+    response,
     slowness,
     watched_seconds,
     witness_us,
@@ -138,6 +139,21 @@ def test_executions_tell_how_slow_a_slow_state_is() -> None:
     assert executions_slowdown(watched_seconds([edge]), 6.0) is None
     short = load_test((1.0,) * 20 + (1.1,) * 20, kind="certify", work_us=(5.0, 5.0, 7.0, 7.0))
     assert executions_slowdown(watched_seconds([edge, short]), 6.0) is None
+
+
+def test_how_executions_answer_to_the_witness() -> None:
+    """Its work takes 1.6 times as long in the slow seconds, and executions 1.1 times."""
+    work_us = (4.0,) * 3 + (6.4,) * 3
+    slow = load_test((1.0,) * 30 + (1.1,) * 30, mean_ms=2.1, work_us=work_us)
+    power = np.log(1.1) / np.log(1.6)
+    assert response([[slow]]) == pytest.approx(power, abs=0.01)
+    as_much = load_test((1.0,) * 30 + (1.6,) * 30, mean_ms=2.6, work_us=work_us)
+    assert response([[as_much]]) == pytest.approx(1.0)
+    # The lower load of a certificate is no speed of the machine, where the edge's runs tell both.
+    light = load_test(SECONDS, kind="certify", mean_ms=2.0, work_us=(9.0,) * 4)
+    assert response([[slow, light], [light]]) == pytest.approx(power, abs=0.01)
+    assert response([[load_test(SECONDS, work_us=(4.0,) * 4)], []]) == 1.0, "one speed"
+    assert level(6.4, 4.0, power) == pytest.approx(1.1)
 
 
 def test_runs_that_cannot_be_compared_tell_nothing_of_the_witness() -> None:
