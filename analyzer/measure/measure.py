@@ -242,7 +242,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             study=watched,
         )
         if found.verdict == "PASS" and not carried(
-            rate, edge, watched, sla, met(rate), slow_edge, runs(), plan.elsewhere
+            rate, edge, watched, sla, met(rate), slow_edge, runs(), plan.response
         ):
             return replace(found, verdict="UNDECIDED")
         return found
@@ -267,7 +267,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
-            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs(), plan.elsewhere),
+            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs(), plan.response),
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
             left_s=lambda: session.left_s,

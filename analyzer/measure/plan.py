@@ -13,7 +13,6 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 from analyzer.measure.certify import CLIMBING
 from analyzer.twin.arrivals import UnitArrivals
-from analyzer.twin.pace import WatchedSecond
 from analyzer.twin.server_model import ServerModel
 
 # Streams of random numbers drawn from the study's seed: edge searches share their arrivals, so that
@@ -129,7 +128,7 @@ class CertifyPlan:
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         tells_speed: Whether this configuration's own runs tell it too.
         tests: Its valid runs so far; the machine's speed is held against those of its edge.
-        elsewhere: Seconds of other configurations: how slow executions are in a slow state.
+        response: How executions answer to the canary's work (``twin.pace.response``).
         conditions: What the machine was like over the whole study so far; None where unknown.
         refute: Runs that are to show the contrary, in place of a proof; None for a proof.
     """
@@ -149,7 +148,7 @@ class CertifyPlan:
     slowness: tuple[NDArray[np.float64], ...] = ()
     tells_speed: bool = True
     tests: tuple[LoadTest, ...] = ()
-    elsewhere: tuple[WatchedSecond, ...] = ()
+    response: float = 1.0
     conditions: Conditions | None = None
     refute: RefutePlan | None = None
 

@@ -75,7 +75,7 @@ def rate_ceiling(
     sla: Sla,
     slow_edge: SlowEdge = in_proportion,
     tests: Sequence[LoadTest] = (),
-    elsewhere: Sequence[WatchedSecond] = (),
+    response: float = 1.0,
 ) -> float:
     """The rate that the machine's slow state carries, requests per second; infinite without one.
 
@@ -86,10 +86,10 @@ def rate_ceiling(
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
-        elsewhere: Seconds of other configurations: a slow state is the machine's.
+        response: As :func:`~analyzer.twin.pace.response` tells it of the study's runs.
     """
     least_rps = edge.interval_rps[0] or edge.at_least_rps
-    slower = slow_state(edge, study, sla, watched_seconds(tests), elsewhere)
+    slower = slow_state(edge, study, sla, watched_seconds(tests), response)
     return least_rps * slow_edge(slower) if least_rps and slower is not None else inf
 
 
@@ -98,7 +98,7 @@ def slow_state(
     study: Conditions | None,
     sla: Sla,
     seconds: Sequence[WatchedSecond],
-    elsewhere: Sequence[WatchedSecond] = (),
+    response: float = 1.0,
     *,
     by_witness: bool = True,
 ) -> float | None:
@@ -108,7 +108,7 @@ def slow_state(
 
     Args:
         seconds: What is known of executions beside the witness's work.
-        elsewhere: The same of other configurations, which counts where ``seconds`` do not tell.
+        response: How executions answer to that work (``twin.pace.response``).
         by_witness: Whether its work alone tells how slow they are, where they do not tell. That is
             the most that they may be: at a light load it is slower, and they are not.
     """
@@ -119,9 +119,9 @@ def slow_state(
     slow_us = slow_work_us(study, sla.miss_rate_max)
     if slow_us is None or slow_us <= SLOW_FACTOR * met_us:
         return None
-    most, above_us = slow_us / met_us, SLOW_FACTOR * met_us
-    slower = executions_slowdown(seconds, above_us) or executions_slowdown(elsewhere, above_us)
-    slower = slower or (most if by_witness else None)
+    most = slow_us / met_us
+    supposed = most**response if by_witness else None
+    slower = executions_slowdown(seconds, SLOW_FACTOR * met_us) or supposed
     return max(1.0, min(slower, most)) if slower is not None else None
 
 
@@ -133,18 +133,18 @@ def carried(
     seen: Conditions | None,
     slow_edge: SlowEdge = in_proportion,
     tests: Sequence[LoadTest] = (),
-    elsewhere: Sequence[WatchedSecond] = (),
+    response: float = 1.0,
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
     Args:
         seen: Of all the runs that the certificate counts; None where it counts others too.
-        tests, elsewhere: As of :func:`rate_ceiling`.
+        tests, response: As of :func:`rate_ceiling`.
     """
     if study is None or not study.work_us:
         return True
     # An edge that was found in the slow state is the slow state's.
-    ceiling_rps = rate_ceiling(edge, study, sla, slow_edge, tests, elsewhere)
+    ceiling_rps = rate_ceiling(edge, study, sla, slow_edge, tests, response)
     if rate_rps <= min(edge.at_least_rps or 0.0, ceiling_rps):
         return True
     slow_us = SLOW_FACTOR * float(np.quantile(study.work_us, 0.05))
@@ -173,7 +173,7 @@ def tenable(
     study: Conditions | None,
     sla: Sla,
     slow_edge: SlowEdge = in_proportion,
-    elsewhere: Sequence[WatchedSecond] = (),
+    response: float = 1.0,
 ) -> bool:
     """Whether nothing that the study has seen of the machine speaks against the certified rate."""
     test, certificate = measurement.headline, measurement.certificate
@@ -193,5 +193,5 @@ def tenable(
         seen,
         slow_edge,
         measurement.load_tests,
-        elsewhere,
+        response,
     )

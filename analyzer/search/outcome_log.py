@@ -21,7 +21,6 @@ from analyzer.search.score import Score, score_of
 from analyzer.search.watch import StudyWatch
 from analyzer.stats.certificate import passes
 from analyzer.store.records import StoredOutcome
-from analyzer.twin.pace import WatchedSecond, watched_seconds
 
 
 class TrialStore(Protocol):
@@ -60,6 +59,7 @@ class OutcomeLog:
             short runs, so that the designer compares them.
         slow_edge: What a slower machine leaves of a configuration's edge; in proportion to its
             speed, until a twin knows better.
+        response: How executions answer to the canary's work, as the twin learned it.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class OutcomeLog:
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
         self.slow_edge: Callable[[Configuration], SlowEdge] = lambda _: in_proportion
+        self.response: Callable[[], float] = lambda: 1.0
         self._watch = watch or StudyWatch()
         self._watched: Conditions | None = None
         # Of the latest outcomes; a search asks for them at every step.
         self._scores: dict[str, Score] = {}
         self._ranked: list[Measurement] | None = None
-        self._seconds: dict[str, list[WatchedSecond]] = {}
         for earlier in stored:
             self._remember(earlier.outcome)
 
@@ -127,8 +127,6 @@ class OutcomeLog:
             self.latest[config_id] = outcome
             self._scores[config_id] = score_of(outcome, self._request.sla)
             self._ranked = None
-        if isinstance(outcome, Measurement):
-            self._seconds[config_id] = watched_seconds(outcome.load_tests)
 
     def warn(self, text: str) -> None:
         """Keeps a sentence that qualifies the result, and tells it."""
@@ -201,22 +199,17 @@ class OutcomeLog:
         """
         return Conditions.pooled([self._watched, self._watch.so_far()])
 
-    @property
-    def watched_seconds(self) -> tuple[WatchedSecond, ...]:
-        """What is known of executions beside the witness's work, of all configurations."""
-        return tuple(second for known in self._seconds.values() for second in known)
-
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.
 
         What the study has seen of the machine since may speak against a claim.
         For the objectives latency and memory, all of whose rates are the target's, the best rank.
         """
-        sla, study, elsewhere = self._request.sla, self.conditions, self.watched_seconds
+        sla, study, response = self._request.sla, self.conditions, self.response()
         proven = [
             m
             for m in self.ranked(allowed)
-            if m.capacity_rps and tenable(m, study, sla, self.slow_edge(m.configuration), elsewhere)
+            if m.capacity_rps and tenable(m, study, sla, self.slow_edge(m.configuration), response)
         ]
         if sla.objective in ("latency", "memory"):
             return proven[0] if proven else None

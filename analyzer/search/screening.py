@@ -26,6 +26,7 @@ from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.score import reciprocal, score_of
+from analyzer.twin.pace import watched_seconds
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
 
@@ -198,7 +199,9 @@ class Screening:
         if known is None:
             return factor
         # A slow state is the machine's, so every configuration's runs tell how slow it is.
-        study, sla, seconds = self.log.conditions, self.load.sla, self.log.watched_seconds
+        measured = filter(None, map(self.log.measurement, self.log.latest))
+        seconds = [each for one in measured for each in watched_seconds(one.load_tests)]
+        study, sla = self.log.conditions, self.load.sla
         slower = slow_state(known.edge, study, sla, seconds, by_witness=False)
         return min(factor, self.slow_edge(configuration)(slower)) if slower else factor
 
@@ -271,6 +274,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     known = [outcome for outcome in context.log.outcomes if isinstance(outcome, Measurement)]
     screening.learn(known, context.baseline)
     context.log.slow_edge = screening.slow_edge
+    context.log.response = lambda: screening.twin.response
     return screening
 
 

@@ -259,7 +259,7 @@ class StepTasks:
                 for test in (known.load_tests if known is not None else ())
                 if test.validity.valid
             ),
-            elsewhere=log.watched_seconds,
+            response=twin.response,
             conditions=log.conditions,
         )
 

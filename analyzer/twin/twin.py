@@ -62,6 +62,9 @@ class Twin:
         cores: That servers may use, and this process for its computations.
         clock: Seconds, for the time limit.
         constants: Of the machine that servers run on.
+
+    Attributes:
+        response: How executions answered to the canary's work so far (``pace.response``).
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Twin:
         self._work_us: dict[str, float | None] = {}
         # The runs that it watched, and how their executions answer to it.
         self._watched: dict[str, list[LoadTest]] = {}
-        self._response = 1.0
+        self.response = 1.0
         self._path: SpeedPath | None = None
         # The same before load tests told, from so many seconds of calibration and probes.
         probed = (result for known in self._calibrations.values() for result in known.results)
@@ -159,7 +162,7 @@ class Twin:
         The usual speed is the highest of these.
         """
         known = [us for us in self._work_us.values() if us]
-        return level(self._work_us.get(config_id), min(known, default=None), self._response)
+        return level(self._work_us.get(config_id), min(known, default=None), self.response)
 
     def long_run_factor(self, configuration: Configuration) -> float:
         """The edge over all speeds that the load tests met, over that at its own runs' speeds.
@@ -260,7 +263,7 @@ class Twin:
         self._work_us[configuration.config_id] = reference_us(tests)
         if self.tells_speed(configuration):
             self._watched[configuration.config_id] = tests
-            self._response = response(self._watched.values())
+            self.response = response(self._watched.values())
         self._path = path_of(self.slowness)
         self._edges_met.clear()
         self._observed[configuration.config_id] = observe(

@@ -12,7 +12,6 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.search.screening import Screening
-from analyzer.twin.pace import watched_seconds
 
 CONFIGURATION = Configuration(precision="fp32")
 
@@ -35,9 +34,7 @@ def screening(twins_factor: float, conditions: Conditions | None, *tests: LoadTe
             long_run_factor=lambda _: twins_factor, server_model=lambda *_, **__: None
         ),
         "designer": SimpleNamespace(trusted=True),
-        "log": SimpleNamespace(
-            measurement=latest.get, conditions=conditions, watched_seconds=watched_seconds(tests)
-        ),
+        "log": SimpleNamespace(latest=latest, measurement=latest.get, conditions=conditions),
         "load": SimpleNamespace(sla=Sla(latency_budget_ms=40.0)),
     }
     return Screening(**parts, allowed={}, predicted={}, by_edge=True)
