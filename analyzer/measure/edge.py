@@ -262,7 +262,8 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     that one stall weighs no more than as many requests on time. Where that breaks the SLA below the
     edge, the edge lies halfway (in logarithms) to the rate below, but no lower than where a share
     that falls with the square of the rate would be the allowed one. The upper end of the interval
-    stays, since both were seen.
+    stays, since both were seen; where it is open and no rate is kept, it is the lowest that enough
+    requests show to break the SLA.
 
     Args:
         edge: From the search for the edge.
@@ -287,7 +288,13 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     if first == len(rates) or rates[first] >= edge_rps:
         return edge
     if first == 0:
-        return replace(edge, rate_rps=None, interval_rps=(0.0, edge.interval_rps[1]))
+        broke = (
+            rate * (1 + _NOISE)
+            for rate, (count, over) in sorted(counts.items())
+            if count >= EVIDENCE_MIN and over > miss_rate_max * count
+        )
+        upper = edge.interval_rps[1] or next(broke, None)
+        return replace(edge, rate_rps=None, interval_rps=(0.0, upper))
     low, broken = rates[first - 1], rates[first]
     allowed_rps = broken * (miss_rate_max / float(expected[first])) ** (1.0 / _SHARE_POWER)
     return replace(

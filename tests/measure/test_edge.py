@@ -344,6 +344,17 @@ def test_an_edge_without_a_rate_that_was_kept_is_unknown() -> None:
     assert revised(load_test(1200.0, 9000, 900)) == Edge(rate_rps=None, interval_rps=(0.0, 1700.0))
 
 
+def test_what_broke_the_sla_bounds_an_edge_that_nothing_is_known_of() -> None:
+    """A baseline beside a neighbour: short runs kept 50/s, a longer one broke 40/s."""
+    opened = Edge(rate_rps=None, interval_rps=(50.0, None))
+    runs = [load_test(400.0, 480, 52), load_test(100.0, 144, 15), load_test(40.0, 230, 6)]
+    found = revised_edge(opened, runs, miss_rate_max=0.01)
+    assert found.rate_rps is None and found.interval_rps == (0.0, pytest.approx(1.03 * 400.0)), (
+        "of the rates that broke it, the one with 300 requests"
+    )
+    assert revised_edge(opened, runs[1:], miss_rate_max=0.01).interval_rps == (0.0, None)
+
+
 def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
     def evidence(rate: float, requests: int, over: int) -> RateEvidence:
         return RateEvidence(
