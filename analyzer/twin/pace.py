@@ -7,6 +7,7 @@ replays the speeds that were seen, one run after the other.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -99,6 +100,10 @@ def executions_slowdown(seconds: Sequence[WatchedSecond], above_us: float) -> fl
 
 def watched_seconds(tests: Sequence[LoadTest]) -> list[WatchedSecond]:
     """The seconds of those runs whose executions can be held against the edge's."""
+    return [second for _, found in _watched_runs(tests) for second in found]
+
+
+def _watched_runs(tests: Sequence[LoadTest]) -> list[tuple[LoadTest, list[WatchedSecond]]]:
     told = [np.array(test.slowness) for test in tests]
     usual = _usual_times(tests, told)
     of_edge = _of_edge(tests, usual)
@@ -108,10 +113,13 @@ def watched_seconds(tests: Sequence[LoadTest]) -> list[WatchedSecond]:
         log_ratio = _log_ratio(run, of_edge)
         if log_ratio is None:
             continue
-        for second, us in enumerate(_work_us(test)):
-            part = trace[second * bins : (second + 1) * bins]
-            if len(part):
-                found.append((float(us), float(part.mean()) * float(np.exp(log_ratio))))
+        parts = [trace[at * bins : (at + 1) * bins] for at in range(len(_work_us(test)))]
+        seconds = [
+            (float(us), float(part.mean()) * float(np.exp(log_ratio)))
+            for us, part in zip(_work_us(test), parts, strict=True)
+            if len(part)
+        ]
+        found.append((test, seconds))
     return found
 
 
@@ -119,22 +127,23 @@ def response(runs: Iterable[Sequence[LoadTest]]) -> float:
     """The power of the witness's slow-down that executions slow down by, from 0 to 1.
 
     Its work is other work than theirs: beside a neighbour on the same core it took 1.65 times as
-    long and they 1.0 to 1.3 times (docs/twin.md). Runs at like loads tell best, which are those of
-    the edges. 1 where no runs met both speeds.
+    long and they 1.0 to 1.3 times (docs/twin.md). Both depend on the load too, so that only runs at
+    one rate are held against each other, and those of an edge. 1 where none met both speeds.
 
     Args:
         runs: Of each configuration.
     """
-    known = [list(tests) for tests in runs]
-    for tests in ([[t for t in own if t.kind == "edge"] for own in known], known):
-        powers = [power for own in tests if (power := _power(watched_seconds(own))) is not None]
-        if powers:
-            return float(np.clip(np.quantile(powers, _RESPONSE_QUANTILE), 0.0, 1.0))
-    return 1.0
+    powers = []
+    for tests in runs:
+        by_load: defaultdict[float, list[WatchedSecond]] = defaultdict(list)
+        for test, seconds in _watched_runs(tests):
+            by_load[0.0 if test.kind == "edge" else test.offered_rps].extend(seconds)
+        powers += [power for own in by_load.values() if (power := _power(own)) is not None]
+    return float(np.clip(np.quantile(powers, _RESPONSE_QUANTILE), 0.0, 1.0)) if powers else 1.0
 
 
 def _power(seconds: Sequence[WatchedSecond]) -> float | None:
-    """The same of one configuration; None where its runs did not meet both speeds."""
+    """The same of runs at one load; None where they did not meet both speeds."""
     if not seconds:
         return None
     work_us, times = np.log(np.array(seconds)).T

@@ -149,9 +149,12 @@ def test_how_executions_answer_to_the_witness() -> None:
     assert response([[slow]]) == pytest.approx(power, abs=0.01)
     as_much = load_test((1.0,) * 30 + (1.6,) * 30, mean_ms=2.6, work_us=work_us)
     assert response([[as_much]]) == pytest.approx(1.0)
-    # The lower load of a certificate is no speed of the machine, where the edge's runs tell both.
+    # What the lower load of a certificate does to the canary is no speed of the machine.
+    edge = load_test(SECONDS, work_us=(4.0,) * 4)
     light = load_test(SECONDS, kind="certify", mean_ms=2.0, work_us=(9.0,) * 4)
-    assert response([[slow, light], [light]]) == pytest.approx(power, abs=0.01)
+    assert response([[slow, light]]) == pytest.approx(power, abs=0.01)
+    assert response([[edge, light]]) == 1.0
+    assert response([[edge, replace(slow, kind="certify")]]) == pytest.approx(power, abs=0.01)
     assert response([[load_test(SECONDS, work_us=(4.0,) * 4)], []]) == 1.0, "one speed"
     assert level(6.4, 4.0, power) == pytest.approx(1.1)
 
