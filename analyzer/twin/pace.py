@@ -35,10 +35,8 @@ SLOW_FACTOR = 1.25
 _WITNESS_QUANTILE = 0.75
 # Of the slow seconds: how slow executions are in a slow state, and how many must be known.
 _SLOW_QUANTILE, _SLOW_SECONDS_MIN = 0.9, 3
-# Of a configuration's seconds: the witness's work at the machine's usual speed. Of what
-# configurations tell of executions beside it: the one that counts, with some caution.
+# Of the seconds of runs at one load: the witness's work at the machine's usual speed.
 _USUAL_QUANTILE = 0.25
-_RESPONSE_QUANTILE = 0.75
 # The speed is as good as constant where the slowest hundredth of the bins is within this factor of
 # the fastest half; what execution times vary by within is in the service times' own spread.
 _CONSTANT = 1.12
@@ -128,18 +126,19 @@ def response(runs: Iterable[Sequence[LoadTest]]) -> float:
 
     Its work is other work than theirs: beside a neighbour on the same core it took 1.65 times as
     long and they 1.0 to 1.3 times (docs/twin.md). Both depend on the load too, so that only runs at
-    one rate are held against each other, and those of an edge. 1 where none met both speeds.
+    one rate are held against each other, and those of an edge. The mean over those that met both
+    speeds and one that is supposed to follow it fully, since few seconds tell little.
 
     Args:
         runs: Of each configuration.
     """
-    powers = []
+    powers = [1.0]
     for tests in runs:
         by_load: defaultdict[float, list[WatchedSecond]] = defaultdict(list)
         for test, seconds in _watched_runs(tests):
             by_load[0.0 if test.kind == "edge" else test.offered_rps].extend(seconds)
         powers += [power for own in by_load.values() if (power := _power(own)) is not None]
-    return float(np.clip(np.quantile(powers, _RESPONSE_QUANTILE), 0.0, 1.0)) if powers else 1.0
+    return float(np.clip(powers, 0.0, 1.0).mean())
 
 
 def _power(seconds: Sequence[WatchedSecond]) -> float | None:
