@@ -23,6 +23,8 @@ from analyzer.twin.pace import (
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
+# Fewer slow seconds are no state of the machine; with less than 100 of them one is more than 1 %.
+_SECONDS_OF_A_STATE = 2
 # The speed was steady where nine tenths of the seconds lie this close.
 STEADY_FACTOR = 1.1
 
@@ -36,9 +38,13 @@ def in_proportion(slowdown: float) -> float:
 
 
 def slow_work_us(conditions: Conditions, miss_rate_max: float) -> float | None:
-    """The work's time that at most ``miss_rate_max`` of the seconds exceed; None where unknown."""
+    """The work's time that at most ``miss_rate_max`` of the seconds exceed; None where unknown.
+
+    One second is no state: the start of a server slows the canary as well.
+    """
     ordered = sorted(conditions.work_us, reverse=True)
-    return ordered[ceil(miss_rate_max * len(ordered)) - 1] if ordered else None
+    rank = max(ceil(miss_rate_max * len(ordered)), _SECONDS_OF_A_STATE)
+    return ordered[min(rank, len(ordered)) - 1] if ordered else None
 
 
 def lasting_work_us(conditions: Conditions, budget_s: float) -> float | None:

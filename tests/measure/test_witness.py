@@ -100,6 +100,14 @@ def test_a_rate_is_not_held_back_for_a_witness_that_only_the_light_load_slows() 
     assert not carried(400.0, EDGE, SLOW, SLA, QUIET, tests=[edge_run])
 
 
+def test_one_slow_second_is_no_state_of_the_machine() -> None:
+    """A server that starts slows the canary for a second; 1 % of a short study is less than one."""
+    one = Conditions(seconds=48.0, work_us=(100.0,) * 47 + (200.0,))
+    two = Conditions(seconds=48.0, work_us=(100.0,) * 46 + (200.0,) * 2)
+    assert rate_ceiling(EDGE, one, SLA) == math.inf
+    assert rate_ceiling(EDGE, two, SLA) == pytest.approx(295.0)
+
+
 @pytest.mark.parametrize(
     ("work_us", "budget_s", "expected"),
     [
