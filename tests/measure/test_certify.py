@@ -377,6 +377,28 @@ def test_what_an_earlier_walk_proved_stands_without_a_run(
     assert proof.certificate is not None and proof.certificate.requests == 5000
 
 
+@pytest.mark.parametrize("passes_up_to", [0.0, 300.0])
+def test_what_an_earlier_walk_proved_is_claimed_again_once_runs_tell_more(
+    passes_up_to: float,
+) -> None:
+    """The canary alone held it back; the walk's own runs show how slow the slow state is."""
+    script = Script(passes_up_to=passes_up_to, needed=10**6 if not passes_up_to else 100)
+    known = RateEvidence(
+        rate_rps=600.0, requests=5000, over_budget=0, inflation=5.0, claim=1, blocks=2
+    )
+
+    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+        certificate = script.judge(rate, indices, claim)
+        if rate != known.rate_rps:
+            return certificate
+        return replace(certificate, verdict="PASS" if script.tests else "UNDECIDED")
+
+    again = goal(5.0, needed=500, earlier=(known,), open_claims=1, ceiling_rps=lambda: 500.0)
+    found = certify_capacity(again, script.run, judge)
+    assert script.rates and max(script.rates) <= 500.0
+    assert found.passed and found.rate_rps == 600.0 and not found.blocks
+
+
 def test_earlier_runs_count_together_with_new_ones(session: VirtualSession, load: LoadPlan) -> None:
     test = session.run(200.0, 5.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
     late = RateEvidence(
