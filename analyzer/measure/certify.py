@@ -10,7 +10,7 @@ that is tried is a claim of its own, which spends a part of the family's error u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from analyzer.domain.measurement import Certificate, LoadTest, RateEvidence
@@ -159,12 +159,13 @@ class _Certifying:
         self._factor, self._factor_rps = _CAUTION, 0.0
         # What the next rate may be expected to take, where one was left for it.
         self._leaving_s = math.inf
+        # The lowest rate that this walk showed to break the SLA.
+        self._failed_rps = math.inf
 
     def certify(self) -> Certified:
         result = self._result
         rates = self._rates()
-        for rate, known in sorted(result.evidence.items()):
-            certificate = self._judge(rate, (), known.claim)
+        for rate, certificate in self._judge_known():
             if certificate.verdict == "PASS" or not result.passed:
                 self._keep(rate, certificate, ())
             if certificate.verdict == "PASS":
@@ -186,19 +187,23 @@ class _Certifying:
         self._recall()
         return result
 
+    def _judge_known(self) -> Iterator[tuple[float, Certificate]]:
+        """What earlier walks' evidence says, by rate from the lowest on, of rates not run here."""
+        run = {test.offered_rps for test in self._result.runs}
+        for known in sorted(self._goal.earlier, key=lambda known: known.rate_rps):
+            if known.rate_rps not in run:
+                yield known.rate_rps, self._judge(known.rate_rps, (), known.claim)
+
     def _recall(self) -> None:
         """What was claimed before may be claimed again: this walk's runs tell more of the machine.
 
-        A slow state of which nothing was known but the canary's work holds more rates back.
+        A slow state of which nothing was known but the canary's work holds more rates back. Nothing
+        is claimed again from a rate on that this walk showed to break the SLA.
         """
         result = self._result
-        run = {test.offered_rps for test in result.runs}
-        for known in sorted(self._goal.earlier, key=lambda known: known.rate_rps):
-            rate = known.rate_rps
-            if rate in run or (result.passed and rate <= (result.rate_rps or 0.0)):
-                continue
-            certificate = self._judge(rate, (), known.claim)
-            if certificate.verdict == "PASS":
+        proven_rps = (result.rate_rps or 0.0) if result.passed else 0.0
+        for rate, certificate in self._judge_known():
+            if certificate.verdict == "PASS" and proven_rps < rate < self._failed_rps:
                 self._keep(rate, certificate, ())
 
     def _time_left_s(self) -> float:
@@ -344,6 +349,7 @@ class _Certifying:
                 self._open_claims -= 1
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
+                self._failed_rps = min(self._failed_rps, rate)
                 return False
             beyond = certificate.over_budget > certificate.requests * self._miss_rate_max
             missing = float(certificate.requests_missing or 2.0 * block_s * rate)
@@ -359,25 +365,37 @@ class _Certifying:
                     self._factor_rps = rate
             stay_s = missing / rate
             if stay_s > limit_s:
-                if self._answered:
-                    little = not beyond and missing <= _LITTLE_SHARE * certificate.requests
-                    if not little or stay_s > self._goal.left_s():
-                        return False
-                    self._left_s = _CAUTION * stay_s
-                else:
-                    # Only a lower rate that is proven much sooner is worth leaving for.
-                    leaving_s = _LEAVING_SHARE * stay_s
-                    if lower and self._affordable(lower, leaving_s) is not None:
-                        self._leaving_s = leaving_s
-                        return False
-                    if not beyond:
-                        self._extend()
+                little = not beyond and missing <= _LITTLE_SHARE * certificate.requests
+                if not self._stays(stay_s, lower, little=little):
+                    return False
+                if not beyond:
+                    self._extend()
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s
             grown_s = max(_GROWTH_MAX * certificate.requests / rate, _PART_S_MIN)
             block_s = max(min(missing * 1.05 / rate, part_s, grown_s), 0.5)
         return False
+
+    def _stays(self, stay_s: float, lower: list[float], *, little: bool) -> bool:
+        """Whether the walk goes on with a rate that needs more time than it was given.
+
+        Args:
+            stay_s: Seconds that are missing to it.
+            lower: The rates that are left below it.
+            little: Whether hardly anything is missing to it.
+        """
+        if self._answered:
+            if not little or stay_s > self._goal.left_s():
+                return False
+            self._left_s = _CAUTION * stay_s
+            return True
+        # Only a lower rate that is proven much sooner is worth leaving for.
+        leaving_s = _LEAVING_SHARE * stay_s
+        if lower and self._affordable(lower, leaving_s) is not None:
+            self._leaving_s = leaving_s
+            return False
+        return True
 
     @property
     def _answered(self) -> bool:

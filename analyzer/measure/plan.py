@@ -128,7 +128,7 @@ class CertifyPlan:
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         tells_speed: Whether this configuration's own runs tell it too.
         tests: Its valid runs so far; the machine's speed is held against those of its edge.
-        response: How executions answer to the canary's work (``twin.pace.response``).
+        response: How executions answer to the canary's work (``twin.pace.mean_response``).
         conditions: What the machine was like over the whole study so far; None where unknown.
         refute: Runs that are to show the contrary, in place of a proof; None for a proof.
     """

@@ -87,12 +87,12 @@ def rate_ceiling(
 
     The SLA must be kept in every state that takes up more of the time than requests may be late.
     Where such a state is slower than the machine ever was for long while the edge's rate was kept,
-    its edge is lower by as much as executions are slower in it, or the witness's work where that is
-    not known.
+    its edge is lower by as much as executions are slower in it, or where that is not known by the
+    witness's work to the power of ``response``.
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
-        response: As :func:`~analyzer.twin.pace.response` tells it of the study's runs.
+        response: As :func:`~analyzer.twin.pace.mean_response`, of the study's runs.
     """
     least_rps = edge.interval_rps[0] or edge.at_least_rps
     slower = slow_state(edge, study, sla, watched_seconds(tests), response)
@@ -114,9 +114,9 @@ def slow_state(
 
     Args:
         seconds: What is known of executions beside the witness's work.
-        response: How executions answer to that work (``twin.pace.response``).
-        by_witness: Whether its work alone tells how slow they are, where they do not tell. That is
-            the most that they may be: at a light load it is slower, and they are not.
+        response: How executions answer to that work (``twin.pace.mean_response``).
+        by_witness: Whether its work tells how slow they are, where they do not tell. That is no
+            more than they may be: at a light load it is slower, and they are not.
     """
     met_us = edge.slow_us or edge.work_us
     if study is None or not met_us:

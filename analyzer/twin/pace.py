@@ -121,28 +121,29 @@ def _watched_runs(tests: Sequence[LoadTest]) -> list[tuple[LoadTest, list[Watche
     return found
 
 
-def response(runs: Iterable[Sequence[LoadTest]]) -> float:
-    """The power of the witness's slow-down that executions slow down by, from 0 to 1.
+def responses(tests: Sequence[LoadTest]) -> list[float]:
+    """By which powers of the witness's slow-down a configuration's executions slowed down.
 
     Its work is other work than theirs: beside a neighbour on the same core it took 1.65 times as
     long and they 1.0 to 1.3 times (docs/twin.md). Both depend on the load too, so that only runs at
-    one rate are held against each other, and those of an edge. The mean over those that met both
-    speeds and one that is supposed to follow it fully, since few seconds tell little.
-
-    Args:
-        runs: Of each configuration.
+    one rate are held against each other, and those of an edge. None of those that met one speed.
     """
-    powers = [1.0]
-    for tests in runs:
-        by_load: defaultdict[float, list[WatchedSecond]] = defaultdict(list)
-        for test, seconds in _watched_runs(tests):
-            by_load[0.0 if test.kind == "edge" else test.offered_rps].extend(seconds)
-        powers += [power for own in by_load.values() if (power := _power(own)) is not None]
-    return float(np.clip(powers, 0.0, 1.0).mean())
+    by_load: defaultdict[float, list[WatchedSecond]] = defaultdict(list)
+    for test, seconds in _watched_runs(tests):
+        by_load[0.0 if test.kind == "edge" else test.offered_rps].extend(seconds)
+    return [power for own in by_load.values() if (power := _power(own)) is not None]
+
+
+def mean_response(powers: Iterable[float]) -> float:
+    """The power that counts for all, from 0 to 1.
+
+    The mean of what was found and of one that follows it fully, since few seconds tell little.
+    """
+    return float(np.clip([1.0, *powers], 0.0, 1.0).mean())
 
 
 def _power(seconds: Sequence[WatchedSecond]) -> float | None:
-    """The same of runs at one load; None where they did not meet both speeds."""
+    """As :func:`responses`, of runs at one load; None where they did not meet both speeds."""
     if not seconds:
         return None
     work_us, times = np.log(np.array(seconds)).T
@@ -157,7 +158,7 @@ def level(work_us: float | None, usual_us: float | None, response: float = 1.0) 
     """How much slower the machine was, by its witness's work; 1 where it was as usual.
 
     Args:
-        response: As :func:`response` tells it.
+        response: As :func:`mean_response`.
     """
     if not work_us or not usual_us:
         return 1.0

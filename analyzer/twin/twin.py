@@ -13,20 +13,14 @@ from numpy.typing import NDArray
 
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import SLOWNESS_BIN_S, Edge, Failure, LoadTest, Measurement
+from analyzer.domain.measurement import SLOWNESS_BIN_S, Edge, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.learning import Observed, Place, ServiceCorrection, light_overhead_ms, observe
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
-from analyzer.twin.pace import (
-    level,
-    path_of,
-    reference_us,
-    response,
-    slowness,
-)
+from analyzer.twin.pace import level, mean_response, path_of, reference_us, responses, slowness
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.probes import ProbeResult, speed_series
 from analyzer.twin.screen import screen
@@ -62,9 +56,6 @@ class Twin:
         cores: That servers may use, and this process for its computations.
         clock: Seconds, for the time limit.
         constants: Of the machine that servers run on.
-
-    Attributes:
-        response: How executions answered to the canary's work so far (``pace.response``).
     """
 
     def __init__(
@@ -99,9 +90,8 @@ class Twin:
         self._traces: dict[str, list[_Trace]] = {}
         # The witness's work at the speed that is 1 in these, and what the speed was in all runs.
         self._work_us: dict[str, float | None] = {}
-        # The runs that it watched, and how their executions answer to it.
-        self._watched: dict[str, list[LoadTest]] = {}
-        self.response = 1.0
+        # How executions answered to that work.
+        self._responses: dict[str, list[float]] = {}
         self._path: SpeedPath | None = None
         # The same before load tests told, from so many seconds of calibration and probes.
         probed = (result for known in self._calibrations.values() for result in known.results)
@@ -148,6 +138,11 @@ class Twin:
             for run in known
         ]
         return tuple(trace for _, trace in sorted(runs, key=itemgetter(0)))
+
+    @property
+    def response(self) -> float:
+        """How executions answered to the canary's work so far (``pace.mean_response``)."""
+        return mean_response(power for found in self._responses.values() for power in found)
 
     def tells_speed(self, configuration: Configuration) -> bool:
         """Whether execution times tell the machine's speed: more threads than cores vary alone."""
@@ -262,8 +257,7 @@ class Twin:
         ]
         self._work_us[configuration.config_id] = reference_us(tests)
         if self.tells_speed(configuration):
-            self._watched[configuration.config_id] = tests
-            self.response = response(self._watched.values())
+            self._responses[configuration.config_id] = responses(tests)
         self._path = path_of(self.slowness)
         self._edges_met.clear()
         self._observed[configuration.config_id] = observe(

@@ -399,6 +399,22 @@ def test_what_an_earlier_walk_proved_is_claimed_again_once_runs_tell_more(
     assert found.passed and found.rate_rps == 600.0 and not found.blocks
 
 
+def test_nothing_is_claimed_again_above_a_rate_that_failed() -> None:
+    script = Script(passes_up_to=0.0, needed=10)
+    known = RateEvidence(
+        rate_rps=600.0, requests=5000, over_budget=0, inflation=5.0, claim=1, blocks=2
+    )
+
+    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+        certificate = script.judge(rate, indices, claim)
+        told = "PASS" if script.tests else "UNDECIDED"
+        return replace(certificate, verdict="FAIL" if rate != known.rate_rps else told)
+
+    again = goal(5.0, needed=500, earlier=(known,), open_claims=1, ceiling_rps=lambda: 500.0)
+    found = certify_capacity(again, script.run, judge)
+    assert script.rates and not found.passed
+
+
 def test_earlier_runs_count_together_with_new_ones(session: VirtualSession, load: LoadPlan) -> None:
     test = session.run(200.0, 5.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
     late = RateEvidence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
     STATUS_OK,
     ExecutionTimes,
+    LoadTest,
     RequestLog,
 )
 from analyzer.domain.workload import Poisson
@@ -20,9 +22,10 @@ from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.pace import (
     executions_slowdown,
     level,
+    mean_response,
     path_of,
     reference_us,
-    response,
+    responses,
     slowness,
     watched_seconds,
     witness_us,
@@ -143,6 +146,10 @@ def test_executions_tell_how_slow_a_slow_state_is() -> None:
 
 def test_how_executions_answer_to_the_witness() -> None:
     """Its work takes 1.6 times as long in the slow seconds, and executions 1.1 times."""
+
+    def response(runs: Sequence[Sequence[LoadTest]]) -> float:
+        return mean_response(power for own in runs for power in responses(own))
+
     work_us = (4.0,) * 3 + (6.4,) * 3
     slow = load_test((1.0,) * 30 + (1.1,) * 30, mean_ms=2.1, work_us=work_us)
     power = np.log(1.1) / np.log(1.6)
