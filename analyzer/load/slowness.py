@@ -17,11 +17,13 @@ SLOWNESS_MAX = 50.0
 
 
 def slowness_of(log: RequestLog) -> tuple[float, ...]:
-    """Time of executions over the run's median for their batch size, by bin of SLOWNESS_BIN_S.
+    """Time of executions over the run's medians for their batch sizes, by bin of SLOWNESS_BIN_S.
 
-    Requests of one execution have the same compute time to the nanosecond. Bins without an
-    execution repeat the one before; where executions are rare, several bins share a mean. Empty
-    where the server tells no times, or too few.
+    Requests of one execution have the same compute time to the nanosecond. A bin's value is all
+    its time over all its usual time, as work over a speed: one short execution that had to wait
+    for a core says little beside long ones. Bins without an execution repeat the one before; where
+    executions are rare, several bins share a value. Empty where the server tells no times, or too
+    few.
     """
     told = (log.status == STATUS_OK) & (log.compute_infer_s > 0)
     begin_s = (log.intended_s + log.send_lag_s + log.queue_s)[told]
@@ -32,36 +34,37 @@ def slowness_of(log: RequestLog) -> tuple[float, ...]:
     begin_s, time_s, sizes = begin_s[order], time_s[order], log.batch_size[told][order]
     first = np.flatnonzero(np.append(True, np.diff(time_s) != 0.0))
     size = np.add.reduceat(sizes, first)
-    ratio = _over_median(time_s[first].astype(np.float64), size)
-    known = np.isfinite(ratio)
-    begin_s, ratio = begin_s[first][known], ratio[known]
-    if len(ratio) < 2 * _EXECUTIONS_MIN:
+    taken_s = time_s[first].astype(np.float64)
+    usual_s = _medians(taken_s, size)
+    known = np.isfinite(usual_s)
+    begin_s, taken_s, usual_s = begin_s[first][known], taken_s[known], usual_s[known]
+    if len(taken_s) < 2 * _EXECUTIONS_MIN:
         return ()
-    return binned(begin_s - begin_s[0], ratio)
+    return _binned(begin_s - begin_s[0], taken_s, usual_s)
 
 
-def binned(begin_s: Floats, ratio: Floats) -> tuple[float, ...]:
-    """Means of ``ratio`` by bin of SLOWNESS_BIN_S, as in :func:`slowness_of`.
-
-    Args:
-        begin_s: Begin of each execution, seconds from 0, ascending, shape (n,).
-        ratio: Its time over the usual one, shape (n,).
-    """
+def _binned(begin_s: Floats, taken_s: Floats, usual_s: Floats) -> tuple[float, ...]:
+    """As :func:`slowness_of`, of executions by their begin, ascending from 0, shape (n,)."""
     bins = int(begin_s[-1] / SLOWNESS_BIN_S) + 1
-    width = max(1, int(np.ceil(_EXECUTIONS_MIN * bins / len(ratio))))
+    width = max(1, int(np.ceil(_EXECUTIONS_MIN * bins / len(taken_s))))
     index = (begin_s / (width * SLOWNESS_BIN_S)).astype(np.int64)
-    counts = np.bincount(index)
-    means = np.bincount(index, weights=ratio) / np.maximum(counts, 1)
-    last = np.maximum.accumulate(np.where(counts > 0, np.arange(len(counts)), 0))
-    values = np.repeat(np.clip(means[last], 1.0 / SLOWNESS_MAX, SLOWNESS_MAX), width)[:bins]
+    ending = index == index[-1]
+    if np.count_nonzero(ending) < _EXECUTIONS_MIN and not ending.all():
+        # The run ended in that bin: few executions say little of it.
+        index[ending] = index[~ending][-1]
+    taken, usual = np.bincount(index, weights=taken_s), np.bincount(index, weights=usual_s)
+    last = np.maximum.accumulate(np.where(usual > 0.0, np.arange(len(usual)), 0))
+    ratio = np.clip(taken[last] / usual[last], 1.0 / SLOWNESS_MAX, SLOWNESS_MAX)
+    values = np.resize(np.repeat(ratio, width), bins)
+    values[len(ratio) * width :] = ratio[-1]
     return tuple(round(float(value), 2) for value in values)
 
 
-def _over_median(time_s: Floats, size: NDArray[np.integer]) -> Floats:
-    """Each time over the median of its size; nan where that was executed too rarely."""
-    ratio = np.full(len(time_s), np.nan)
+def _medians(time_s: Floats, size: NDArray[np.integer]) -> Floats:
+    """The median time of each execution's size; nan where that was executed too rarely."""
+    medians = np.full(len(time_s), np.nan)
     for value in np.unique(size):
         same = size == value
         if np.count_nonzero(same) >= _EXECUTIONS_MIN:
-            ratio[same] = time_s[same] / np.median(time_s[same])
-    return ratio
+            medians[same] = np.median(time_s[same])
+    return medians

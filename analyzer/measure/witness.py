@@ -14,6 +14,7 @@ import numpy as np
 from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.twin.pace import (
+    CONSTANT_FACTOR,
     SLOW_FACTOR,
     WatchedSecond,
     executions_slowdown,
@@ -123,12 +124,10 @@ def slow_state(
         return None
     met_us = max(met_us, witness_us(seconds) or 0.0)
     slow_us = slow_work_us(study, sla.miss_rate_max)
-    if slow_us is None or slow_us <= SLOW_FACTOR * met_us:
+    if slow_us is None or slow_us <= CONSTANT_FACTOR * met_us:
         return None
-    most = slow_us / met_us
-    supposed = most**response if by_witness else None
-    slower = executions_slowdown(seconds, SLOW_FACTOR * met_us) or supposed
-    return max(1.0, min(slower, most)) if slower is not None else None
+    supposed = (slow_us / met_us) ** response if by_witness else None
+    return executions_slowdown(seconds, met_us, slow_us) or supposed
 
 
 def carried(
@@ -143,6 +142,9 @@ def carried(
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
+    A rate that the edge's runs do not show to be kept (a target rate, found in a slower state) is
+    also held against the state of those runs, however little slower that was.
+
     Args:
         seen: Of all the runs that the certificate counts; None where it counts others too.
         tests, response: As of :func:`rate_ceiling`.
@@ -153,7 +155,12 @@ def carried(
     ceiling_rps = rate_ceiling(edge, study, sla, slow_edge, tests, response)
     if rate_rps <= min(edge.at_least_rps or 0.0, ceiling_rps):
         return True
-    slow_us = SLOW_FACTOR * float(np.quantile(study.work_us, 0.05))
+    slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, 0.05))
+    met_us = edge.work_us
+    if seen is not None and seen.work_us and met_us and rate_rps > (edge.interval_rps[0] or 0.0):
+        # At the speed of the edge's runs the rate is too high, or may be.
+        faster_us = met_us / CONSTANT_FACTOR
+        slow_us = min(slow_us, faster_us) if np.median(seen.work_us) < faster_us else slow_us
     due = float(np.mean(np.array(study.work_us) > slow_us))
     if due <= sla.miss_rate_max:
         return True

@@ -37,9 +37,9 @@ _WITNESS_QUANTILE = 0.75
 _SLOW_QUANTILE, _SLOW_SECONDS_MIN = 0.9, 3
 # Of the seconds of runs at one load: the witness's work at the machine's usual speed.
 _USUAL_QUANTILE = 0.25
-# The speed is as good as constant where the slowest hundredth of the bins is within this factor of
-# the fastest half; what execution times vary by within is in the service times' own spread.
-_CONSTANT = 1.12
+#: The speed is as good as constant where the slowest hundredth of the time is within this factor of
+#: the fastest half; what execution times vary by within is in the service times' own spread.
+CONSTANT_FACTOR = 1.12
 
 
 def slowness(tests: Sequence[LoadTest]) -> list[Floats]:
@@ -83,17 +83,24 @@ def witness_us(seconds: Sequence[WatchedSecond]) -> float | None:
     return float(np.quantile(found, _WITNESS_QUANTILE)) if found else None
 
 
-def executions_slowdown(seconds: Sequence[WatchedSecond], above_us: float) -> float | None:
-    """How much slower executions are, than in the edge's runs, while the witness's work is slow.
+def executions_slowdown(
+    seconds: Sequence[WatchedSecond], met_us: float, slow_us: float
+) -> float | None:
+    """How much slower executions are where the witness's work takes ``slow_us``, not ``met_us``.
 
-    In nine of ten of the seconds in which that takes more than ``above_us``: its work is short and
-    suffers more than theirs from a neighbour on the same core. None where fewer than three such
-    seconds are known.
+    That work is short and suffers more than they from a neighbour on the same core: how much they
+    answer to it (the power of its slow-down) is told by nine of ten of the seconds at least half as
+    slow. From 1 to the witness's own slow-down; None where fewer than three such seconds are known.
     """
-    found = [slower for us, slower in seconds if us > above_us]
+    found = [
+        np.log(slower) / np.log(us / met_us)
+        for us, slower in seconds
+        if us > max(met_us, np.sqrt(met_us * slow_us))
+    ]
     if len(found) < _SLOW_SECONDS_MIN:
         return None
-    return float(np.quantile(found, _SLOW_QUANTILE))
+    power = np.clip(np.quantile(found, _SLOW_QUANTILE), 0.0, 1.0)
+    return float((slow_us / met_us) ** power)
 
 
 def watched_seconds(tests: Sequence[LoadTest]) -> list[WatchedSecond]:
@@ -237,7 +244,7 @@ def path_of(traces: Iterable[Floats]) -> SpeedPath | None:
     if len(values) < round(_SECONDS_MIN / SLOWNESS_BIN_S):
         return None
     fast, slow = np.quantile(values, (0.5, 0.99))
-    if slow < _CONSTANT * fast and values.min() > fast / _CONSTANT:
+    if slow < CONSTANT_FACTOR * fast and values.min() > fast / CONSTANT_FACTOR:
         return None
     change = np.flatnonzero(np.append(True, np.diff(values) != 0.0))
     return SpeedPath(

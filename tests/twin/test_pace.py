@@ -70,6 +70,28 @@ def test_batches_are_held_against_batches_of_their_size() -> None:
     np.testing.assert_allclose(slowness_of(log(begin_s, time_s)), 1.0, atol=0.03)
 
 
+def test_a_short_execution_that_waits_says_little_beside_long_ones() -> None:
+    """Batches of 16 take 16 ms; once in a while one request alone takes 4 ms in place of 1."""
+    size = np.tile([16, 16, 16, 16, 1], 40)
+    usual_s = np.where(size == 1, 0.001, 0.016)
+    begins_s = np.cumsum(usual_s) - usual_s
+    rng = np.random.default_rng(3)
+    taken_s = usual_s * rng.uniform(0.99, 1.01, len(size))
+    taken_s[99] *= 4.0
+    begin_s, time_s = np.repeat(begins_s, size), np.repeat(taken_s, size)
+    np.testing.assert_allclose(
+        slowness_of(log(begin_s, time_s, np.repeat(size, size))), 1, atol=0.06
+    )
+
+
+def test_what_few_executions_at_a_run_s_end_took_is_no_speed_of_its_own() -> None:
+    begin_s = np.append(np.arange(0.0, 1.0, 0.01), 1.005)
+    time_s = np.append(np.full(100, 0.002) * np.tile([0.99, 1.01], 50), 0.006)
+    found = slowness_of(log(begin_s, time_s))
+    assert len(found) == 11
+    np.testing.assert_allclose(found, 1.0, atol=0.2)
+
+
 def test_a_target_that_tells_no_times_tells_no_speed() -> None:
     begin_s = np.arange(0.0, 1.0, 0.01)
     assert slowness_of(log(begin_s, np.full(100, np.nan))) == ()
@@ -137,11 +159,11 @@ def test_a_machine_that_is_slower_is_no_witness_s_load(slow_from: str) -> None:
 def test_executions_tell_how_slow_a_slow_state_is() -> None:
     edge = load_test(SECONDS, work_us=(5.0,) * 4)
     slow = load_test((1.0,) * 10 + (1.1,) * 30, kind="certify", work_us=(5.0, 7.0, 7.0, 7.0))
-    found = executions_slowdown(watched_seconds([edge, slow]), 6.0)
+    found = executions_slowdown(watched_seconds([edge, slow]), 5.0, 7.0)
     assert found == pytest.approx(1.1 / 1.075, rel=0.01), "the run's mean is 2 ms"
-    assert executions_slowdown(watched_seconds([edge]), 6.0) is None
+    assert executions_slowdown(watched_seconds([edge]), 5.0, 7.0) is None
     short = load_test((1.0,) * 20 + (1.1,) * 20, kind="certify", work_us=(5.0, 5.0, 7.0, 7.0))
-    assert executions_slowdown(watched_seconds([edge, short]), 6.0) is None
+    assert executions_slowdown(watched_seconds([edge, short]), 5.0, 7.0) is None
 
 
 def test_how_executions_answer_to_the_witness() -> None:
