@@ -108,6 +108,24 @@ def test_one_slow_second_is_no_state_of_the_machine() -> None:
     assert rate_ceiling(EDGE, two, SLA) == pytest.approx(295.0)
 
 
+def test_a_state_that_is_a_fifth_slower_caps_the_rate_as_well() -> None:
+    """A drift of 1.2 times overloads a server at nine tenths of its edge."""
+    fifth = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (120.0,) * 10)
+    assert rate_ceiling(EDGE, fifth, SLA) == pytest.approx(590.0 / 1.2)
+    noise = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (110.0,) * 10)
+    assert rate_ceiling(EDGE, noise, SLA) == math.inf
+
+
+def test_a_target_rate_is_held_against_the_state_of_the_edge_s_runs() -> None:
+    """An edge that was found while the machine was slower says that this state does not carry it."""
+    found_when_slower = replace(EDGE, work_us=120.0)
+    study = Conditions(seconds=60.0, work_us=(120.0,) * 10 + (100.0,) * 50)
+    assert not carried(700.0, found_when_slower, study, SLA, QUIET)
+    assert not carried(605.0, found_when_slower, study, SLA, QUIET), "of its interval"
+    assert carried(580.0, found_when_slower, study, SLA, QUIET), "the slower state carries it"
+    assert carried(700.0, found_when_slower, study, SLA, study), "met as often as by the study"
+
+
 @pytest.mark.parametrize(
     ("work_us", "budget_s", "expected"),
     [
