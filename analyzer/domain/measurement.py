@@ -334,12 +334,15 @@ class Edge:
         interval_rps: From a rate that was kept to one that was not; None for an open end.
         work_us: The machine's usual speed meanwhile, as in :class:`Conditions`; None where unknown.
         slow_us: The slowest that it was for long in the very run that kept a rate; None likewise.
+        before_rps: The lower end at these speeds, where only runs of a slower machine lowered it
+            since; None where nothing did.
     """
 
     rate_rps: float | None = None
     interval_rps: tuple[float | None, float | None]
     work_us: float | None = None
     slow_us: float | None = None
+    before_rps: float | None = None
 
     @property
     def at_least_rps(self) -> float | None:

@@ -21,6 +21,7 @@ from scipy.optimize import isotonic_regression
 
 from analyzer.domain.measurement import Edge, LoadTest
 from analyzer.domain.speeds import EVIDENCE_MIN
+from analyzer.measure.witness import met_slower
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
@@ -263,7 +264,8 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     edge, the edge lies halfway (in logarithms) to the rate below, but no lower than where a share
     that falls with the square of the rate would be the allowed one. The upper end of the interval
     stays, since both were seen; where it is open and no rate is kept, it is the lowest that enough
-    requests show to break the SLA.
+    requests show to break the SLA. Where the machine was slower in the runs that broke it, the
+    lower end that the edge had before is kept too: at the speed of its own runs it stands.
 
     Args:
         edge: From the search for the edge.
@@ -297,8 +299,16 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         return replace(edge, rate_rps=None, interval_rps=(0.0, upper))
     low, broken = rates[first - 1], rates[first]
     allowed_rps = broken * (miss_rate_max / float(expected[first])) ** (1.0 / _SHARE_POWER)
+    breaking = [
+        test
+        for test in tests
+        if broken <= test.offered_rps < edge_rps
+        and (test.over_budget or 0) > miss_rate_max * test.requests
+    ]
+    slower = met_slower(edge, breaking, miss_rate_max)
     return replace(
         edge,
         rate_rps=max(math.sqrt(low * broken), allowed_rps),
         interval_rps=(low * (1 - _NOISE), edge.interval_rps[1]),
+        before_rps=(edge.before_rps or edge.interval_rps[0]) if slower else None,
     )

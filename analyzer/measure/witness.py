@@ -76,6 +76,17 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     return bool(high <= STEADY_FACTOR * low)
 
 
+def met_slower(edge: Edge, tests: Sequence[LoadTest], miss_rate_max: float) -> bool:
+    """Whether each of ``tests`` met the machine in a slower state than the edge's own runs did."""
+    met_us = edge.slow_us or edge.work_us
+    if not met_us or not tests:
+        return False
+    told = [test.conditions for test in tests if test.conditions is not None]
+    slow_us = [slow_work_us(conditions, miss_rate_max) for conditions in told]
+    slower = [us is not None and us > CONSTANT_FACTOR * met_us for us in slow_us]
+    return len(told) == len(tests) and all(slower)
+
+
 def rate_ceiling(
     edge: Edge,
     study: Conditions | None,
@@ -95,7 +106,8 @@ def rate_ceiling(
         tests: Load tests of the same configuration, the edge's among them.
         response: As :func:`~analyzer.twin.pace.mean_response`, of the study's runs.
     """
-    least_rps = edge.interval_rps[0] or edge.at_least_rps
+    # What was lowered for a slower state is not lowered for it once more.
+    least_rps = edge.before_rps or edge.interval_rps[0] or edge.at_least_rps
     slower = slow_state(edge, study, sla, watched_seconds(tests), response)
     return least_rps * slow_edge(slower) if least_rps and slower is not None else inf
 

@@ -205,15 +205,20 @@ class OutcomeLog:
         What the study has seen of the machine since may speak against a claim.
         For the objectives latency and memory, all of whose rates are the target's, the best rank.
         """
-        sla, study, response = self._request.sla, self.conditions, self.response()
-        proven = [
-            m
-            for m in self.ranked(allowed)
-            if m.capacity_rps and tenable(m, study, sla, self.slow_edge(m.configuration), response)
-        ]
-        if sla.objective in ("latency", "memory"):
+        proven = [m for m in self.ranked(allowed) if self.stands(m)]
+        if self._request.sla.objective in ("latency", "memory"):
             return proven[0] if proven else None
         return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)
+
+    def stands(self, measurement: Measurement) -> bool:
+        """Whether a rate is certified, and nothing seen of the machine since speaks against it."""
+        return bool(measurement.capacity_rps) and tenable(
+            measurement,
+            self.conditions,
+            self._request.sla,
+            self.slow_edge(measurement.configuration),
+            self.response(),
+        )
 
 
 def outcome_of(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import (
+    Conditions,
     Edge,
     LatencySummary,
     LoadTest,
@@ -311,6 +312,23 @@ def test_a_long_run_that_breaks_the_sla_below_the_edge_lowers_it() -> None:
     )
     assert found.rate_rps == pytest.approx((1200.0 * 900.0) ** 0.5)
     assert found.interval_rps == (pytest.approx(0.97 * 900.0), 1700.0)
+
+
+@pytest.mark.parametrize(
+    ("work_us", "before_rps"), [(100.0, None), (110.0, None), (170.0, 1560.0), (None, None)]
+)
+def test_an_edge_that_a_slower_machine_lowered_keeps_what_it_was_at_its_own_speed(
+    work_us: float | None, before_rps: float | None
+) -> None:
+    met = Conditions(seconds=4.0, work_us=(work_us,) * 4) if work_us else None
+    broke = replace(load_test(1200.0, 13_400, 2570), conditions=met)
+    edge = replace(SHORT_EDGE, work_us=100.0)
+    found = revised_edge(edge, (*SHORT_RUNS, broke, load_test(900.0, 6000, 0)), miss_rate_max=0.01)
+    assert found.rate_rps == pytest.approx((1200.0 * 900.0) ** 0.5)
+    assert found.before_rps == before_rps
+    again = replace(load_test(600.0, 90_000, 9000), conditions=met)
+    runs = (*SHORT_RUNS, broke, load_test(900.0, 6000, 0), load_test(300.0, 900, 0), again)
+    assert revised_edge(found, runs, miss_rate_max=0.01).before_rps == before_rps
 
 
 def test_a_lowered_edge_is_near_the_rate_that_broke_the_sla_not_near_a_safe_one() -> None:

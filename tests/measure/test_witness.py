@@ -100,6 +100,11 @@ def test_a_rate_is_not_held_back_for_a_witness_that_only_the_light_load_slows() 
     assert not carried(400.0, EDGE, SLOW, SLA, QUIET, tests=[edge_run])
 
 
+def test_an_edge_that_slower_runs_lowered_is_not_lowered_for_that_state_once_more() -> None:
+    lowered = replace(EDGE, rate_rps=380.0, interval_rps=(290.0, 610.0), before_rps=590.0)
+    assert rate_ceiling(lowered, SLOW, SLA) == rate_ceiling(EDGE, SLOW, SLA)
+
+
 def test_one_slow_second_is_no_state_of_the_machine() -> None:
     """A server that starts slows the canary for a second; 1 % of a short study is less than one."""
     one = Conditions(seconds=48.0, work_us=(100.0,) * 47 + (200.0,))
@@ -117,7 +122,7 @@ def test_a_state_that_is_a_fifth_slower_caps_the_rate_as_well() -> None:
 
 
 def test_a_target_rate_is_held_against_the_state_of_the_edge_s_runs() -> None:
-    """An edge that was found while the machine was slower says that this state does not carry it."""
+    """An edge that was found while the machine was slower says what that state carries."""
     found_when_slower = replace(EDGE, work_us=120.0)
     study = Conditions(seconds=60.0, work_us=(120.0,) * 10 + (100.0,) * 50)
     assert not carried(700.0, found_when_slower, study, SLA, QUIET)

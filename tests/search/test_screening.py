@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,13 +22,14 @@ def ran(kind: str, work_us: float, execution_ms: float) -> LoadTest:
     return load_test([1.0] * 40, kind=kind, mean_ms=execution_ms, work_us=(work_us,) * 4)
 
 
-def screening(twins_factor: float, conditions: Conditions | None, *tests: LoadTest) -> Screening:
+EDGE = Edge(rate_rps=600.0, interval_rps=(590.0, 610.0), work_us=100.0)
+
+
+def screening(
+    twins_factor: float, conditions: Conditions | None, *tests: LoadTest, edge: Edge = EDGE
+) -> Screening:
     """One that knows of an edge of 600/s, found while the canary's work took 100 µs."""
-    measured = Measurement(
-        configuration=CONFIGURATION,
-        edge=Edge(rate_rps=600.0, interval_rps=(590.0, 610.0), work_us=100.0),
-        load_tests=tests,
-    )
+    measured = Measurement(configuration=CONFIGURATION, edge=edge, load_tests=tests)
     latest = {CONFIGURATION.config_id: measured}
     parts: dict[str, Any] = {
         "twin": SimpleNamespace(
@@ -47,6 +49,9 @@ def test_no_edge_is_told_above_what_the_slow_state_carries() -> None:
     assert screening(0.5, slow, *tests).speed_factor(CONFIGURATION) == 0.5
     for conditions in (None, Conditions(seconds=100.0, work_us=(100.0,) * 100)):
         assert screening(0.9, conditions, *tests).speed_factor(CONFIGURATION) == 0.9
+    lowered = replace(EDGE, rate_rps=450.0, interval_rps=(420.0, 610.0), before_rps=600.0)
+    found = screening(0.95, slow, *tests, edge=lowered).speed_factor(CONFIGURATION)
+    assert 450.0 * found == pytest.approx(600.0 / 1.5), "for the slow state, and once"
     never_measured = Configuration(precision="fp16")
     assert screening(0.9, slow, *tests).speed_factor(never_measured) == 0.9
 

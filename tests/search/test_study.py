@@ -429,6 +429,26 @@ def test_where_the_time_is_ample_an_open_edge_is_closed() -> None:
     assert all(each[-1].rate_rps for each in told)
 
 
+def test_a_rate_that_was_taken_back_is_none_that_a_further_walk_must_exceed() -> None:
+    """A slow spell takes 252/s back; a walk that proves 212/s gained, and goes on from there."""
+    spell = SpeedPath(start_s=np.array([0.0, 40.0, 52.0]), speed=np.array([1.0, 0.6, 1.0]))
+    request = SearchRequest(
+        study="spell",
+        model=VIRTUAL_MODEL,
+        sla=Sla(latency_budget_ms=50.0),
+        space=_space(ONE_CONFIGURATION),
+        arrivals=Poisson(),
+        budget_s=400.0,
+        sampler="twin",
+        seed=1,
+        provenance={},
+    )
+    executor = VirtualExecutor(VirtualWorld(service=service, speed=spell, seed=1))
+    best = winner(search_virtually(request, executor, MemoryStore(), cores=1))
+    assert best.capacity_rps and best.edge.at_least_rps
+    assert best.capacity_rps > 0.85 * best.edge.at_least_rps
+
+
 def test_every_allowed_configuration_has_a_prediction() -> None:
     found, _, _ = run(VirtualWorld(service=service), budget_s=30.0)
     assert found.search.evaluated_twin >= (found.search.space_size or 0)
