@@ -349,6 +349,11 @@ class Edge:
         """The estimate, else the lower end of the interval; None where no rate was kept."""
         return self.rate_rps or self.interval_rps[0] or None
 
+    @property
+    def own_speed_rps(self) -> float | None:
+        """The lower end at the speeds of the edge's own runs; None where no rate was kept."""
+        return max(self.before_rps or 0.0, self.interval_rps[0] or 0.0) or self.rate_rps
+
     def within(self, rate_rps: float) -> float:
         """``rate_rps``, or the end of the interval that it lies beyond."""
         low, high = self.interval_rps

@@ -287,8 +287,9 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     shares = np.minimum(late / requests, _BROKEN_SHARE * miss_rate_max)
     expected = isotonic_regression(shares, weights=requests).x
     first = int(np.searchsorted(expected, miss_rate_max * (1.0 + 1e-9), side="right"))
+    before_rps = _before(edge, tests, miss_rate_max)
     if first == len(rates) or rates[first] >= edge_rps:
-        return edge
+        return replace(edge, before_rps=before_rps) if edge.before_rps else edge
     if first == 0:
         broke = (
             rate * (1 + _NOISE)
@@ -296,19 +297,25 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
             if count >= EVIDENCE_MIN and over > miss_rate_max * count
         )
         upper = edge.interval_rps[1] or next(broke, None)
-        return replace(edge, rate_rps=None, interval_rps=(0.0, upper))
+        return replace(edge, rate_rps=None, interval_rps=(0.0, upper), before_rps=None)
     low, broken = rates[first - 1], rates[first]
     allowed_rps = broken * (miss_rate_max / float(expected[first])) ** (1.0 / _SHARE_POWER)
-    breaking = [
-        test
-        for test in tests
-        if broken <= test.offered_rps < edge_rps
-        and (test.over_budget or 0) > miss_rate_max * test.requests
-    ]
-    slower = met_slower(edge, breaking, miss_rate_max)
     return replace(
         edge,
         rate_rps=max(math.sqrt(low * broken), allowed_rps),
         interval_rps=(low * (1 - _NOISE), edge.interval_rps[1]),
-        before_rps=(edge.before_rps or edge.interval_rps[0]) if slower else None,
+        before_rps=before_rps,
     )
+
+
+def _before(edge: Edge, tests: Sequence[LoadTest], miss_rate_max: float) -> float | None:
+    """The lower end at the speed of the edge's own runs; None where runs at that speed broke it."""
+    least_rps = edge.own_speed_rps or 0.0
+    breaking = [
+        test
+        for test in tests
+        if telling([test], miss_rate_max)
+        and test.offered_rps < least_rps
+        and (test.over_budget or 0) > miss_rate_max * test.requests
+    ]
+    return least_rps if met_slower(edge, breaking, tests) else None

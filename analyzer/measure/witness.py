@@ -76,15 +76,29 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     return bool(high <= STEADY_FACTOR * low)
 
 
-def met_slower(edge: Edge, tests: Sequence[LoadTest], miss_rate_max: float) -> bool:
-    """Whether each of ``tests`` met the machine in a slower state than the edge's own runs did."""
-    met_us = edge.slow_us or edge.work_us
-    if not met_us or not tests:
+def met_slower(edge: Edge, breaking: Sequence[LoadTest], tests: Sequence[LoadTest]) -> bool:
+    """Whether a slower machine than in the edge's own runs explains why each of ``breaking`` broke.
+
+    It was slower for at least half as much of the time as requests were late.
+
+    Args:
+        tests: All load tests of the configuration.
+    """
+    met_us = _met_us(edge, watched_seconds(tests))
+    if met_us is None or not breaking:
         return False
-    told = [test.conditions for test in tests if test.conditions is not None]
-    slow_us = [slow_work_us(conditions, miss_rate_max) for conditions in told]
-    slower = [us is not None and us > CONSTANT_FACTOR * met_us for us in slow_us]
-    return len(told) == len(tests) and all(slower)
+    for test in breaking:
+        late = 0.5 * (test.over_budget or 0) / max(test.requests, 1)
+        slow_us = slow_work_us(test.conditions, late) if test.conditions is not None else None
+        if slow_us is None or slow_us <= CONSTANT_FACTOR * met_us:
+            return False
+    return True
+
+
+def _met_us(edge: Edge, seconds: Sequence[WatchedSecond]) -> float | None:
+    """The witness's work, at any load, while executions are as quick as in the edge's runs."""
+    met_us = edge.slow_us or edge.work_us
+    return max(met_us, witness_us(seconds) or 0.0) if met_us else None
 
 
 def rate_ceiling(
@@ -107,7 +121,7 @@ def rate_ceiling(
         response: As :func:`~analyzer.twin.pace.mean_response`, of the study's runs.
     """
     # What was lowered for a slower state is not lowered for it once more.
-    least_rps = edge.before_rps or edge.interval_rps[0] or edge.at_least_rps
+    least_rps = edge.own_speed_rps
     slower = slow_state(edge, study, sla, watched_seconds(tests), response)
     return least_rps * slow_edge(slower) if least_rps and slower is not None else inf
 
@@ -131,10 +145,9 @@ def slow_state(
         by_witness: Whether its work tells how slow they are, where they do not tell. That is no
             more than they may be: at a light load it is slower, and they are not.
     """
-    met_us = edge.slow_us or edge.work_us
-    if study is None or not met_us:
+    met_us = _met_us(edge, seconds)
+    if study is None or met_us is None:
         return None
-    met_us = max(met_us, witness_us(seconds) or 0.0)
     slow_us = slow_work_us(study, sla.miss_rate_max)
     if slow_us is None or slow_us <= CONSTANT_FACTOR * met_us:
         return None
@@ -154,7 +167,7 @@ def carried(
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
-    A rate that the edge's runs do not show to be kept (a target rate, found in a slower state) is
+    A rate above the edge's estimate (a target rate, where the edge was found in a slower state) is
     also held against the state of those runs, however little slower that was.
 
     Args:
@@ -168,11 +181,11 @@ def carried(
     if rate_rps <= min(edge.at_least_rps or 0.0, ceiling_rps):
         return True
     slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, 0.05))
-    met_us = edge.work_us
-    if seen is not None and seen.work_us and met_us and rate_rps > (edge.interval_rps[0] or 0.0):
+    if edge.work_us and rate_rps > (edge.own_speed_rps or 0.0):
         # At the speed of the edge's runs the rate is too high, or may be.
-        faster_us = met_us / CONSTANT_FACTOR
-        slow_us = min(slow_us, faster_us) if np.median(seen.work_us) < faster_us else slow_us
+        faster_us = edge.work_us / CONSTANT_FACTOR
+        met = seen.work_us if seen is not None and seen.work_us else study.work_us
+        slow_us = min(slow_us, faster_us) if np.median(met) < faster_us else slow_us
     due = float(np.mean(np.array(study.work_us) > slow_us))
     if due <= sla.miss_rate_max:
         return True

@@ -41,6 +41,7 @@ class _Pending:
     configuration: Configuration
     proposal: Proposal | None = None
     capacity_before_rps: float = 0.0
+    requests_before: int = 0
 
 
 class Measuring:
@@ -267,6 +268,7 @@ class Measuring:
             configuration=configuration,
             proposal=proposal,
             capacity_before_rps=(known.capacity_rps or 0.0) if known and stands else 0.0,
+            requests_before=_requests(known) if known is not None else 0,
         )
         context.progress.detail(f"{step.replace('_', ' ')}: {describe(configuration)}")
         context.executor.submit(Job(job_id, task, hangs_after_s(seconds), configuration.config_id))
@@ -372,8 +374,16 @@ def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:
     if isinstance(outcome, Failure):
         return False
     if pending.step in ("proof", "climb", "baseline_proof"):
-        return (outcome.capacity_rps or 0.0) > pending.capacity_before_rps
+        before = pending.capacity_before_rps
+        # A rate that was taken back may be claimed again without a run.
+        new = before > 0.0 or _requests(outcome) > pending.requests_before
+        return new and (outcome.capacity_rps or 0.0) > before
     return pending.step != "baseline" or outcome.edge.at_least_rps is not None
+
+
+def _requests(measurement: Measurement) -> int:
+    """Those behind all that is known of its rates."""
+    return sum(known.requests for known in measurement.evidence)
 
 
 def _id(measurement: Measurement) -> str:

@@ -202,13 +202,13 @@ class Screening:
         measured = filter(None, map(self.log.measurement, self.log.latest))
         seconds = [each for one in measured for each in watched_seconds(one.load_tests)]
         study, sla = self.log.conditions, self.load.sla
-        edge = known.edge
-        slower = slow_state(edge, study, sla, seconds, by_witness=False)
-        if not slower or not edge.at_least_rps:
-            return factor
+        slower = slow_state(known.edge, study, sla, seconds, by_witness=False)
+        share = min(factor, self.slow_edge(configuration)(slower)) if slower else factor
         # What was lowered for a slower state is not lowered for it once more.
-        lowered = edge.at_least_rps / max(edge.before_rps or 0.0, edge.at_least_rps)
-        return min(factor, self.slow_edge(configuration)(slower) / lowered)
+        stated, before = known.edge.at_least_rps, known.edge.before_rps
+        return (
+            min(share * max(before / stated, 1.0), max(factor, 1.0)) if stated and before else share
+        )
 
     def _log_ratios(self) -> list[float]:
         """log(measured / predicted) of every edge that was measured."""

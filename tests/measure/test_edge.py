@@ -331,6 +331,24 @@ def test_an_edge_that_a_slower_machine_lowered_keeps_what_it_was_at_its_own_spee
     assert revised_edge(found, runs, miss_rate_max=0.01).before_rps == before_rps
 
 
+def test_a_few_slow_seconds_do_not_explain_a_run_that_was_mostly_late() -> None:
+    edge = replace(SHORT_EDGE, work_us=100.0)
+    met = Conditions(seconds=11.0, work_us=(170.0,) * 2 + (100.0,) * 9)
+    broke = replace(load_test(1200.0, 13_400, 8000), conditions=met)
+    found = revised_edge(edge, (*SHORT_RUNS, broke, load_test(900.0, 6000, 0)), miss_rate_max=0.01)
+    assert found.rate_rps and found.rate_rps < 1200.0 and found.before_rps is None
+
+
+def test_what_the_edge_was_before_ends_where_a_run_at_its_own_speed_breaks_it() -> None:
+    slow, usual = (Conditions(seconds=4.0, work_us=(us,) * 4) for us in (170.0, 100.0))
+    broke = replace(load_test(1200.0, 13_400, 2570), conditions=slow)
+    runs = [*SHORT_RUNS, broke, load_test(900.0, 6000, 0)]
+    lowered = revised_edge(replace(SHORT_EDGE, work_us=100.0), runs, miss_rate_max=0.01)
+    assert lowered.before_rps == 1560.0
+    too_fast = replace(load_test(1400.0, 20_000, 900), conditions=usual)
+    assert revised_edge(lowered, [*runs, too_fast], miss_rate_max=0.01).before_rps is None
+
+
 def test_a_lowered_edge_is_near_the_rate_that_broke_the_sla_not_near_a_safe_one() -> None:
     found = revised(load_test(300.0, 3000, 0), load_test(1200.0, 13_400, 300))
     share = 0.02 * 13_400 / (13_400 + 1600)  # clipped, and joined with the run that kept 1,650/s

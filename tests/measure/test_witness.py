@@ -129,6 +129,7 @@ def test_a_target_rate_is_held_against_the_state_of_the_edge_s_runs() -> None:
     assert not carried(605.0, found_when_slower, study, SLA, QUIET), "of its interval"
     assert carried(580.0, found_when_slower, study, SLA, QUIET), "the slower state carries it"
     assert carried(700.0, found_when_slower, study, SLA, study), "met as often as by the study"
+    assert not carried(700.0, found_when_slower, study, SLA, None), "nobody knows what it met"
 
 
 @pytest.mark.parametrize(
