@@ -309,7 +309,7 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
 
 
 def _before(edge: Edge, tests: Sequence[LoadTest], miss_rate_max: float) -> float | None:
-    """The lower end at the speed of the edge's own runs; None where runs at that speed broke it."""
+    """The lower end at the speed of the edge's own runs; None unless only slower ones broke it."""
     least_rps = edge.own_speed_rps or 0.0
     breaking = [
         test

@@ -84,8 +84,8 @@ def met_slower(edge: Edge, breaking: Sequence[LoadTest], tests: Sequence[LoadTes
     Args:
         tests: All load tests of the configuration.
     """
-    met_us = _met_us(edge, watched_seconds(tests))
-    if met_us is None or not breaking:
+    met_us = _met_us(edge, watched_seconds(tests)) if breaking else None
+    if met_us is None:
         return False
     for test in breaking:
         late = 0.5 * (test.over_budget or 0) / max(test.requests, 1)

@@ -257,8 +257,6 @@ class Measuring:
             assert self.best is not None
             configuration = self.best.configuration
         known = context.log.measurement(configuration.config_id)
-        # A rate that was taken back since is none that a further walk must exceed.
-        stands = known is not None and context.log.stands(known)
         seconds, task = self._tasks.task(
             step, configuration, known, baseline_waits=self._baseline_waits
         )
@@ -267,7 +265,10 @@ class Measuring:
             step=step,
             configuration=configuration,
             proposal=proposal,
-            capacity_before_rps=(known.capacity_rps or 0.0) if known and stands else 0.0,
+            # A rate that was taken back since is none that a further walk must exceed.
+            capacity_before_rps=(known.capacity_rps or 0.0)
+            if known is not None and context.log.stands(known)
+            else 0.0,
             requests_before=_requests(known) if known is not None else 0,
         )
         context.progress.detail(f"{step.replace('_', ' ')}: {describe(configuration)}")

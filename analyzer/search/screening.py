@@ -206,9 +206,9 @@ class Screening:
         share = min(factor, self.slow_edge(configuration)(slower)) if slower else factor
         # What was lowered for a slower state is not lowered for it once more.
         stated, before = known.edge.at_least_rps, known.edge.before_rps
-        return (
-            min(share * max(before / stated, 1.0), max(factor, 1.0)) if stated and before else share
-        )
+        if not stated or not before:
+            return share
+        return min(share * max(before / stated, 1.0), max(factor, 1.0))
 
     def _log_ratios(self) -> list[float]:
         """log(measured / predicted) of every edge that was measured."""

@@ -33,7 +33,7 @@ _EXECUTIONS_MIN = 20
 SLOW_FACTOR = 1.25
 # Of the seconds of comparable runs: what the witness's work takes, its own noise apart.
 _WITNESS_QUANTILE = 0.75
-# Of the slow seconds: how slow executions are in a slow state, and how many must be known.
+# Of the slow seconds: the power of the witness's slow-down that counts, and how many are needed.
 _SLOW_QUANTILE, _SLOW_SECONDS_MIN = 0.9, 3
 # Of the seconds of runs at one load: the witness's work at the machine's usual speed.
 _USUAL_QUANTILE = 0.25
