@@ -155,6 +155,8 @@ def _run_group(
     else:
         rounds = max(_ROUNDS, round(seconds / _ROUND_S))
     slow: dict[tuple[int, int], int] = {}
+    # What one inference takes, of the largest batch so far.
+    alone_s: dict[tuple[int, int], float] = {}
     for _ in range(rounds):
         for record in records:
             if time.monotonic() > deadline:
@@ -166,6 +168,10 @@ def _run_group(
             # Further executions of a slow batch would add little.
             if sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
                 continue
+            # A first and _EXECUTIONS_MIN more, should a batch save nothing.
+            least_s = (1 + _EXECUTIONS_MIN) * batch * alone_s.get((record["model"], busy), 0.0)
+            if time.monotonic() + least_s > deadline:
+                continue
             runtimes = instances.take(record["model"], record["threads"], busy)
             inputs = _batch(pool, batch, spec["batchable"])
             began_s = time.time()
@@ -174,6 +180,7 @@ def _run_group(
             )
             if samples:
                 record["rounds"].append([round(began_s, 3), round(float(np.mean(samples)), 5)])
+                alone_s[record["model"], busy] = float(np.median(samples)) / batch / 1e3
             kept = samples[: _SAMPLES_MAX // rounds]
             record["samples_ms"] += [round(value, 5) for value in kept]
             if samples and float(np.median(samples)) > spec["batch_ms_max"]:

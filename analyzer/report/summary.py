@@ -154,6 +154,8 @@ def _heading(report: StudyReport) -> str:
 def _misses(report: StudyReport) -> tuple[str, ...]:
     sla, best, closest = report.result.sla, report.recommendation, report.closest
     if closest is not None:
+        if not closest.entry.measurement.load_tests:
+            return ("None of its load tests fitted into the time that was left.",)
         proven = closest.entry.measurement.capacity_rps is not None
         return tuple(miss_sentence(miss, sla, proven=proven) for miss in closest.misses)
     if best is not None and best.measurement.capacity_rps is None:

@@ -66,6 +66,14 @@ def build(context: SearchContext) -> BuiltVariants:
         known = simplest.get(configuration.variant)
         if known is None or complexity(configuration) < complexity(known):
             simplest[configuration.variant] = configuration
+    for key in [key for key in simplest if unknowable(key, context.request)]:
+        built.excluded[key] = Failure(
+            configuration=simplest.pop(key),
+            stage="build",
+            reason="accuracy",
+            message=f"{key.label} is not considered: without real data nobody knows its accuracy. "
+            "Give --calibration-data, or name it with --precisions.",
+        )
     context.progress.phase("building variants", _EXPECTED_S * len(simplest))
     context.progress.detail(", ".join(key.label for key in simplest))
     plan = context.plan
@@ -138,6 +146,11 @@ def _tell(context: SearchContext, built: BuiltVariants) -> None:
         )
 
 
+def unknowable(key: VariantKey, request: SearchRequest) -> bool:
+    """Whether nothing could tell how well a variant that nobody named answers: it is not built."""
+    return key.quantized and request.calibration_path is None and not request.precisions_named
+
+
 def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest) -> str:
     """Why a variant may not be recommended; empty if it may."""
     as_it_is = key.precision == "fp32" and key.execution.accelerator is None
@@ -145,14 +158,7 @@ def exclusion(accuracy: Accuracy | None, key: VariantKey, request: SearchRequest
         return ""
     limit = request.sla.max_accuracy_drop
     if accuracy.synthetic:
-        if key.quantized:
-            if request.precisions_named:
-                return ""
-            return (
-                f"{key.label} is not considered: without real data nobody knows its accuracy. "
-                "Give --calibration-data, or name it with --precisions."
-            )
-        if accuracy.drop is not None and accuracy.drop > limit:
+        if not key.quantized and accuracy.drop is not None and accuracy.drop > limit:
             return f"{key.label} is numerically off: {accuracy.metric} {accuracy.value}."
         return ""
     worst = accuracy.interval[1] if accuracy.interval is not None else accuracy.drop

@@ -7,6 +7,7 @@ Ships with the package as the fake of the store's seam, beside that of the execu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,12 +84,15 @@ def search_virtually(
 ) -> StudyResult:
     """What the search ends with on the executor's machine, timed by its clock.
 
+    Its variants answer as the model does, without data: precisions count as named.
+
     Args:
         cores: Of that machine.
         resume: Whether the outcomes in ``store`` are this study's own.
         baseline: What the winner is compared with; None for Triton's automatic configuration.
         start_s: What the start of the command has taken before.
     """
+    request = replace(request, precisions_named=True)
     context = make_context(
         request,
         executor=executor,

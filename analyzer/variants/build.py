@@ -178,7 +178,8 @@ def build_variants(
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
         orders.append(_Order(key, device, name, name + refused, request, place))
-    orders.sort(key=lambda order: _turn(order.key, device))
+    labelled = calibration is not None and calibration.labels is not None
+    orders.sort(key=lambda order: _turn(order.key, device, labelled=labelled))
     graphs = [order for order in orders if order.place is None]
     engines = [order for order in orders if order.place is not None]
     shares = max(1, min(len(graphs), cores))
@@ -222,14 +223,16 @@ def stored_variant(
     return variant
 
 
-def _turn(key: VariantKey, device: str) -> tuple[bool, int]:
-    """Places the most promising first, and the model itself, whose answers are there then, last.
+def _turn(key: VariantKey, device: str, *, labelled: bool) -> tuple[bool, int]:
+    """Places the most promising first.
 
-    An engine takes longest: no other variant waits for one.
+    The model itself is held against labels last, when its answers are there; without them it takes
+    one inference, and comes first. An engine takes longest: no other variant waits for one.
     """
-    usual = ["fp16", "int8-static", "fp8", "bf16", "int8-dynamic", "fp32"]
+    usual = ["fp16", "int8-static", "fp8", "bf16", "int8-dynamic"]
     if device == "cpu":
-        usual = ["int8-static", "int8-dynamic", "fp16", "fp32"]
+        usual = ["int8-static", "int8-dynamic", "fp16"]
+    usual.insert(len(usual) if labelled else 0, "fp32")
     name = f"int8-{key.quantization}" if key.precision == "int8" else key.precision
     return key.backend == "tensorrt", usual.index(name)
 

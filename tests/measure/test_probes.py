@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.domain.configuration import DEFAULT_EXECUTION, Configuration
+from analyzer.measure import probe_main
 from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.probes import PROBES_MAX, Probe, ProbeResult, plan_probes
@@ -173,3 +177,28 @@ def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> Non
         slow = {result.probe.batch for result in results if result.limit_ms == 1e-3}
         assert slow == {4, 8}, "the smallest batch is always probed"
     assert probed(1e4, 0.0) == [[], []]
+
+
+@pytest.mark.timing
+def test_a_batch_that_would_outlast_the_time_is_not_begun() -> None:
+    """Four executions of 16 at a tenth of a second each took 6 s where 1 s was left."""
+
+    def execute(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(0.1 * len(inputs["x"]))
+        return inputs
+
+    instances: Any = SimpleNamespace(
+        take=lambda model, threads, count: [SimpleNamespace(run=execute)] * count
+    )
+    records = [
+        {"model": 0, "probe": index, "threads": 1, "busy": 1, "batch": batch, "seconds": 0.1}
+        | {"samples_ms": [], "rounds": [], "skipped": False}
+        for index, batch in enumerate((1, 16))
+    ]
+    began = time.monotonic()
+    spec = {"batchable": True, "batch_ms_max": 1e4}
+    pool = {"x": np.zeros((1, 1))}
+    probe_main._run_group(records, instances, pool, spec, began + 1.0)
+    assert time.monotonic() - began < 2.0
+    assert records[0]["samples_ms"] and not records[1]["samples_ms"]
+    assert not records[1]["skipped"], "nothing is known of it"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from facts_example import OUTCOMES, WINNER, example_facts, undecided_facts
 
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.study import Explanation, StudyResult
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
@@ -80,3 +81,22 @@ def test_without_a_certificate_nothing_is_called_proven(status: str) -> None:
 def test_a_search_that_ended_is_told_as_before() -> None:
     document = build_document(make_report(example_facts()))
     assert (document["status"], document["verdict"]) == ("finished", "found")
+
+
+def test_what_no_load_test_was_made_of_misses_no_limit_that_is_told() -> None:
+    """It was told to miss the latency budget, with a share of failed requests that nobody saw."""
+    facts = undecided_facts()
+    untested = tuple(
+        replace(
+            outcome,
+            load_tests=(),
+            edge=Edge(rate_rps=None, interval_rps=(None, None)),
+            certificate=None,
+            headline=None,
+        )
+        if isinstance(outcome, Measurement)
+        else outcome
+        for outcome in facts.outcomes
+    )
+    answer = summarize(make_report(replace(facts, outcomes=untested)))
+    assert answer.misses == ("None of its load tests fitted into the time that was left.",)

@@ -9,7 +9,8 @@ import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Accuracy, Failure
-from analyzer.search.build import BuiltVariants, _tell, exclusion
+from analyzer.search import build as build_module
+from analyzer.search.build import BuiltVariants, _tell, build, exclusion
 
 FP16 = VariantKey(precision="fp16", quantization=None, backend="onnxruntime")
 
@@ -50,3 +51,42 @@ def test_how_a_variant_was_calibrated_is_told_where_it_is_considered(considered:
     )
     _tell(context, built)
     assert warnings == (["int8-static: calibrated on 4 rows"] if considered else [])
+
+
+@pytest.mark.parametrize("known", ["data", "named", "neither"])
+def test_what_nobody_could_judge_is_not_built(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantizing without data took half a minute of a search that could not recommend it."""
+    baseline, fp16 = Configuration(), Configuration(precision="fp16")
+    int8 = Configuration(precision="int8", quantization="dynamic")
+    asked: list[VariantKey] = []
+
+    def run(context: Any, keys: tuple[VariantKey, ...], seconds: float, **_: float) -> Any:
+        asked.extend(keys)
+        accuracy = Accuracy(metric="cosine", value=1.0, drop=0.0, interval=(0.0, 0.0))
+        return {key: SimpleNamespace(key=key, accuracy=accuracy, notes=()) for key in keys}
+
+    monkeypatch.setattr(build_module, "_run", run)
+    told: list[str] = []
+    data = "rows.npz" if known == "data" else None
+    context: Any = SimpleNamespace(
+        baseline=baseline,
+        candidates={one.config_id: one for one in (baseline, fp16, int8)},
+        request=SimpleNamespace(
+            sla=SimpleNamespace(max_accuracy_drop=0.01),
+            precisions_named=known == "named",
+            calibration_path=data,
+        ),
+        assets=SimpleNamespace(calibration_path=data),
+        log=SimpleNamespace(warnings=[], warn=told.append, record=lambda failure, role: None),
+        plan=SimpleNamespace(preparation_left_s=30.0, left_before_s=lambda stage: 30.0),
+        progress=SimpleNamespace(
+            warn=told.append, phase=lambda name, seconds: None, detail=lambda text: None
+        ),
+    )
+    built = build(context)
+    assert set(asked) == {baseline.variant, fp16.variant} | (
+        set() if known == "neither" else {int8.variant}
+    )
+    assert (int8.variant in built.excluded) is (known == "neither")
+    sentence = "int8-dynamic is not considered: without real data nobody knows its accuracy."
+    assert any(text.startswith(sentence) for text in told) is (known == "neither")

@@ -115,6 +115,20 @@ def test_accuracy_is_that_of_the_rows_that_did_not_calibrate(
     runtime.close()
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_model_itself_takes_one_inference_without_labels(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path, labelled: bool
+) -> None:
+    """32 made-up rows of a model that takes a second were the whole budget."""
+    rows = data if labelled else None
+    accuracy = build_variant(digits, FP32, calibration=rows, cache_dir=tmp_path).accuracy
+    assert (accuracy.drop, accuracy.interval) == (0.0, (0.0, 0.0))
+    assert (accuracy.samples == 1) is not labelled
+    assert accuracy.synthetic is not labelled
+    # What it answered to that row is no other variant's reference.
+    assert labelled or build_variant(digits, FP16, cache_dir=tmp_path).accuracy.samples > 1
+
+
 def test_second_time_comes_from_the_cache(
     built: dict[VariantKey, Variant], digits: ModelInfo, data: CalibrationData, cache: Path
 ) -> None:
@@ -316,10 +330,14 @@ def test_a_variant_that_is_slower_than_the_model_is_refused_and_remembered(
 def test_the_most_promising_comes_first_and_an_engine_last() -> None:
     engine = VariantKey(precision="fp16", backend="tensorrt")
     keys = [engine, FP32, FP16, DYNAMIC, STATIC]
-    assert sorted(keys, key=lambda key: build_module._turn(key, "cpu")) == [
-        STATIC, DYNAMIC, FP16, FP32, engine
-    ]  # fmt: skip
-    assert sorted(keys, key=lambda key: build_module._turn(key, "gpu"))[0] == FP16
+
+    def ordered(device: str, *, labelled: bool) -> list[VariantKey]:
+        return sorted(keys, key=lambda key: build_module._turn(key, device, labelled=labelled))
+
+    assert ordered("cpu", labelled=True) == [STATIC, DYNAMIC, FP16, FP32, engine]
+    # Nothing to hold its answers against: one inference.
+    assert ordered("cpu", labelled=False) == [FP32, STATIC, DYNAMIC, FP16, engine]
+    assert ordered("gpu", labelled=True)[0] == FP16
 
 
 def test_what_is_begun_in_time_may_be_ended(digits: ModelInfo, tmp_path: Path) -> None:
@@ -339,9 +357,11 @@ class Scripted:
 
     def __init__(self, *seconds: float) -> None:
         self._seconds = itertools.cycle(seconds)
+        self.rows: list[int] = []
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         time.sleep(next(self._seconds))
+        self.rows.append(len(inputs["image"]))
         return inputs
 
     def close(self) -> None:
@@ -356,6 +376,10 @@ def test_a_variant_is_refused_only_where_every_look_finds_it_slower(digits: Mode
     # As slow as the model on the whole; the machine was slow for one look at the model.
     noisy = Scripted(*[0.01] * 7, *[0.015] * 3)
     assert worker._slowdown(request, noisy, Scripted(0.0105)) is None
+    # Batches of a slow model would take much of a budget.
+    slow = Scripted(0.16)
+    assert worker._slowdown(request, Scripted(0.16), slow) is not None
+    assert slow.rows == [1] * 4
 
 
 def test_a_refusal_is_forgotten_after_a_week_and_on_another_machine(
