@@ -205,14 +205,15 @@ class LoadTest:
         requests: Requests counted (warm-up apart).
         over_budget: Requests whose latency exceeds the budget, or that failed, timed out or never
             came back; None without a budget.
+        stalled_over: Of these, late since the server stood still for tens of milliseconds.
         errors: Requests that failed, timed out or never came back.
         duration_s: Length of the counted part.
         send_lag_ms_p99: How late the generator was.
         batch_size_mean: Mean inferences per execution; None where the target does not tell.
         executions: By batch size, warm-up included; empty where the target does not tell.
-        slowness: Time of the executions that began in each bin of SLOWNESS_BIN_S, over the run's
-            median for their batch size: 1 where the machine had its usual speed. Empty where the
-            target does not tell.
+        slowness: How slow the executions were that began in each bin of SLOWNESS_BIN_S, over the
+            run's median bin: 1 where the machine had its usual speed. Empty where the target does
+            not tell.
         aborted: The run ended early because its rate was hopeless.
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
@@ -227,6 +228,7 @@ class LoadTest:
     concurrency: int | None = None
     requests: int
     over_budget: int | None = None
+    stalled_over: int = 0
     errors: int
     duration_s: float
     latency_ms: LatencySummary

@@ -17,13 +17,15 @@ SLOWNESS_MAX = 50.0
 
 
 def slowness_of(log: RequestLog) -> tuple[float, ...]:
-    """Time of executions over the run's medians for their batch sizes, by bin of SLOWNESS_BIN_S.
+    """How slow executions were by bin of SLOWNESS_BIN_S, over the run's median bin.
 
-    Requests of one execution have the same compute time to the nanosecond. A bin's value is all
-    its time over all its usual time, as work over a speed: one short execution that had to wait
-    for a core says little beside long ones. Bins without an execution repeat the one before; where
-    executions are rare, several bins share a value. Empty where the server tells no times, or too
-    few.
+    Requests of one execution have the same compute time to the nanosecond. A bin counts all its
+    time over all its usual time (the run's medians for the batch sizes), as work over a speed: one
+    short execution that had to wait for a core says little beside long ones. Executions of a tenth
+    of a millisecond wait now and then in every bin, so that bins lie above 1 by that measure all
+    the same; the median bin takes it out again. Bins without an execution repeat the one before;
+    where executions are rare, several bins share a value. Empty where the server tells no times,
+    or too few.
     """
     told = (log.status == STATUS_OK) & (log.compute_infer_s > 0)
     begin_s = (log.intended_s + log.send_lag_s + log.queue_s)[told]
@@ -57,7 +59,7 @@ def _binned(begin_s: Floats, taken_s: Floats, usual_s: Floats) -> tuple[float, .
     ratio = np.clip(taken[last] / usual[last], 1.0 / SLOWNESS_MAX, SLOWNESS_MAX)
     values = np.resize(np.repeat(ratio, width), bins)
     values[len(ratio) * width :] = ratio[-1]
-    return tuple(round(float(value), 2) for value in values)
+    return tuple(round(float(value), 2) for value in values / np.median(values))
 
 
 def _medians(time_s: Floats, size: NDArray[np.integer]) -> Floats:

@@ -20,6 +20,7 @@ from analyzer.domain.measurement import (
 from analyzer.engine.counters import ServerStatistics
 from analyzer.load.record import LoadRun
 from analyzer.load.slowness import slowness_of
+from analyzer.load.stalls import late_by_stalls
 from analyzer.load.warmup import Warmup, detect_warmup
 from analyzer.stats.percentiles import nearest_rank, summarize_latency
 from analyzer.stats.validity import judge
@@ -63,9 +64,10 @@ def summarize(
     lag_s = nearest_rank(log.send_lag_s[skip:][~np.isnan(log.send_lag_s[skip:])], 99.0)
     lag_ms = lag_s * 1e3 if lag_s is not None else None
     offered = offered_rps if offered_rps is not None else achieved_rps
-    over = None
+    over, stalled = None, 0
     if budget_ms is not None:
         over = int(np.count_nonzero(~(latency_s * 1e3 <= budget_ms)))
+        stalled = late_by_stalls(set_warmup_apart(log, skip), budget_ms / 1e3)
     latency_ms = summarize_latency(latency_s, percentile)
     resources = _with_energy(resources if resources is not None else ResourceUse(), log)
     return LoadTest(
@@ -76,6 +78,7 @@ def summarize(
         concurrency=run.concurrency,
         requests=len(latency_s),
         over_budget=over,
+        stalled_over=stalled,
         errors=int(np.count_nonzero(~succeeded)),
         duration_s=duration_s,
         latency_ms=latency_ms,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,14 +77,21 @@ def telling(tests: Iterable[LoadTest], miss_rate_max: float) -> list[RateOutcome
     """What those of ``tests`` did that say something about their rate.
 
     The generator's lag is inside the latency already: a run that keeps the SLA keeps it, valid or
-    not.
+    not. One that broke it only since the server stood still would have done so at any rate.
     """
     outcomes = [
-        (test.validity.valid, RateOutcome.of(test))
+        (test.validity.valid and not only_stalled(test, miss_rate_max), RateOutcome.of(test))
         for test in tests
         if test.offered_rps and test.over_budget is not None
     ]
     return [outcome for valid, outcome in outcomes if valid or outcome.keeps(miss_rate_max)]
+
+
+def only_stalled(test: LoadTest, miss_rate_max: float) -> bool:
+    """Whether a run broke the SLA, and would have kept it had the server not stood still."""
+    over, stalled = test.over_budget or 0, test.stalled_over
+    broke = over > miss_rate_max * test.requests
+    return broke and over - stalled <= miss_rate_max * (test.requests - stalled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +168,20 @@ class EdgeSearch:
                 aborted=known.aborted or outcome.aborted,
             )
         self._outcomes[outcome.rate_rps] = outcome
+
+    def forget_above(self, doubtful: Collection[float]) -> bool:
+        """Forgets those of ``doubtful`` that broke the SLA above the highest rate that was kept.
+
+        Returns:
+            Whether the lowest rate above it was one, so that the search may go on.
+        """
+        low, high = self._around()
+        if low is None or high is None or high.rate_rps not in doubtful:
+            return False
+        for rate in doubtful:
+            if rate > low.rate_rps:
+                self._outcomes.pop(rate, None)
+        return True
 
     def record_overload(self, rate_rps: float, ease: float) -> None:
         """Notes that the run at a rate was invalid.

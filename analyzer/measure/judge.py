@@ -100,6 +100,7 @@ def merge_tests(
         throughput_ips=mean([test.throughput_ips for test in tests]) or 0.0,
         requests=sum(test.requests for test in tests),
         over_budget=None if None in over else sum(value or 0 for value in over),
+        stalled_over=sum(test.stalled_over for test in tests),
         errors=sum(test.errors for test in tests),
         duration_s=sum(test.duration_s for test in tests),
         latency_ms=summarize_latency(pooled, percentile),

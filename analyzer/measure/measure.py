@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +34,7 @@ from analyzer.measure.correlation import (
     requests_needed,
     slow_edge_at,
 )
-from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, telling
+from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, only_stalled, telling
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
@@ -42,6 +42,7 @@ from analyzer.measure.refute import refute_target
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.witness import carried, lasting_work_us, rate_ceiling
+from analyzer.twin.pace import CONSTANT_FACTOR
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: the share of
 # the requests that the server answered, within bounds. A run that was aborted was far too fast.
@@ -53,6 +54,11 @@ _ABORTED_EASE_MAX = 0.5
 # count, and at most so many times the longest run.
 _EVIDENCE_FACTOR = 1.15
 _EVIDENCE_LONGER = 1.5
+# Runs that broke the SLA only since the server stood still are made again, so many at most. Where
+# the machine was slower in those above the edge than in the one that was kept, the search goes on
+# as if they had not been, for so many times its seconds.
+_STALLED_MAX = 3
+_DOUBT_FACTOR = 1.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
 # Of an edge that is only supposed: the highest rate of a first proof.
@@ -104,12 +110,18 @@ def measure_edge(
     """
     low_s, high_s = plan.run_seconds
     search = _edge_search(plan, load, saturation_rps, known)
-    spent_s = 0.0
+    spent_s, seconds_max = 0.0, plan.seconds
     invalid: list[LoadTest] = []
-    speeds: dict[float, Conditions | None] = {}
-    while (rate := search.next_rate_rps()) is not None:
-        if spent_s >= plan.seconds and search.kept_rps is not None:
-            break
+    stalled = 0
+    runs = {test.offered_rps: test for test in plan.known}
+    while True:
+        rate = search.next_rate_rps()
+        if rate is None or (spent_s >= seconds_max and search.kept_rps is not None):
+            seconds_max = _DOUBT_FACTOR * plan.seconds
+            doubtful = _slower(runs, search.kept_rps)
+            if spent_s >= seconds_max or not search.forget_above(doubtful):
+                break
+            continue
         # Where that suffices, half as long again: a side with few requests leaves the edge open.
         enough_s = _EVIDENCE_FACTOR * EVIDENCE_MIN / rate
         longest_s = enough_s if high_s < enough_s <= _EVIDENCE_LONGER * high_s else high_s
@@ -118,6 +130,9 @@ def measure_edge(
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
+        if only_stalled(test, load.sla.miss_rate_max) and stalled < _STALLED_MAX:
+            stalled += 1
+            continue
         if not (outcomes := telling([test], load.sla.miss_rate_max)):
             # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
@@ -128,9 +143,10 @@ def measure_edge(
                 break
             continue
         search.record(outcomes[0])
-        speeds[rate] = test.conditions
+        runs[rate] = test
     edge = search.edge()
-    if (seen := speeds.get(search.kept_rps or 0.0)) is not None and seen.work_us:
+    kept = runs.get(search.kept_rps or 0.0)
+    if kept is not None and (seen := kept.conditions) is not None and seen.work_us:
         slow_us = lasting_work_us(seen, load.sla.latency_budget_ms / 1e3)
         edge = replace(edge, work_us=float(np.median(seen.work_us)), slow_us=slow_us)
     if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
@@ -140,6 +156,15 @@ def measure_edge(
             hint="Something else keeps this machine busy; run it again when it is quiet.",
         )
     return edge
+
+
+def _slower(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:
+    """The rates of the runs in which the machine was slower than in the one that was kept."""
+    kept = runs.get(kept_rps or 0.0)
+    if kept is None or not kept.work_us:
+        return []
+    least_us = CONSTANT_FACTOR * kept.work_us
+    return [rate for rate, test in runs.items() if (test.work_us or 0.0) > least_us]
 
 
 def _edge_search(

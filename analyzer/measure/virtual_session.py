@@ -22,6 +22,7 @@ from analyzer.domain.measurement import (
     Validity,
 )
 from analyzer.load.slowness import SLOWNESS_MAX
+from analyzer.load.stalls import late_by_stalls
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import Schedule, Session
 from analyzer.stats.percentiles import summarize_latency
@@ -115,6 +116,7 @@ class VirtualSession(Session):
             throughput_ips=float(log.batch_size[skip:].sum()) / duration,
             requests=count - skip,
             over_budget=int(over[skip:count].sum()),
+            stalled_over=late_by_stalls(log, sla.latency_budget_ms / 1e3),
             errors=int(np.isinf(counted_s).sum()),
             duration_s=duration,
             latency_ms=summarize_latency(counted_s, sla.percentile),

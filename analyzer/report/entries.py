@@ -137,6 +137,16 @@ class StudyReport:
         """The entry that the report speaks of: the recommended one, else the closest."""
         return self.recommendation or (self.closest.entry if self.closest else None)
 
+    @property
+    def is_baseline(self) -> bool:
+        """Whether that is the baseline itself."""
+        shown, baseline = self.shown, self.baseline
+        return (
+            shown is not None
+            and baseline is not None
+            and (shown.configuration == baseline.configuration)
+        )
+
 
 def make_report(result: StudyResult) -> StudyReport:
     """The report of a study; its outcomes may be many (100,000 are fine)."""

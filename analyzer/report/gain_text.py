@@ -64,8 +64,8 @@ def bounded_ratio(ratio: float | None, ends: Interval | None) -> str:
 
 def gain_sentence(report: StudyReport) -> str:
     """The gain of the recommendation (or of what came closest) in words."""
-    gain, best, baseline = report.gain or report.closest_gain, report.shown, report.baseline
-    if best is not None and best is not report.recommendation and _same(best, baseline):
+    gain, baseline = report.gain or report.closest_gain, report.baseline
+    if report.is_baseline:
         return "it is the baseline itself"
     if gain is not None:
         return f"{ratio_text(gain)} {gain_note(gain, report.result.sla, baseline)}"
@@ -123,7 +123,3 @@ def _gain_note(gain: Gain, sla: Sla) -> str:
     if low is None or high is None or times(low) == times(high):
         return text
     return f"{text} ({times(low)} to {times(high)})"
-
-
-def _same(best: Entry, baseline: Entry | None) -> bool:
-    return baseline is not None and best.configuration == baseline.configuration

@@ -168,7 +168,9 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
     measurement = entry.measurement
     certified = measurement.capacity_rps is not None
     edge = edge_text(measurement.edge)
-    against = gain_note(gain, sla, baseline) if gain is not None else gain_sentence(report)
+    against = gain_sentence(report)
+    if gain is not None and not report.is_baseline:
+        against = gain_note(gain, sla, baseline)
     figures = [
         KeyFigure(
             label="Certified capacity" if certified else "Estimated edge, not proven",

@@ -61,6 +61,11 @@ class SearchContext:
     settle: Callable[[float], bool]
 
     @property
+    def recommendable(self) -> Mapping[str, Configuration]:
+        """The candidates and the baseline."""
+        return {**self.candidates, self.baseline.config_id: self.baseline}
+
+    @property
     def clock(self) -> Callable[[], float]:
         """Seconds; virtual where the executor is."""
         return self.plan.clock

@@ -244,9 +244,11 @@ class Designer:
 
         Args:
             recommended: A measured candidate, whose value is the one last told; None for the best.
+                Of one outside the space (the baseline) what the best candidate's bound leaves.
         """
         best = self.best
-        if recommended is not None:
+        outside = self._outside.get(recommended) if recommended is not None else None
+        if recommended is not None and outside is None:
             index = self._index.get(recommended)
             known = index is not None and index in self._values
             best = (recommended, self._values[self._index[recommended]]) if known else None
@@ -271,6 +273,9 @@ class Designer:
             known_log = None if self._promising[own] else own_log
             plausible = self._plausible_gain(rest, own, known_log, confidence)
             gain = max(least, plausible, log(1.0 + _GAIN_MIN))
+        if outside is not None:
+            # What no candidate exceeds, over the recommended one's own value.
+            gain = max(gain + own_log - log(outside), log(1.0 + _GAIN_MIN))
         return Bound(
             fraction=exp(min(gain, 50.0)) - 1.0,
             confidence=confidence,

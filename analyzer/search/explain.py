@@ -103,6 +103,8 @@ def _phrase(setting: str, configuration: Configuration) -> str:
         return f"{setting.replace('_', ' ')} {_value(configuration, setting)}"
     if setting == "inter_op_threads":
         return f"{configuration.inter_op_threads} inter-op threads"
+    if setting == "intra_op_threads" and configuration.intra_op_threads is None:
+        return "as many threads as the runtime takes"
     name = {"instance_count": "instances", "intra_op_threads": "threads"}[setting]
     return f"{getattr(configuration, setting)} {name}"
 

@@ -23,10 +23,10 @@ def prove_infeasible(
         The sentence that rules every configuration out; None where one may still keep the SLA.
     """
     refuting = Refuting(context, built, screening)
-    if not context.log.ranked(screening.allowed):
+    if not context.log.ranked(screening.recommendable):
         refuting.run()
     found = ruled_out(context, built, screening)
-    if found is None and context.log.outcomes and not context.log.ranked(screening.allowed):
+    if found is None and context.log.outcomes and not context.log.ranked(screening.recommendable):
         context.log.warn(
             "No rate that was tried keeps the promise, but it is not shown that none does: "
             f"{_open_reason(context, screening, refuting)}."
@@ -76,6 +76,8 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         return None  # runs that were made to show it did not
     if not heavy and not proven:
         return None
+    if context.log.ranked(screening.recommendable):
+        return None  # the baseline keeps some rate, or a candidate does
     too_slow_ms = {
         key: shortest
         for key, calibration in built.calibrations.items()

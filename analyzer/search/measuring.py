@@ -155,7 +155,7 @@ class Measuring:
 
     @property
     def best(self) -> Measurement | None:
-        """The candidate with the best edge (or objective) that keeps every limit.
+        """What may be recommended with the best edge (or objective) that keeps every limit.
 
         Where none does and no other is left to try, one whose certificate is open.
         """
@@ -164,7 +164,7 @@ class Measuring:
 
     @property
     def _keeping(self) -> Measurement | None:
-        ranked = self._context.log.ranked(self._screening.allowed)
+        ranked = self._context.log.ranked(self._screening.recommendable)
         best = next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
         winner = self._winner
         if best is None or winner is None or not self._by_edge or _id(winner) in self._stuck:
@@ -180,7 +180,7 @@ class Measuring:
         Short runs in a slow moment are no proof.
         """
         sla, found = self._context.request.sla, []
-        for config_id in self._screening.allowed:
+        for config_id in self._screening.recommendable:
             known = self._context.log.measurement(config_id)
             if known is None or known.certificate is None or config_id in self._stuck:
                 continue
@@ -200,7 +200,7 @@ class Measuring:
 
     @property
     def _winner(self) -> Measurement | None:
-        return self._context.log.certified(self._screening.allowed)
+        return self._context.log.certified(self._screening.recommendable)
 
     def _trials_wanted(self) -> bool:
         request = self._context.request
@@ -277,7 +277,7 @@ class Measuring:
 
     def _certifies(self, *, baseline: bool) -> bool:
         """Whether a certificate of the candidates' family, or of the baseline's, is pending."""
-        allowed = self._screening.allowed
+        allowed = self._screening.recommendable
         own = baseline and self._context.baseline.config_id not in allowed
         return any(
             (p.configuration.config_id not in allowed) == own

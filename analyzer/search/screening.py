@@ -52,7 +52,9 @@ class Screening:
         twin: Simulates any configuration, and ``load`` how it is loaded.
         designer: Learns the objective of the allowed ones.
         log: The outcomes so far.
-        allowed: Those whose variant is there and keeps the accuracy limit, by id.
+        allowed: Those of the space whose variant is there and keeps the accuracy limit, by id.
+        recommendable: These and the baseline, where its variant may be recommended: what Triton
+            does alone is no worse an answer for being no part of the space.
         predicted: The twin's edges of ``allowed`` and the baseline by id, requests per second;
             0 where it sees no rate that keeps the SLA, None where nothing was probed.
         by_edge: Whether the objective is the edge itself.
@@ -63,6 +65,7 @@ class Screening:
     designer: Designer
     log: OutcomeLog
     allowed: Mapping[str, Configuration]
+    recommendable: Mapping[str, Configuration]
     predicted: dict[str, float | None]
     by_edge: bool
     _slow_edges: dict[str, SlowEdge] = field(default_factory=dict, init=False, repr=False)
@@ -224,13 +227,17 @@ class Screening:
 def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     """Predicts every allowed configuration, and makes the designer, which learns what is known."""
     request = context.request
-    allowed = {
-        config_id: configuration
-        for config_id, configuration in context.candidates.items()
-        if configuration.variant in built.variants
-        and configuration.variant not in built.excluded
-        and configuration.precision in request.precisions
-    }
+
+    def usable(configurations: Mapping[str, Configuration]) -> dict[str, Configuration]:
+        return {
+            config_id: configuration
+            for config_id, configuration in configurations.items()
+            if configuration.variant in built.variants
+            and configuration.variant not in built.excluded
+            and configuration.precision in request.precisions
+        }
+
+    allowed = usable(context.candidates)
     twin = Twin(
         built.calibrations,
         request.sla,
@@ -273,6 +280,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         designer=designer,
         log=context.log,
         allowed=allowed,
+        recommendable=usable(context.recommendable) if allowed else {},
         predicted=predicted,
         by_edge=request.sla.objective in ("capacity", "cost"),
     )

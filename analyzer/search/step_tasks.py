@@ -92,6 +92,7 @@ class StepTasks:
         if step in ("proof", "climb", "baseline_proof"):
             assert known is not None
             waits = step == "climb" and baseline_waits
+            waits = waits and configuration != self._context.baseline
             waits = waits and self.baseline_proof_fits(_BASELINE_SHARE * left_s)
             share = 1.0 - _BASELINE_SHARE if waits else 1.0
             seconds = max(share * left_s, _LOAD_S_MIN)
@@ -234,8 +235,8 @@ class StepTasks:
         known = log.measurement(config_id)
         baseline = config_id == self._context.baseline.config_id
         # A baseline that may be recommended is one of the family.
-        allowed = self._screening.allowed
-        winner = log.certified(allowed)
+        family = self._screening.recommendable
+        winner = log.certified(family)
         above_rps = 0.0
         if winner is not None and winner.capacity_rps and not baseline:
             # A candidate that proves hardly more than what is proven already changes nothing.
@@ -251,7 +252,7 @@ class StepTasks:
             shares=shares,
             above_rps=above_rps,
             earlier=known.evidence if known is not None else (),
-            open_claims=log.open_claims(allowed if config_id in allowed else [config_id]),
+            open_claims=log.open_claims(family if config_id in family else [config_id]),
             slowness=twin.slowness,
             tells_speed=twin.tells_speed(configuration),
             tests=tuple(

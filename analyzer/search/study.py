@@ -73,8 +73,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     """From the first prediction on."""
     screening = screen(context, built)
     _plan_proof(context, screening)
-    allowed = screening.allowed
-    trials = make_trials(frozenset(allowed), screening.designer) if allowed else None
+    space, allowed = screening.allowed, screening.recommendable
+    trials = make_trials(frozenset(space), screening.designer) if space else None
     measuring = Measuring(context, built, screening, trials)
     measuring.run()
     if context.log.certified(allowed) is None:
@@ -178,7 +178,7 @@ def _unmeasured(context: SearchContext) -> StudyResult:
     }
     allowed = {
         config_id: configuration
-        for config_id, configuration in context.candidates.items()
+        for config_id, configuration in context.recommendable.items()
         if configuration.precision in context.request.precisions
         and configuration.variant not in refused
     }
@@ -243,7 +243,7 @@ def _plan_proof(context: SearchContext, screening: Screening) -> None:
         return
     needed_s = context.server_start_s + proof_s
     context.plan.expect_proof(needed_s)
-    if context.plan.left_s < needed_s and context.log.certified(screening.allowed) is None:
+    if context.plan.left_s < needed_s and context.log.certified(screening.recommendable) is None:
         context.log.warn(
             f"A first proof is expected to take {needed_s:.0f} s, its server's start included; "
             f"{max(context.plan.left_s, 0.0):.0f} s of --budget were left for it."
@@ -305,7 +305,7 @@ def _result(
     """What a search ends with, its verdict and its explanation apart.
 
     Args:
-        allowed, predicted: As of :class:`Screening`.
+        allowed: Those that may be recommended, by id, and ``predicted`` as of :class:`Screening`.
     """
     request, outcomes = context.request, context.log.outcomes
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
