@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import AnalyzerError

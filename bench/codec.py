@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from analyzer.domain.measurement import Failure, LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.store import codec
 from analyzer.store.database import no_collection
 from benchlib.command import Command

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.configuration import VariantKey, baseline_configuration
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import AnalyzerError
 from analyzer.measure.jobs import WorkerContext

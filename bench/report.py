@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.domain.measurement import Edge, Measurement, ResourceUse
+from analyzer.domain.load_test import ResourceUse
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.report.csv import render_csv
 from analyzer.report.document import build_document, render_json

@@ -33,7 +33,8 @@ import httpx
 import numpy as np
 from scipy.stats import binom
 
-from analyzer.domain.measurement import LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Measurement
 from analyzer.service import auth
 from analyzer.service.database import open_service_database
 from analyzer.store.results import open_store

@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.load_test import (
+    Breakdown,
+    LatencySummary,
+    LoadTest,
+    ResourceUse,
+    Validity,
+)
 from analyzer.domain.measurement import (
     Accuracy,
-    Breakdown,
     Certificate,
     Edge,
     Failure,
-    LatencySummary,
-    LoadTest,
     Measurement,
     Prediction,
-    ResourceUse,
-    Validity,
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla

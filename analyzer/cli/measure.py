@@ -20,7 +20,7 @@ from analyzer.errors import ModelError, UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analyzer.domain.measurement import LoadTest
+    from analyzer.domain.load_test import LoadTest
     from analyzer.domain.model import ModelInfo
     from analyzer.hardware.gpus import GpuIdentity
     from analyzer.targets.target import Target

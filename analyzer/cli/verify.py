@@ -19,7 +19,8 @@ from analyzer.domain.units import format_duration
 from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
-    from analyzer.domain.measurement import Certificate, LoadTest, Measurement
+    from analyzer.domain.load_test import LoadTest
+    from analyzer.domain.measurement import Certificate, Measurement
     from analyzer.export.claims import ClaimedModel
     from analyzer.targets.target import Target
     from analyzer.twin.server_model import ServerModel

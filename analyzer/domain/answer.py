@@ -16,7 +16,8 @@ from analyzer.domain.cost import (
     machines_needed,
     replicas_needed,
 )
-from analyzer.domain.measurement import Failure, LoadTest, Measurement, ResourceUse
+from analyzer.domain.load_test import LoadTest, ResourceUse
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.pareto import Direction, non_dominated
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Pricing

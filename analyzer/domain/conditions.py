@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from analyzer.domain.measurement import Conditions
+from analyzer.domain.load_test import Conditions
 
 STALL_MS = 20.0
 """A wake-up that comes later than this is a stall."""

@@ -9,7 +9,8 @@ queues is enough.
 
 from __future__ import annotations
 
-from analyzer.domain.measurement import LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.sla import Sla
 
 # A rate without queues keeps a server busy for this share of the time; at most so many requests a

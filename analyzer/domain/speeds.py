@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from analyzer.domain.measurement import Edge, Failure, Measurement
+from analyzer.domain.measurement import (
+    Edge,
+    Failure,
+    Measurement,
+)
 
 EVIDENCE_MIN = 300
 """Requests from which a rate that a certificate's runs kept counts, as for a side of an edge."""

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import CertificateVerdict, Conditions, Failure, Measurement
+from analyzer.domain.load_test import Conditions
+from analyzer.domain.measurement import (
+    CertificateVerdict,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import STALLS_KEPT, Conditions
+from analyzer.domain.load_test import STALLS_KEPT, Conditions
 from analyzer.hardware.canary_main import SAMPLE
 from analyzer.resources import child_environment
 

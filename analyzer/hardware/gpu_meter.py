@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from analyzer.domain.measurement import ResourceUse
+from analyzer.domain.load_test import ResourceUse
 from analyzer.hardware.gpus import GpuIdentity, open_handle
 from analyzer.hardware.nvml import nvml_session
 

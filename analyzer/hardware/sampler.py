@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from analyzer.domain.measurement import ResourceUse
+from analyzer.domain.load_test import ResourceUse
 from analyzer.hardware.gpu_meter import GpuMeter
 from analyzer.hardware.gpus import GpuIdentity, open_handle
 from analyzer.hardware.machine import usable_cores

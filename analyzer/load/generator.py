@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.hardware.timing import first_in_line
 from analyzer.load.record import InFlightSampler, LoadRun, Recorder, undisturbed
 from analyzer.targets.target import Connection

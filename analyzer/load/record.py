@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     STATUS_OK,
     STATUS_TIMEOUT,
     STATUS_UNFINISHED,

@@ -5,13 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import SLOWNESS_BIN_S, STATUS_OK, RequestLog
+from analyzer.domain.load_test import (
+    SLOWNESS_BIN_S,
+    STATUS_OK,
+    RequestLog,
+)
 
 Floats = NDArray[np.float64]
 
 # Executions of a batch size from which a median is taken, and those that a bin needs on average so
 # that the model's own noise averages out (Law, chapter 9: a mean of five varies half as much).
 _EXECUTIONS_MIN = 5
+# What an execution takes besides the model, by and large: a thread wakes up and takes over. It is
+# in both times, so that waits of that size beside executions of hundredths of a millisecond are not
+# told as a machine that is several times slower: larger batches do not wait longer.
+_HANDOVER_S = 1e-4
 #: A stalled bin is told as so many times the usual time.
 SLOWNESS_MAX = 50.0
 
@@ -39,7 +47,8 @@ def slowness_of(log: RequestLog) -> tuple[float, ...]:
     taken_s = time_s[first].astype(np.float64)
     usual_s = _medians(taken_s, size)
     known = np.isfinite(usual_s)
-    begin_s, taken_s, usual_s = begin_s[first][known], taken_s[known], usual_s[known]
+    begin_s = begin_s[first][known]
+    taken_s, usual_s = taken_s[known] + _HANDOVER_S, usual_s[known] + _HANDOVER_S
     if len(taken_s) < 2 * _EXECUTIONS_MIN:
         return ()
     return _binned(begin_s - begin_s[0], taken_s, usual_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from analyzer.domain.measurement import RequestLog
+from analyzer.domain.load_test import RequestLog
 
 # No reply for so long, and for so many of the run's median latencies, while a request waited for
 # at least half of that time: a core of a virtual machine that its host took away for some tens of

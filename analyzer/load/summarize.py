@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     STATUS_OK,
     Breakdown,
     ExecutionTimes,

@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.domain.measurement import Certificate, LoadTest, RateEvidence
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
@@ -21,8 +22,7 @@ _LADDER = (
     *(0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.66, 0.62, 0.58, 0.54, 0.5),
     *(0.46, 0.42, 0.38, 0.34, 0.3, 0.25, 0.2),
 )
-# Runs that the first plan of a rate is split into, the shortest run, and the longest first one; a
-# rest that is shorter than the least part is one run.
+# Parts of a rate's first plan, the shortest run, the longest first one, and the least part of a rest.
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 _PART_S_MIN = 3.0

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from analyzer.domain.measurement import SLOWNESS_BIN_S, RateEvidence
+from analyzer.domain.load_test import SLOWNESS_BIN_S
+from analyzer.domain.measurement import RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.measure.plan import CertifyPlan, LoadPlan
 from analyzer.measure.session import Session

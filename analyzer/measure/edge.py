@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from analyzer.domain.measurement import Edge, LoadTest
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Edge
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.witness import met_slower
 

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analyzer.domain.measurement import STATUS_OK, LoadTest, RateEvidence, RequestLog
+from analyzer.domain.load_test import (
+    STATUS_OK,
+    LoadTest,
+    RequestLog,
+)
+from analyzer.domain.measurement import RateEvidence
 from analyzer.measure.edge import telling
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     STAGES,
     Breakdown,
-    Certificate,
     Conditions,
     LoadTest,
-    RateEvidence,
     RequestLog,
     Validity,
 )
+from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.measure.certify import excused
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
@@ -49,7 +49,8 @@ def judge_runs(
     """
     sla = load.sla
     study = study or Conditions.pooled(test.conditions for test in tests)
-    quiet = steady(tests)
+    quiet, half_s = steady(tests), OVERLOAD_SHARE * sla.latency_budget_ms / 1e3
+    watched = all(test.conditions and test.conditions.work_us for test in tests)
     certificate = certify(
         [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
         percentile=sla.percentile,
@@ -57,8 +58,10 @@ def judge_runs(
         twin_inflation=twin_inflation,
         latency_s=[log.latency_s[log.warmup :] for log in logs] or None,
         # Where the machine's speed was steady, less of its drift can pass for overloads.
-        least_s=(STEADY_SHARE if quiet else OVERLOAD_SHARE) * sla.latency_budget_ms / 1e3,
-        slow_states=not quiet and all(t.conditions and t.conditions.work_us for t in tests),
+        least_s=STEADY_SHARE * sla.latency_budget_ms / 1e3 if quiet else half_s,
+        # Where it varied, lower thresholds tell the slow states; where not, those far below the
+        # budget tell how threads meet.
+        enough_s=half_s if quiet else math.inf if watched else None,
         earlier=earlier,
         claim=claim,
     )

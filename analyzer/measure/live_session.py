@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     STATUS_ERROR,
     STATUS_OK,
     LoadTest,

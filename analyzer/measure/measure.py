@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import (
     Certificate,
-    Conditions,
     Edge,
-    LoadTest,
     Measurement,
     RateEvidence,
 )

@@ -8,7 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Conditions, Edge, LoadTest, LoadTestKind, RateEvidence
+from analyzer.domain.load_test import (
+    Conditions,
+    LoadTest,
+    LoadTestKind,
+)
+from analyzer.domain.measurement import Edge, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 from analyzer.measure.certify import CLIMBING

@@ -19,13 +19,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.load_test import (
+    Conditions,
+    LoadTest,
+    RequestLog,
+)
 from analyzer.domain.measurement import (
     Certificate,
-    Conditions,
     Edge,
-    LoadTest,
     RateEvidence,
-    RequestLog,
 )
 from analyzer.measure.certify import excused
 from analyzer.measure.correlation import Correlation, relaxation_s

@@ -12,7 +12,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import LoadTest, LoadTestKind, RequestLog, ResourceUse
+from analyzer.domain.load_test import (
+    LoadTest,
+    LoadTestKind,
+    RequestLog,
+    ResourceUse,
+)
 from analyzer.domain.workload import draw_arrivals_s
 from analyzer.load.generator import AbortRule
 from analyzer.measure.plan import STREAM_EDGE, LoadPlan

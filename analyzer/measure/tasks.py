@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.load_test import RequestLog
 from analyzer.domain.measurement import (
     Accuracy,
     Failure,
     Measurement,
     Prediction,
-    RequestLog,
 )
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.study import MeasuredEngine

@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.load_test import LoadTest, RequestLog
 from analyzer.domain.measurement import (
     Certificate,
     Edge,
-    LoadTest,
     Measurement,
-    RequestLog,
 )
 from analyzer.hardware.gpu_memory import telling_gpu_memory
 from analyzer.hardware.gpus import GpuIdentity

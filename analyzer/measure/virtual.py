@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import (
-    Accuracy,
-    Measurement,
-)
+from analyzer.domain.measurement import Accuracy, Measurement
 from analyzer.errors import AnalyzerError, BuildError, TargetCrashError
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import Job, JobResult

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     SLOWNESS_BIN_S,
     STALLS_KEPT,
     STATUS_OK,

@@ -11,7 +11,8 @@ from math import ceil, inf
 
 import numpy as np
 
-from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
+from analyzer.domain.load_test import Conditions, LoadTest
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.twin.pace import (
     CONSTANT_FACTOR,

@@ -17,7 +17,8 @@ from analyzer.domain.answer import (
     rank,
     representative_test,
 )
-from analyzer.domain.measurement import STAGES, Measurement
+from analyzer.domain.load_test import STAGES
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import Step, StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text

@@ -7,7 +7,8 @@ import io
 from typing import Any
 
 from analyzer.domain.answer import representative_test
-from analyzer.domain.measurement import STAGES, Failure, Measurement
+from analyzer.domain.load_test import STAGES
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 

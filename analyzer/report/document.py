@@ -13,17 +13,19 @@ from typing import Any
 
 from analyzer.domain.conditions import ConditionsSummary, summary_of
 from analyzer.domain.gain import Gain, common_basis, rate_of
+from analyzer.domain.load_test import (
+    Breakdown,
+    LatencySummary,
+    LoadTest,
+    ResourceUse,
+)
 from analyzer.domain.measurement import (
     Accuracy,
-    Breakdown,
     Certificate,
     Edge,
     Failure,
-    LatencySummary,
-    LoadTest,
     Measurement,
     Prediction,
-    ResourceUse,
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.study import Claim, Explanation, StudyResult

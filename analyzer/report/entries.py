@@ -21,14 +21,16 @@ from analyzer.domain.answer import (
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.cost import Fleet, fleet_for
 from analyzer.domain.gain import Basis, Gain, common_basis, gain, rate_of
+from analyzer.domain.load_test import (
+    LatencySummary,
+    LoadTest,
+    ResourceUse,
+)
 from analyzer.domain.measurement import (
     Accuracy,
     Edge,
     Failure,
-    LatencySummary,
-    LoadTest,
     Measurement,
-    ResourceUse,
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import InstanceTypeResult, Pricing, StudyResult, Verification

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.domain.measurement import STAGES
+from analyzer.domain.load_test import STAGES
 from analyzer.domain.sla import Sla
 from analyzer.report.charts import Charts, Curve, FrontPoint, Role
 from analyzer.report.wording import (

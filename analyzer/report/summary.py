@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 from analyzer.domain.answer import evidence_requests, machines_at
 from analyzer.domain.conditions import summary_of
-from analyzer.domain.measurement import Accuracy, Certificate, Measurement
+from analyzer.domain.measurement import (
+    Accuracy,
+    Certificate,
+    Measurement,
+)
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.advice import advice, miss_sentence, next_command

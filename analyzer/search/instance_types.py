@@ -16,7 +16,8 @@ from typing import Self
 
 from analyzer.domain.answer import find, measured
 from analyzer.domain.cost import fleet_for
-from analyzer.domain.measurement import Conditions, Measurement
+from analyzer.domain.load_test import Conditions
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import InstanceTypeResult, Pricing, SearchSummary, StudyResult, Verdict
 from analyzer.errors import AnalyzerError
 from analyzer.measure.jobs import Executor, Job, JobResult, WorkerContext

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Conditions, Failure, Measurement, RequestLog
+from analyzer.domain.load_test import Conditions, RequestLog
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.space import Params
 from analyzer.domain.speeds import restated
 from analyzer.measure.failures import as_failure

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.refutation import low_rps, quiet_rps, shown
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job

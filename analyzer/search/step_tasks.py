@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Edge, LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.certify import AT_ONCE, CLIMBING
 from analyzer.measure.plan import CertifyPlan, EdgePlan

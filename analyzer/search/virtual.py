@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, Measurement, RequestLog
+from analyzer.domain.load_test import RequestLog
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.study import StudyResult
 from analyzer.measure.virtual import VirtualExecutor

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
-from analyzer.domain.measurement import Conditions
+from analyzer.domain.load_test import Conditions
 
 
 class Witness(Protocol):

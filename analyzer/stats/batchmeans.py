@@ -10,6 +10,7 @@ Source: Law, Simulation Modeling and Analysis, chapter 9 (method of batch means)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,6 +95,7 @@ def lower_threshold_inflation(
     *,
     least_s: float = 0.0,
     late_share: float | None = None,
+    enough_s: float = math.inf,
 ) -> Inflation | None:
     """Returns the inflation of "among the slowest", the largest over several thresholds.
 
@@ -111,6 +113,7 @@ def lower_threshold_inflation(
         least_s: Thresholds below this do not count; it is one itself where it is above the lowest.
             None is returned where fewer than ten requests exceed it.
         late_share: Of the requests that may be late, 0 to 1; None for all thresholds.
+        enough_s: Thresholds above this count in any case.
     """
     everything = np.concatenate(list(latency_s))
     count = len(everything)
@@ -132,6 +135,7 @@ def lower_threshold_inflation(
         point, upper = max(point, found.point), max(upper, found.upper)
         exceeding = sum(int(np.count_nonzero(block)) for block in above)
         enough = late_share is not None and exceeding >= late_share * count
+        enough = enough and threshold <= enough_s
         if enough and exceeding >= _OVERLOADS_MIN * found.point:
             break
     return Inflation(point=point, upper=upper) if upper else None

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import Certificate, CertificateVerdict, RateEvidence
+from analyzer.domain.measurement import (
+    Certificate,
+    CertificateVerdict,
+    RateEvidence,
+)
 from analyzer.stats import mlperf
 from analyzer.stats.batchmeans import (
     BATCHES,
@@ -67,7 +71,7 @@ def certify(
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
     least_s: float = 0.0,
-    slow_states: bool = False,
+    enough_s: float | None = None,
     earlier: RateEvidence | None = None,
     claim: int = 0,
 ) -> Certificate:
@@ -88,7 +92,7 @@ def certify(
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
         least_s: As in ``used_inflation``.
-        slow_states: Whether the machine's speed is known to have varied meanwhile.
+        enough_s: As in ``lower_threshold_inflation``; None where all lower thresholds count.
         earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
             add up, and a larger inflation of the new runs counts for all.
         claim: As in ``claim_confidence``.
@@ -102,7 +106,8 @@ def certify(
         twin_inflation=twin_inflation,
         latency_s=latencies,
         least_s=least_s,
-        late_share=mlperf.tail_share(percentile) if slow_states else None,
+        late_share=mlperf.tail_share(percentile) if enough_s is not None else None,
+        enough_s=inf if enough_s is None else enough_s,
     )
     if earlier is not None:
         used = _pooled(used, requests, earlier)
@@ -196,6 +201,7 @@ def used_inflation(
     latency_s: Sequence[NDArray[np.floating]] | None = None,
     least_s: float = 0.0,
     late_share: float | None = None,
+    enough_s: float = inf,
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
 
@@ -210,14 +216,16 @@ def used_inflation(
         least_s: Beside a twin only thresholds from this latency on count, such as half the budget:
             what carries a request over the budget carries many that far, while far below it the
             machine's speed shows, and no overload.
-        late_share: Beside a twin, as in :func:`lower_threshold_inflation`.
+        late_share, enough_s: Beside a twin, as in :func:`lower_threshold_inflation`.
     """
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)
     lower = None
     if latency_s is not None:
         lower = (
-            lower_threshold_inflation(latency_s, least_s=least_s, late_share=late_share)
+            lower_threshold_inflation(
+                latency_s, least_s=least_s, late_share=late_share, enough_s=enough_s
+            )
             if twin is not None
             else lower_threshold_inflation(latency_s)
         )

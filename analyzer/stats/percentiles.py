@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import LatencySummary
+from analyzer.domain.load_test import LatencySummary
 
 
 def nearest_rank_position(count: int, percentile: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from analyzer.domain.measurement import InvalidityKind, Validity
+from analyzer.domain.load_test import InvalidityKind, Validity
 
 # The rules of docs/statistics.md, section 7: lag of 1 ms or 5 % of the budget, the offered rate
 # and Little's law within 5 %.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import zstandard
 
-from analyzer.domain.measurement import LoadTest, RequestLog
+from analyzer.domain.load_test import LoadTest, RequestLog
 from analyzer.store import codec
 
 # The arrays of a log, one after the other. Durations keep seven digits; send times keep them all,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from analyzer.domain.measurement import Failure, Measurement, RequestLog
+from analyzer.domain.load_test import RequestLog
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import StudyResult, StudyStatus, Verification
 from analyzer.errors import StoreError
 from analyzer.store import codec, rows, schema
@@ -39,8 +40,7 @@ from analyzer.store.records import (
 )
 from analyzer.store.unfinished import unfinished
 
-# Names are numbered; so many commands at once may race for one. Rows are read in parts of bounded
-# memory.
+# Names are numbered, and so many commands may race for one; rows are read in parts.
 _NAME_ATTEMPTS = 50
 _READ_CHUNK = 2000
 
@@ -109,10 +109,10 @@ class ResultStore:
         Raises:
             StoreError: A study of that name exists.
         """
-        stamped = dataclasses.replace(record, started_at=record.started_at or _now())
+        stamped = replace(record, started_at=record.started_at or _now())
         for _ in range(_NAME_ATTEMPTS):
             name = record.name or self.next_study_name(record.model.name)
-            named = dataclasses.replace(stamped, name=name)
+            named = replace(stamped, name=name)
             try:
                 with self._database.writing() as connection:
                     connection.execute(insert(schema.STUDIES).values(**rows.study_row(named)))

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from analyzer.domain.configuration import baseline_configuration
-from analyzer.domain.measurement import Conditions, Failure
+from analyzer.domain.load_test import Conditions
+from analyzer.domain.measurement import Failure
 from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyStatus
 from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord
 from analyzer.store.rows import standing

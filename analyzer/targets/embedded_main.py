@@ -22,7 +22,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK, STATUS_TIMEOUT
+from analyzer.domain.load_test import (
+    STATUS_ERROR,
+    STATUS_OK,
+    STATUS_TIMEOUT,
+)
 from analyzer.engine.fault import REQUEST_TIMEOUT
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.requests import InferenceReply, InferenceRequest

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hpack import Decoder, Encoder, HeaderTuple
 from hpack.exceptions import HPACKError
 
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.targets import http2_frames as h2
 from analyzer.targets.http2_frames import Frame, FrameReader, Http2Error, frame, frame_head
 from analyzer.targets.target import Completion

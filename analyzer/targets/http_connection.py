@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httptools
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.errors import TargetCrashError
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion

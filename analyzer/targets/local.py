@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.engine.counters import ServerStatistics
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.engine.counters import ServerStatistics
 
 

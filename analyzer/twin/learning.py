@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import LoadTest
+from analyzer.domain.load_test import LoadTest
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.curve import non_decreasing
 from analyzer.twin.server_model import ServerModel

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import SLOWNESS_BIN_S, LoadTest
+from analyzer.domain.load_test import SLOWNESS_BIN_S, LoadTest
 from analyzer.twin.speed import SpeedPath
 
 Floats = NDArray[np.float64]

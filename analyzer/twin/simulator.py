@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import ExecutionTimes
+from analyzer.domain.load_test import ExecutionTimes
 from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.scheduler import Scheduler

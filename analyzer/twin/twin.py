@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from analyzer.domain.answer import representative_test
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import SLOWNESS_BIN_S, Edge, Failure, Measurement
+from analyzer.domain.load_test import SLOWNESS_BIN_S
+from analyzer.domain.measurement import (
+    Edge,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess
 from analyzer.twin.arrivals import UnitArrivals

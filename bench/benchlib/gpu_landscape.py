@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.configuration import Configuration, Precision, VariantKey
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.gpus import first_gpu

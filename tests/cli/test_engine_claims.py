@@ -21,7 +21,12 @@ from analyzer.cli import search_request, verify
 from analyzer.cli.export import export_with_evidence
 from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Certificate, Edge, Failure, Measurement
+from analyzer.domain.measurement import (
+    Certificate,
+    Edge,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Explanation, MeasuredEngine, Pricing, SearchSummary, StudyResult
 from analyzer.domain.workload import Poisson

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from analyzer.cli.verify import _print, missing_text
-from analyzer.domain.measurement import Certificate, ResourceUse
+from analyzer.domain.load_test import ResourceUse
+from analyzer.domain.measurement import Certificate
 
 
 @pytest.mark.parametrize(

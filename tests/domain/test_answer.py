@@ -14,16 +14,18 @@ from analyzer.domain.answer import (
     representative_test,
 )
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.load_test import (
+    LatencySummary,
+    LoadTest,
+    ResourceUse,
+    Validity,
+)
 from analyzer.domain.measurement import (
     Accuracy,
     Certificate,
     Edge,
     Failure,
-    LatencySummary,
-    LoadTest,
     Measurement,
-    ResourceUse,
-    Validity,
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Pricing

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from analyzer.domain.conditions import ConditionsSummary, differences, summary_of
-from analyzer.domain.measurement import Conditions
+from analyzer.domain.load_test import Conditions
 
 QUIET = ConditionsSummary(seconds=60.0, stalls=0, work_us_median=100.0)
 

@@ -8,14 +8,16 @@ import pytest
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.gain import Gain, gain, never_keeps
-from analyzer.domain.measurement import (
-    Certificate,
-    Edge,
+from analyzer.domain.load_test import (
     ExecutionTimes,
     LatencySummary,
     LoadTest,
-    Measurement,
     Validity,
+)
+from analyzer.domain.measurement import (
+    Certificate,
+    Edge,
+    Measurement,
 )
 from analyzer.domain.sla import Sla
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Edge, Measurement, Prediction
+from analyzer.domain.measurement import (
+    Edge,
+    Measurement,
+    Prediction,
+)
 from analyzer.domain.twin_error import twin_errors, with_errors
 
 

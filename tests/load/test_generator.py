@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     STATUS_ERROR,
     STATUS_OK,
     STATUS_TIMEOUT,

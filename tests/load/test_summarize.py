@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analyzer.domain.measurement import STATUS_ERROR, ExecutionTimes
+from analyzer.domain.load_test import STATUS_ERROR, ExecutionTimes
 from analyzer.engine.counters import ServerStatistics
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import baseline_configuration
-from analyzer.domain.measurement import (
-    Certificate,
+from analyzer.domain.load_test import (
     Conditions,
-    Edge,
     LatencySummary,
     LoadTest,
+    Validity,
+)
+from analyzer.domain.measurement import (
+    Certificate,
+    Edge,
     Measurement,
     RateEvidence,
-    Validity,
 )
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy

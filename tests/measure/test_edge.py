@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     Conditions,
-    Edge,
     LatencySummary,
     LoadTest,
-    Measurement,
-    RateEvidence,
     RequestLog,
     Validity,
+)
+from analyzer.domain.measurement import (
+    Edge,
+    Measurement,
+    RateEvidence,
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.speeds import edge_over_speeds
@@ -29,6 +32,7 @@ from analyzer.measure.edge import (
     EdgeGoal,
     EdgeSearch,
     RateOutcome,
+    only_stalled,
     revised_edge,
 )
 from analyzer.measure.measure import long_run_edge, measure_edge
@@ -38,6 +42,7 @@ from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.speed import SpeedPath
 
 
 def search(
@@ -280,6 +285,67 @@ def test_a_start_far_above_the_edge_is_left_in_a_few_invalid_runs(
     assert found.at_least_rps is not None
     rates = [test.offered_rps or 0.0 for test in session.tests]
     assert next(number for number, rate in enumerate(rates) if rate < 1000.0) <= 6
+
+
+class OnAMachine(VirtualSession):
+    """Runs on a machine that is slow in the first so many of them, which the canary sees.
+
+    Args:
+        stalls: Runs, by number, in whose middle the server stands still for 0.2 s.
+    """
+
+    def __init__(
+        self, server: ServerModel, plan: LoadPlan, *, slow_runs: int, stalls: Collection[int] = ()
+    ) -> None:
+        super().__init__(server, plan)
+        self._slow_runs, self._stalls = slow_runs, stalls
+
+    def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
+        number, usual = len(self.tests), self._server
+        slow = number < self._slow_runs
+        service = replace(
+            usual.service, service_ms=tuple(3.0 * ms for ms in usual.service.service_ms)
+        )
+        self._server = replace(usual, service=service) if slow else usual
+        self._speed = None
+        if number in self._stalls:
+            middle_s = self.seconds + schedule.seconds / 2
+            self._speed = SpeedPath(
+                start_s=np.array([0.0, middle_s, middle_s + 0.2]), speed=np.array([1.0, 0.0, 1.0])
+            )
+        test, log, seconds = super()._offer(schedule)
+        self._server = usual
+        seen = Conditions(seconds=test.duration_s, work_us=(9.0 if slow else 5.0,))
+        return replace(test, conditions=seen), log, seconds
+
+
+@pytest.mark.parametrize(("slow_runs", "stalls"), [(2, ()), (0, (0, 2)), (2, (3,))])
+def test_neither_a_slow_moment_nor_a_stall_is_an_upper_end(
+    policy: BatchingPolicy,
+    service: ServiceTime,
+    load: LoadPlan,
+    slow_runs: int,
+    stalls: tuple[int, ...],
+) -> None:
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    session = OnAMachine(model, load, slow_runs=slow_runs, stalls=stalls)
+    plan = EdgePlan(seconds=200.0, start_rps=0.9 * truth, run_seconds=(10.0, 20.0))
+    found = measure_edge(session, plan, load, truth)
+    assert found.rate_rps == pytest.approx(truth, rel=0.1)
+    broken = [test for test in session.tests if (test.over_budget or 0) > 0.01 * test.requests]
+    assert any((test.offered_rps or 0.0) < 0.95 * truth for test in broken)
+
+
+def test_a_run_that_breaks_the_sla_beside_its_stall_counts() -> None:
+    broke = load_test(200.0, 1000, 100)
+    assert not only_stalled(broke, 0.01)
+    assert only_stalled(replace(broke, stalled_over=95), 0.01)
+    assert not only_stalled(replace(broke, stalled_over=80), 0.01)
+    assert not only_stalled(replace(load_test(200.0, 1000, 5), stalled_over=5), 0.01)
+    runs = (*SHORT_RUNS, replace(load_test(900.0, 3000, 300), stalled_over=300))
+    assert revised_edge(SHORT_EDGE, runs, miss_rate_max=0.01) == SHORT_EDGE
 
 
 def load_test(rate: float, requests: int, over: int, *, valid: bool = True) -> LoadTest:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Constant, Poisson, Trace
 from analyzer.engine.policy import BatchingPolicy

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Certificate, LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Certificate, Measurement
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.measure import verify
@@ -137,11 +138,11 @@ def test_a_server_that_is_slow_only_after_the_restart_is_not_let_through(
     assert machine.starts == 2
 
 
-@pytest.mark.parametrize("seconds", [15.0, 60.0])
-def test_the_time_is_wall_time(make: Any, load: LoadPlan, seconds: float) -> None:
+@pytest.mark.parametrize(("seconds", "rate_rps"), [(15.0, 20.0), (60.0, 5.0)])
+def test_the_time_is_wall_time(make: Any, load: LoadPlan, seconds: float, rate_rps: float) -> None:
     """The servers' starts came on top: 15 s took 17 to 18.7."""
     machine = make()
-    machine.verify(load, 20.0, seconds)
+    machine.verify(load, rate_rps, seconds)  # too few requests for a verdict
     assert seconds - 1.5 <= machine.clock() <= seconds + 1.0
 
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
-    Certificate,
+from analyzer.domain.load_test import (
     Conditions,
-    Edge,
     ExecutionTimes,
     LatencySummary,
     LoadTest,
+    Validity,
+)
+from analyzer.domain.measurement import (
+    Certificate,
+    Edge,
     Measurement,
     RateEvidence,
-    Validity,
 )
 from analyzer.domain.sla import Sla
 from analyzer.measure.witness import (

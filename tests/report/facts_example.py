@@ -7,18 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.domain.load_test import (
+    Breakdown,
+    LatencySummary,
+    LoadTest,
+    ResourceUse,
+    Validity,
+)
 from analyzer.domain.measurement import (
     Accuracy,
-    Breakdown,
     Certificate,
     Edge,
     Failure,
-    LatencySummary,
-    LoadTest,
     Measurement,
     Prediction,
-    ResourceUse,
-    Validity,
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla

@@ -17,7 +17,8 @@ from facts_example import (
     measurement,
 )
 
-from analyzer.domain.measurement import Breakdown, Measurement, Validity
+from analyzer.domain.load_test import Breakdown, Validity
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import Explanation, Step
 from analyzer.report.charts import POINTS_MAX, make_charts
 from analyzer.report.entries import make_report

@@ -20,7 +20,12 @@ from facts_example import (
     undecided_facts,
 )
 
-from analyzer.domain.measurement import Accuracy, Edge, Failure, Measurement
+from analyzer.domain.measurement import (
+    Accuracy,
+    Edge,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.study import Pricing, StudyResult
 from analyzer.report.document import (
     FAILURES_MAX,

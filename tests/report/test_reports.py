@@ -26,7 +26,12 @@ from facts_example import (
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.gain import Gain
-from analyzer.domain.measurement import Conditions, Edge, ExecutionTimes, Failure, Measurement
+from analyzer.domain.load_test import Conditions, ExecutionTimes
+from analyzer.domain.measurement import (
+    Edge,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.study import StudyResult
 from analyzer.errors import UsageError
 from analyzer.report.advice import advice, next_budget_s

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     Conditions,
-    Edge,
     LatencySummary,
     LoadTest,
+    Validity,
+)
+from analyzer.domain.measurement import (
+    Edge,
     Measurement,
     Prediction,
-    Validity,
 )
 from analyzer.search.explain import drift_sentence
 

@@ -13,10 +13,10 @@ from load_tests import load_test
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.load_test import Conditions
 from analyzer.domain.measurement import (
     Certificate,
     CertificateVerdict,
-    Conditions,
     Edge,
     Failure,
     Measurement,

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Accuracy, Edge, Failure, Measurement
+from analyzer.domain.measurement import (
+    Accuracy,
+    Edge,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.sla import Objective, Sla
 from analyzer.search.score import reciprocal, score_of
 

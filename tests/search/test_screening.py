@@ -10,7 +10,8 @@ import pytest
 from load_tests import load_test
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Conditions, Edge, LoadTest, Measurement
+from analyzer.domain.load_test import Conditions, LoadTest
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.search.screening import Screening
 
@@ -39,7 +40,7 @@ def screening(
         "log": SimpleNamespace(latest=latest, measurement=latest.get, conditions=conditions),
         "load": SimpleNamespace(sla=Sla(latency_budget_ms=40.0)),
     }
-    return Screening(**parts, allowed={}, predicted={}, by_edge=True)
+    return Screening(**parts, allowed={}, recommendable={}, predicted={}, by_edge=True)
 
 
 def test_no_edge_is_told_above_what_the_slow_state_carries() -> None:

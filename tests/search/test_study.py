@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Edge, Failure, Measurement
+from analyzer.domain.measurement import (
+    Edge,
+    Failure,
+    Measurement,
+)
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import ListedConfiguration, SearchSpace
 from analyzer.domain.study import StudyResult
@@ -18,11 +22,13 @@ from analyzer.domain.workload import Poisson
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.report.entries import make_report
+from analyzer.report.gain_text import gain_sentence
 from analyzer.search import measuring
 from analyzer.search.designer import Designer
 from analyzer.search.next_step import next_step
 from analyzer.search.outcome_log import OutcomeLog
-from analyzer.search.request import SearchRequest
+from analyzer.search.request import PRECISIONS, SearchRequest
 from analyzer.search.samplers import SAMPLERS
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
@@ -94,6 +100,7 @@ def run(
     budget_s: float = 200.0,
     baseline: Configuration | None = None,
     kind: type[VirtualExecutor] = VirtualExecutor,
+    precisions: tuple[str, ...] = PRECISIONS,
 ) -> tuple[StudyResult, VirtualExecutor, MemoryStore]:
     sla = sla or Sla(latency_budget_ms=40.0)
     store = store or MemoryStore()
@@ -107,6 +114,7 @@ def run(
         trials_max=trials_max,
         sampler=sampler,
         seed=seed,
+        precisions=precisions,
         provenance={},
     )
 
@@ -444,7 +452,9 @@ def test_a_rate_that_was_taken_back_is_none_that_a_further_walk_must_exceed() ->
         provenance={},
     )
     executor = VirtualExecutor(VirtualWorld(service=service, speed=spell, seed=1))
-    best = winner(search_virtually(request, executor, MemoryStore(), cores=1))
+    ((only, _),) = request.space.candidates().values()
+    worse = replace(only, max_batch_size=2, preferred_batch_size=None)
+    best = winner(search_virtually(request, executor, MemoryStore(), cores=1, baseline=worse))
     assert best.capacity_rps and best.edge.at_least_rps
     assert best.capacity_rps > 0.85 * best.edge.at_least_rps
 
@@ -518,14 +528,14 @@ def test_certificates_at_once_never_take_the_same_claim(monkeypatch: pytest.Monk
         lambda standing: next_step(replace(standing, pending=frozenset())),
     )
     _, executor, _ = run(VirtualWorld(service=service), kind=Counting)
-    # The baseline is none of the candidates: a family of its own.
     assert isinstance(executor, Counting) and executor.most == 1
 
 
+@pytest.mark.parametrize("inside", [True, False])
 def test_a_baseline_that_may_be_recommended_spends_the_same_error(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
-    """It is one of the space's candidates here: a claim of any of them is one of the family."""
+    """A claim of any of them is one of the family, in the space or not."""
     families: list[set[str]] = []
     open_claims = OutcomeLog.open_claims
 
@@ -536,10 +546,36 @@ def test_a_baseline_that_may_be_recommended_spends_the_same_error(
     monkeypatch.setattr(OutcomeLog, "open_claims", spy)
     space = _space()
     baseline, _ = list(space.candidates().values())[-1]
+    baseline = baseline if inside else replace(baseline, max_batch_size=64)
     found, _, store = run(VirtualWorld(service=service), space=space, baseline=baseline)
     assert any(o.role == "baseline" and _certified(o.outcome) for o in store.outcomes)
     assert found.recommended_id and all(baseline.config_id in family for family in families)
     assert len(set(map(frozenset, families))) == 1
+
+
+def test_a_baseline_that_no_candidate_beats_is_recommended() -> None:
+    """The space has one instance alone; Triton's own two carry nearly twice as much."""
+    space = _space(ONE_CONFIGURATION)
+    found, _, _ = run(VirtualWorld(service=service), space=space)
+    best = winner(found)
+    assert found.recommended_id == found.baseline_id not in space.candidates()
+    edges = {
+        o.configuration.config_id: o.edge.at_least_rps or 0.0
+        for o in found.outcomes
+        if isinstance(o, Measurement)
+    }
+    assert best.capacity_rps and best.capacity_rps > 0.6 * edges[found.baseline_id]
+    assert edges[found.baseline_id] == max(edges.values()) > 1.3 * min(edges.values())
+    assert found.search.bound, "what the space may hold is told of its own candidate"
+    report = make_report(found)
+    assert report.gain is not None and report.gain.ratio == 1.0
+    assert gain_sentence(report) == "it is the baseline itself"
+
+
+def test_a_baseline_of_a_precision_that_was_not_asked_for_is_not_recommended() -> None:
+    space = _space(ONE_CONFIGURATION.replace("fp32", "int8") + "  quantization: [dynamic]\n")
+    found, _, _ = run(VirtualWorld(service=service), space=space, precisions=("int8",))
+    assert found.recommended_id in space.candidates()
 
 
 def _certified(outcome: Measurement | Failure) -> bool:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import STATUS_OK
+from analyzer.domain.load_test import STATUS_OK
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import statistics_between, summarize

@@ -12,20 +12,22 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
-    Accuracy,
+from analyzer.domain.load_test import (
     Breakdown,
-    Certificate,
-    Edge,
     ExecutionTimes,
-    Failure,
     LatencySummary,
     LoadTest,
-    Measurement,
-    Prediction,
     RequestLog,
     ResourceUse,
     Validity,
+)
+from analyzer.domain.measurement import (
+    Accuracy,
+    Certificate,
+    Edge,
+    Failure,
+    Measurement,
+    Prediction,
 )
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.measurement import Failure, LatencySummary, Measurement
+from analyzer.domain.load_test import LatencySummary
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.store import codec
 
 

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK, STATUS_TIMEOUT
+from analyzer.domain.load_test import (
+    STATUS_ERROR,
+    STATUS_OK,
+    STATUS_TIMEOUT,
+)
 from analyzer.errors import (
     MissingPartError,
     TargetCrashError,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.errors import TargetCrashError
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.modelconfig.files import model_files

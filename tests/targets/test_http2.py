@@ -9,7 +9,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.domain.measurement import STATUS_ERROR, STATUS_OK
+from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.targets import http2_frames as h2
 from analyzer.targets.http2_calls import UnaryCalls, grpc_message
 from analyzer.targets.http2_frames import Frame, FrameReader, Http2Error, frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     Conditions,
     ExecutionTimes,
     LatencySummary,

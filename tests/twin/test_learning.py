@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     Breakdown,
     Conditions,
-    Edge,
     ExecutionTimes,
     LatencySummary,
     LoadTest,
-    Measurement,
     Validity,
 )
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.twin.arrivals import UnitArrivals

@@ -10,7 +10,7 @@ import pytest
 from load_tests import load_test
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import (
+from analyzer.domain.load_test import (
     STATUS_OK,
     ExecutionTimes,
     LoadTest,
@@ -57,7 +57,8 @@ def test_a_slow_second_shows_in_its_bins() -> None:
     time_s = np.where(slow, 0.003, 0.002) * rng.uniform(0.99, 1.01, len(begin_s))
     found = np.array(slowness_of(log(begin_s, time_s)))
     assert len(found) == 40
-    np.testing.assert_allclose(found[10:20], 1.5, atol=0.02)
+    # A hand-over of 0.1 ms is in both times: (3 + 0.1) / (2 + 0.1).
+    np.testing.assert_allclose(found[10:20], 1.476, atol=0.02)
     np.testing.assert_allclose(np.delete(found, range(10, 20)), 1.0, atol=0.02)
 
 
@@ -82,6 +83,31 @@ def test_a_short_execution_that_waits_says_little_beside_long_ones() -> None:
     np.testing.assert_allclose(
         slowness_of(log(begin_s, time_s, np.repeat(size, size))), 1, atol=0.06
     )
+
+
+def test_executions_that_wait_now_and_then_all_the_time_are_the_usual_speed() -> None:
+    """Every tenth execution of 0.1 ms waits for a core, eight times as long: in every bin."""
+    begin_s = np.arange(0.0, 3.0, 0.0005)
+    rng = np.random.default_rng(4)
+    time_s = 1e-4 * rng.uniform(0.99, 1.01, len(begin_s))
+    time_s[rng.random(len(begin_s)) < 0.1] *= 8.0
+    slow = begin_s >= 2.0
+    time_s[slow] *= 1.5
+    found = np.array(slowness_of(log(begin_s, time_s)))
+    assert np.median(found) == pytest.approx(1.0, abs=0.02)
+    assert found[:20].mean() == pytest.approx(1.0, abs=0.06)
+    # On average 0.17 and 0.255 ms, with a hand-over of 0.1 ms in both.
+    assert found[20:].mean() == pytest.approx(0.355 / 0.27, abs=0.1)
+
+
+def test_waits_of_a_hand_over_s_length_are_no_slow_machine() -> None:
+    """Executions of 0.02 ms that take thrice as long in some bins, as threads meet there."""
+    begin_s = np.arange(0.0, 3.0, 0.0002)
+    rng = np.random.default_rng(6)
+    met = (begin_s >= 1.0) & (begin_s < 1.5)
+    time_s = np.where(met, 6e-5, 2e-5) * rng.uniform(0.99, 1.01, len(begin_s))
+    found = np.array(slowness_of(log(begin_s, time_s)))
+    np.testing.assert_allclose(found[10:15], 1.33, atol=0.05)
 
 
 def test_what_few_executions_at_a_run_s_end_took_is_no_speed_of_its_own() -> None:

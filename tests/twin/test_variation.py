@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Edge, LoadTest, Measurement
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
