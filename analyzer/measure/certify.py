@@ -10,11 +10,12 @@ that is tried is a claim of its own, which spends a part of the family's error u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
+from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
@@ -22,7 +23,7 @@ _LADDER = (
     *(0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.66, 0.62, 0.58, 0.54, 0.5),
     *(0.46, 0.42, 0.38, 0.34, 0.3, 0.25, 0.2),
 )
-# Parts of a rate's first plan, the shortest run, the longest first one, and the least part of a rest.
+# Parts of a rate's first plan, the shortest run, the longest first one, the least part of a rest.
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 _PART_S_MIN = 3.0
@@ -31,6 +32,9 @@ _FIRST_BLOCK_S = 8.0
 _SAME_RATE = 0.03
 # A rate is left, while nothing is proven, for one that needs so much of what is missing to it.
 _LEAVING_SHARE = 0.5
+# Of a rate that was given up: the highest that is tried next, but for what was begun, since each is
+# a claim that the next ones pay for.
+_LOWER_SHARE = 0.85
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
@@ -48,86 +52,6 @@ _CAUTION = 1.3
 #: for seconds (docs/twin.md).
 SAFE_SHARE = 0.5
 SAFER = 0.7
-#: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
-CLIMBING = (0.4, 0.65, 0.9)
-AT_ONCE = (0.9,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyGoal:
-    """What is to be certified.
-
-    Args:
-        edge_rps: The estimated edge; every rate tried is a share of it.
-        seconds: Time under load that may be spent.
-        requests_needed: Further requests that a PASS at a rate, as a claim of this number, is
-            expected to take; None where no number is enough.
-        percentile: The SLA's, 0 to 100.
-        fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
-        shares: Shares of the time left that a first proof may be planned to take; the first that
-            suffices for a rate counts.
-        safe_share: No rate above this share of the edge is tried before one has passed, but for
-            the lowest; where one fails, the next is lower by more than a step. 1 for any rate.
-        climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
-            walk there.
-        above_rps: No rate up to this is tried, a fixed one excepted.
-        enough_rps: No rate above this is worth a run; itself is tried where the edge is above it.
-        earlier: What is known by rate; these rates keep their claims' numbers.
-        open_claims: Claims that the family has begun so far and that have not passed.
-        lead_in_s: Of a run at a rate: seconds at its start that do not count.
-        ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
-        requests_min: Requests of the shortest run: a low rate takes long for them.
-        answered_rps: What the server answered in the last run, requests per second, where that was
-            given up as hopeless; None where it was not, or told nothing.
-        left_s: Seconds until the walk must end, simulations and pauses included; asked anew.
-    """
-
-    edge_rps: float
-    seconds: float
-    requests_needed: Callable[[float, int], float | None]
-    percentile: float = 99.0
-    fixed_rps: float | None = None
-    shares: tuple[float, ...] = CLIMBING
-    safe_share: float = 1.0
-    climb_gain: float = 1.0
-    above_rps: float = 0.0
-    enough_rps: float = math.inf
-    earlier: tuple[RateEvidence, ...] = ()
-    open_claims: int = 0
-    lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
-    ceiling_rps: Callable[[], float] = lambda: math.inf
-    requests_min: int = 0
-    answered_rps: Callable[[], float | None] = lambda: None
-    left_s: Callable[[], float] = lambda: math.inf
-
-
-@dataclass(slots=True)
-class Certified:
-    """What came of it.
-
-    Args:
-        rate_rps: The rate of ``certificate``; None if no run was made.
-        passed: Whether ``rate_rps`` may be claimed.
-        blocks: The runs of this walk at ``rate_rps``.
-        runs: Every run made, in order.
-        evidence: By rate: what was known, and what the runs added.
-    """
-
-    rate_rps: float | None = None
-    certificate: Certificate | None = None
-    passed: bool = False
-    blocks: list[LoadTest] = field(default_factory=list)
-    runs: list[LoadTest] = field(default_factory=list)
-    evidence: dict[float, RateEvidence] = field(default_factory=dict)
-
-
-Run = Callable[[float, float, float], LoadTest]
-"""Offers a rate (requests per second) for a lead-in and then for seconds that count, with fresh
-arrivals."""
-
-Judge = Callable[[float, Sequence[int], int], Certificate]
-"""The certificate of a rate from what is known of it and the runs with these indices in the order
-of ``Run``, as the claim of this number."""
 
 
 def excused(test: LoadTest) -> bool:
@@ -157,6 +81,8 @@ class _Certifying:
         # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
         self._factor, self._factor_rps = _CAUTION, 0.0
+        # No higher rate is tried next.
+        self._next_rps = math.inf
         # What the next rate may be expected to take, where one was left for it.
         self._leaving_s = math.inf
         # The lowest rate that this walk showed to break the SLA.
@@ -174,11 +100,12 @@ class _Certifying:
                 rates = [other for other in rates if other < rate]
         while rates and self._time_left_s() > _RUN_S_MIN:
             rates = [rate for rate in rates if rate <= self._ceiling_rps]
-            chosen, limit_s = self._choose(rates) if rates else (None, 0.0)
+            chosen, limit_s = self._choose(self._next(rates)) if rates else (None, 0.0)
             if chosen is None:
                 break
             passed = self._attempt(chosen, limit_s, [lower for lower in rates if lower < chosen])
             rates = [other for other in rates if (other > chosen if passed else other < chosen)]
+            self._next_rps = math.inf if passed else _LOWER_SHARE * chosen
             if not passed and not result.passed:
                 rates = self._begin_again(chosen, rates)
             if result.passed and result.rate_rps:
@@ -186,6 +113,12 @@ class _Certifying:
                 rates = [other for other in rates if other > least_rps]
         self._recall()
         return result
+
+    def _next(self, rates: list[float]) -> list[float]:
+        """Those clearly below a rate that was given up; the lower half where none is."""
+        begun = self._result.evidence
+        clearly = [rate for rate in rates if rate <= self._next_rps or rate in begun]
+        return clearly or rates[len(rates) // 2 :]
 
     def _judge_known(self) -> Iterator[tuple[float, Certificate]]:
         """What earlier walks' evidence says, by rate from the lowest on, of rates not run here."""

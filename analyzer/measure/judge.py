@@ -17,7 +17,9 @@ from analyzer.domain.load_test import (
     Validity,
 )
 from analyzer.domain.measurement import Certificate, RateEvidence
-from analyzer.measure.certify import excused
+from analyzer.measure.certify import (
+    excused,
+)
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
 from analyzer.measure.witness import stalls_too_long, steady

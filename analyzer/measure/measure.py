@@ -19,11 +19,13 @@ from analyzer.domain.measurement import (
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.errors import TargetError
 from analyzer.measure.certify import (
-    AT_ONCE,
     SAFE_SHARE,
-    CertifyGoal,
     certify_capacity,
     excused,
+)
+from analyzer.measure.certify_goal import (
+    AT_ONCE,
+    CertifyGoal,
 )
 from analyzer.measure.correlation import (
     SUPPOSED_LOAD,

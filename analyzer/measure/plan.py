@@ -16,7 +16,9 @@ from analyzer.domain.load_test import (
 from analyzer.domain.measurement import Edge, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
-from analyzer.measure.certify import CLIMBING
+from analyzer.measure.certify_goal import (
+    CLIMBING,
+)
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 

@@ -29,7 +29,9 @@ from analyzer.domain.measurement import (
     Edge,
     RateEvidence,
 )
-from analyzer.measure.certify import excused
+from analyzer.measure.certify import (
+    excused,
+)
 from analyzer.measure.correlation import Correlation, relaxation_s
 from analyzer.measure.edge import RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests

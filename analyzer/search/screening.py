@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.measure.certify import SAFE_SHARE, SAFER
+from analyzer.measure.certify import (
+    SAFE_SHARE,
+    SAFER,
+)
 from analyzer.measure.correlation import (
     guessed_inflation,
     inflation_at,

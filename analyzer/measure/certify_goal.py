@@ -1,0 +1,91 @@
+"""What a walk over the rates is asked to certify, what it may do, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from analyzer.domain.load_test import LoadTest
+from analyzer.domain.measurement import Certificate, RateEvidence
+
+#: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
+CLIMBING = (0.4, 0.65, 0.9)
+AT_ONCE = (0.9,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyGoal:
+    """What is to be certified.
+
+    Args:
+        edge_rps: The estimated edge; every rate tried is a share of it.
+        seconds: Time under load that may be spent.
+        requests_needed: Further requests that a PASS at a rate, as a claim of this number, is
+            expected to take; None where no number is enough.
+        percentile: The SLA's, 0 to 100.
+        fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
+        shares: Shares of the time left that a first proof may be planned to take; the first that
+            suffices for a rate counts.
+        safe_share: No rate above this share of the edge is tried before one has passed, but for
+            the lowest; where one fails, the next is lower by more than a step. 1 for any rate.
+        climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
+            walk there.
+        above_rps: No rate up to this is tried, a fixed one excepted.
+        enough_rps: No rate above this is worth a run; itself is tried where the edge is above it.
+        earlier: What is known by rate; these rates keep their claims' numbers.
+        open_claims: Claims that the family has begun so far and that have not passed.
+        lead_in_s: Of a run at a rate: seconds at its start that do not count.
+        ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
+        requests_min: Requests of the shortest run: a low rate takes long for them.
+        answered_rps: What the server answered in the last run, requests per second, where that was
+            given up as hopeless; None where it was not, or told nothing.
+        left_s: Seconds until the walk must end, simulations and pauses included; asked anew.
+    """
+
+    edge_rps: float
+    seconds: float
+    requests_needed: Callable[[float, int], float | None]
+    percentile: float = 99.0
+    fixed_rps: float | None = None
+    shares: tuple[float, ...] = CLIMBING
+    safe_share: float = 1.0
+    climb_gain: float = 1.0
+    above_rps: float = 0.0
+    enough_rps: float = math.inf
+    earlier: tuple[RateEvidence, ...] = ()
+    open_claims: int = 0
+    lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
+    ceiling_rps: Callable[[], float] = lambda: math.inf
+    requests_min: int = 0
+    answered_rps: Callable[[], float | None] = lambda: None
+    left_s: Callable[[], float] = lambda: math.inf
+
+
+@dataclass(slots=True)
+class Certified:
+    """What came of it.
+
+    Args:
+        rate_rps: The rate of ``certificate``; None if no run was made.
+        passed: Whether ``rate_rps`` may be claimed.
+        blocks: The runs of this walk at ``rate_rps``.
+        runs: Every run made, in order.
+        evidence: By rate: what was known, and what the runs added.
+    """
+
+    rate_rps: float | None = None
+    certificate: Certificate | None = None
+    passed: bool = False
+    blocks: list[LoadTest] = field(default_factory=list)
+    runs: list[LoadTest] = field(default_factory=list)
+    evidence: dict[float, RateEvidence] = field(default_factory=dict)
+
+
+Run = Callable[[float, float, float], LoadTest]
+"""Offers a rate (requests per second) for a lead-in and then for seconds that count, with fresh
+arrivals."""
+
+Judge = Callable[[float, Sequence[int], int], Certificate]
+"""The certificate of a rate from what is known of it and the runs with these indices in the order
+of ``Run``, as the claim of this number."""
