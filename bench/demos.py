@@ -18,26 +18,23 @@ summary for each model, kind and budget that was run, those of earlier calls inc
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchlib.command import ROOT, WORK, Command, cell, median, say, table
+from benchlib.command import WORK, Command, cell, say, table
 from benchlib.models import write_encoder, write_perceptron
 from benchlib.real_triton import Steps
+from benchlib.whole_searches import TITLES, search_once, summary, summary_row
 
 KINDS = ("cold", "warm", "neighbour")
 MODELS = ("digits", "encoder", "perceptron")
 FOLDER = WORK / "demos"
 STEPS = Steps(FOLDER)
-COMMITTED = ROOT / "bench" / "results" / "demos.json"
 USUAL_S = 60.0
 # Bursts and pauses of the same lengths: busy half of the time.
 NEIGHBOUR = """
@@ -74,63 +71,6 @@ def promise(model: str) -> list[str]:
     return [str(path), "--latency-budget", "60ms"]
 
 
-def analyze(folder: Path, store: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """One command as a user starts it; its caches lie in ``folder``, its database in ``store``."""
-    environment = os.environ | {
-        "XDG_CACHE_HOME": str(folder),
-        "NUMBA_CACHE_DIR": str(folder / "numba"),
-    }
-    command = [sys.executable, "-m", "analyzer.cli.main", *words, "--json"]
-    command += ["--store", f"sqlite:///{store}"]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What a command printed; empty where it printed no document."""
-    return json.loads(done.stdout) if done.stdout.startswith("{") else {}
-
-
-def run_demo(
-    folder: Path, model: str, budget_s: float, seed: int, verify_s: float = 0.0
-) -> dict[str, Any]:
-    """One search, and its claim measured again for ``verify_s`` seconds.
-
-    Args:
-        folder: Of its caches and its database, which holds the probes.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    store = folder / "results.db"
-    words = [*promise(model), "--budget", f"{budget_s:g}s", "--seed", str(seed)]
-    began = time.monotonic()
-    done = analyze(folder, store, *words)
-    seconds = time.monotonic() - began
-    document = document_of(done)
-    verdict = None
-    if verify_s and document.get("verdict") == "found":
-        again = analyze(folder, store, "verify", "--budget", f"{verify_s:g}s")
-        verdict = document_of(again).get("verdict") or again.stderr[-500:]
-    entry, baseline = document.get("recommendation") or {}, document.get("baseline") or {}
-    capacity, edge = entry.get("capacity_rps"), entry.get("edge_rps")
-    return {
-        "exit_code": done.returncode,
-        "verdict": document.get("verdict"),
-        "seconds": seconds,
-        "config_id": entry.get("config_id"),
-        "capacity_rps": capacity,
-        "edge_rps": edge,
-        "certified_share": capacity / edge if capacity and edge else None,
-        "baseline_edge_rps": baseline.get("edge_rps"),
-        "baseline_capacity_rps": baseline.get("capacity_rps"),
-        "speedup": document.get("speedup"),
-        "speedup_basis": document.get("speedup_basis"),
-        "verified": verdict,
-        # How a run went that found nothing.
-        "log": done.stderr[-3000:] if document.get("verdict") != "found" else "",
-    }
-
-
 def step_name(kind: str, model: str, budget_s: float) -> str:
     """What the runs of a kind are kept as."""
     return f"{model}-{kind}" + ("" if budget_s == USUAL_S else f"-{budget_s:g}s")
@@ -144,15 +84,15 @@ def run_kind(
     found = list(STEPS.load(step, default=[]))
     warm = FOLDER / "warm"
     if kind != "cold" and len(found) < runs:
-        run_demo(warm, model, USUAL_S, 10_000)
+        search_once(warm, promise(model), USUAL_S, 10_000)
     for number in range(len(found), runs):
         with tempfile.TemporaryDirectory() as cold:
             folder = Path(cold) if kind == "cold" else warm
             if kind == "neighbour":
                 with neighbour():
-                    result = run_demo(folder, model, budget_s, number, verify_s)
+                    result = search_once(folder, promise(model), budget_s, number, verify_s)
             else:
-                result = run_demo(folder, model, budget_s, number, verify_s)
+                result = search_once(folder, promise(model), budget_s, number, verify_s)
         say(
             f"{step} {number + 1}/{runs}: {result['verdict']} in {result['seconds']:.0f} s, "
             f"{cell(result['capacity_rps'], ',.0f')} of {cell(result['edge_rps'], ',.0f')}/s, "
@@ -163,43 +103,9 @@ def run_kind(
     return found[:runs]
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many were found, how long they took, and what they proved."""
-    return {
-        "runs": len(runs),
-        "found": sum(run["verdict"] == "found" for run in runs),
-        "with_gain": sum(run["speedup"] is not None for run in runs),
-        "seconds_median": median(run["seconds"] for run in runs),
-        "seconds_max": max(run["seconds"] for run in runs),
-        "certified_share_median": median(run["certified_share"] for run in runs),
-        "capacity_rps_median": median(run["capacity_rps"] for run in runs),
-        "edge_rps_median": median(run["edge_rps"] for run in runs),
-        "speedup_median": median(run["speedup"] for run in runs),
-        "verified": dict(Counter(run["verified"] for run in runs if run["verified"])),
-    }
-
-
 def _shown(document: dict[str, Any]) -> str:
-    rows = [
-        [
-            kind,
-            f"{s['found']}/{s['runs']}",
-            f"{s['with_gain']}/{s['runs']}",
-            cell(s["seconds_median"], ".0f"),
-            cell(s["seconds_max"], ".0f"),
-            cell(s["certified_share_median"], ".2f"),
-            cell(s["capacity_rps_median"], ",.0f"),
-            cell(s["edge_rps_median"], ",.0f"),
-            cell(s["speedup_median"], ".2f"),
-            ", ".join(f"{count} {verdict}" for verdict, count in s["verified"].items()) or "–",
-        ]
-        for kind, s in document["summary"].items()
-    ]
-    titles = [
-        "model, caches, budget", "found", "gain told", "s median", "s max", "certified share",
-        "certified 1/s", "edge 1/s", "gain", "claims again",
-    ]  # fmt: skip
-    return table(titles, rows)
+    rows = [[kind, *summary_row(found)] for kind, found in document["summary"].items()]
+    return table(["model, caches, budget", *TITLES], rows)
 
 
 def main() -> int:
@@ -212,7 +118,7 @@ def main() -> int:
     command.argument("--verify", type=float, default=0.0, metavar="SECONDS")
     command.argument("--again", action="store_true", help="forget the runs of earlier calls")
     options = command.start()
-    runs = json.loads(COMMITTED.read_text())["runs"] if COMMITTED.is_file() else {}
+    runs = json.loads(options.out.read_text())["runs"] if options.out.is_file() else {}
     for kind in [options.only] if options.only else KINDS:
         step = step_name(kind, options.model, options.budget)
         if options.again:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper, save
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, save
 
 from benchlib.command import ROOT
 
@@ -27,8 +27,14 @@ def write_encoder(path: Path, *, tokens: int, vocabulary: int = 30_522) -> Path:
     return path
 
 
-def write_convnet(path: Path, *, pixels: int = 64) -> Path:
-    """A convolutional network over square images of 3 colours: six 3 × 3 layers, a head."""
+def write_convnet(
+    path: Path, *, pixels: int = 64, width: int = 64, layers: int = 6, stride: int = 1
+) -> Path:
+    """A convolutional network over square images of 3 colours: 3 × 3 layers, a head.
+
+    Args:
+        stride: Of every second layer.
+    """
     rng = np.random.default_rng(0)
     weights: list[TensorProto] = []
     nodes: list[NodeProto] = []
@@ -40,17 +46,41 @@ def write_convnet(path: Path, *, pixels: int = 64) -> Path:
         return name
 
     value, channels = "image", 3
-    for number in range(6):
+    for number in range(layers):
         convolved = f"layer{number}.convolved"
-        inputs = [value, weight(f"layer{number}.weight", 64, channels, 3, 3)]
-        nodes.append(helper.make_node("Conv", inputs, [convolved], pads=[1, 1, 1, 1]))
-        value, channels = f"layer{number}.out", 64
+        inputs = [value, weight(f"layer{number}.weight", width, channels, 3, 3)]
+        strides = [stride if number % 2 else 1] * 2
+        nodes.append(
+            helper.make_node("Conv", inputs, [convolved], pads=[1, 1, 1, 1], strides=strides)
+        )
+        value, channels = f"layer{number}.out", width
         nodes.append(helper.make_node("Relu", [convolved], [value]))
     nodes.append(helper.make_node("GlobalAveragePool", [value], ["pooled"]))
     nodes.append(helper.make_node("Flatten", ["pooled"], ["features"]))
-    head = weight("head.weight", 10, 64)
+    head = weight("head.weight", 10, width)
     nodes.append(helper.make_node("Gemm", ["features", head], ["logits"], transB=1))
     return _write(path, nodes, weights, ("image", [3, pixels, pixels]), ("logits", [10]))
+
+
+def write_table(path: Path, *, rows: int, width: int, tokens: int) -> Path:
+    """Rows of a table by INT64 ``ids``, their mean, a layer beside FP32 ``dense``, and a score."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "table": rng.standard_normal((rows, width), np.float32),
+        "dense_weight": rng.standard_normal((16, width), np.float32),
+        "head": rng.standard_normal((width, 1), np.float32),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["embedded"]),
+        helper.make_node("ReduceMean", ["embedded"], ["pooled"], axes=[1], keepdims=0),
+        helper.make_node("MatMul", ["dense", "dense_weight"], ["projected"]),
+        helper.make_node("Add", ["pooled", "projected"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["features"]),
+        helper.make_node("MatMul", ["features", "head"], ["score"]),
+    ]
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", tokens])
+    return _write(path, nodes, weights, ("dense", [16]), ("score", [1]), also=(ids,))
 
 
 def write_perceptron(path: Path, widths: Sequence[int], *, relu: bool = True) -> Path:
@@ -78,13 +108,15 @@ def _write(
     weights: list[Any],
     taken: tuple[str, list[int]],
     given: tuple[str, list[int]],
+    *,
+    also: Sequence[ValueInfoProto] = (),
 ) -> Path:
-    """Writes a graph of one FP32 input and output with a dynamic batch axis."""
+    """Writes a graph of one FP32 input and output with a dynamic batch axis, and more inputs."""
     tensors = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *dims])
         for name, dims in (taken, given)
     ]
-    graph = helper.make_graph(nodes, path.stem, tensors[:1], tensors[1:], weights)
+    graph = helper.make_graph(nodes, path.stem, [*also, tensors[0]], tensors[1:], weights)
     opset = [helper.make_opsetid("", 17)]
     path.parent.mkdir(parents=True, exist_ok=True)
     save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))

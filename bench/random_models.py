@@ -1,0 +1,153 @@
+"""Whole searches on models and latency budgets that are drawn at random.
+
+    python bench/random_models.py [--models 8] [--seed 1] [--budget 60] [--verify 30] [--again]
+
+Perceptrons, convolutional networks and tables of embeddings in turn, from some hundredths of a
+millisecond for an inference to tenths of a second; the latency budget is 5 to 300 times one
+inference on one thread. No data is given, so that int8 is named for every second model. Each search
+is a whole command with empty caches; ``--verify`` measures its claim again on a restarted embedded
+server. Runs are kept in ``bench/.work/random_models`` until ``--again``, so that it may be run in parts.
+Goals: all found, with a gain, in the budget.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchlib.command import WORK, Command, cell, say, table
+from benchlib.models import write_convnet, write_perceptron, write_table
+from benchlib.real_triton import Steps
+from benchlib.whole_searches import TITLES, search_once, summary, summary_row
+
+FOLDER = WORK / "random_models"
+STEPS = Steps(FOLDER)
+BUDGETS = (5.0, 300.0)  # in inferences on one thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A model with its promise."""
+
+    path: Path
+    inference_ms: float
+    budget_ms: float
+    int8: bool
+
+    @property
+    def words(self) -> list[str]:
+        """Of the command."""
+        named = ["--precisions", "fp32,int8"] if self.int8 else []
+        return [str(self.path), "--latency-budget", f"{self.budget_ms:g}ms", *named]
+
+
+def draw(seed: int) -> Drawn:
+    """The model of this number."""
+    rng = np.random.default_rng([7, seed])
+    kind = ("perceptron", "convnet", "table")[seed % 3]
+    path = FOLDER / f"{kind}-{seed}.onnx"
+    if kind == "perceptron":
+        width = int(np.exp(rng.uniform(np.log(256), np.log(3072))))
+        write_perceptron(path, [width] * int(rng.integers(2, 6)))
+    elif kind == "convnet":
+        pixels = int(np.exp(rng.uniform(np.log(32), np.log(256))))
+        layers, stride = int(rng.integers(3, 8)), int(rng.integers(1, 3))
+        width = int(rng.choice([16, 32, 64]))
+        write_convnet(path, pixels=pixels, width=width, layers=layers, stride=stride)
+    else:
+        width = int(rng.choice([16, 64, 256]))
+        write_table(path, rows=20_000, width=width, tokens=int(rng.integers(5, 200)))
+    took_ms = inference_ms(path)
+    budget_ms = took_ms * float(np.exp(rng.uniform(*np.log(BUDGETS))))
+    return Drawn(
+        path=path,
+        inference_ms=took_ms,
+        budget_ms=max(float(f"{budget_ms:.1g}"), 2.0),
+        int8=bool(seed % 2),
+    )
+
+
+def inference_ms(path: Path) -> float:
+    """The median time of one inference on one thread, milliseconds."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {
+        taken.name: np.zeros([1, *taken.shape[1:]], np.int64 if "int64" in taken.type else "f4")
+        for taken in session.get_inputs()
+    }
+    times_ms = []
+    for _ in range(20):
+        began = time.perf_counter()
+        session.run(None, feeds)
+        times_ms.append(1e3 * (time.perf_counter() - began))
+    return float(np.median(times_ms))
+
+
+def _shown(document: dict[str, Any]) -> str:
+    rows = [
+        [
+            run["model"],
+            cell(run["inference_ms"], ".3g"),
+            cell(run["budget_ms"], "g"),
+            str(run["verdict"]),
+            cell(run["seconds"], ".0f"),
+            cell(run["capacity_rps"], ",.0f"),
+            cell(run["edge_rps"], ",.0f"),
+            cell(run["certified_share"], ".2f"),
+            cell(run["baseline_edge_rps"], ",.0f"),
+            cell(run["speedup"], ".2f"),
+            run["verified"] or "–",
+        ]
+        for run in document["runs"]
+    ]
+    titles = [
+        "model", "inference ms", "budget ms", "verdict", "s", "certified 1/s", "edge 1/s", "share",
+        "baseline's edge", "gain", "claim again",
+    ]  # fmt: skip
+    return table(titles, rows) + "\n\n" + table(TITLES, [summary_row(document["summary"])])
+
+
+def main() -> int:
+    """Runs the bench; returns the exit code."""
+    command = Command("random_models", __doc__, timing=True)
+    command.argument("--models", type=int, default=8, metavar="N")
+    command.argument("--seed", type=int, default=1, metavar="N", help="of the first model")
+    command.argument("--budget", type=float, default=60.0, metavar="SECONDS")
+    command.argument("--verify", type=float, default=0.0, metavar="SECONDS")
+    command.argument("--again", action="store_true", help="forget the runs of earlier calls")
+    options = command.start()
+    runs = []
+    for seed in range(options.seed, options.seed + options.models):
+        step = f"{seed}-{options.budget:g}s"
+        if options.again:
+            STEPS.forget(step)
+        run = STEPS.load(step, default={})
+        if not run:
+            drawn = draw(seed)
+            with tempfile.TemporaryDirectory() as folder:
+                run = search_once(Path(folder), drawn.words, options.budget, seed, options.verify)
+            run |= {
+                "model": drawn.path.stem + (" int8" if drawn.int8 else ""),
+                "inference_ms": drawn.inference_ms,
+                "budget_ms": drawn.budget_ms,
+            }
+            STEPS.save(step, run)
+        say(
+            f"{run['model']} ({run['inference_ms']:.3g} ms, p99 within {run['budget_ms']:g} ms): "
+            f"{run['verdict']} in {run['seconds']:.0f} s, {cell(run['capacity_rps'], ',.0f')} of "
+            f"{cell(run['edge_rps'], ',.0f')}/s, claim: {run['verified'] or 'not measured again'}"
+        )
+        runs.append(run)
+    return command.finish(options, {"summary": summary(runs), "runs": runs}, _shown)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
