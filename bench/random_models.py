@@ -6,8 +6,8 @@ Perceptrons, convolutional networks and tables of embeddings in turn, from some 
 millisecond for an inference to tenths of a second; the latency budget is 5 to 300 times one
 inference on one thread. No data is given, so that int8 is named for every second model. Each search
 is a whole command with empty caches; ``--verify`` measures its claim again on a restarted embedded
-server. Runs are kept in ``bench/.work/random_models`` until ``--again``, so that it may be run in parts.
-Goals: all found, with a gain, in the budget.
+server. Runs are kept in ``bench/.work/random_models`` until ``--again``, so that it may be run in
+parts. Goals: all found, with a gain, in the budget.
 """
 
 from __future__ import annotations
