@@ -73,6 +73,8 @@ SPACE = SearchSpace(
     threads_max=1,
 )
 REFERENCE = Configuration(dynamic_batching=True, max_batch_size=16, intra_op_threads=1)
+# Worse than those of the space, which the claims shall be of; Triton's own has two instances.
+BASELINE = Configuration(dynamic_batching=True, max_batch_size=2, intra_op_threads=1)
 
 
 def service(key: VariantKey, threads: int, instances: int) -> ServiceTime:
@@ -208,8 +210,9 @@ def study(cell_: Cell, seed: int) -> Ending:
         provenance={},
     )
     if cell_.mode == "resumed":
-        search_virtually(replace(request, budget_s=budget_s / 2), executor, store, cores=1)
-    result = search_virtually(request, executor, store, cores=1, resume=True)
+        half = replace(request, budget_s=budget_s / 2)
+        search_virtually(half, executor, store, cores=1, baseline=BASELINE)
+    result = search_virtually(request, executor, store, cores=1, resume=True, baseline=BASELINE)
     end_s = executor.now()
     best = next(
         (o for o in result.outcomes if o.configuration.config_id == result.recommended_id), None
