@@ -17,6 +17,7 @@ from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
 from analyzer.measure.tasks import MeasureResult
 from analyzer.measure.witness import SlowEdge, in_proportion, tenable
+from analyzer.search.claims import standing
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of
 from analyzer.search.watch import StudyWatch
@@ -203,13 +204,22 @@ class OutcomeLog:
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.
 
-        What the study has seen of the machine since may speak against a claim.
+        What the study has seen of the machine since may speak against a claim; of such a one the
+        highest lower rate that is proven counts (:func:`~analyzer.search.claims.standing`).
         For the objectives latency and memory, all of whose rates are the target's, the best rank.
         """
-        proven = [m for m in self.ranked(allowed) if self.stands(m)]
+        sla = self._request.sla
+        found = (standing(m, sla, self.stands) for m in self.ranked(allowed))
+        proven = [m for m in found if m is not None]
         if self._request.sla.objective in ("latency", "memory"):
             return proven[0] if proven else None
         return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)
+
+    def settle(self, allowed: Mapping[str, Configuration]) -> None:
+        """Stores what is left of the claim to recommend, where a part of it was taken back."""
+        winner = self.certified(allowed)
+        if winner is not None and winner != self.measurement(winner.configuration.config_id):
+            self.record(winner, role="recommendation")
 
     def stands(self, measurement: Measurement) -> bool:
         """Whether a rate is certified, and nothing seen of the machine since speaks against it."""

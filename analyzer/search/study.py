@@ -80,6 +80,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     if context.log.certified(allowed) is None:
         _overrun(context, measuring)
     _note_unmeasured_baseline(context)
+    context.log.settle(allowed)
     winner = context.log.certified(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
     accepted = context.request.accept == "estimated"
