@@ -99,7 +99,9 @@ def measure_edge(
 ) -> Edge:
     """The edge of the target, from runs of ``plan.seconds`` in all; longer until a rate is kept.
 
-    No run is begun that would not end within the session's time.
+    Half as long again where the machine was slower in the runs above the edge than below it: these
+    do not count then. A run that only a stall of the server broke is made again. No run is begun
+    that would not end within the session's time.
 
     Args:
         saturation_rps: What a closed loop achieved: where the search starts without a prediction.

@@ -143,6 +143,23 @@ def test_one_or_two_measurements_never_exclude_every_gain(measured: int) -> None
         assert bound is None or "more than 0.0" not in str(bound)
 
 
+def test_the_bound_of_a_recommended_baseline_is_that_of_the_best_candidate_over_it() -> None:
+    candidates, truth = space(3, 0.1)
+    designer = Designer(candidates)
+    for _ in range(4):
+        chosen = designer.suggest()
+        assert chosen is not None
+        designer.update(chosen, float(truth[int(chosen[1:])]))
+    assert designer.best is not None
+    own = designer.bound()
+    assert own is not None
+    designer.update("baseline", 1.5 * designer.best[1])
+    found = designer.bound(recommended="baseline")
+    assert found is not None and found.space == own.space
+    assert 1.0 + found.fraction == pytest.approx(max((1.0 + own.fraction) / 1.5, 1.01), rel=0.02)
+    assert designer.bound(recommended="never measured") is None
+
+
 def test_a_better_baseline_is_in_the_bound() -> None:
     designer = Designer(few([10.0]))
     designer.update("c0", 10.0)
