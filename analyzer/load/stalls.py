@@ -7,8 +7,8 @@ import numpy as np
 from analyzer.domain.load_test import RequestLog
 
 # No reply for so long, and for so many of the run's median latencies, while a request waited for
-# at least half of that time: a core of a virtual machine that its host took away for some tens of
-# milliseconds. Executions of the largest batches take a few median latencies.
+# at least half of that time, as where a host takes a core of a virtual machine away for some tens
+# of milliseconds. Executions of the largest batches take a few median latencies.
 _STALL_S_MIN = 0.02
 _LATENCIES_MIN = 6.0
 

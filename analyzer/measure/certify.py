@@ -81,7 +81,7 @@ class _Certifying:
         # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
         self._factor, self._factor_rps = _CAUTION, 0.0
-        # No higher rate is tried next.
+        # No higher rate is tried next, but for what was begun.
         self._next_rps = math.inf
         # What the next rate may be expected to take, where one was left for it.
         self._leaving_s = math.inf

@@ -143,11 +143,9 @@ class StudyReport:
     def is_baseline(self) -> bool:
         """Whether that is the baseline itself."""
         shown, baseline = self.shown, self.baseline
-        return (
-            shown is not None
-            and baseline is not None
-            and (shown.configuration == baseline.configuration)
-        )
+        if shown is None or baseline is None:
+            return False
+        return shown.configuration == baseline.configuration
 
 
 def make_report(result: StudyResult) -> StudyReport:

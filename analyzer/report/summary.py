@@ -173,7 +173,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
     certified = measurement.capacity_rps is not None
     edge = edge_text(measurement.edge)
     against = gain_sentence(report)
-    if gain is not None and not report.is_baseline:
+    if gain is not None and not report.is_baseline:  # its figure is beside it
         against = gain_note(gain, sla, baseline)
     figures = [
         KeyFigure(

@@ -77,7 +77,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     if not heavy and not proven:
         return None
     if context.log.ranked(screening.recommendable):
-        return None  # the baseline keeps some rate, or a candidate does
+        return None  # the baseline or a candidate keeps a rate
     too_slow_ms = {
         key: shortest
         for key, calibration in built.calibrations.items()
@@ -89,8 +89,6 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     for config_id in sorted(screening.allowed):
         configuration = screening.allowed[config_id]
         known = scores.get(config_id)
-        if known is not None and known.feasible:
-            return None
         if (
             config_id in proven
             or never_runs(context.log.latest.get(config_id))

@@ -215,11 +215,12 @@ class OutcomeLog:
             return proven[0] if proven else None
         return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)
 
-    def settle(self, allowed: Mapping[str, Configuration]) -> None:
-        """Stores what is left of the claim to recommend, where a part of it was taken back."""
+    def settled(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
+        """:meth:`certified`, which is stored where a part of its claim was taken back."""
         winner = self.certified(allowed)
         if winner is not None and winner != self.measurement(winner.configuration.config_id):
             self.record(winner, role="recommendation")
+        return winner
 
     def stands(self, measurement: Measurement) -> bool:
         """Whether a rate is certified, and nothing seen of the machine since speaks against it."""

@@ -80,8 +80,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     if context.log.certified(allowed) is None:
         _overrun(context, measuring)
     _note_unmeasured_baseline(context)
-    context.log.settle(allowed)
-    winner = context.log.certified(allowed)
+    winner = context.log.settled(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
     accepted = context.request.accept == "estimated"
     proven = None
@@ -183,7 +182,7 @@ def _unmeasured(context: SearchContext) -> StudyResult:
         if configuration.precision in context.request.precisions
         and configuration.variant not in refused
     }
-    winner = log.certified(allowed)
+    winner = log.settled(allowed)
     result = _result(context, allowed, {})
     return replace(
         result,

@@ -98,7 +98,7 @@ def test_with_much_time_the_highest_rate_of_the_ladder_is_certified() -> None:
 
 
 def test_a_fail_goes_clearly_down_and_a_pass_up_again_but_never_above_the_fail() -> None:
-    """Each rate that fails is a claim: by a sixth at a time, and between the two at the end."""
+    """Each rate that fails is a claim: by 15 % at a time, and between the two at the end."""
     script = Script(passes_up_to=80.0, needed=200)
     result = certify_capacity(goal(300.0, needed=200), script.run, script.judge)
     assert result.passed and result.rate_rps == pytest.approx(78.0)
