@@ -99,7 +99,7 @@ class _Certifying:
             elif certificate.verdict == "FAIL":
                 rates = [other for other in rates if other < rate]
         while rates and self._time_left_s() > _RUN_S_MIN:
-            rates = [rate for rate in rates if rate <= self._ceiling_rps]
+            rates = [rate for rate in rates if self._may_be_run(rate)]
             chosen, limit_s = self._choose(self._next(rates)) if rates else (None, 0.0)
             if chosen is None:
                 break
@@ -253,7 +253,7 @@ class _Certifying:
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while (limit_s := min(limit_s, self._time_left_s())) > _RUN_S_MIN:
             too_long = self._goal.requests_min / rate > self._left_s
-            if rate > self._ceiling_rps or too_long:
+            if too_long or not self._may_be_run(rate):
                 return False
             # A fifth of a run at most does not count.
             block_s = min(block_s, limit_s)
@@ -336,10 +336,15 @@ class _Certifying:
         goal = self._goal
         return self._result.passed or (goal.above_rps > 0.0 and not goal.fixed_rps)
 
-    @property
-    def _ceiling_rps(self) -> float:
-        """No higher rate is chosen; a fixed one is not chosen."""
-        return math.inf if self._goal.fixed_rps else self._goal.ceiling_rps()
+    def _may_be_run(self, rate: float) -> bool:
+        """Whether the machine's slow state is expected to carry it, or its own runs met it.
+
+        What they came to counts then. A fixed rate is not chosen.
+        """
+        goal = self._goal
+        if goal.fixed_rps or rate <= goal.ceiling_rps():
+            return True
+        return rate in self._result.evidence and goal.carried(rate)
 
     @property
     def _miss_rate_max(self) -> float:

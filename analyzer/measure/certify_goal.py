@@ -36,7 +36,9 @@ class CertifyGoal:
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: Claims that the family has begun so far and that have not passed.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
-        ceiling_rps: No higher rate is tried, a fixed one excepted; asked anew before each run.
+        ceiling_rps: No higher rate is begun, a fixed one excepted; asked anew before each run.
+        carried: Whether a rate may be claimed for all that was seen of the machine: where it may,
+            its runs go on above ``ceiling_rps``.
         requests_min: Requests of the shortest run: a low rate takes long for them.
         answered_rps: What the server answered in the last run, requests per second, where that was
             given up as hopeless; None where it was not, or told nothing.
@@ -57,6 +59,7 @@ class CertifyGoal:
     open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
     ceiling_rps: Callable[[], float] = lambda: math.inf
+    carried: Callable[[float], bool] = lambda rate_rps: False
     requests_min: int = 0
     answered_rps: Callable[[], float | None] = lambda: None
     left_s: Callable[[], float] = lambda: math.inf

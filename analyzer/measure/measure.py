@@ -129,6 +129,8 @@ def measure_edge(
         enough_s = _EVIDENCE_FACTOR * EVIDENCE_MIN / rate
         longest_s = enough_s if high_s < enough_s <= _EVIDENCE_LONGER * high_s else high_s
         seconds = float(np.clip(500 / rate, low_s, longest_s))
+        if plan.within:
+            seconds = min(seconds, max(plan.seconds - spent_s, low_s))
         if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
@@ -258,8 +260,11 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     def study() -> Conditions | None:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
 
+    def held(rate: float) -> bool:
+        return carried(rate, edge, study(), sla, met(rate), slow_edge, runs(), plan.response)
+
     def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
-        tests, watched = [session.tests[first + index] for index in indices], study()
+        tests = [session.tests[first + index] for index in indices]
         found = judge_runs(
             tests,
             [session.logs[first + index] for index in indices],
@@ -267,11 +272,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             correlation.inflation(rate) if indices else None,
             earlier=earlier.get(rate),
             claim=claim,
-            study=watched,
+            study=study(),
         )
-        if found.verdict == "PASS" and not carried(
-            rate, edge, watched, sla, met(rate), slow_edge, runs(), plan.response
-        ):
+        if found.verdict == "PASS" and not held(rate):
             return replace(found, verdict="UNDECIDED")
         return found
 
@@ -296,6 +299,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
             ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs(), plan.response),
+            carried=held,
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
             left_s=lambda: session.left_s,
@@ -393,10 +397,9 @@ def measure_configuration(
 def _proof_then_edge(
     session: Session, load: LoadPlan, certify: CertifyPlan, plan: EdgePlan, saturation_rps: float
 ) -> tuple[Proof, Edge]:
-    """A proof at a safe rate; a half of the time that a PASS leaves goes to the edge.
+    """A proof at a safe rate; the time that a PASS leaves goes to the edge, and to what comes next.
 
-    (The other one to the baseline's.) Without it the edge is what the certificate's runs say of it,
-    with an open end.
+    Without it the edge is what the certificate's runs say of it, with an open end.
     """
     supposed_rps = certify.supposed_rps
     assert supposed_rps is not None
@@ -417,7 +420,8 @@ def _proof_then_edge(
         )
         for found in proof.evidence
     ]
-    plan = replace(plan, seconds=min(plan.seconds, 0.5 * left_s))
+    left_s -= min(certify.kept_s, 0.5 * left_s)
+    plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
     if proof.rate_rps is not None and plan.seconds >= plan.run_seconds[0]:
         searched = measure_edge(session, plan, load, saturation_rps, known=known)
         edge = long_run_edge(searched, plan, load)

@@ -80,6 +80,7 @@ class EdgePlan:
             is the start.
         trusted: Whether ``start_rps`` is good to a few percent.
         run_seconds: Shortest and longest single run.
+        within: Whether no run lasts longer than ``seconds`` leaves, but for the shortest.
         known: Runs of an earlier search that ended with an open edge; this one goes on from there.
         twin: What takes the optimism of short runs out of the edge; None for nothing.
         twin_edge_rps: The twin's own long-run edge.
@@ -89,6 +90,7 @@ class EdgePlan:
     start_rps: float | None = None
     trusted: bool = False
     run_seconds: tuple[float, float] = (1.0, 5.0)
+    within: bool = False
     known: tuple[LoadTest, ...] = ()
     twin: ServerModel | None = None
     twin_edge_rps: float | None = None
@@ -124,6 +126,8 @@ class CertifyPlan:
         rate_rps: The one rate to certify; None for the highest that the time allows.
         supposed_rps: A rate that the edge is supposed to reach, where the proof comes first and
             the edge takes what time is left; None for the edge first.
+        kept_s: Of that time: seconds that are left to what comes next (the baseline's edge), but no
+            more than a half.
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
@@ -144,6 +148,7 @@ class CertifyPlan:
     edge: Edge | None = None
     rate_rps: float | None = None
     supposed_rps: float | None = None
+    kept_s: float = 0.0
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0

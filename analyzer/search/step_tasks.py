@@ -120,7 +120,8 @@ class StepTasks:
         scarce = proof_s is not None and left_s < _EDGE_FACTOR * edge_s + _PROOF_FACTOR * proof_s
         if scarce and supposed_rps and task.target_seconds is None:
             plan = self._certify_plan(configuration, None, left_s, CLIMBING)
-            return left_s, replace(task, certify=replace(plan, supposed_rps=supposed_rps))
+            plan = replace(plan, supposed_rps=supposed_rps, kept_s=self._baseline_edge_s)
+            return left_s, replace(task, certify=plan)
         wanted_s = _FIRST_PROOF_FACTOR * (proof_s or edge_s)
         wanted_s = min(wanted_s, _FIRST_PROOF_SHARE * left_s)
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
@@ -198,6 +199,12 @@ class StepTasks:
         if config_id not in self._proofs_s:
             self._proofs_s[config_id] = self._screening.proof_s(configuration)
         return self._proofs_s[config_id]
+
+    @property
+    def _baseline_edge_s(self) -> float:
+        """Seconds that the baseline's edge takes at least, start included; 0 where it is known."""
+        known = self._context.log.measurement(self._context.baseline.config_id)
+        return self._context.server_start_s + _EDGE_S[0] if known is None else 0.0
 
     def _edge_task(
         self, configuration: Configuration, seconds: float, *, known: tuple[LoadTest, ...] = ()

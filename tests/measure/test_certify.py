@@ -428,6 +428,24 @@ def test_nothing_is_claimed_again_above_a_rate_that_failed() -> None:
     assert script.rates and not found.passed
 
 
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_rate_whose_runs_met_the_slow_state_is_not_left_for_it(carried: bool) -> None:
+    """What the machine's slow seconds came to at the rate counts, not what they let expect."""
+    script = Script(passes_up_to=100.0, needed=1000)
+
+    def ceiling_rps() -> float:
+        return 30.0 if script.tests else 100.0
+
+    slowed = goal(30.0, ceiling_rps=ceiling_rps, carried=lambda rate: carried and rate <= 60.0)
+    result = certify_capacity(replace(slowed, safe_share=0.6), script.run, script.judge)
+    first = script.rates[0]
+    assert 30.0 < first <= 60.0
+    if carried:
+        assert result.passed and result.rate_rps == first
+    else:
+        assert set(script.rates[1:]) and max(script.rates[1:]) <= 30.0
+
+
 def test_earlier_runs_count_together_with_new_ones(session: VirtualSession, load: LoadPlan) -> None:
     test = session.run(200.0, 5.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
     late = RateEvidence(
@@ -593,7 +611,7 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
     assert truth is not None
 
-    def measured(seconds: float, shortest_run_s: float = 1.0) -> Measurement:
+    def measured(seconds: float, shortest_run_s: float = 1.0, kept_s: float = 0.0) -> Measurement:
         edge_plan = EdgePlan(
             seconds=4.0,
             start_rps=truth,
@@ -601,7 +619,7 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
             twin=model,
             twin_edge_rps=truth,
         )
-        certify = CertifyPlan(seconds=seconds, twin=model, supposed_rps=0.6 * truth)
+        certify = CertifyPlan(seconds=seconds, twin=model, supposed_rps=0.6 * truth, kept_s=kept_s)
         configuration = baseline_configuration(batchable=True)
         return measure_configuration(
             VirtualSession(model, load), configuration, load, edge_plan=edge_plan, certify=certify
@@ -611,6 +629,10 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     assert next(test.kind for test in ample.load_tests) == "certify"
     assert ample.capacity_rps is not None and ample.capacity_rps < 0.6 * truth
     assert ample.edge.rate_rps == pytest.approx(truth, rel=0.1), "the rest of the time finds it"
+    proof_s = sum(test.duration_s for test in ample.load_tests if test.kind == "certify")
+    shared = measured(proof_s + 8.0, kept_s=4.5)
+    edge_s = sum(test.duration_s for test in shared.load_tests if test.kind == "edge")
+    assert shared.capacity_rps is not None and 1.0 <= edge_s <= 5.1, "a half at most is kept"
     scarce = measured(60.0, shortest_run_s=40.0)
     assert {test.kind for test in scarce.load_tests} == {"certify"}
     # What long runs kept is the lower end; nothing above it was tried.
