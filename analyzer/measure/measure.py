@@ -410,7 +410,7 @@ def _proof_then_edge(
     )
     before_s = session.seconds
     proof = certify_target(session, load, certify, edge=supposed)
-    left_s = certify.seconds - (session.seconds - before_s)
+    left_s = min(certify.seconds - (session.seconds - before_s), session.left_s)
     known = [
         RateOutcome(
             rate_rps=found.rate_rps,
@@ -420,7 +420,8 @@ def _proof_then_edge(
         )
         for found in proof.evidence
     ]
-    left_s -= min(certify.kept_s, 0.5 * left_s)
+    if left_s - certify.kept_s >= plan.run_seconds[0]:
+        left_s -= certify.kept_s
     plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
     if proof.rate_rps is not None and plan.seconds >= plan.run_seconds[0]:
         searched = measure_edge(session, plan, load, saturation_rps, known=known)
