@@ -121,8 +121,8 @@ def answered(connection: Connection, number: int) -> bool:
     return False
 
 
-def searched(model: PackagedModel, budget_s: float) -> dict[str, Any]:
-    """One real search, its export, and the claim verified on a real Triton."""
+def searched(model: PackagedModel, budget_s: float, verify_s: float) -> dict[str, Any]:
+    """One real search, its export, and the claim verified on a real Triton if there is time."""
     data = model.write_inputs(ROWS)
     name = f"real-{model.name}"
     options = [*model.shape_options(), "--seed", "1"]
@@ -148,15 +148,15 @@ def searched(model: PackagedModel, budget_s: float) -> dict[str, Any]:
         "choice": summary(real_triton.chosen(document)),
         "baseline": summary(document["baseline"]),
     }
-    if document["verdict"] == "found":
-        result["verify"] = verified_on_triton(name)
+    if document["verdict"] == "found" and verify_s:
+        result["verify"] = verified_on_triton(name, verify_s)
     return result
 
 
-def verified_on_triton(name: str) -> dict[str, Any]:
+def verified_on_triton(name: str, seconds: float) -> dict[str, Any]:
     """A claim measured again on a real Triton, or the sentence that it ended with."""
     try:
-        verified = real_triton.verify(name, server="triton", budget_s=60)
+        verified = real_triton.verify(name, server="triton", budget_s=seconds)
     except SystemExit as ended:
         return {"failed": str(ended).strip()}
     return {
@@ -172,12 +172,12 @@ def summary(entry: dict[str, Any] | None) -> dict[str, Any] | None:
     return entry and {key: entry.get(key) for key in keys}
 
 
-def attempt(step: str, model: PackagedModel, budget_s: float) -> None:
+def attempt(step: str, model: PackagedModel, budget_s: float, verify_s: float) -> None:
     """Runs a step of one model and keeps its result, or the sentence that it ended with."""
     say(f"{step} {model.name}")
     result: dict[str, Any]
     try:
-        result = check(model) if step == "check" else searched(model, budget_s)
+        result = check(model) if step == "check" else searched(model, budget_s, verify_s)
     except AnalyzerError as error:
         result = {"failed": f"{error.message} {error.hint or ''}".strip()}
     except SystemExit as ended:
@@ -289,12 +289,15 @@ def main() -> int:
     command = Command("real_models", __doc__, timing=True, offline=("check", "table"))
     command.argument("step", choices=["check", "search", "table"])
     command.argument("--budget", type=float, default=300.0, help="seconds of each search")
+    command.argument(
+        "--verify", type=float, default=60.0, metavar="SECONDS", help="on a real Triton; 0 for not"
+    )
     command.argument("--only", nargs="+", choices=[m.name for m in MODELS], metavar="MODEL")
     options = command.start()
     if options.step != "table":
         for model in MODELS:
             if not options.only or model.name in options.only:
-                attempt(options.step, model, options.budget)
+                attempt(options.step, model, options.budget, options.verify)
     document = collect(options.budget)
     put_into_page(PAGE, "real_models", page(document))
     return command.finish(options, document, page)
