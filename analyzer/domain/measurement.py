@@ -33,21 +33,41 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HigherRuns:
+    """What runs at a higher rate came to that a claim counts as well.
+
+    Where lateness grows with the rate, at least as large a share of the requests is late there.
+
+    Args:
+        rate_rps: The higher rate.
+        requests, over_budget: Counted there.
+        inflation: Their variance inflation.
+    """
+
+    rate_rps: float
+    requests: int
+    over_budget: int
+    inflation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """What may be claimed of a rate, and on how much evidence.
 
     Args:
         verdict: PASS, FAIL or UNDECIDED, never more certain than the data.
-        requests: Requests counted.
+        requests: Requests counted, those of ``higher`` included.
         over_budget: Of these, over budget.
-        effective_requests: ``requests`` over the variance inflation of correlated requests.
+        effective_requests: ``requests`` over the variance inflation of correlated requests, those
+            of each rate over their own.
         confidence: Confidence of the verdict.
         mlperf: The verdict of MLPerf's early-stopping rule, which takes requests for independent.
-        inflation: The variance inflation used, and where it comes from.
+        inflation: The variance inflation used at the rate itself, and where it comes from.
         inflation_source: ``batch_means``, ``twin``, ``lower_threshold`` or ``none``.
         requests_missing: Requests still needed for a decision; None if decided or unknown.
         conditions: What the machine was like during the runs; None where nobody watched.
         void_reasons: Why runs of it prove nothing, a sentence each (the GPU throttled).
+        higher: What it counts of runs at higher rates.
     """
 
     verdict: CertificateVerdict
@@ -61,6 +81,17 @@ class Certificate:
     requests_missing: int | None = None
     conditions: Conditions | None = None
     void_reasons: tuple[str, ...] = ()
+    higher: tuple[HigherRuns, ...] = ()
+
+    @property
+    def own_requests(self) -> int:
+        """Requests counted at the rate itself."""
+        return self.requests - sum(of.requests for of in self.higher)
+
+    @property
+    def own_over_budget(self) -> int:
+        """Of the rate's own requests, those over budget."""
+        return self.over_budget - sum(of.over_budget for of in self.higher)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +102,12 @@ class RateEvidence:
         rate_rps: The rate.
         requests, over_budget: Counted in all of its runs.
         inflation: The variance inflation of these requests; None where none could be found.
-        claim: The rate's number among the claims of its family, from 1.
+        claim: The rate's number among the claims of its family, from 1; 0 once its runs count for
+            a lower rate's claim, which has its number now: the rate itself is no claim any more.
         blocks: Runs that were made; the next ones draw later arrivals.
-        conditions: What the machine was like in all of these runs; None where unknown.
+        conditions: What the machine was like in all of these runs, those of ``higher`` included;
+            None where unknown.
+        higher: Runs at higher rates that the rate's claim began with.
     """
 
     rate_rps: float
@@ -83,6 +117,27 @@ class RateEvidence:
     claim: int
     blocks: int
     conditions: Conditions | None = None
+    higher: tuple[HigherRuns, ...] = ()
+
+    def below(self, rate_rps: float) -> RateEvidence:
+        """The claim of a lower rate that goes on with this one's runs, and with its number."""
+        assert rate_rps < self.rate_rps and self.inflation is not None
+        runs = HigherRuns(
+            rate_rps=self.rate_rps,
+            requests=self.requests,
+            over_budget=self.over_budget,
+            inflation=self.inflation,
+        )
+        return RateEvidence(
+            rate_rps=rate_rps,
+            requests=0,
+            over_budget=0,
+            inflation=None,
+            claim=self.claim,
+            blocks=0,
+            conditions=self.conditions,
+            higher=(*self.higher, runs),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

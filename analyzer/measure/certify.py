@@ -5,6 +5,7 @@ weak evidence (docs/statistics.md, section 5), so a part of the time goes to the
 it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's
 certificate counts every run ever made at it, so that none is chosen by its luck, and every rate
 that is tried is a claim of its own, which spends a part of the family's error unless it passes.
+Where a rate was left undecided, a lower one may go on with its claim and count its runs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from analyzer.domain.load_test import LoadTest
-from analyzer.domain.measurement import Certificate, RateEvidence
+from analyzer.domain.measurement import Certificate
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
+from analyzer.measure.walk_claims import WalkClaims, excused
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
@@ -45,18 +46,15 @@ _LITTLE_SHARE = 0.25
 # say of the correlation is rough, and too high an inflation makes a plan too long.
 _GROWTH_MAX = 4.0
 # How much more evidence than the plan says is expected to be needed before anything was run: the
-# runs' own inflation was 1 to 1.6 times the twin's (bench/shares.py).
+# runs' own inflation was 1 to 1.6 times the twin's (bench/shares.py). A climb that cannot end hands
+# its requests to a lower rate, and may be bolder.
 _CAUTION = 1.3
+_CLIMB_CAUTION = 1.1
 #: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
 #: failed. Runs of a second find the edge of a machine's fast state, and 0.55 to 0.7 of it were met
 #: for seconds (docs/twin.md).
 SAFE_SHARE = 0.5
 SAFER = 0.7
-
-
-def excused(test: LoadTest) -> bool:
-    """Whether a run counts: valid, or only the generator late, which is inside the latencies."""
-    return test.validity.valid or set(test.validity.kinds) == {"lag"}
 
 
 def certify_capacity(goal: CertifyGoal, run: Run, judge: Judge) -> Certified:
@@ -73,14 +71,15 @@ class _Certifying:
     def __init__(self, goal: CertifyGoal, run: Run, judge: Judge) -> None:
         self._goal, self._run, self._judge = goal, run, judge
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
-        self._open_claims = goal.open_claims
+        self._claims = WalkClaims(goal, self._result.evidence)
         self._left_s = goal.seconds
         # The goal's, until a run shows that the server carries less.
         self._edge_rps = goal.edge_rps
         self._safe_rps = math.inf if goal.safe_share >= 1.0 else goal.safe_share * goal.edge_rps
         # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
-        self._factor, self._factor_rps = _CAUTION, 0.0
+        climbs = goal.above_rps > 0.0
+        self._factor, self._factor_rps = _CLIMB_CAUTION if climbs else _CAUTION, 0.0
         # No higher rate is tried next, but for what was begun.
         self._next_rps = math.inf
         # What the next rate may be expected to take, where one was left for it.
@@ -115,17 +114,21 @@ class _Certifying:
         return result
 
     def _next(self, rates: list[float]) -> list[float]:
-        """Those clearly below a rate that was given up; the lower half where none is."""
+        """Those clearly below a rate that was given up, or that go on with its claim; else half."""
         begun = self._result.evidence
-        clearly = [rate for rate in rates if rate <= self._next_rps or rate in begun]
+        clearly = [
+            rate
+            for rate in rates
+            if rate <= self._next_rps or rate in begun or self._claims.carriable(rate)
+        ]
         return clearly or rates[len(rates) // 2 :]
 
     def _judge_known(self) -> Iterator[tuple[float, Certificate]]:
         """What earlier walks' evidence says, by rate from the lowest on, of rates not run here."""
         run = {test.offered_rps for test in self._result.runs}
         for known in sorted(self._goal.earlier, key=lambda known: known.rate_rps):
-            if known.rate_rps not in run:
-                yield known.rate_rps, self._judge(known.rate_rps, (), known.claim)
+            if known.claim and known.rate_rps not in run:
+                yield known.rate_rps, self._judge(known.rate_rps, (), known.claim, known)
 
     def _recall(self) -> None:
         """What was claimed before may be claimed again: this walk's runs tell more of the machine.
@@ -184,14 +187,6 @@ class _Certifying:
         ]
         return sorted({rate for rate in (*known, *ladder) if rate > goal.above_rps}, reverse=True)
 
-    def _claim(self, rate: float) -> int:
-        """The number of the claim that ``rate`` is, or would be.
-
-        A claim that passed gives its part of the error back (docs/statistics.md, section 5).
-        """
-        known = self._result.evidence.get(rate)
-        return known.claim if known is not None else self._open_claims + 1
-
     def _choose(self, rates: list[float]) -> tuple[float | None, float]:
         """The rate to try next, and the seconds that it may take.
 
@@ -234,9 +229,7 @@ class _Certifying:
 
     def _seconds(self, rate: float) -> float:
         """How long a PASS at ``rate`` is expected to take from what is known."""
-        needed = self._goal.requests_needed(rate, self._claim(rate))
-        if needed is None:
-            return math.inf
+        needed = self._claims.need(rate, *self._claims.opening(rate))
         factor = self._factor
         if rate < self._factor_rps:
             # The lighter the load, the less a slow moment costs.
@@ -245,10 +238,11 @@ class _Certifying:
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
-        runs, claim = self._result.runs, self._claim(rate)
+        runs, opening = self._result.runs, self._claims.opening(rate)
+        known, claim = opening
         indices: list[int] = []
-        self._open_claims += rate not in self._result.evidence
-        needed, gathered = self._goal.requests_needed(rate, claim) or 0.0, 0
+        self._claims.begin(opening)
+        needed, gathered = self._goal.requests_needed(rate, claim, known) or 0.0, 0
         # The first one is short: it shows whether the rate is hopeless.
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while (limit_s := min(limit_s, self._time_left_s())) > _RUN_S_MIN:
@@ -269,17 +263,17 @@ class _Certifying:
                 if not self._result.passed:
                     # Nothing is decided by it, and the certificate says why.
                     last = [*indices, len(runs) - 1]
-                    self._keep(rate, self._judge(rate, last, claim), indices)
+                    self._keep(rate, self._judge(rate, last, claim, known), indices)
                 return False
             indices.append(len(runs) - 1)
             gathered += test.requests
-            certificate = self._judge(rate, indices, claim)
-            self._add(rate, certificate, claim)
+            certificate = self._judge(rate, indices, claim, known)
+            self._claims.add(rate, certificate, opening, [runs[index] for index in indices])
             passed = certificate.verdict == "PASS"
             if passed or not self._result.passed or self._result.rate_rps == rate:
                 self._keep(rate, certificate, indices)
             if passed:
-                self._open_claims -= 1
+                self._claims.passed(certificate)
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
                 self._failed_rps = min(self._failed_rps, rate)
@@ -292,7 +286,7 @@ class _Certifying:
                 missing = self._to_pass(certificate, claim)
             else:
                 # What the runs say of the machine's speed is in the need by now.
-                needed = self._goal.requests_needed(rate, claim) or needed
+                needed = self._goal.requests_needed(rate, claim, known) or needed
                 if needed and certificate.requests_missing:
                     self._factor = max(1.0, (gathered + missing) / needed)
                     self._factor_rps = rate
@@ -344,7 +338,8 @@ class _Certifying:
         goal = self._goal
         if goal.fixed_rps or rate <= goal.ceiling_rps():
             return True
-        return rate in self._result.evidence and goal.carried(rate)
+        known = self._result.evidence.get(rate)
+        return known is not None and goal.carried(rate, known.conditions)
 
     @property
     def _miss_rate_max(self) -> float:
@@ -356,22 +351,11 @@ class _Certifying:
             inflation=certificate.inflation or 1.0,
             percentile=self._goal.percentile,
             confidence=claim_confidence(certificate.confidence, claim),
-            requests=certificate.requests,
-            over_budget=certificate.over_budget,
+            requests=certificate.own_requests,
+            over_budget=certificate.own_over_budget,
+            higher=certificate.higher,
         )
         return found if found is not None else math.inf
-
-    def _add(self, rate: float, certificate: Certificate, claim: int) -> None:
-        """Takes in one more run at ``rate``."""
-        known = self._result.evidence.get(rate)
-        self._result.evidence[rate] = RateEvidence(
-            rate_rps=rate,
-            requests=certificate.requests,
-            over_budget=certificate.over_budget,
-            inflation=certificate.inflation,
-            claim=claim,
-            blocks=(known.blocks if known is not None else 0) + 1,
-        )
 
     def _take_back(self, rate: float) -> None:
         """Gives up what was claimed of ``rate``, whose last run may not count."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.domain.load_test import LoadTest
+from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
 
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
@@ -22,7 +22,7 @@ class CertifyGoal:
         edge_rps: The estimated edge; every rate tried is a share of it.
         seconds: Time under load that may be spent.
         requests_needed: Further requests that a PASS at a rate, as a claim of this number, is
-            expected to take; None where no number is enough.
+            expected to take beside what is known; None where no number is enough.
         percentile: The SLA's, 0 to 100.
         fixed_rps: The one rate to certify instead (the target rate); None for the highest possible.
         shares: Shares of the time left that a first proof may be planned to take; the first that
@@ -37,8 +37,11 @@ class CertifyGoal:
         open_claims: Claims that the family has begun so far and that have not passed.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
         ceiling_rps: No higher rate is begun, a fixed one excepted; asked anew before each run.
-        carried: Whether a rate may be claimed for all that was seen of the machine: where it may,
-            its runs go on above ``ceiling_rps``.
+        carried: Whether a rate may be claimed for all that was seen of the machine, where its own
+            runs met these conditions: they go on above ``ceiling_rps`` then.
+        counts_below: Whether what is known of a rate may count for a lower one: no larger share is
+            late there.
+        proves: Whether what is known of a rate proves it, whatever was seen of the machine.
         requests_min: Requests of the shortest run: a low rate takes long for them.
         answered_rps: What the server answered in the last run, requests per second, where that was
             given up as hopeless; None where it was not, or told nothing.
@@ -47,7 +50,7 @@ class CertifyGoal:
 
     edge_rps: float
     seconds: float
-    requests_needed: Callable[[float, int], float | None]
+    requests_needed: Callable[[float, int, RateEvidence | None], float | None]
     percentile: float = 99.0
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
@@ -59,7 +62,9 @@ class CertifyGoal:
     open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
     ceiling_rps: Callable[[], float] = lambda: math.inf
-    carried: Callable[[float], bool] = lambda rate_rps: False
+    carried: Callable[[float, Conditions | None], bool] = lambda rate_rps, met: False
+    counts_below: Callable[[RateEvidence, float], bool] = lambda known, rate_rps: False
+    proves: Callable[[RateEvidence], bool] = lambda known: False
     requests_min: int = 0
     answered_rps: Callable[[], float | None] = lambda: None
     left_s: Callable[[], float] = lambda: math.inf
@@ -89,6 +94,6 @@ Run = Callable[[float, float, float], LoadTest]
 """Offers a rate (requests per second) for a lead-in and then for seconds that count, with fresh
 arrivals."""
 
-Judge = Callable[[float, Sequence[int], int], Certificate]
-"""The certificate of a rate from what is known of it and the runs with these indices in the order
-of ``Run``, as the claim of this number."""
+Judge = Callable[[float, Sequence[int], int, RateEvidence | None], Certificate]
+"""The certificate of a rate from the runs with these indices in the order of ``Run`` and from what
+was known before them, as the claim of this number."""

@@ -120,6 +120,7 @@ def requests_needed(
         confidence=claim_confidence(sla.confidence, claim),
         requests=known.requests if known is not None else 0,
         over_budget=known.over_budget if known is not None else 0,
+        higher=known.higher if known is not None else (),
     )
 
 

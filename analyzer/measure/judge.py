@@ -17,11 +17,9 @@ from analyzer.domain.load_test import (
     Validity,
 )
 from analyzer.domain.measurement import Certificate, RateEvidence
-from analyzer.measure.certify import (
-    excused,
-)
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
+from analyzer.measure.walk_claims import excused
 from analyzer.measure.witness import stalls_too_long, steady
 from analyzer.stats.certificate import OVERLOAD_SHARE, STEADY_SHARE, certify
 from analyzer.stats.percentiles import summarize_latency

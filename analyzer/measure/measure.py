@@ -21,7 +21,6 @@ from analyzer.errors import TargetError
 from analyzer.measure.certify import (
     SAFE_SHARE,
     certify_capacity,
-    excused,
 )
 from analyzer.measure.certify_goal import (
     AT_ONCE,
@@ -42,7 +41,9 @@ from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.refute import refute_target
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
+from analyzer.measure.walk_claims import conditions_met
 from analyzer.measure.witness import carried, lasting_work_us, rate_ceiling
+from analyzer.stats.certificate import passes
 from analyzer.twin.pace import CONSTANT_FACTOR
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: the share of
@@ -234,25 +235,21 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     sla = load.sla
     correlation = Correlation(session, plan, load)
     slow_edge = slow_edge_at(plan.twin, load)
-    earlier = {known.rate_rps: known for known in plan.earlier}
     first = len(session.tests)
 
-    def needed(rate: float, claim: int) -> float | None:
+    def needed(rate: float, claim: int, known: RateEvidence | None) -> float | None:
         supposed = rate / edge.at_least_rps if edge.at_least_rps else SUPPOSED_LOAD
         return requests_needed(
             sla,
             inflation=correlation.inflation(rate) or guessed_inflation(supposed),
             miss_rate=correlation.miss_rate(rate),
             claim=claim,
-            known=earlier.get(rate),
+            known=known,
         )
 
-    def met(rate: float) -> Conditions | None:
-        known, own = earlier.get(rate), session.tests[first:]
-        if known is not None and known.conditions is None:
-            return None
-        parts = [t.conditions for t in own if t.offered_rps == rate and excused(t)]
-        return Conditions.pooled([known.conditions if known is not None else None, *parts])
+    def counts_below(known: RateEvidence, rate: float) -> bool:
+        here, there = correlation.miss_rate(known.rate_rps), correlation.miss_rate(rate)
+        return here is not None and there is not None and there <= here
 
     def runs() -> list[LoadTest]:
         return [*plan.tests, *session.tests]
@@ -260,21 +257,23 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     def study() -> Conditions | None:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
 
-    def held(rate: float) -> bool:
-        return carried(rate, edge, study(), sla, met(rate), slow_edge, runs(), plan.response)
+    def held(rate: float, met: Conditions | None) -> bool:
+        return carried(rate, edge, study(), sla, met, slow_edge, runs(), plan.response)
 
-    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+    def judge(
+        rate: float, indices: Sequence[int], claim: int, known: RateEvidence | None
+    ) -> Certificate:
         tests = [session.tests[first + index] for index in indices]
         found = judge_runs(
             tests,
             [session.logs[first + index] for index in indices],
             load,
             correlation.inflation(rate) if indices else None,
-            earlier=earlier.get(rate),
+            earlier=known,
             claim=claim,
             study=study(),
         )
-        if found.verdict == "PASS" and not held(rate):
+        if found.verdict == "PASS" and not held(rate, conditions_met(known, tests)):
             return replace(found, verdict="UNDECIDED")
         return found
 
@@ -300,6 +299,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
             ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs(), plan.response),
             carried=held,
+            counts_below=counts_below,
+            proves=lambda of: passes(of, percentile=sla.percentile, confidence=sla.confidence),
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
             left_s=lambda: session.left_s,
@@ -328,9 +329,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         rate_rps=result.rate_rps if result.passed else None,
         certificate=result.certificate,
         headline=headline,
-        evidence=tuple(
-            replace(known, conditions=met(rate)) for rate, known in sorted(result.evidence.items())
-        ),
+        evidence=tuple(known for _, known in sorted(result.evidence.items())),
     )
 
 

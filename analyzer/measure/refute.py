@@ -29,14 +29,12 @@ from analyzer.domain.measurement import (
     Edge,
     RateEvidence,
 )
-from analyzer.measure.certify import (
-    excused,
-)
 from analyzer.measure.correlation import Correlation, relaxation_s
 from analyzer.measure.edge import RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import CertifyPlan, LoadPlan, RefutePlan
 from analyzer.measure.session import REQUESTS_MIN, Session
+from analyzer.measure.walk_claims import excused
 from analyzer.stats.certificate import certify
 from analyzer.twin.pace import SLOW_FACTOR
 
@@ -176,7 +174,8 @@ class _Walk:
         reasons: dict[str, None] = {}
         for position, rate in enumerate(self._refute.rates_rps):
             known = self._earlier.get(rate)
-            claim = known.claim if known is not None else self._plan.open_claims + 1 + position
+            claim = known.claim if known is not None else 0
+            claim = claim or self._plan.open_claims + 1 + position
             runs = self._runs(rate)
             if counted := [run for run in runs if excused(run[0])]:
                 evidence[rate] = self._evidence(rate, counted, known, claim)
@@ -243,12 +242,13 @@ class _Walk:
             met = [known.conditions, *met] if known.conditions is not None else []
         return RateEvidence(
             rate_rps=rate,
-            requests=together.requests,
-            over_budget=together.over_budget,
+            requests=together.own_requests,
+            over_budget=together.own_over_budget,
             inflation=together.inflation,
             claim=claim,
             blocks=(known.blocks if known is not None else 0) + len(runs),
             conditions=Conditions.pooled(met),
+            higher=together.higher,
         )
 
     @property

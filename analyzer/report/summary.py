@@ -294,6 +294,9 @@ def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
         ("effective requests", _effective_text(certificate)),
         ("MLPerf's early stopping", certificate.mlperf),
     ]
+    if certificate.higher:
+        parts = [f"{of.requests:,} at {rate(of.rate_rps)}" for of in certificate.higher]
+        rows.insert(4, ("of these at higher rates", ", ".join(parts)))
     rows += [("void", reason) for reason in certificate.void_reasons]
     if certificate.requests_missing is not None:
         rows.append(("requests missing", f"{certificate.requests_missing:,}"))

@@ -188,7 +188,11 @@ class OutcomeLog:
         sla = self._request.sla
         measured = filter(None, map(self.measurement, config_ids))
         return sum(
-            not passes(known, percentile=sla.percentile, confidence=sla.confidence)
+            known.claim > 0
+            and bool(
+                known.higher
+                or not passes(known, percentile=sla.percentile, confidence=sla.confidence)
+            )
             for measurement in measured
             for known in measurement.evidence
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from analyzer.domain.measurement import (
     Certificate,
     CertificateVerdict,
+    HigherRuns,
     RateEvidence,
 )
 from analyzer.stats import mlperf
@@ -94,7 +95,8 @@ def certify(
         least_s: As in ``used_inflation``.
         enough_s: As in ``lower_threshold_inflation``; None where all lower thresholds count.
         earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
-            add up, and a larger inflation of the new runs counts for all.
+            add up, and a larger inflation of the new runs counts for all, as for its runs at higher
+            rates.
         claim: As in ``claim_confidence``.
     """
     blocks = _as_blocks(over_budget)
@@ -113,31 +115,62 @@ def certify(
         used = _pooled(used, requests, earlier)
         requests += earlier.requests
         misses += earlier.over_budget
+    higher = earlier.higher if earlier is not None else ()
+    counted, late = _all_counts(requests, misses, higher)
     found: CertificateVerdict = "UNDECIDED"
     missing: int | None = None
     if used is not None and requests:
         own = claim_confidence(confidence, claim)
-        found = decide(requests, misses, used.value, percentile=percentile, confidence=own)
+        found = decide(
+            requests, misses, used.value, percentile=percentile, confidence=own, higher=higher
+        )
         if found == "UNDECIDED":
             missing = expected_requests(
-                miss_rate=misses / requests,
+                miss_rate=late / counted,
                 inflation=used.value,
                 percentile=percentile,
                 confidence=own,
                 requests=requests,
                 over_budget=misses,
+                higher=higher,
             )
+    effective, _ = _effective(requests, misses, used.value, higher) if used is not None else (0, 0)
     return Certificate(
         verdict=found,
-        requests=requests,
-        over_budget=misses,
-        effective_requests=requests / used.value if used is not None else 0.0,
+        requests=counted,
+        over_budget=late,
+        effective_requests=effective,
         confidence=confidence,
-        mlperf=mlperf.verdict(requests, misses, percentile=percentile, confidence=confidence),
+        mlperf=mlperf.verdict(counted, late, percentile=percentile, confidence=confidence),
         inflation=used.value if used is not None else None,
         inflation_source=used.source if used is not None else "none",
         requests_missing=missing,
+        higher=higher,
     )
+
+
+def _all_counts(requests: int, misses: int, higher: Sequence[HigherRuns]) -> tuple[int, int]:
+    """Requests and those over budget, the runs at higher rates included."""
+    return (
+        requests + sum(of.requests for of in higher),
+        misses + sum(of.over_budget for of in higher),
+    )
+
+
+def _effective(
+    requests: float, over_budget: float, inflation: float, higher: Sequence[HigherRuns]
+) -> tuple[float, float]:
+    """Effective numbers of requests and of those over budget: each rate's over its own inflation.
+
+    A likelihood ratio is multiplied by the power 1/inflation of each run's (``evidence``). Requests
+    are no less correlated at a higher rate: a larger inflation at the lower one counts there too.
+    """
+    effective, late = requests / inflation, over_budget / inflation
+    for of in higher:
+        value = max(of.inflation, inflation)
+        effective += of.requests / value
+        late += of.over_budget / value
+    return effective, late
 
 
 def _pooled(
@@ -164,32 +197,41 @@ def passes(known: RateEvidence, *, percentile: float, confidence: float) -> bool
     """Whether what is known of a rate proves it, as the claim that it is."""
     own = claim_confidence(confidence, known.claim)
     return (
-        known.inflation is not None
+        known.claim > 0
+        and known.inflation is not None
         and decide(
             known.requests,
             known.over_budget,
             known.inflation,
             percentile=percentile,
             confidence=own,
+            higher=known.higher,
         )
         == "PASS"
     )
 
 
 def decide(
-    requests: int, over_budget: int, inflation: float, *, percentile: float, confidence: float
+    requests: int,
+    over_budget: int,
+    inflation: float,
+    *,
+    percentile: float,
+    confidence: float,
+    higher: Sequence[HigherRuns] = (),
 ) -> CertificateVerdict:
     """Returns the verdict on counts whose variance inflation is known.
 
     A larger inflation never turns UNDECIDED into a verdict (Jensen's inequality: a mixture of
-    powers 1/f of ratios is at most the power 1/f of their mixture).
+    powers 1/f of ratios is at most the power 1/f of their mixture). Nor do runs at ``higher`` rates
+    speak for a FAIL: that is told by the runs at the rate alone.
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
-    effective, deflated = requests / inflation, over_budget / inflation
+    effective, deflated = _effective(requests, over_budget, inflation, higher)
     if evidence_below(effective, deflated, share) >= needed:
         return "PASS"
-    if evidence_above(effective, deflated, share) >= needed:
+    if evidence_above(requests / inflation, over_budget / inflation, share) >= needed:
         return "FAIL"
     return "UNDECIDED"
 
@@ -256,6 +298,7 @@ def expected_requests(
     confidence: float,
     requests: int = 0,
     over_budget: int = 0,
+    higher: Sequence[HigherRuns] = (),
 ) -> int | None:
     """Returns how many further requests decide at ``miss_rate``; None where no number does.
 
@@ -265,14 +308,17 @@ def expected_requests(
         inflation: Variance inflation, at least 1.
         percentile, confidence: As in ``decide``.
         requests, over_budget: What was counted so far.
+        higher: What was counted at higher rates, which speaks for a PASS alone.
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
-    evidence = evidence_below if miss_rate < share else evidence_above
+    below = miss_rate < share
+    evidence = evidence_below if below else evidence_above
 
     def decided(further: float) -> bool:
         total, over = requests + further, over_budget + further * miss_rate
-        return evidence(total / inflation, over / inflation, share) >= needed
+        counts = _effective(total, over, inflation, higher if below else ())
+        return evidence(*counts, share) >= needed
 
     further = _least(decided, _REQUESTS_MAX)
     return ceil(further) if further is not None else None

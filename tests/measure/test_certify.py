@@ -29,6 +29,7 @@ from analyzer.measure.certify import (
 )
 from analyzer.measure.certify_goal import (
     CertifyGoal,
+    Judge,
 )
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
@@ -68,7 +69,13 @@ class Script:
         self.tests.append(test)
         return test
 
-    def judge(self, rate: float, indices: Sequence[int], claim: int) -> Certificate:
+    @property
+    def seconds(self) -> float:
+        return sum(test.duration_s for test in self.tests)
+
+    def judge(
+        self, rate: float, indices: Sequence[int], claim: int, before: object = None
+    ) -> Certificate:
         self.claims[rate] = claim
         requests = sum(self.tests[index].requests for index in indices)
         missing = max(self.needed - requests, 0)
@@ -86,7 +93,7 @@ class Script:
 
 def goal(seconds: float, needed: float | None = 1000, **more: Any) -> CertifyGoal:
     return CertifyGoal(
-        edge_rps=100.0, seconds=seconds, requests_needed=lambda rate, claim: needed, **more
+        edge_rps=100.0, seconds=seconds, requests_needed=lambda rate, claim, known: needed, **more
     )
 
 
@@ -128,7 +135,7 @@ def test_little_time_starts_lower() -> None:
     by_rate = CertifyGoal(
         edge_rps=100.0,
         seconds=20.0,
-        requests_needed=lambda rate, claim: 500 if rate <= 70.5 else 5000,
+        requests_needed=lambda rate, claim, known: 500 if rate <= 70.5 else 5000,
     )
     result = certify_capacity(by_rate, script.run, script.judge)
     assert result.passed and result.rate_rps == pytest.approx(70.0)
@@ -140,7 +147,7 @@ def test_a_rate_is_left_for_one_that_is_proven_much_sooner() -> None:
     by_rate = CertifyGoal(
         edge_rps=100.0,
         seconds=100.0,
-        requests_needed=lambda rate, claim: 1800 if 60.0 < rate < 95.0 else 500,
+        requests_needed=lambda rate, claim, known: 1800 if 60.0 < rate < 95.0 else 500,
     )
     certify_capacity(by_rate, script.run, script.judge)
     first, second, *_ = dict.fromkeys(script.rates)
@@ -243,7 +250,7 @@ def test_one_invalid_run_marks_the_whole(session: VirtualSession) -> None:
 
 
 def test_a_climb_that_gains_little_is_left_to_a_later_walk() -> None:
-    def needed(rate: float, claim: int) -> float | None:
+    def needed(rate: float, claim: int, known: object) -> float | None:
         return 500 if rate <= 52.0 else 900 if rate <= 60.0 else None
 
     def walk(gain: float) -> Script:
@@ -263,7 +270,7 @@ def test_after_a_pass_the_time_left_climbs_and_a_fail_keeps_what_passed() -> Non
     by_rate = CertifyGoal(
         edge_rps=100.0,
         seconds=60.0,
-        requests_needed=lambda rate, claim: (
+        requests_needed=lambda rate, claim, known: (
             500 if rate <= 70.5 else 2500 if rate <= 85.5 else 10**6
         ),
     )
@@ -279,7 +286,7 @@ def test_a_rate_that_cannot_pass_in_time_any_more_is_left_at_once() -> None:
     """A burst of late requests at the first rate: evidence for a FAIL is not what is wanted."""
     script = Script(passes_up_to=100.0, needed=400)
 
-    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+    def judge(rate: float, indices: Sequence[int], claim: int, _: object) -> Certificate:
         found = script.judge(rate, indices, claim)
         if rate < 90.0:
             return found
@@ -333,7 +340,7 @@ def test_a_claim_that_passed_gives_its_part_of_the_error_back() -> None:
     by_rate = CertifyGoal(
         edge_rps=100.0,
         seconds=60.0,
-        requests_needed=lambda rate, claim: (
+        requests_needed=lambda rate, claim, known: (
             500 if rate <= 70.5 else 2500 if rate <= 85.5 else 10**6
         ),
     )
@@ -365,7 +372,7 @@ def test_a_certificate_that_misses_little_is_completed(missing: int) -> None:
         rate_rps=50.0, requests=1000, over_budget=0, inflation=2.8, claim=1, blocks=9
     )
 
-    def needed(rate: float, claim: int) -> float:
+    def needed(rate: float, claim: int, known: object) -> float:
         return float(missing) if rate == 50.0 else 1100.0 * max(1.0, (rate / 30.0) ** 2.5)
 
     script = Script(passes_up_to=60.0, needed=missing)
@@ -400,7 +407,7 @@ def test_what_an_earlier_walk_proved_is_claimed_again_once_runs_tell_more(
         rate_rps=600.0, requests=5000, over_budget=0, inflation=5.0, claim=1, blocks=2
     )
 
-    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+    def judge(rate: float, indices: Sequence[int], claim: int, _: object) -> Certificate:
         certificate = script.judge(rate, indices, claim)
         if rate != known.rate_rps:
             return certificate
@@ -418,7 +425,7 @@ def test_nothing_is_claimed_again_above_a_rate_that_failed() -> None:
         rate_rps=600.0, requests=5000, over_budget=0, inflation=5.0, claim=1, blocks=2
     )
 
-    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+    def judge(rate: float, indices: Sequence[int], claim: int, _: object) -> Certificate:
         certificate = script.judge(rate, indices, claim)
         told = "PASS" if script.tests else "UNDECIDED"
         return replace(certificate, verdict="FAIL" if rate != known.rate_rps else told)
@@ -436,7 +443,7 @@ def test_a_rate_whose_runs_met_the_slow_state_is_not_left_for_it(carried: bool) 
     def ceiling_rps() -> float:
         return 30.0 if script.tests else 100.0
 
-    slowed = goal(30.0, ceiling_rps=ceiling_rps, carried=lambda rate: carried and rate <= 60.0)
+    slowed = goal(30.0, ceiling_rps=ceiling_rps, carried=lambda rate, met: carried and rate <= 60.0)
     result = certify_capacity(replace(slowed, safe_share=0.6), script.run, script.judge)
     first = script.rates[0]
     assert 30.0 < first <= 60.0
@@ -444,6 +451,102 @@ def test_a_rate_whose_runs_met_the_slow_state_is_not_left_for_it(carried: bool) 
         assert result.passed and result.rate_rps == first
     else:
         assert set(script.rates[1:]) and max(script.rates[1:]) <= 30.0
+
+
+def lacking(script: Script, rate_rps: float) -> Judge:
+    """A judge that counts requests at higher rates as well, and needs many more above a rate."""
+
+    def judge(
+        rate: float, indices: Sequence[int], claim: int, before: RateEvidence | None
+    ) -> Certificate:
+        found = script.judge(rate, indices, claim)
+        higher = before.higher if before is not None else ()
+        counted = found.requests + sum(of.requests for of in higher)
+        missing = 2500 if rate > rate_rps else max(script.needed - counted, 0)
+        return replace(
+            found,
+            requests=counted,
+            verdict="UNDECIDED" if missing else "PASS",
+            inflation=2.0,
+            requests_missing=missing or None,
+            higher=higher,
+        )
+
+    return judge
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_lower_rate_goes_on_with_a_claim_that_the_time_does_not_suffice_for(counts: bool) -> None:
+    """What was run at the higher rate counts, under the same number; that rate is no claim then."""
+    script = Script(passes_up_to=100.0, needed=1500)
+
+    def needed(rate: float, claim: int, known: RateEvidence | None) -> float:
+        higher = known.higher if known is not None else ()
+        if rate > 80.0:
+            return 10.0**6 if higher or script.tests else 1700.0
+        return 1500.0 - sum(of.requests for of in higher)
+
+    climbing = CertifyGoal(
+        edge_rps=100.0, seconds=28.0, requests_needed=needed, above_rps=60.0, shares=(0.9,),
+        counts_below=lambda known, rate: counts, left_s=lambda: 28.0 - script.seconds,
+    )  # fmt: skip
+    result = certify_capacity(climbing, script.run, lacking(script, 80.0))
+    first = script.rates[0]
+    assert first > 80.0 and result.evidence[first].requests > 700
+    if not counts:
+        assert not result.passed and {known.claim for known in result.evidence.values()} == {1}
+        return
+    assert result.passed and result.rate_rps is not None and 60.0 < result.rate_rps <= 80.0
+    proven = result.evidence[result.rate_rps]
+    assert proven.claim == 1 and proven.requests < 1000 and not result.evidence[first].claim
+    assert next(of.rate_rps for of in proven.higher) == first
+    assert result.certificate is not None
+    assert result.certificate.own_requests == proven.requests
+
+
+def test_a_claim_that_began_at_a_higher_rate_gives_nothing_of_the_error_back() -> None:
+    """The higher rate may have been too high, and could have passed wrongly before it was left."""
+    script = Script(passes_up_to=100.0, needed=300)
+    left = RateEvidence(
+        rate_rps=95.0, requests=290, over_budget=0, inflation=1.0, claim=1, blocks=1
+    )
+
+    def needed(rate: float, claim: int, known: RateEvidence | None) -> float:
+        return 10**6 if rate > 91.5 else 10.0 if known is not None else 500.0
+
+    climbing = CertifyGoal(
+        edge_rps=100.0, seconds=30.0, requests_needed=needed, earlier=(left,), open_claims=1,
+        counts_below=lambda known, rate: True, left_s=lambda: 30.0 - script.seconds, safe_share=0.6,
+    )  # fmt: skip
+    result = certify_capacity(climbing, script.run, lacking(script, 90.0))
+    assert result.passed and script.claims[script.rates[0]] == 1
+    later = [claim for rate, claim in script.claims.items() if rate not in (95.0, script.rates[0])]
+    assert later and min(later) == 2, "the first one is still open"
+
+
+def test_runs_at_a_higher_rate_count_where_no_larger_share_is_late_below(
+    service: ServiceTime, load: LoadPlan
+) -> None:
+    """The twin tells: in a band, requests wait for a batch longer than the budget allows."""
+    known = RateEvidence(
+        rate_rps=560.0, requests=3000, over_budget=0, inflation=30.0, claim=1, blocks=2
+    )
+    edge = Edge(rate_rps=600.0, interval_rps=(None, None))
+
+    def rates(delay_us: int) -> tuple[RateEvidence, ...]:
+        policy = BatchingPolicy(
+            max_batch_size=8,
+            dynamic_batching=True,
+            preferred_batch_size=(8,),
+            max_queue_delay_us=delay_us,
+        )
+        model = ServerModel(policy=policy, service=service)
+        own = VirtualSession(model, load, seconds_max=2.0)
+        plan = CertifyPlan(seconds=2.0, earlier=(known,), open_claims=1, twin=model, shares=(0.9,))
+        return certify_target(own, load, plan, edge=edge).evidence
+
+    assert any(found.higher for found in rates(0))
+    assert not any(found.higher for found in rates(10**6))
 
 
 def test_earlier_runs_count_together_with_new_ones(session: VirtualSession, load: LoadPlan) -> None:
@@ -464,7 +567,7 @@ def test_a_later_fail_at_the_same_rate_takes_a_pass_back() -> None:
     )
     asked: list[int] = []
 
-    def judge(rate: float, indices: Sequence[int], claim: int) -> Certificate:
+    def judge(rate: float, indices: Sequence[int], claim: int, _: object) -> Certificate:
         asked.append(len(indices))
         found = script.judge(rate, indices, claim)
         return found if indices else replace(found, verdict="UNDECIDED")

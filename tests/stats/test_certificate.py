@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from analyzer.domain.measurement import Certificate, RateEvidence
+from analyzer.domain.measurement import Certificate, HigherRuns, RateEvidence
 from analyzer.stats.batchmeans import lower_threshold_inflation, variance_inflation
-from analyzer.stats.certificate import certify, decide, expected_requests
+from analyzer.stats.certificate import certify, decide, expected_requests, passes
 from analyzer.stats.evidence import evidence_above, evidence_below
 
 
@@ -244,3 +247,79 @@ def test_later_runs_that_tell_less_of_correlation_do_not_take_on_the_earlier_one
     assert pooled(10, 10.0).inflation_source == "earlier"
     # What later runs find above counts for all.
     assert pooled(10, 1_000.0).inflation == 1_000.0
+
+
+HIGHER = HigherRuns(rate_rps=900.0, requests=6000, over_budget=0, inflation=20.0)
+
+
+def evidence_with(higher: HigherRuns) -> RateEvidence:
+    empty: dict[str, Any] = {"requests": 0, "over_budget": 0, "inflation": None, "blocks": 0}
+    return RateEvidence(rate_rps=700.0, claim=1, higher=(higher,), **empty)
+
+
+def test_runs_at_a_higher_rate_count_by_their_own_effective_number() -> None:
+    known = evidence_with(HIGHER)
+
+    def judged(requests: int, inflation: float) -> Certificate:
+        return certify(
+            none_late(requests),
+            percentile=99,
+            confidence=0.95,
+            twin_inflation=inflation,
+            earlier=known,
+            claim=1,
+        )
+
+    found = judged(200, 2.0)
+    assert found.verdict == "PASS" and found.effective_requests == pytest.approx(400.0)
+    assert found.requests == 6200 and found.own_requests == 200 and found.inflation == 2.0
+    short = judged(100, 2.0)
+    assert short.verdict == "UNDECIDED" and short.requests_missing is not None
+    assert judged(100 + short.requests_missing, 2.0).verdict == "PASS"
+    # More correlated than at the higher rate: that was not known there.
+    assert judged(200, 40.0).effective_requests == pytest.approx(155.0)
+
+
+def test_runs_at_a_higher_rate_say_nothing_for_a_fail() -> None:
+    late = replace(HIGHER, over_budget=900)
+    found = certify(
+        none_late(100), percentile=99, confidence=0.95, twin_inflation=1.0,
+        earlier=evidence_with(late), claim=1,
+    )  # fmt: skip
+    assert found.verdict == "UNDECIDED" and found.over_budget == 900
+    assert found.own_over_budget == 0
+
+
+def test_what_counts_for_a_lower_rate_proves_the_higher_one_no_more() -> None:
+    proven = RateEvidence(
+        rate_rps=900.0, requests=9000, over_budget=0, inflation=20.0, claim=1, blocks=3
+    )
+    assert passes(proven, percentile=99, confidence=0.95)
+    assert not passes(replace(proven, claim=0), percentile=99, confidence=0.95)
+    lower = proven.below(700.0)
+    assert lower.claim == 1 and lower.requests == 0 and lower.blocks == 0
+    assert lower.higher == (
+        HigherRuns(rate_rps=900.0, requests=9000, over_budget=0, inflation=20.0),
+    )
+    assert not passes(lower, percentile=99, confidence=0.95), "not without a run of its own"
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31), chance=st.sampled_from([0.0105, 0.012, 0.02]))
+def test_a_claim_that_goes_down_while_both_rates_break_the_sla_stays_as_rare(
+    seed: int, chance: float
+) -> None:
+    """Ville's inequality over the whole claim: of 400 claims at most so many pass wrongly."""
+    rng = np.random.default_rng(seed)
+    wrong = 0
+    for _ in range(400):
+        high = rng.random(rng.integers(100, 2000)) < 1.5 * chance
+        low = rng.random(3000) < chance
+        over = int(high.sum())
+        runs = HigherRuns(rate_rps=900.0, requests=len(high), over_budget=over, inflation=1.0)
+        wrong += any(
+            decide(n, int(low[:n].sum()), 1.0, percentile=99, confidence=0.95, higher=(runs,))
+            == "PASS"
+            for n in range(100, 3001, 100)
+        )
+    assert wrong <= 20 + 14, "5 % and three deviations"

@@ -1,0 +1,127 @@
+"""The claims of one walk: what each rate's began with, its number, and what it came to.
+
+A claim that was left undecided may go down: a lower rate has its number then and counts its runs
+(docs/statistics.md, section 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzer.domain.load_test import Conditions, LoadTest
+from analyzer.domain.measurement import Certificate, RateEvidence
+from analyzer.measure.certify_goal import CertifyGoal
+
+Opening = tuple[RateEvidence | None, int]
+"""What a claim begins with other than its walk's runs at its rate, and its number."""
+
+
+def excused(test: LoadTest) -> bool:
+    """Whether a run counts: valid, or only the generator late, which is inside the latencies."""
+    return test.validity.valid or set(test.validity.kinds) == {"lag"}
+
+
+def conditions_met(known: RateEvidence | None, tests: Sequence[LoadTest]) -> Conditions | None:
+    """What the machine was like in all runs of a claim; None where that is not known of all."""
+    if known is not None and known.conditions is None:
+        return None
+    before = known.conditions if known is not None else None
+    return Conditions.pooled([before, *(test.conditions for test in tests if excused(test))])
+
+
+class WalkClaims:
+    """What is known by rate, earlier walks included, and how the family's error is spent on it.
+
+    Args:
+        evidence: By rate; what the walk adds goes there.
+    """
+
+    def __init__(self, goal: CertifyGoal, evidence: dict[float, RateEvidence]) -> None:
+        self._goal = goal
+        self._evidence = evidence
+        self._before = dict(evidence)
+        self._open = goal.open_claims
+
+    def opening(self, rate: float) -> Opening:
+        """What the claim that ``rate`` is, or would be, begins with, and its number.
+
+        A new one begins with nothing, or goes on with that of a higher rate, whichever needs less.
+        """
+        known = self._before.get(rate)
+        if known is not None and known.claim:
+            return known, known.claim
+        openings = [(of.below(rate), of.claim) for of in self.carriable(rate)]
+        return min([self._anew, *openings], key=lambda opening: self.need(rate, *opening))
+
+    @property
+    def _anew(self) -> Opening:
+        return None, self._open + 1
+
+    def need(self, rate: float, known: RateEvidence | None, claim: int) -> float:
+        """Further requests that a claim of ``rate`` is expected to take; infinite for no number."""
+        needed = self._goal.requests_needed(rate, claim, known)
+        return math.inf if needed is None else needed
+
+    def carriable(self, rate: float) -> list[RateEvidence]:
+        """What is known of higher rates that a claim of ``rate`` may count as well.
+
+        Of those only that cannot end any more beside a new claim of ``rate``, or that the machine's
+        slow state holds back.
+        """
+        goal, late_max = self._goal, 1.0 - self._goal.percentile / 100.0
+        higher = [
+            known
+            for known in self._evidence.values()
+            if known.claim
+            and known.rate_rps > rate
+            and known.inflation is not None
+            and known.over_budget <= known.requests * late_max
+            and goal.counts_below(known, rate)
+        ]
+        if not higher:
+            return []
+        left_s = goal.left_s() - self.need(rate, *self._anew) / rate
+        return [known for known in higher if goal.proves(known) or self._rest_s(known) > left_s]
+
+    def _rest_s(self, known: RateEvidence) -> float:
+        """How long what is missing to a rate that was begun takes, as far as is known."""
+        return self.need(known.rate_rps, known, known.claim) / known.rate_rps
+
+    def begin(self, opening: Opening) -> None:
+        """Counts a claim that begins with nothing."""
+        self._open += opening[0] is None
+
+    def passed(self, certificate: Certificate) -> None:
+        """A claim that passed gives its part of the error back.
+
+        Not so one that began at a higher rate, which may have been too high.
+        """
+        self._open -= not certificate.higher
+
+    def add(
+        self, rate: float, certificate: Certificate, opening: Opening, tests: Sequence[LoadTest]
+    ) -> None:
+        """Takes in one more run at ``rate``.
+
+        A higher rate whose claim goes on here is a claim no more, unless it is proven.
+
+        Args:
+            tests: The walk's runs at the rate.
+        """
+        (known, claim), of = opening, self._evidence.get(rate)
+        if known is not None and known.higher and (of is None or not of.claim):
+            source = self._evidence[known.higher[-1].rate_rps]
+            if not self._goal.proves(source):
+                self._evidence[source.rate_rps] = replace(source, claim=0)
+        self._evidence[rate] = RateEvidence(
+            rate_rps=rate,
+            requests=certificate.own_requests,
+            over_budget=certificate.own_over_budget,
+            inflation=certificate.inflation,
+            claim=claim,
+            blocks=(of.blocks if of is not None else 0) + 1,
+            conditions=conditions_met(known, tests),
+            higher=certificate.higher,
+        )
