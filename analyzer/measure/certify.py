@@ -5,7 +5,7 @@ weak evidence (docs/statistics.md, section 5), so a part of the time goes to the
 it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's
 certificate counts every run ever made at it, so that none is chosen by its luck, and every rate
 that is tried is a claim of its own, which spends a part of the family's error unless it passes.
-Where a rate was left undecided, a lower one may go on with its claim and count its runs.
+Where a rate was left undecided, a lower one may go on with its claim and count its runs instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LITTLE_SHARE = 0.25
 _GROWTH_MAX = 4.0
 # How much more evidence than the plan says is expected to be needed before anything was run: the
 # runs' own inflation was 1 to 1.6 times the twin's (bench/shares.py). A climb that cannot end hands
-# its requests to a lower rate, and may be bolder.
+# its requests to a lower rate (where there is a twin), and may be bolder.
 _CAUTION = 1.3
 _CLIMB_CAUTION = 1.1
 #: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
@@ -115,11 +115,10 @@ class _Certifying:
 
     def _next(self, rates: list[float]) -> list[float]:
         """Those clearly below a rate that was given up, or that go on with its claim; else half."""
-        begun = self._result.evidence
         clearly = [
             rate
             for rate in rates
-            if rate <= self._next_rps or rate in begun or self._claims.carriable(rate)
+            if rate <= self._next_rps or self._claims.opening(rate)[0] is not None
         ]
         return clearly or rates[len(rates) // 2 :]
 
@@ -205,7 +204,7 @@ class _Certifying:
             rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
                 return rate, limit_s
-        begun = [rate for rate in rates if rate in self._result.evidence]
+        begun = filter(self._claims.begun, rates)
         some = {*rates[::3], *begun}
         return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
 
@@ -215,8 +214,8 @@ class _Certifying:
         Bisects those that were never run, since each costs a simulation: the lower, the less they
         need. What was run needs less than its neighbours.
         """
-        begun = [rate for rate in rates if rate in self._result.evidence]
-        new = [rate for rate in rates if rate not in self._result.evidence]
+        begun = list(filter(self._claims.begun, rates))
+        new = [rate for rate in rates if rate not in begun]
         low, high = 0, len(new)
         while low < high:
             middle = (low + high) // 2
@@ -273,7 +272,7 @@ class _Certifying:
             if passed or not self._result.passed or self._result.rate_rps == rate:
                 self._keep(rate, certificate, indices)
             if passed:
-                self._claims.passed(certificate)
+                self._claims.passed(certificate, opening)
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
                 self._failed_rps = min(self._failed_rps, rate)
@@ -300,7 +299,7 @@ class _Certifying:
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s
-            grown_s = max(_GROWTH_MAX * certificate.requests / rate, _PART_S_MIN)
+            grown_s = max(_GROWTH_MAX * certificate.own_requests / rate, _PART_S_MIN)
             block_s = max(min(missing * 1.05 / rate, part_s, grown_s), 0.5)
         return False
 
@@ -339,7 +338,9 @@ class _Certifying:
         if goal.fixed_rps or rate <= goal.ceiling_rps():
             return True
         known = self._result.evidence.get(rate)
-        return known is not None and goal.carried(rate, known.conditions)
+        if known is None or not known.claim:
+            return False
+        return goal.carried(rate, known.conditions)
 
     @property
     def _miss_rate_max(self) -> float:

@@ -174,6 +174,9 @@ class _Walk:
         reasons: dict[str, None] = {}
         for position, rate in enumerate(self._refute.rates_rps):
             known = self._earlier.get(rate)
+            if known is not None and not known.claim:
+                # Its runs count for a lower rate: it begins anew, with later arrivals.
+                known = replace(known, requests=0, over_budget=0, inflation=None, higher=())
             claim = known.claim if known is not None else 0
             claim = claim or self._plan.open_claims + 1 + position
             runs = self._runs(rate)

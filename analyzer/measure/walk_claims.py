@@ -50,10 +50,15 @@ class WalkClaims:
         A new one begins with nothing, or goes on with that of a higher rate, whichever needs less.
         """
         known = self._before.get(rate)
-        if known is not None and known.claim:
+        if known is not None and self.begun(rate):
             return known, known.claim
         openings = [(of.below(rate), of.claim) for of in self.carriable(rate)]
         return min([self._anew, *openings], key=lambda opening: self.need(rate, *opening))
+
+    def begun(self, rate: float) -> bool:
+        """Whether ``rate`` is a claim already, here or in an earlier walk."""
+        known = self._evidence.get(rate)
+        return known is not None and known.claim > 0
 
     @property
     def _anew(self) -> Opening:
@@ -65,40 +70,40 @@ class WalkClaims:
         return math.inf if needed is None else needed
 
     def carriable(self, rate: float) -> list[RateEvidence]:
-        """What is known of higher rates that a claim of ``rate`` may count as well.
-
-        Of those only that cannot end any more beside a new claim of ``rate``, or that the machine's
-        slow state holds back.
-        """
-        goal, late_max = self._goal, 1.0 - self._goal.percentile / 100.0
-        higher = [
+        """What is known of higher rates that a claim of ``rate`` may count as well."""
+        late_max = 1.0 - self._goal.percentile / 100.0
+        return [
             known
             for known in self._evidence.values()
             if known.claim
             and known.rate_rps > rate
             and known.inflation is not None
             and known.over_budget <= known.requests * late_max
-            and goal.counts_below(known, rate)
+            and (self._goal.proves(known) or self._too_long(known))
+            and self._goal.counts_below(known, rate)
         ]
-        if not higher:
-            return []
-        left_s = goal.left_s() - self.need(rate, *self._anew) / rate
-        return [known for known in higher if goal.proves(known) or self._rest_s(known) > left_s]
 
-    def _rest_s(self, known: RateEvidence) -> float:
-        """How long what is missing to a rate that was begun takes, as far as is known."""
-        return self.need(known.rate_rps, known, known.claim) / known.rate_rps
+    def _too_long(self, known: RateEvidence) -> bool:
+        """Whether what is missing to a rate cannot be run after a new claim of a lower one.
+
+        That takes as long as a new one of this rate, by and large.
+        """
+        rest = self.need(known.rate_rps, known, known.claim)
+        return rest + self.need(known.rate_rps, *self._anew) > known.rate_rps * self._goal.left_s()
 
     def begin(self, opening: Opening) -> None:
         """Counts a claim that begins with nothing."""
         self._open += opening[0] is None
 
-    def passed(self, certificate: Certificate) -> None:
+    def passed(self, certificate: Certificate, opening: Opening) -> None:
         """A claim that passed gives its part of the error back.
 
-        Not so one that began at a higher rate, which may have been too high.
+        Not so one that began at a higher rate, which may have been too high, nor one that was
+        proven before, and only held back: that had given it back already.
         """
-        self._open -= not certificate.higher
+        known, _ = opening
+        if not certificate.higher and (known is None or not self._goal.proves(known)):
+            self._open -= 1
 
     def add(
         self, rate: float, certificate: Certificate, opening: Opening, tests: Sequence[LoadTest]
@@ -111,7 +116,8 @@ class WalkClaims:
             tests: The walk's runs at the rate.
         """
         (known, claim), of = opening, self._evidence.get(rate)
-        if known is not None and known.higher and (of is None or not of.claim):
+        assert claim > 0, claim
+        if known is not None and known.higher and not self.begun(rate):
             source = self._evidence[known.higher[-1].rate_rps]
             if not self._goal.proves(source):
                 self._evidence[source.rate_rps] = replace(source, claim=0)

@@ -330,7 +330,9 @@ def _effective_text(certificate: Certificate) -> str:
     text = f"{certificate.effective_requests:,.0f}"
     if certificate.inflation is not None:
         source = certificate.inflation_source.replace("_", " ")
-        text += f" (queueing correlates them: inflation {number(certificate.inflation)}, {source})"
+        at = " at the rate itself" if certificate.higher else ""
+        value = number(certificate.inflation)
+        text += f" (queueing correlates them: inflation {value}{at}, {source})"
     return text
 
 

@@ -41,7 +41,7 @@ class _Pending:
     configuration: Configuration
     proposal: Proposal | None = None
     capacity_before_rps: float = 0.0
-    requests_before: int = 0
+    runs_before: int = 0
 
 
 class Measuring:
@@ -269,7 +269,7 @@ class Measuring:
             capacity_before_rps=(known.capacity_rps or 0.0)
             if known is not None and context.log.stands(known)
             else 0.0,
-            requests_before=_requests(known) if known is not None else 0,
+            runs_before=_runs(known) if known is not None else 0,
         )
         context.progress.detail(f"{step.replace('_', ' ')}: {describe(configuration)}")
         context.executor.submit(Job(job_id, task, hangs_after_s(seconds), configuration.config_id))
@@ -377,14 +377,14 @@ def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:
     if pending.step in ("proof", "climb", "baseline_proof"):
         before = pending.capacity_before_rps
         # A rate that was taken back may be claimed again without a run.
-        new = before > 0.0 or _requests(outcome) > pending.requests_before
+        new = before > 0.0 or _runs(outcome) > pending.runs_before
         return new and (outcome.capacity_rps or 0.0) > before
     return pending.step != "baseline" or outcome.edge.at_least_rps is not None
 
 
-def _requests(measurement: Measurement) -> int:
+def _runs(measurement: Measurement) -> int:
     """Those behind all that is known of its rates."""
-    return sum(known.requests for known in measurement.evidence)
+    return sum(known.blocks for known in measurement.evidence)
 
 
 def _id(measurement: Measurement) -> str:

@@ -223,13 +223,14 @@ def decide(
     """Returns the verdict on counts whose variance inflation is known.
 
     A larger inflation never turns UNDECIDED into a verdict (Jensen's inequality: a mixture of
-    powers 1/f of ratios is at most the power 1/f of their mixture). Nor do runs at ``higher`` rates
-    speak for a FAIL: that is told by the runs at the rate alone.
+    powers 1/f of ratios is at most the power 1/f of their mixture). Runs at ``higher`` rates do not
+    speak for a FAIL, and do not suffice for a PASS where too many of those at the rate are late.
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
     effective, deflated = _effective(requests, over_budget, inflation, higher)
-    if evidence_below(effective, deflated, share) >= needed:
+    kept = not higher or over_budget <= share * requests
+    if kept and evidence_below(effective, deflated, share) >= needed:
         return "PASS"
     if evidence_above(requests / inflation, over_budget / inflation, share) >= needed:
         return "FAIL"

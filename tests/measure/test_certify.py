@@ -483,7 +483,7 @@ def test_a_lower_rate_goes_on_with_a_claim_that_the_time_does_not_suffice_for(co
     def needed(rate: float, claim: int, known: RateEvidence | None) -> float:
         higher = known.higher if known is not None else ()
         if rate > 80.0:
-            return 10.0**6 if higher or script.tests else 1700.0
+            return 10.0**6 if higher else 1700.0
         return 1500.0 - sum(of.requests for of in higher)
 
     climbing = CertifyGoal(
@@ -522,6 +522,55 @@ def test_a_claim_that_began_at_a_higher_rate_gives_nothing_of_the_error_back() -
     assert result.passed and script.claims[script.rates[0]] == 1
     later = [claim for rate, claim in script.claims.items() if rate not in (95.0, script.rates[0])]
     assert later and min(later) == 2, "the first one is still open"
+
+
+def test_a_rate_that_handed_its_claim_down_begins_anew() -> None:
+    """Its requests and its number are the lower rate's: counted in both they would count twice."""
+    script = Script(passes_up_to=100.0, needed=500)
+    left = RateEvidence(
+        rate_rps=90.0, requests=400, over_budget=0, inflation=1.0, claim=1, blocks=7
+    )
+
+    def needed(rate: float, claim: int, known: RateEvidence | None) -> float:
+        """The rest of the higher rate takes too long, until the lower one was run."""
+        if not script.tests and rate > 85.5:
+            return 10.0**5
+        return 100.0 if known is not None else 300.0
+
+    def left_s() -> float:
+        return 40.0 - script.seconds
+
+    climbing = CertifyGoal(
+        edge_rps=92.0, seconds=40.0, requests_needed=needed, earlier=(left,), open_claims=1,
+        counts_below=lambda known, rate: not script.tests, left_s=left_s,
+    )  # fmt: skip
+    result = certify_capacity(climbing, script.run, lacking(script, 100.0))
+    lower = next(known for known in result.evidence.values() if known.higher)
+    assert lower.rate_rps < 90.0 and lower.claim == 1 and lower.higher[0].requests == 400
+    again = result.evidence[90.0]
+    assert script.rates.count(90.0) and again.claim == 2 and not again.higher
+    assert again.requests == sum(t.requests for t in script.tests if t.offered_rps == 90.0)
+    assert again.blocks == 7 + script.rates.count(90.0)
+
+
+def test_a_claim_that_was_proven_and_held_back_gives_its_number_back_once() -> None:
+    script = Script(passes_up_to=100.0, needed=300)
+    held = RateEvidence(
+        rate_rps=70.0, requests=5000, over_budget=0, inflation=1.0, claim=1, blocks=2
+    )
+
+    def judge(
+        rate: float, indices: Sequence[int], claim: int, known: RateEvidence | None
+    ) -> Certificate:
+        found = script.judge(rate, indices, claim)
+        return found if indices else replace(found, verdict="UNDECIDED")
+
+    climbing = goal(
+        60.0, needed=300, earlier=(held,), proves=lambda known: known is held, safe_share=0.7
+    )
+    result = certify_capacity(climbing, script.run, judge)
+    assert result.passed and 70.0 in script.rates and max(script.rates) > 70.0
+    assert min(script.claims.values()) == 1
 
 
 def test_runs_at_a_higher_rate_count_where_no_larger_share_is_late_below(

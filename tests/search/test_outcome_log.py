@@ -31,6 +31,7 @@ from analyzer.search.outcome_log import OutcomeLog, merged
 from analyzer.search.request import SearchRequest, SilentProgress
 from analyzer.search.score import score_of
 from analyzer.search.watch import StudyWatch
+from analyzer.stats.certificate import passes
 from analyzer.store.records import StudyRecord
 from analyzer.store.results import ResultStore, open_store
 
@@ -84,6 +85,35 @@ def test_a_walk_that_knew_of_a_proof_may_take_it_back() -> None:
     assert merged(found, measurement(None, "UNDECIDED")).evidence == (known,)
     stands = replace(measurement(80.0, "PASS"), evidence=(known,))
     assert merged(first, stands).certificate is first.certificate
+
+
+def test_a_claim_that_went_down_is_kept_and_counts_as_open(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    """It gave nothing of the error back, also where the study is resumed; its source is none."""
+    request, store = place
+    high = RateEvidence(
+        rate_rps=90.0, requests=9000, over_budget=2, inflation=30.0, claim=1, blocks=2
+    )
+    low = replace(high.below(70.0), requests=500, inflation=2.0, blocks=1)
+    own = RateEvidence(
+        rate_rps=50.0, requests=5000, over_budget=0, inflation=2.0, claim=2, blocks=1
+    )
+    config_id = Configuration().canonical().config_id
+
+    def open_of(*evidence: RateEvidence) -> int:
+        log = OutcomeLog(request, store, SilentProgress())
+        log.record(replace(measurement(70.0, "PASS"), evidence=evidence), role="trial")
+        resumed = OutcomeLog(request, store, SilentProgress(), stored=store.outcomes("one"))
+        known = resumed.measurement(config_id)
+        assert known is not None and known.evidence == evidence
+        assert resumed.open_claims([config_id]) == log.open_claims([config_id])
+        return log.open_claims([config_id])
+
+    assert passes(low, percentile=99.0, confidence=0.95)
+    assert passes(own, percentile=99.0, confidence=0.95)
+    assert open_of(high) == 1 and open_of(own) == 0
+    assert open_of(own, low, replace(high, claim=0)) == 1
 
 
 # --- what the machine was like --------------------------------------------------------------------
