@@ -3,9 +3,9 @@
 Pure but for the runs, which the caller gives as a function. Near the edge correlated requests are
 weak evidence (docs/statistics.md, section 5), so a part of the time goes to the highest rate that
 it is expected to prove; what is left then climbs from a PASS, or goes down from a FAIL. A rate's
-certificate counts every run ever made at it, so that none is chosen by its luck, and every rate
-that is tried is a claim of its own, which spends a part of the family's error unless it passes.
-Where a rate was left undecided, a lower one may go on with its claim and count its runs instead.
+certificate counts every run made at it, so that none is chosen by its luck, and every rate that is
+tried is a claim of its own, which spends a part of the family's error unless it passes. A rate that
+was left undecided may hand its claim and its runs to a lower one.
 """
 
 from __future__ import annotations
