@@ -289,14 +289,11 @@ def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
         ("certificate", f"{certificate.verdict} at {certificate.confidence:g} confidence"),
         ("certified rate", rate(entry.measurement.capacity_rps)),
         ("estimated edge", edge),
-        ("requests", f"{certificate.requests:,}"),
+        ("requests", _requests_text(certificate)),
         ("over budget", f"{certificate.over_budget:,} ({share}; allowed {allowed})"),
         ("effective requests", _effective_text(certificate)),
         ("MLPerf's early stopping", certificate.mlperf),
     ]
-    if certificate.higher:
-        parts = [f"{of.requests:,} at {rate(of.rate_rps)}" for of in certificate.higher]
-        rows.insert(4, ("of these at higher rates", ", ".join(parts)))
     rows += [("void", reason) for reason in certificate.void_reasons]
     if certificate.requests_missing is not None:
         rows.append(("requests missing", f"{certificate.requests_missing:,}"))
@@ -324,6 +321,13 @@ def statement(measurement: Measurement, result: StudyResult) -> str:
         f"Certified with a confidence of {sla.confidence:g}: at {rate(measurement.capacity_rps)} "
         f"{requirement(sla)}."
     )
+
+
+def _requests_text(certificate: Certificate) -> str:
+    """How many it counts, those of higher rates told apart."""
+    parts = [f"{of.requests:,} at {rate(of.rate_rps)}" for of in certificate.higher]
+    text = f"{certificate.requests:,}"
+    return f"{text}, of them {', '.join(parts)}" if parts else text
 
 
 def _effective_text(certificate: Certificate) -> str:

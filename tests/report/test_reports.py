@@ -30,6 +30,7 @@ from analyzer.domain.load_test import Conditions, ExecutionTimes
 from analyzer.domain.measurement import (
     Edge,
     Failure,
+    HigherRuns,
     Measurement,
 )
 from analyzer.domain.study import StudyResult
@@ -305,6 +306,19 @@ def test_a_passed_certificate_that_was_not_upheld_is_not_told_as_open() -> None:
     passed = tuple(o for o in OUTCOMES if o.configuration == WINNER)
     text = render_terminal(make_report(replace(facts, outcomes=passed, recommendable=None)))
     assert "did not decide" not in text and "the machine was worse later" in text
+
+
+def test_requests_at_higher_rates_are_told_apart() -> None:
+    winner = of(WINNER)
+    assert winner.certificate is not None
+    higher = HigherRuns(rate_rps=841.0, requests=2_000, over_budget=0, inflation=60.0)
+    certificate = replace(winner.certificate, requests=5_000, higher=(higher,))
+    counted = replace(winner, certificate=certificate)
+    outcomes = tuple(counted if o.configuration == WINNER else o for o in OUTCOMES)
+    report = make_report(example_facts(outcomes=outcomes))
+    for text in (render_terminal(report), render_markdown(report), render_html(report)):
+        assert "5,000, of them 2,000 at 841" in " ".join(text.split())
+    assert ", of them" not in render_terminal(make_report(example_facts()))
 
 
 def test_how_quiet_the_machine_was_is_told_where_it_was_watched() -> None:
