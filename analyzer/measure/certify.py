@@ -204,7 +204,7 @@ class _Certifying:
             rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
                 return rate, limit_s
-        begun = filter(self._claims.begun, rates)
+        begun = filter(self._claims.known, rates)
         some = {*rates[::3], *begun}
         return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
 
@@ -214,7 +214,7 @@ class _Certifying:
         Bisects those that were never run, since each costs a simulation: the lower, the less they
         need. What was run needs less than its neighbours.
         """
-        begun = list(filter(self._claims.begun, rates))
+        begun = list(filter(self._claims.known, rates))
         new = [rate for rate in rates if rate not in begun]
         low, high = 0, len(new)
         while low < high:
@@ -277,7 +277,7 @@ class _Certifying:
             if certificate.verdict == "FAIL" or test.aborted:
                 self._failed_rps = min(self._failed_rps, rate)
                 return False
-            beyond = certificate.over_budget > certificate.requests * self._miss_rate_max
+            beyond = certificate.over_budget > certificate.requests * self._goal.miss_rate_max
             missing = float(certificate.requests_missing or 2.0 * block_s * rate)
             if beyond:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows
@@ -337,14 +337,8 @@ class _Certifying:
         goal = self._goal
         if goal.fixed_rps or rate <= goal.ceiling_rps():
             return True
-        known = self._result.evidence.get(rate)
-        if known is None or not known.claim:
-            return False
-        return goal.carried(rate, known.conditions)
-
-    @property
-    def _miss_rate_max(self) -> float:
-        return 1.0 - self._goal.percentile / 100.0
+        known = self._claims.known(rate)
+        return known is not None and goal.carried(rate, known.conditions)
 
     def _to_pass(self, certificate: Certificate, claim: int) -> float:
         found = expected_requests(

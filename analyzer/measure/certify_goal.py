@@ -34,7 +34,7 @@ class CertifyGoal:
         above_rps: No rate up to this is tried, a fixed one excepted.
         enough_rps: No rate above this is worth a run; itself is tried where the edge is above it.
         earlier: What is known by rate; these rates keep their claims' numbers.
-        open_claims: Claims that the family has begun so far and that have not passed.
+        open_claims: As in ``CertifyPlan``.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
         ceiling_rps: No higher rate is begun, a fixed one excepted; asked anew before each run.
         carried: Whether a rate may be claimed for all that was seen of the machine, where its own
@@ -68,6 +68,11 @@ class CertifyGoal:
     requests_min: int = 0
     answered_rps: Callable[[], float | None] = lambda: None
     left_s: Callable[[], float] = lambda: math.inf
+
+    @property
+    def miss_rate_max(self) -> float:
+        """The fraction of requests that may be late."""
+        return 1.0 - self.percentile / 100.0
 
 
 @dataclass(slots=True)

@@ -135,7 +135,8 @@ class CertifyPlan:
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
         open_claims: Claims that the family (the study's candidates, or a baseline that is none) has
-            begun so far and that have not passed.
+            begun so far and that still have their part of the error
+            (:func:`~analyzer.stats.certificate.is_open`).
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         tells_speed: Whether this configuration's own runs tell it too.
         tests: Its valid runs so far; the machine's speed is held against those of its edge.

@@ -34,7 +34,7 @@ from analyzer.measure.edge import RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import CertifyPlan, LoadPlan, RefutePlan
 from analyzer.measure.session import REQUESTS_MIN, Session
-from analyzer.measure.walk_claims import excused
+from analyzer.measure.walk_claims import evidence_of, excused
 from analyzer.stats.certificate import certify
 from analyzer.twin.pace import SLOW_FACTOR
 
@@ -174,14 +174,19 @@ class _Walk:
         reasons: dict[str, None] = {}
         for position, rate in enumerate(self._refute.rates_rps):
             known = self._earlier.get(rate)
+            blocks = known.blocks if known is not None else 0
             if known is not None and not known.claim:
-                # Its runs count for a lower rate: it begins anew, with later arrivals.
-                known = replace(known, requests=0, over_budget=0, inflation=None, higher=())
-            claim = known.claim if known is not None else 0
-            claim = claim or self._plan.open_claims + 1 + position
+                known = None  # its runs count for a lower rate, and it begins anew
+            claim = known.claim if known is not None else self._plan.open_claims + 1 + position
             runs = self._runs(rate)
             if counted := [run for run in runs if excused(run[0])]:
-                evidence[rate] = self._evidence(rate, counted, known, claim)
+                evidence[rate] = evidence_of(
+                    self._judge(rate, counted, known, claim),
+                    (known, claim),
+                    [test for test, _ in counted],
+                    rate_rps=rate,
+                    blocks=blocks + len(counted),
+                )
             if runs:
                 certificates[rate] = self._judge(rate, runs, None, claim)
             reason = self._doubt(rate, runs, certificates.get(rate), claim)
@@ -229,29 +234,6 @@ class _Walk:
             earlier=earlier,
             claim=claim,
             study=self._study,
-        )
-
-    def _evidence(
-        self,
-        rate: float,
-        runs: Sequence[tuple[LoadTest, RequestLog]],
-        known: RateEvidence | None,
-        claim: int,
-    ) -> RateEvidence:
-        """All runs ever made at a rate that count, those that were disturbed as well."""
-        together = self._judge(rate, runs, known, claim)
-        met = [test.conditions for test, _ in runs]
-        if known is not None:
-            met = [known.conditions, *met] if known.conditions is not None else []
-        return RateEvidence(
-            rate_rps=rate,
-            requests=together.own_requests,
-            over_budget=together.own_over_budget,
-            inflation=together.inflation,
-            claim=claim,
-            blocks=(known.blocks if known is not None else 0) + len(runs),
-            conditions=Conditions.pooled(met),
-            higher=together.higher,
         )
 
     @property

@@ -31,6 +31,33 @@ def conditions_met(known: RateEvidence | None, tests: Sequence[LoadTest]) -> Con
     return Conditions.pooled([before, *(test.conditions for test in tests if excused(test))])
 
 
+def evidence_of(
+    certificate: Certificate,
+    opening: Opening,
+    tests: Sequence[LoadTest],
+    *,
+    rate_rps: float,
+    blocks: int,
+) -> RateEvidence:
+    """What is known of a rate once ``tests`` were judged together with what its claim began with.
+
+    Args:
+        certificate: The judgement.
+        blocks: Runs at the rate that were made so far.
+    """
+    known, claim = opening
+    return RateEvidence(
+        rate_rps=rate_rps,
+        requests=certificate.own_requests,
+        over_budget=certificate.own_over_budget,
+        inflation=certificate.inflation,
+        claim=claim,
+        blocks=blocks,
+        conditions=conditions_met(known, tests),
+        higher=certificate.higher,
+    )
+
+
 class WalkClaims:
     """What is known by rate, earlier walks included, and how the family's error is spent on it.
 
@@ -50,15 +77,15 @@ class WalkClaims:
         A new one begins with nothing, or goes on with that of a higher rate, whichever needs less.
         """
         known = self._before.get(rate)
-        if known is not None and self.begun(rate):
+        if known is not None and self.known(rate) is not None:
             return known, known.claim
-        openings = [(of.below(rate), of.claim) for of in self.carriable(rate)]
+        openings = [(of.below(rate), of.claim) for of in self._sources(rate)]
         return min([self._anew, *openings], key=lambda opening: self.need(rate, *opening))
 
-    def begun(self, rate: float) -> bool:
-        """Whether ``rate`` is a claim already, here or in an earlier walk."""
-        known = self._evidence.get(rate)
-        return known is not None and known.claim > 0
+    def known(self, rate: float) -> RateEvidence | None:
+        """What a claim of ``rate`` came to so far; None where it is none, or none any more."""
+        found = self._evidence.get(rate)
+        return found if found is not None and found.claim else None
 
     @property
     def _anew(self) -> Opening:
@@ -69,16 +96,15 @@ class WalkClaims:
         needed = self._goal.requests_needed(rate, claim, known)
         return math.inf if needed is None else needed
 
-    def carriable(self, rate: float) -> list[RateEvidence]:
-        """What is known of higher rates that a claim of ``rate`` may count as well."""
-        late_max = 1.0 - self._goal.percentile / 100.0
+    def _sources(self, rate: float) -> list[RateEvidence]:
+        """The claims of higher rates with which one of ``rate`` may go on."""
         return [
             known
             for known in self._evidence.values()
             if known.claim
             and known.rate_rps > rate
             and known.inflation is not None
-            and known.over_budget <= known.requests * late_max
+            and known.over_budget <= known.requests * self._goal.miss_rate_max
             and (self._goal.proves(known) or self._too_long(known))
             and self._goal.counts_below(known, rate)
         ]
@@ -115,19 +141,17 @@ class WalkClaims:
         Args:
             tests: The walk's runs at the rate.
         """
-        (known, claim), of = opening, self._evidence.get(rate)
+        known, claim = opening
         assert claim > 0, claim
-        if known is not None and known.higher and not self.begun(rate):
+        before = self._evidence.get(rate)
+        if known is not None and known.higher and self.known(rate) is None:
             source = self._evidence[known.higher[-1].rate_rps]
             if not self._goal.proves(source):
                 self._evidence[source.rate_rps] = replace(source, claim=0)
-        self._evidence[rate] = RateEvidence(
+        self._evidence[rate] = evidence_of(
+            certificate,
+            opening,
+            tests,
             rate_rps=rate,
-            requests=certificate.own_requests,
-            over_budget=certificate.own_over_budget,
-            inflation=certificate.inflation,
-            claim=claim,
-            blocks=(of.blocks if of is not None else 0) + 1,
-            conditions=conditions_met(known, tests),
-            higher=certificate.higher,
+            blocks=(before.blocks if before is not None else 0) + 1,
         )

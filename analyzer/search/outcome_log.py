@@ -21,7 +21,7 @@ from analyzer.search.claims import standing
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of
 from analyzer.search.watch import StudyWatch
-from analyzer.stats.certificate import passes
+from analyzer.stats.certificate import is_open
 from analyzer.store.records import StoredOutcome
 
 
@@ -184,15 +184,11 @@ class OutcomeLog:
         self._ranked = None
 
     def open_claims(self, config_ids: Collection[str]) -> int:
-        """Claims that these configurations, together one family, have begun and not proven."""
+        """Claims that these configurations, together one family, have begun and that are open."""
         sla = self._request.sla
         measured = filter(None, map(self.measurement, config_ids))
         return sum(
-            known.claim > 0
-            and bool(
-                known.higher
-                or not passes(known, percentile=sla.percentile, confidence=sla.confidence)
-            )
+            is_open(known, percentile=sla.percentile, confidence=sla.confidence)
             for measurement in measured
             for known in measurement.evidence
         )

@@ -52,11 +52,12 @@ def claim_confidence(confidence: float, claim: int) -> float:
     """Returns the confidence of the ``claim``-th of a family that is right with ``confidence``.
 
     The chance of error α is spent over the family: 3/4 of it on its first claim, 3/16 on the
-    second, and so on; few studies have a second one that is left open. A claim that passes gives
-    its part back: the next one has the number of those that are begun and have not passed, plus
-    one. Of the wrong claims that are begun before any of them passes, the j-th then has a number of
-    at least j, so that one ever passes with probability at most 3/4 α + 3/16 α + ... = α. Source:
-    docs/statistics.md, section 5 (Holm 1979; Bretz et al. 2009, sequentially rejective procedures).
+    second, and so on; few studies have a second one that is left open. A claim that passes at the
+    rate at which it began gives its part back: the next one has the number of those that are begun
+    and open (``is_open``), plus one. Of the wrong claims that are begun before any of them passes,
+    the j-th then has a number of at least j, so that one ever passes with probability at most
+    3/4 α + 3/16 α + ... = α. Source: docs/statistics.md, section 5 (Holm 1979; Bretz et al. 2009,
+    sequentially rejective procedures).
 
     Args:
         claim: From 1; 0 for a claim that stands alone.
@@ -134,7 +135,7 @@ def certify(
                 over_budget=misses,
                 higher=higher,
             )
-    effective, _ = _effective(requests, misses, used.value, higher) if used is not None else (0, 0)
+    effective = _effective(requests, misses, used.value, higher)[0] if used is not None else 0.0
     return Certificate(
         verdict=found,
         requests=counted,
@@ -211,6 +212,16 @@ def passes(known: RateEvidence, *, percentile: float, confidence: float) -> bool
     )
 
 
+def is_open(known: RateEvidence, *, percentile: float, confidence: float) -> bool:
+    """Whether a claim still has its part of the error (``claim_confidence``).
+
+    It passed at the rate at which it began, or a lower rate has its number now, where it has not.
+    """
+    if not known.claim:
+        return False
+    return bool(known.higher) or not passes(known, percentile=percentile, confidence=confidence)
+
+
 def decide(
     requests: int,
     over_budget: int,
@@ -228,13 +239,24 @@ def decide(
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
-    effective, deflated = _effective(requests, over_budget, inflation, higher)
-    kept = not higher or over_budget <= share * requests
-    if kept and evidence_below(effective, deflated, share) >= needed:
+    if _for_pass(requests, over_budget, inflation, higher, share) >= needed:
         return "PASS"
     if evidence_above(requests / inflation, over_budget / inflation, share) >= needed:
         return "FAIL"
     return "UNDECIDED"
+
+
+def _for_pass(
+    requests: float,
+    over_budget: float,
+    inflation: float,
+    higher: Sequence[HigherRuns],
+    share: float,
+) -> float:
+    """The evidence for a PASS; none where runs at higher rates outweigh too many that are late."""
+    if higher and over_budget > share * requests:
+        return 0.0
+    return evidence_below(*_effective(requests, over_budget, inflation, higher), share)
 
 
 def used_inflation(
@@ -313,13 +335,12 @@ def expected_requests(
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
-    below = miss_rate < share
-    evidence = evidence_below if below else evidence_above
 
     def decided(further: float) -> bool:
         total, over = requests + further, over_budget + further * miss_rate
-        counts = _effective(total, over, inflation, higher if below else ())
-        return evidence(*counts, share) >= needed
+        if miss_rate < share:
+            return _for_pass(total, over, inflation, higher, share) >= needed
+        return evidence_above(total / inflation, over / inflation, share) >= needed
 
     further = _least(decided, _REQUESTS_MAX)
     return ceil(further) if further is not None else None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,17 +231,23 @@ def test_a_slow_state_counts_as_at_the_promise_where_enough_of_it_was_seen() -> 
     assert inflation(1_000, 0.01) >= inflation(1_000, None) > 20
 
 
+def with_earlier(earlier: RateEvidence, requests: int, twin: float) -> Certificate:
+    """The certificate of ``requests`` of which none is late, together with earlier ones."""
+    return certify(
+        none_late(requests),
+        percentile=99,
+        confidence=0.95,
+        twin_inflation=twin,
+        earlier=earlier,
+        claim=earlier.claim,
+    )
+
+
 def test_later_runs_that_tell_less_of_correlation_do_not_take_on_the_earlier_ones() -> None:
-    def pooled(requests: int, twin: float) -> Certificate:
-        return certify(
-            none_late(requests),
-            percentile=99,
-            confidence=0.95,
-            twin_inflation=twin,
-            earlier=RateEvidence(
-                rate_rps=1.0, requests=1_000, over_budget=0, inflation=900.0, claim=1, blocks=1
-            ),
-        )
+    known = RateEvidence(
+        rate_rps=1.0, requests=1_000, over_budget=0, inflation=900.0, claim=1, blocks=1
+    )
+    pooled = partial(with_earlier, known)
 
     assert pooled(99_000, 10.0).inflation == pytest.approx(0.01 * 900 + 0.99 * 10)
     assert pooled(99_000, 10.0).inflation_source == "twin"
@@ -258,18 +265,7 @@ def evidence_with(higher: HigherRuns) -> RateEvidence:
 
 
 def test_runs_at_a_higher_rate_count_by_their_own_effective_number() -> None:
-    known = evidence_with(HIGHER)
-
-    def judged(requests: int, inflation: float) -> Certificate:
-        return certify(
-            none_late(requests),
-            percentile=99,
-            confidence=0.95,
-            twin_inflation=inflation,
-            earlier=known,
-            claim=1,
-        )
-
+    judged = partial(with_earlier, evidence_with(HIGHER))
     found = judged(200, 2.0)
     assert found.verdict == "PASS" and found.effective_requests == pytest.approx(400.0)
     assert found.requests == 6200 and found.own_requests == 200 and found.inflation == 2.0
@@ -282,12 +278,19 @@ def test_runs_at_a_higher_rate_count_by_their_own_effective_number() -> None:
 
 def test_runs_at_a_higher_rate_say_nothing_for_a_fail() -> None:
     late = replace(HIGHER, over_budget=900)
-    found = certify(
-        none_late(100), percentile=99, confidence=0.95, twin_inflation=1.0,
-        earlier=evidence_with(late), claim=1,
-    )  # fmt: skip
+    found = with_earlier(evidence_with(late), 100, 1.0)
     assert found.verdict == "UNDECIDED" and found.over_budget == 900
     assert found.own_over_budget == 0
+
+
+def test_runs_at_a_higher_rate_do_not_outweigh_what_is_late_at_the_rate_itself() -> None:
+    """A clear proof above, and 2 of 100 late below: 100 further ones of which none is late."""
+    above = replace(HIGHER, requests=40_000)
+    counts: dict[str, Any] = {"percentile": 99.0, "confidence": 0.95, "higher": (above,)}
+    assert decide(100, 2, 1.0, **counts) == "UNDECIDED"
+    assert decide(200, 2, 1.0, **counts) == "PASS"
+    more = expected_requests(miss_rate=0.0, inflation=1.0, requests=100, over_budget=2, **counts)
+    assert more == pytest.approx(100, abs=1)
 
 
 def test_what_counts_for_a_lower_rate_proves_the_higher_one_no_more() -> None:
