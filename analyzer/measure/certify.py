@@ -50,6 +50,9 @@ _GROWTH_MAX = 4.0
 # its requests to a lower rate (where there is a twin), and may be bolder.
 _CAUTION = 1.3
 _CLIMB_CAUTION = 1.1
+# A first proof goes to the highest of the rates whose expected need differs by no more than this:
+# what is left undecided hands its requests down (1.15 and 1.6 were tried, bench/shares.py).
+_ALIKE = 1.3
 #: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
 #: failed. Runs of a second find the edge of a machine's fast state, and 0.55 to 0.7 of it were met
 #: for seconds (docs/twin.md).
@@ -189,9 +192,10 @@ class _Certifying:
     def _choose(self, rates: list[float]) -> tuple[float | None, float]:
         """The rate to try next, and the seconds that it may take.
 
-        The highest whose expected need fits into the time. Where none fits, the one that needs the
-        least: a lower rate needs fewer requests, but each takes longer to come. Nothing is tried
-        above a proven rate that the time does not suffice for.
+        The highest whose expected need fits into the time, or a higher one that takes hardly
+        longer. Where none fits, the one that needs the least: a lower rate needs fewer requests,
+        but each takes longer to come. Nothing is tried above a proven rate that the time does not
+        suffice for.
         """
         leaving_s, self._leaving_s = self._leaving_s, math.inf
         if self._answered:
@@ -203,10 +207,19 @@ class _Certifying:
             limit_s = share * self._left_s
             rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
-                return rate, limit_s
+                return self._alike(rates, rate), limit_s
         begun = filter(self._claims.known, rates)
         some = {*rates[::3], *begun}
         return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
+
+    def _alike(self, rates: list[float], rate: float) -> float:
+        """The highest of ``rates`` that is expected to take hardly longer than ``rate``.
+
+        A slow model's lower rates need fewer requests, and as many seconds for them.
+        """
+        limit_s = min(_ALIKE * self._seconds(rate), self._goal.shares[-1] * self._left_s)
+        higher = rates[: rates.index(rate)]
+        return next((other for other in higher if self._seconds(other) <= limit_s), rate)
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
         """The highest of ``rates`` whose expected need fits; None if none does.
