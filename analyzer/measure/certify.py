@@ -215,11 +215,19 @@ class _Certifying:
     def _alike(self, rates: list[float], rate: float) -> float:
         """The highest of ``rates`` that is expected to take hardly longer than ``rate``.
 
-        A slow model's lower rates need fewer requests, and as many seconds for them.
+        A slow model's lower rates need fewer requests, and as many seconds for them. Not where
+        claims are open already: the machine, or the edge, is not what it seemed.
         """
-        limit_s = min(_ALIKE * self._seconds(rate), self._goal.shares[-1] * self._left_s)
-        higher = rates[: rates.index(rate)]
-        return next((other for other in higher if self._seconds(other) <= limit_s), rate)
+        if self._goal.open_claims:
+            return rate
+        rate_s = self._seconds(rate)
+        limit_s = min(_ALIKE * rate_s, self._goal.shares[-1] * self._left_s)
+        for other in rates[: rates.index(rate)]:
+            other_s = self._seconds(other)
+            if other_s <= limit_s:
+                # Where there is time for both, the lower one is an answer that much sooner.
+                return rate if rate_s + other_s <= self._left_s else other
+        return rate
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
         """The highest of ``rates`` whose expected need fits; None if none does.
