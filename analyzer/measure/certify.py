@@ -53,6 +53,9 @@ _CLIMB_CAUTION = 1.1
 # A first proof goes to the highest of the rates whose expected need differs by no more than this:
 # what is left undecided hands its requests down (1.15 and 1.6 were tried, bench/shares.py).
 _ALIKE = 1.3
+# Of the time left in all: what a first proof and a climb after it may take together. The edges of
+# the baseline and of other candidates come in between.
+_BOTH_SHARE = 0.5
 #: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
 #: failed. Runs of a second find the edge of a machine's fast state, and 0.55 to 0.7 of it were met
 #: for seconds (docs/twin.md).
@@ -216,17 +219,18 @@ class _Certifying:
         """The highest of ``rates`` that is expected to take hardly longer than ``rate``.
 
         A slow model's lower rates need fewer requests, and as many seconds for them. Not where
-        claims are open already: the machine, or the edge, is not what it seemed.
+        there will be time for both, since the lower one outlives more of what the machine may do,
+        and not where claims are open: the machine, or the edge, is not what it seemed.
         """
         if self._goal.open_claims:
             return rate
         rate_s = self._seconds(rate)
         limit_s = min(_ALIKE * rate_s, self._goal.shares[-1] * self._left_s)
+        both_s = _BOTH_SHARE * self._goal.left_s()
         for other in rates[: rates.index(rate)]:
             other_s = self._seconds(other)
             if other_s <= limit_s:
-                # Where there is time for both, the lower one is an answer that much sooner.
-                return rate if rate_s + other_s <= self._left_s else other
+                return rate if rate_s + other_s <= both_s else other
         return rate
 
     def _affordable(self, rates: list[float], seconds: float) -> float | None:
