@@ -50,8 +50,9 @@ _GROWTH_MAX = 4.0
 # its requests to a lower rate (where there is a twin), and may be bolder.
 _CAUTION = 1.3
 _CLIMB_CAUTION = 1.1
-# A first proof goes to the highest of the rates whose expected need differs by no more than this:
-# what is left undecided hands its requests down (1.15 and 1.6 were tried, bench/shares.py).
+# A first proof goes on to the highest rate that is expected to take at most so many times as long
+# as the one that fits: what is left undecided hands its requests down (1.15 and 1.6 were tried,
+# bench/shares.py).
 _ALIKE = 1.3
 # Of the time left in all: what a first proof and a climb after it may take together. The edges of
 # the baseline and of other candidates come in between.
@@ -220,13 +221,13 @@ class _Certifying:
 
         A slow model's lower rates need fewer requests, and as many seconds for them. Not where
         there will be time for both, since the lower one outlives more of what the machine may do,
-        and not where claims are open: the machine, or the edge, is not what it seemed.
+        and not where claims were open as the walk began: the machine, or the edge, is not what it
+        seemed.
         """
-        if self._goal.open_claims:
-            return rate
-        rate_s = self._seconds(rate)
+        rate_s, both_s = self._seconds(rate), _BOTH_SHARE * self._goal.left_s()
+        if self._goal.open_claims or (1.0 + _ALIKE) * rate_s <= both_s:
+            return rate  # without a simulation of each higher rate
         limit_s = min(_ALIKE * rate_s, self._goal.shares[-1] * self._left_s)
-        both_s = _BOTH_SHARE * self._goal.left_s()
         for other in rates[: rates.index(rate)]:
             other_s = self._seconds(other)
             if other_s <= limit_s:
