@@ -38,8 +38,9 @@ STEPS = Steps(FOLDER)
 USUAL_S = 60.0
 # Bursts and pauses of the same lengths: busy half of the time.
 NEIGHBOUR = """
-import math, random, time
-while True:
+import math, os, random, time
+parent = os.getppid()
+while os.getppid() == parent:
     length = math.exp(random.uniform(math.log(0.1), math.log(10.0)))
     until = time.monotonic() + length
     while time.monotonic() < until:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from analyzer.domain.load_test import LoadTest
     from analyzer.domain.measurement import Certificate, Measurement
     from analyzer.export.claims import ClaimedModel
+    from analyzer.store.results import ResultStore
     from analyzer.targets.target import Target
     from analyzer.twin.server_model import ServerModel
 
@@ -148,6 +149,8 @@ def verify(study: str | None, **values: Any) -> int:
     if result is not None:
         with open_store(values["store_url"]) as store:
             store.add_verification(result.name, verification)
+            if "://" not in values["server"]:
+                _keep_speeds(store, verification)
     if values["as_json"]:
         click.echo(json.dumps(_document(verification, subject)))
     else:
@@ -267,6 +270,18 @@ def _twin(subject: ClaimedModel, store_url: str, server: str) -> ServerModel | N
             rate_scale=subject.rate_scale,
             constants=constants_of(machine, server=server),
         )
+
+
+def _keep_speeds(store: ResultStore, verification: Verification) -> None:
+    """Lets later searches know how fast this machine was."""
+    from analyzer.hardware.machine import inspect_machine
+    from analyzer.twin.speed_memory import SpeedMemory
+
+    certificate = verification.measured.certificate
+    seen = certificate.conditions if certificate is not None else None
+    if seen is not None:
+        speeds = SpeedMemory(store.get_cache, store.put_cache, inspect_machine().hardware_key)
+        speeds.keep(f"verify {verification.at}", seen.work_us)
 
 
 def _document(verification: Verification, subject: ClaimedModel) -> dict[str, Any]:

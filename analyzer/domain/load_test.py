@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Literal
 
@@ -156,6 +156,10 @@ class Conditions:
         """
         late_ms = sum(max(0.0, stall - max(slack_ms, 0.0)) for stall in self.stalls_ms)
         return min(1.0, late_ms / 1e3 / self.seconds) if self.seconds > 0 else 0.0
+
+    def after(self, earlier_us: Sequence[float]) -> Conditions:
+        """These with the speeds of an earlier time: its ``work_us``, before their own."""
+        return replace(self, work_us=(*earlier_us, *self.work_us))
 
     @classmethod
     def pooled(cls, parts: Iterable[Conditions | None]) -> Conditions | None:

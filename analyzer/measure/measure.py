@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,14 +37,19 @@ from analyzer.measure.correlation import (
 from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, only_stalled, telling
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
-from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan, warm_up_concurrency
 from analyzer.measure.refute import refute_target
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.walk_claims import conditions_met
-from analyzer.measure.witness import carried, lasting_work_us, rate_ceiling
+from analyzer.measure.witness import (
+    carried,
+    lasting_work_us,
+    rate_ceiling,
+    slower_rates,
+    watched_times,
+)
 from analyzer.stats.certificate import passes
-from analyzer.twin.pace import CONSTANT_FACTOR
 
 # Invalid runs before the configuration is given up, and the factor to the next rate: the share of
 # the requests that the server answered, within bounds. A run that was aborted was far too fast.
@@ -122,7 +127,7 @@ def measure_edge(
         rate = search.next_rate_rps()
         if rate is None or (spent_s >= seconds_max and search.kept_rps is not None):
             seconds_max = _DOUBT_FACTOR * plan.seconds
-            doubtful = _slower(runs, search.kept_rps)
+            doubtful = slower_rates(runs, search.kept_rps)
             if spent_s >= seconds_max or not search.forget_above(doubtful):
                 break
             continue
@@ -162,15 +167,6 @@ def measure_edge(
             hint="Something else keeps this machine busy; run it again when it is quiet.",
         )
     return edge
-
-
-def _slower(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:
-    """The rates of the runs in which the machine was slower than in the one that was kept."""
-    kept = runs.get(kept_rps or 0.0)
-    if kept is None or not kept.work_us:
-        return []
-    least_us = CONSTANT_FACTOR * kept.work_us
-    return [rate for rate, test in runs.items() if (test.work_us or 0.0) > least_us]
 
 
 def _edge_search(
@@ -258,7 +254,16 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
 
     def held(rate: float, met: Conditions | None) -> bool:
-        return carried(rate, edge, study(), sla, met, slow_edge, runs(), plan.response)
+        return all(
+            carried(rate, edge, watched, sla, met, slow_edge, runs(), plan.response)
+            for watched in watched_times(study(), plan.earlier_us)
+        )
+
+    def ceiling_rps() -> float:
+        return min(
+            rate_ceiling(edge, watched, sla, slow_edge, runs(), plan.response)
+            for watched in watched_times(study(), plan.earlier_us)
+        )
 
     def judge(
         rate: float, indices: Sequence[int], claim: int, known: RateEvidence | None
@@ -297,7 +302,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
-            ceiling_rps=lambda: rate_ceiling(edge, study(), sla, slow_edge, runs(), plan.response),
+            ceiling_rps=ceiling_rps,
             carried=held,
             counts_below=counts_below,
             proves=lambda of: passes(of, percentile=sla.percentile, confidence=sla.confidence),
@@ -354,7 +359,9 @@ def measure_configuration(
     Raises:
         TargetError: The server failed, or not one run was valid.
     """
-    saturation = session.warm_up(concurrency=_concurrency(configuration, load, edge_plan, certify))
+    saturation = session.warm_up(
+        concurrency=warm_up_concurrency(configuration, load, edge_plan, certify)
+    )
     edge = Edge(rate_rps=None, interval_rps=(None, None))
     headline = proof = None
     if certify is not None and certify.refute is not None:
@@ -434,16 +441,3 @@ def _proof_then_edge(
     return proof, replace(
         edge, interval_rps=(max(low or 0.0, *kept), high) if kept else (low, high)
     )
-
-
-def _concurrency(
-    configuration: Configuration,
-    load: LoadPlan,
-    edge_plan: EdgePlan | None,
-    certify: CertifyPlan | None,
-) -> int:
-    """Enough to reach every instance; enough to saturate where nobody predicts the edge."""
-    known = certify is not None and (certify.edge or certify.rate_rps or certify.refute)
-    if known or (edge_plan is not None and edge_plan.start_rps):
-        return 2 * configuration.instance_count
-    return load.saturating_concurrency(configuration)

@@ -142,6 +142,8 @@ class CertifyPlan:
         tests: Its valid runs so far; the machine's speed is held against those of its edge.
         response: How executions answer to the canary's work (``twin.pace.mean_response``).
         conditions: What the machine was like over the whole study so far; None where unknown.
+        earlier_us: The canary's work in earlier studies on the same machine: no rate is claimed
+            that the slow states of those do not carry either. Empty where nothing is known.
         refute: Runs that are to show the contrary, in place of a proof; None for a proof.
     """
 
@@ -163,9 +165,23 @@ class CertifyPlan:
     tests: tuple[LoadTest, ...] = ()
     response: float = 1.0
     conditions: Conditions | None = None
+    earlier_us: tuple[float, ...] = ()
     refute: RefutePlan | None = None
 
     @property
     def blocks(self) -> int:
         """Runs made so far: the next one draws the arrivals after theirs."""
         return sum(known.blocks for known in self.earlier)
+
+
+def warm_up_concurrency(
+    configuration: Configuration,
+    load: LoadPlan,
+    edge_plan: EdgePlan | None,
+    certify: CertifyPlan | None,
+) -> int:
+    """Requests in flight to reach every instance; to saturate it where nobody predicts the edge."""
+    known = certify is not None and (certify.edge or certify.rate_rps or certify.refute)
+    if known or (edge_plan is not None and edge_plan.start_rps):
+        return 2 * configuration.instance_count
+    return load.saturating_concurrency(configuration)

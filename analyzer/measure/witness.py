@@ -6,7 +6,7 @@ what it saw elsewhere may take a PASS back, or cap the rates that are tried at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
 
 import numpy as np
@@ -75,6 +75,15 @@ def steady(tests: Sequence[LoadTest]) -> bool:
         return False
     low, high = np.quantile(found.work_us, (0.05, 0.95))
     return bool(high <= STEADY_FACTOR * low)
+
+
+def slower_rates(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:
+    """The rates of the runs in which the machine was slower than in the one that was kept."""
+    kept = runs.get(kept_rps or 0.0)
+    if kept is None or not kept.work_us:
+        return []
+    least_us = CONSTANT_FACTOR * kept.work_us
+    return [rate for rate, test in runs.items() if (test.work_us or 0.0) > least_us]
 
 
 def met_slower(edge: Edge, breaking: Sequence[LoadTest], tests: Sequence[LoadTest]) -> bool:
@@ -195,6 +204,19 @@ def carried(
     return float(np.mean(np.array(seen.work_us) > slow_us)) >= SEEN_SHARE * due
 
 
+def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:
+    """How many times slower than ever in the study the machine was in earlier ones, for more of
+    the time than requests may be late; None where it was not, or nobody knows.
+    """
+    if study is None or not earlier_us:
+        return None
+    now_us = slow_work_us(study, sla.miss_rate_max)
+    before_us = slow_work_us(study.after(earlier_us), sla.miss_rate_max)
+    if not now_us or not before_us or before_us <= CONSTANT_FACTOR * now_us:
+        return None
+    return before_us / now_us
+
+
 def stalls_too_long(study: Conditions | None, sla: Sla, latency_ms: float | None) -> bool:
     """Whether stalls alone make more requests late than the SLA allows.
 
@@ -207,14 +229,34 @@ def stalls_too_long(study: Conditions | None, sla: Sla, latency_ms: float | None
     return study.stalled_share(slack_ms) > sla.miss_rate_max
 
 
+def watched_times(
+    study: Conditions | None, earlier_us: Sequence[float]
+) -> tuple[Conditions | None, ...]:
+    """What a claim is held against: the study, and the study after the earlier ones.
+
+    Both, since what is a slow state of a study may be too little of all of them.
+
+    Args:
+        earlier_us: ``Conditions.work_us`` of earlier studies on the same machine.
+    """
+    if study is None or not study.work_us or not earlier_us:
+        return (study,)
+    return study, study.after(earlier_us)
+
+
 def tenable(
     measurement: Measurement,
     study: Conditions | None,
     sla: Sla,
     slow_edge: SlowEdge = in_proportion,
     response: float = 1.0,
+    earlier_us: Sequence[float] = (),
 ) -> bool:
-    """Whether nothing that the study has seen of the machine speaks against the certified rate."""
+    """Whether nothing that was seen of the machine speaks against the certified rate.
+
+    Args:
+        earlier_us: As of :func:`watched_times`.
+    """
     test, certificate = measurement.headline, measurement.certificate
     seen = next(
         (e.conditions for e in measurement.evidence if e.rate_rps == measurement.capacity_rps), None
@@ -224,13 +266,16 @@ def tenable(
         median_ms = test.latency_ms.p50
         if seen is None and certificate is not None and certificate.requests == test.requests:
             seen = test.conditions
-    return not stalls_too_long(study, sla, median_ms) and carried(
-        measurement.capacity_rps or 0.0,
-        measurement.edge,
-        study,
-        sla,
-        seen,
-        slow_edge,
-        measurement.load_tests,
-        response,
+    return not stalls_too_long(study, sla, median_ms) and all(
+        carried(
+            measurement.capacity_rps or 0.0,
+            measurement.edge,
+            watched,
+            sla,
+            seen,
+            slow_edge,
+            measurement.load_tests,
+            response,
+        )
+        for watched in watched_times(study, earlier_us)
     )

@@ -17,6 +17,7 @@ from analyzer.search.watch import StudyWatch
 from analyzer.store.records import StoredOutcome
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.probe_cache import ProbeCache
+from analyzer.twin.speed_memory import SpeedMemory
 
 # Seconds that starting a server (or loading a model) and warming it up take, by and large.
 _EMBEDDED_START_S = 1.2
@@ -36,6 +37,7 @@ class SearchContext:
         hardware: A short name of the machine, for people.
         cores: That this process may use.
         constants: What the twin supposes of the machine.
+        speeds: How fast it was in earlier studies.
         plan: What is left of the budget, and for what.
         watch: Watches the machine from the first probe to the end of measuring.
         settle: Waits so many seconds until nothing of ours runs any more beside what will be
@@ -47,6 +49,7 @@ class SearchContext:
     store: TrialStore
     progress: Progress
     log: OutcomeLog
+    speeds: SpeedMemory
     probe_cache: ProbeCache
     candidates: Mapping[str, Configuration]
     labels: Mapping[str, str]
@@ -154,12 +157,13 @@ def make_context(
         stored: Outcomes of an interrupted run of this study, of whichever instance types; none of
             them is measured again.
         baseline: The configuration to compare with; None for Triton's automatic one.
-        hardware_key: Equal for machines whose probes can be shared, and ``runtimes`` what runs
-            models there (None: what does here).
+        hardware_key: Equal for machines whose probes and speeds can be shared, and ``runtimes``
+            what runs models there (None: what does here).
         settle: As of :class:`SearchContext`, for what the caller has begun beside the search.
         watch: Watches the machine that is measured; None for nobody.
     """
     watch = watch or StudyWatch()
+    speeds = SpeedMemory(store.get_cache, store.put_cache, hardware_key)
     baseline = (
         baseline or baseline_configuration(batchable=request.model.batchable, device=request.device)
     ).canonical()
@@ -179,7 +183,15 @@ def make_context(
         executor=executor,
         store=store,
         progress=progress,
-        log=OutcomeLog(request, store, progress, stored=stored, watch=watch),
+        log=OutcomeLog(
+            request,
+            store,
+            progress,
+            stored=stored,
+            watch=watch,
+            earlier_us=speeds.work_us(request.part),
+        ),
+        speeds=speeds,
         probe_cache=ProbeCache(store.get_cache, store.put_cache, hardware_key, installed=runtimes),
         candidates=candidates,
         labels=request.space.labels(),

@@ -53,6 +53,7 @@ class OutcomeLog:
     Args:
         stored: Outcomes of an interrupted run of this study; none of them is stored again.
         watch: Who watches the machine; what is seen up to an outcome is stored with it.
+        earlier_us: The canary's work in earlier studies on this machine.
 
     Attributes:
         latest: The outcome that stands for each configuration, by id, in the order of their first
@@ -62,6 +63,7 @@ class OutcomeLog:
         slow_edge: What a slower machine leaves of a configuration's edge; in proportion to its
             speed, until a twin knows better.
         response: How executions answer to the canary's work, as the twin learned it.
+        earlier_us: What claims are held against besides this study's speeds.
     """
 
     def __init__(
@@ -72,11 +74,14 @@ class OutcomeLog:
         *,
         stored: Sequence[StoredOutcome] = (),
         watch: StudyWatch | None = None,
+        earlier_us: tuple[float, ...] = (),
     ) -> None:
         self._request = request
         self._store = store
         self._progress = progress
         self.stored = tuple(stored)
+        # A rate that was asked for is not chosen: it is proven for what this study meets.
+        self.earlier_us = () if request.sla.fixed_rps else earlier_us
         self.latest: dict[str, Measurement | Failure] = {}
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
@@ -230,6 +235,7 @@ class OutcomeLog:
             self._request.sla,
             self.slow_edge(measurement.configuration),
             self.response(),
+            self.earlier_us,
         )
 
 

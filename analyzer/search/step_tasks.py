@@ -273,6 +273,7 @@ class StepTasks:
             ),
             response=twin.response,
             conditions=log.conditions,
+            earlier_us=log.earlier_us,
         )
 
     def _predicted(self, configuration: Configuration) -> float | None:

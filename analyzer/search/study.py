@@ -14,6 +14,7 @@ from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.correlation import SUPPOSED_LOAD, guessed_inflation, requests_needed
+from analyzer.measure.witness import slower_before
 from analyzer.search.build import BuiltVariants, build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
@@ -115,6 +116,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             )
         if winner is not None:
             _tell_server(context, winner)
+        if verdict == "found":
+            _tell_slower_before(context)
     if proven is not None:
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated")
@@ -160,6 +163,24 @@ def _tell_server(context: SearchContext, winner: Measurement) -> None:
             "estimate): on a Triton other rates hold, and another configuration may be better. "
             "--server triton measures there."
         )
+
+
+def _tell_slower_before(context: SearchContext) -> None:
+    """Says that earlier studies met slower states of this machine, and what that means."""
+    sla, log = context.request.sla, context.log
+    earlier_us = context.speeds.work_us(context.request.part)
+    slower = slower_before(log.conditions, earlier_us, sla)
+    if slower is None:
+        return
+    means = (
+        "whether it carries the asked rate then is not known"
+        if sla.fixed_rps
+        else "what was certified is a rate that it is expected to carry then, too"
+    )
+    log.warn(
+        f"In earlier studies of the last week this machine was {slower:.2g} times slower for some "
+        f"of the time than ever in this one: {means}."
+    )
 
 
 def _unmeasured(context: SearchContext) -> StudyResult:
@@ -302,12 +323,15 @@ def _result(
     allowed: Mapping[str, Configuration],
     predicted: Mapping[str, float | None],
 ) -> StudyResult:
-    """What a search ends with, its verdict and its explanation apart.
+    """What a search ends with, its verdict and its explanation apart; its speeds are kept.
 
     Args:
         allowed: Those that may be recommended, by id, and ``predicted`` as of :class:`Screening`.
     """
     request, outcomes = context.request, context.log.outcomes
+    conditions = context.log.conditions
+    if conditions is not None:
+        context.speeds.keep(request.part, conditions.work_us)
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     failed = sum(failure.reason != OUT_OF_TIME for failure in failures)
     return StudyResult(
@@ -338,7 +362,7 @@ def _result(
         warnings=tuple(context.log.warnings),
         accepted=request.accept,
         engines=context.assets.engines,
-        conditions=context.log.conditions,
+        conditions=conditions,
         recommendable=tuple(
             config_id
             for outcome in outcomes

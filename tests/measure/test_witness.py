@@ -27,8 +27,10 @@ from analyzer.measure.witness import (
     lasting_work_us,
     rate_ceiling,
     slow_work_us,
+    slower_before,
     stalls_too_long,
     tenable,
+    watched_times,
 )
 
 SLA = Sla(latency_budget_ms=40.0)
@@ -191,6 +193,29 @@ def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
     assert not tenable(replace(met, evidence=(quiet,)), SLOW, SLA), "its runs met no slow state"
     more = replace(met, certificate=replace(certificate, requests=200))
     assert not tenable(more, SLOW, SLA), "nobody knows what its other runs met"
+
+
+def test_a_claim_is_held_against_earlier_studies_too() -> None:
+    """A study that met quick seconds only; what it met itself counts all the same."""
+    seconds = SLOW.work_us
+    assert watched_times(QUIET, ()) == (QUIET,) and watched_times(None, seconds) == (None,)
+    own, all_of_them = watched_times(QUIET, seconds)
+    assert own == QUIET and all_of_them is not None and len(all_of_them.work_us) == 200
+    assert all_of_them.seconds == QUIET.seconds, "earlier stalls are none of this study's"
+    certificate = Certificate(
+        verdict="PASS", requests=100, over_budget=0, effective_requests=100.0, confidence=0.95,
+        mlperf="PASS",
+    )  # fmt: skip
+    claim = Measurement(
+        configuration=Configuration(), edge=EDGE, capacity_rps=400.0, certificate=certificate
+    )
+    assert tenable(claim, QUIET, SLA)
+    assert not tenable(claim, QUIET, SLA, earlier_us=seconds)
+    assert tenable(replace(claim, capacity_rps=290.0), QUIET, SLA, earlier_us=seconds)
+    quick = (100.0,) * 5000
+    assert not tenable(claim, SLOW, SLA, earlier_us=quick), "slow for 0.2 % of all, 10 % of its own"
+    assert slower_before(QUIET, seconds, SLA) == pytest.approx(2.0)
+    assert slower_before(SLOW, seconds, SLA) is None and slower_before(QUIET, (), SLA) is None
 
 
 def test_pooled_conditions_add_up() -> None:

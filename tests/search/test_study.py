@@ -101,11 +101,12 @@ def run(
     baseline: Configuration | None = None,
     kind: type[VirtualExecutor] = VirtualExecutor,
     precisions: tuple[str, ...] = PRECISIONS,
+    study: str = "virtual-1",
 ) -> tuple[StudyResult, VirtualExecutor, MemoryStore]:
     sla = sla or Sla(latency_budget_ms=40.0)
     store = store or MemoryStore()
     request = SearchRequest(
-        study="virtual-1",
+        study=study,
         model=VIRTUAL_MODEL,
         sla=sla,
         space=space or _space(),
@@ -367,7 +368,7 @@ def test_the_twins_probes_come_from_the_cache_in_the_next_study() -> None:
     store = MemoryStore()
     run(VirtualWorld(service=service), store=store, trials_max=1)
     kinds = {kind for kind, _ in store.cache}
-    assert kinds == {"probes"}
+    assert kinds == {"probes", "speeds"}
 
     def no_probes(key: VariantKey, threads: int, instances: int) -> ServiceTime | None:
         return service(key, threads, instances)
@@ -457,6 +458,28 @@ def test_a_rate_that_was_taken_back_is_none_that_a_further_walk_must_exceed() ->
     best = winner(search_virtually(request, executor, MemoryStore(), cores=1, baseline=worse))
     assert best.capacity_rps and best.edge.at_least_rps
     assert best.capacity_rps > 0.8 * best.edge.at_least_rps
+
+
+def test_what_earlier_studies_met_of_the_machine_holds_a_claim_back() -> None:
+    """A minute of quick seconds on a machine that was slow in half of the last study's."""
+    two_speeds = SpeedPath(start_s=np.array([0.0, 8.0]), speed=np.array([1.0, 0.55]), period_s=16.0)
+    store, sla = MemoryStore(), Sla(latency_budget_ms=40.0)
+    space = _space(ONE_CONFIGURATION)
+    run(VirtualWorld(service=service, speed=two_speeds), store=store, space=space, study="slow")
+    quick = VirtualWorld(service=service, speed=SpeedPath(start_s=np.zeros(1), speed=np.ones(1)))
+    alone, _, _ = run(quick, space=space, study="quick")
+    after, _, _ = run(quick, space=space, store=store, study="quick")
+    free, held = winner(alone).capacity_rps, winner(after).capacity_rps
+    edge_rps = winner(after).edge.rate_rps
+    assert free and held and edge_rps
+    assert free > 0.7 * edge_rps and 0.3 * edge_rps < held < 0.6 * edge_rps
+    assert edge_rps == pytest.approx(winner(alone).edge.rate_rps, rel=0.1), "what this study met"
+    assert any("In earlier studies" in warning for warning in after.warnings)
+    assert not any("In earlier studies" in warning for warning in alone.warnings)
+    fixed = replace(sla, target_rate_rps=400.0, objective="latency")
+    asked, _, _ = run(quick, sla=fixed, space=space, store=store, study="asked")
+    assert winner(asked).capacity_rps == 400.0, "a rate that was asked for is not chosen"
+    assert any("is not known" in warning for warning in asked.warnings)
 
 
 def test_every_allowed_configuration_has_a_prediction() -> None:
