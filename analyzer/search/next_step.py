@@ -77,15 +77,19 @@ def next_step(standing: Standing) -> Step | None:
     # The least that a certificate takes; a trial leaves room for one of what it finds.
     shortest_s = s.start_s + _LOAD_S_MIN
     busy = bool(s.pending - {"trial"})
+    baseline_due = s.baseline_share is None and s.baseline_open and not busy
     if s.best_share is None:
-        if not s.trials_wanted or s.left_s < shortest_s:
+        if s.left_s < shortest_s:
             return None
-        return "trial" if busy else "first"
+        if s.trials_wanted:
+            return "trial" if busy else "first"
+        # What no candidate keeps the baseline may.
+        return "baseline" if baseline_due and not s.pending else None
     if not s.proven:
         if not busy and s.left_s >= shortest_s:
             return "proof"
         return "trial" if s.pending and s.trials_wanted and s.left_s >= trial_s else None
-    if s.baseline_share is None and s.baseline_open and not busy and s.left_s >= shortest_s:
+    if baseline_due and s.left_s >= shortest_s:
         return "baseline"
     if s.trials_wanted and s.trials_s >= trial_s and s.left_s >= trial_s + shortest_s:
         return "trial"

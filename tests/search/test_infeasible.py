@@ -69,6 +69,7 @@ def run(
     kind: type[VirtualExecutor] = VirtualExecutor,
     budget_s: float = 90.0,
     seed: int = 1,
+    baseline: Configuration | None = None,
 ) -> tuple[StudyResult, VirtualExecutor]:
     request = SearchRequest(
         study="virtual-1",
@@ -81,7 +82,8 @@ def run(
         provenance={},
     )
     executor = kind(world)
-    return search_virtually(request, executor, MemoryStore(), cores=2), executor
+    found = search_virtually(request, executor, MemoryStore(), cores=2, baseline=baseline)
+    return found, executor
 
 
 def _measured(facts: StudyResult) -> list[Measurement]:
@@ -104,7 +106,8 @@ def test_a_server_that_is_slower_when_idle_is_not_refuted_at_its_slowest() -> No
         probe_factor=4.0,
         overhead_ms=0.05,
     )
-    facts, _ = run(world, 1.1, ONE)
+    ((only, _),) = _space(ONE).candidates().values()
+    facts, _ = run(world, 1.1, ONE, baseline=only)  # another one would keep a rate
     assert facts.verdict != "infeasible"
     (measurement,) = _measured(facts)
     low, high = sorted({t.offered_rps for t in measurement.load_tests if t.kind == "refute"})

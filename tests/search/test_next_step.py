@@ -43,7 +43,15 @@ def test_a_candidate_without_a_kept_rate_leads_to_the_next_and_one_with_a_rate_t
 ):
     assert next_step(replace(BEGIN, best_share=None)) == "first"
     assert next_step(replace(BEGIN, best_share=0.0)) == "proof"
-    assert next_step(replace(BEGIN, trials_wanted=False)) is None
+    assert next_step(replace(BEGIN, best_share=0.0, trials_wanted=False)) == "proof"
+
+
+def test_where_no_candidate_keeps_a_rate_the_baseline_may() -> None:
+    none = replace(BEGIN, trials_wanted=False)
+    assert next_step(none) == "baseline"
+    assert next_step(replace(none, baseline_open=False)) is None
+    assert next_step(replace(none, baseline_share=0.0)) is None
+    assert next_step(replace(none, pending=frozenset({"trial"}))) is None, "a trial may keep one"
 
 
 def test_other_workers_measure_candidates_meanwhile() -> None:

@@ -482,6 +482,13 @@ def test_what_earlier_studies_met_of_the_machine_holds_a_claim_back() -> None:
     assert any("is not known" in warning for warning in asked.warnings)
 
 
+def test_a_target_that_only_the_baseline_keeps_is_found() -> None:
+    """Its one candidate breaks the target; the search had said that nothing keeps it."""
+    sla = Sla(latency_budget_ms=40.0, target_rate_rps=700.0, objective="latency")
+    found, _, _ = run(VirtualWorld(service=service), sla=sla, space=_space(ONE_CONFIGURATION))
+    assert found.verdict == "found" and found.recommended_id == found.baseline_id
+
+
 def test_every_allowed_configuration_has_a_prediction() -> None:
     found, _, _ = run(VirtualWorld(service=service), budget_s=30.0)
     assert found.search.evaluated_twin >= (found.search.space_size or 0)
