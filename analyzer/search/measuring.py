@@ -35,13 +35,19 @@ _LOAD_S_MIN = 1.0  # of any task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
-    """A step that runs: what it measures, and the trial that proposed it."""
+    """A step that runs: what it measures, and the trial that proposed it.
+
+    Args:
+        capacity_before_rps, runs_before: What was certified of it, and from how many runs.
+        leaves_time: Whether it leaves time to the baseline's certificate.
+    """
 
     step: Step
     configuration: Configuration
     proposal: Proposal | None = None
     capacity_before_rps: float = 0.0
     runs_before: int = 0
+    leaves_time: bool = False
 
 
 class Measuring:
@@ -257,9 +263,12 @@ class Measuring:
             assert self.best is not None
             configuration = self.best.configuration
         known = context.log.measurement(configuration.config_id)
-        seconds, task = self._tasks.task(
-            step, configuration, known, baseline_waits=self._baseline_waits
+        leaves_time = (
+            step == "climb"
+            and self._baseline_waits
+            and self._tasks.leaves_time_to_baseline(configuration)
         )
+        seconds, task = self._tasks.task(step, configuration, known, leaves_time=leaves_time)
         job_id = f"{step}-{proposal.trial_number if proposal else configuration.config_id}"
         self._pending[job_id] = _Pending(
             step=step,
@@ -270,6 +279,7 @@ class Measuring:
             if known is not None and context.log.stands(known)
             else 0.0,
             runs_before=_runs(known) if known is not None else 0,
+            leaves_time=leaves_time,
         )
         context.progress.detail(f"{step.replace('_', ' ')}: {describe(configuration)}")
         context.executor.submit(Job(job_id, task, hangs_after_s(seconds), configuration.config_id))
@@ -331,8 +341,17 @@ class Measuring:
         if isinstance(outcome, Measurement) and not self._pending:
             self._screening.learn([outcome], context.baseline)
         self._tasks.learned()
-        if not _gained(pending, outcome):
+        if not _gained(pending, outcome) and not self._kept_for_nothing(pending, outcome):
             self._stuck.add(config_id)
+
+    def _kept_for_nothing(self, pending: _Pending, outcome: Measurement | Failure) -> bool:
+        """Whether a climb left time to the baseline's certificate, which does not fit any more.
+
+        What its runs came to counts in the next one, which has that time.
+        """
+        ran = isinstance(outcome, Measurement) and _runs(outcome) > pending.runs_before
+        fits = self._tasks.baseline_proof_fits(self._context.plan.left_s)
+        return ran and pending.leaves_time and not fits
 
     def _joined(self, known: Measurement | None, outcome: Measurement) -> Measurement:
         """A measurement with what was known before, its edge held against the longer runs."""

@@ -84,21 +84,18 @@ class StepTasks:
         configuration: Configuration,
         known: Measurement | None,
         *,
-        baseline_waits: bool,
+        leaves_time: bool,
     ) -> tuple[float, MeasureTask]:
         """The step's task, and its seconds under load.
 
         Args:
             known: What was measured of ``configuration`` before.
-            baseline_waits: Whether the baseline's certificate is still to come.
+            leaves_time: Whether time is left to the baseline's certificate.
         """
-        left_s = max(self._context.plan.left_s - self._context.server_start_s, _LOAD_S_MIN)
+        left_s = self._load_s
         if step in ("proof", "climb", "baseline_proof"):
             assert known is not None
-            waits = step == "climb" and baseline_waits
-            waits = waits and configuration != self._context.baseline
-            waits = waits and self.baseline_proof_fits(_BASELINE_SHARE * left_s)
-            share = 1.0 - _BASELINE_SHARE if waits else 1.0
+            share = 1.0 - _BASELINE_SHARE if leaves_time else 1.0
             seconds = max(share * left_s, _LOAD_S_MIN)
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
             return seconds, self.certificate(configuration, known.edge, seconds, shares)
@@ -128,6 +125,16 @@ class StepTasks:
         certify = self._certify_plan(configuration, None, seconds, CLIMBING)
         certify = replace(certify, climb_gain=_CLIMB_GAIN)
         return edge_s + seconds, replace(task, certify=certify)
+
+    def leaves_time_to_baseline(self, configuration: Configuration) -> bool:
+        """Whether a climb may leave the time that the baseline's proof takes."""
+        fits = self.baseline_proof_fits(_BASELINE_SHARE * self._load_s)
+        return fits and configuration != self._context.baseline
+
+    @property
+    def _load_s(self) -> float:
+        """Seconds under load that the next task may take."""
+        return max(self._context.plan.left_s - self._context.server_start_s, _LOAD_S_MIN)
 
     def completion(self, candidate: Measurement, seconds: float) -> MeasureTask:
         """Goes on with the rate whose certificate misses little; without one with a safe rate.
