@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,13 @@ from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.report.entries import make_report
 from analyzer.report.gain_text import gain_sentence
 from analyzer.search import measuring
+from analyzer.search import next_step as module_of_steps
 from analyzer.search.designer import Designer
-from analyzer.search.next_step import next_step
+from analyzer.search.next_step import Step, next_step
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.request import PRECISIONS, SearchRequest
 from analyzer.search.samplers import SAMPLERS
+from analyzer.search.step_tasks import StepTasks
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
 from analyzer.twin.service import ServiceTime
@@ -487,6 +490,29 @@ def test_a_target_that_only_the_baseline_keeps_is_found() -> None:
     sla = Sla(latency_budget_ms=40.0, target_rate_rps=700.0, objective="latency")
     found, _, _ = run(VirtualWorld(service=service), sla=sla, space=_space(ONE_CONFIGURATION))
     assert found.verdict == "found" and found.recommended_id == found.baseline_id
+
+
+def test_a_climb_that_brought_nothing_takes_the_time_that_it_left_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It left time to the baseline's certificate, which does not fit after its runs."""
+    climbs: list[bool] = []
+    task = StepTasks.task
+
+    def recorded(self: StepTasks, step: Step, *given: Any, leaves_time: bool) -> Any:
+        if step == "climb":
+            climbs.append(leaves_time)
+        return task(self, step, *given, leaves_time=leaves_time)
+
+    monkeypatch.setattr(StepTasks, "task", recorded)
+    monkeypatch.setattr(StepTasks, "baseline_proof_fits", lambda self, seconds: not climbs)
+    monkeypatch.setattr(measuring, "_gained", lambda pending, outcome: pending.step != "climb")
+    monkeypatch.setattr(module_of_steps, "_CLOSE_SHARE", 2.0)
+    space = _space(ONE_CONFIGURATION)
+    ((only, _),) = space.candidates().values()
+    worse = replace(only, max_batch_size=2, preferred_batch_size=None)
+    run(VirtualWorld(service=service), space=space, budget_s=100.0, baseline=worse)
+    assert climbs == [True, False], "the second one has the rest, and is the last"
 
 
 def test_every_allowed_configuration_has_a_prediction() -> None:
