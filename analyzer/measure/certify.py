@@ -50,10 +50,6 @@ _GROWTH_MAX = 4.0
 # its requests to a lower rate (where there is a twin), and may be bolder.
 _CAUTION = 1.3
 _CLIMB_CAUTION = 1.1
-# How much less a lower rate is expected to need beyond its plan than the one whose runs showed it:
-# the power of its load (2 makes one slow moment at a high rate rule out all lower ones, 4 finds one
-# more of 96 and certifies more in nine of the eleven that differ; bench/shares.py).
-_LIGHTER_POWER = 4
 # A first proof goes on to the highest rate that is expected to take at most so many times as long
 # as the one that fits: what is left undecided hands its requests down (1.15 and 1.6 were tried,
 # bench/shares.py).
@@ -262,8 +258,7 @@ class _Certifying:
         factor = self._factor
         if rate < self._factor_rps:
             # The lighter the load, the less a slow moment costs.
-            lighter = (rate / self._factor_rps) ** _LIGHTER_POWER
-            factor = max(factor**lighter, min(factor, _CAUTION))
+            factor = max(factor ** ((rate / self._factor_rps) ** 2), min(factor, _CAUTION))
         return needed * factor / rate + self._goal.lead_in_s(rate)
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
