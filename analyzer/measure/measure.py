@@ -253,16 +253,19 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     def study() -> Conditions | None:
         return Conditions.pooled([plan.conditions, *(test.conditions for test in session.tests)])
 
+    def times() -> tuple[Conditions | None, ...]:
+        return watched_times(study(), plan.earlier_us)
+
     def held(rate: float, met: Conditions | None) -> bool:
         return all(
             carried(rate, edge, watched, sla, met, slow_edge, runs(), plan.response)
-            for watched in watched_times(study(), plan.earlier_us)
+            for watched in times()
         )
 
     def ceiling_rps() -> float:
         return min(
             rate_ceiling(edge, watched, sla, slow_edge, runs(), plan.response)
-            for watched in watched_times(study(), plan.earlier_us)
+            for watched in times()
         )
 
     def judge(

@@ -205,8 +205,9 @@ def carried(
 
 
 def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:
-    """How many times slower than ever in the study the machine was in earlier ones, for more of
-    the time than requests may be late; None where it was not, or nobody knows.
+    """How many times slower the machine was in earlier studies than ever in this one.
+
+    For more of the time than requests may be late; None where it was not, or nobody knows.
     """
     if study is None or not earlier_us:
         return None

@@ -341,17 +341,18 @@ class Measuring:
         if isinstance(outcome, Measurement) and not self._pending:
             self._screening.learn([outcome], context.baseline)
         self._tasks.learned()
-        if not _gained(pending, outcome) and not self._kept_for_nothing(pending, outcome):
+        if not _gained(pending, outcome) and not self._left_for_nothing(pending, outcome):
             self._stuck.add(config_id)
 
-    def _kept_for_nothing(self, pending: _Pending, outcome: Measurement | Failure) -> bool:
+    def _left_for_nothing(self, pending: _Pending, outcome: Measurement | Failure) -> bool:
         """Whether a climb left time to the baseline's certificate, which does not fit any more.
 
         What its runs came to counts in the next one, which has that time.
         """
-        ran = isinstance(outcome, Measurement) and _runs(outcome) > pending.runs_before
-        fits = self._tasks.baseline_proof_fits(self._context.plan.left_s)
-        return ran and pending.leaves_time and not fits
+        if not pending.leaves_time or isinstance(outcome, Failure):
+            return False
+        ran = _runs(outcome) > pending.runs_before
+        return ran and not self._tasks.baseline_proof_fits(self._context.plan.left_s)
 
     def _joined(self, known: Measurement | None, outcome: Measurement) -> Measurement:
         """A measurement with what was known before, its edge held against the longer runs."""

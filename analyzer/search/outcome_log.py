@@ -53,7 +53,7 @@ class OutcomeLog:
     Args:
         stored: Outcomes of an interrupted run of this study; none of them is stored again.
         watch: Who watches the machine; what is seen up to an outcome is stored with it.
-        earlier_us: The canary's work in earlier studies on this machine.
+        earlier_us: The canary's work in earlier studies on this machine; an attribute as well.
 
     Attributes:
         latest: The outcome that stands for each configuration, by id, in the order of their first
@@ -63,7 +63,6 @@ class OutcomeLog:
         slow_edge: What a slower machine leaves of a configuration's edge; in proportion to its
             speed, until a twin knows better.
         response: How executions answer to the canary's work, as the twin learned it.
-        earlier_us: What claims are held against besides this study's speeds.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class OutcomeLog:
         self._store = store
         self._progress = progress
         self.stored = tuple(stored)
-        # A rate that was asked for is not chosen: it is proven for what this study meets.
-        self.earlier_us = () if request.sla.fixed_rps else earlier_us
+        self.earlier_us = earlier_us
         self.latest: dict[str, Measurement | Failure] = {}
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
@@ -206,6 +204,14 @@ class OutcomeLog:
         """
         return Conditions.pooled([self._watched, self._watch.so_far()])
 
+    @property
+    def holding_us(self) -> tuple[float, ...]:
+        """``earlier_us``, which claims are held against besides this study's speeds.
+
+        Empty where a rate was asked for: that is proven for what this study meets.
+        """
+        return () if self._request.sla.fixed_rps else self.earlier_us
+
     def certified(self, allowed: Mapping[str, Configuration]) -> Measurement | None:
         """The certified measurement of ``allowed`` to recommend: the highest proven rate.
 
@@ -235,7 +241,7 @@ class OutcomeLog:
             self._request.sla,
             self.slow_edge(measurement.configuration),
             self.response(),
-            self.earlier_us,
+            self.holding_us,
         )
 
 

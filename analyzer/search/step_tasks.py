@@ -280,7 +280,7 @@ class StepTasks:
             ),
             response=twin.response,
             conditions=log.conditions,
-            earlier_us=log.earlier_us,
+            earlier_us=log.holding_us,
         )
 
     def _predicted(self, configuration: Configuration) -> float | None:

@@ -51,9 +51,19 @@ MakeTrials = Callable[[frozenset[str], Designer], "OptunaTrials"]
 def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     """Runs a whole search: build, probe, screen, measure and certify, explain.
 
+    The speeds that it met are kept for later ones.
+
     Raises:
         AnalyzerError: Nothing could be built, or the store or the workers failed.
     """
+    result = _searched(context, make_trials)
+    if result.conditions is not None:
+        context.speeds.keep(context.request.part, result.conditions.work_us)
+    return result
+
+
+def _searched(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
+    """From the first build to the answer, whatever the budget allowed."""
     try:
         context.plan.left_before_s("workers")
         context = with_measured_engines(context)
@@ -168,8 +178,7 @@ def _tell_server(context: SearchContext, winner: Measurement) -> None:
 def _tell_slower_before(context: SearchContext) -> None:
     """Says that earlier studies met slower states of this machine, and what that means."""
     sla, log = context.request.sla, context.log
-    earlier_us = context.speeds.work_us(context.request.part)
-    slower = slower_before(log.conditions, earlier_us, sla)
+    slower = slower_before(log.conditions, log.earlier_us, sla)
     if slower is None:
         return
     means = (
@@ -323,15 +332,12 @@ def _result(
     allowed: Mapping[str, Configuration],
     predicted: Mapping[str, float | None],
 ) -> StudyResult:
-    """What a search ends with, its verdict and its explanation apart; its speeds are kept.
+    """What a search ends with, its verdict and its explanation apart.
 
     Args:
         allowed: Those that may be recommended, by id, and ``predicted`` as of :class:`Screening`.
     """
     request, outcomes = context.request, context.log.outcomes
-    conditions = context.log.conditions
-    if conditions is not None:
-        context.speeds.keep(request.part, conditions.work_us)
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     failed = sum(failure.reason != OUT_OF_TIME for failure in failures)
     return StudyResult(
@@ -362,7 +368,7 @@ def _result(
         warnings=tuple(context.log.warnings),
         accepted=request.accept,
         engines=context.assets.engines,
-        conditions=conditions,
+        conditions=context.log.conditions,
         recommendable=tuple(
             config_id
             for outcome in outcomes
