@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 
 from analyzer import __version__
+from analyzer.buckets.location import is_location
 from analyzer.cli.signals import end_program, hear_signals, take_signals
 from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
 
@@ -67,12 +68,12 @@ def _with_command(args: list[str]) -> list[str]:
     """``args`` with ``search`` put first where no command is named.
 
     Raises:
-        UsageError: The first word is neither a command nor a file.
+        UsageError: The first word is neither a command, nor a file, nor a place of an object store.
     """
     if not args or args[0] in _COMMANDS or args[0] in ("--help", "-h", "--version"):
         return args
     first = args[0]
-    if first.startswith("-") or Path(first).exists():
+    if first.startswith("-") or Path(first).exists() or is_location(first):
         return ["search", *args]
     if first.endswith(".onnx") or "/" in first:
         raise UsageError(

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from analyzer.buckets.location import Location
+from analyzer.cli.options import cache_dir
 from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import AnalyzerError, MissingPartError, StoreError, TargetError, UsageError
 
@@ -35,6 +36,7 @@ def check_search(options: SearchOptions) -> None:
             hint="Add --export DIR, or leave --force out.",
         )
     check_store(options.store_url, study=options.study, resume=options.resume)
+    _check_writable(cache_dir(), f"The cache folder {cache_dir()} (TRITUNE_CACHE names another)")
     if "://" in options.server:
         check_endpoint(options.server)
 

@@ -171,7 +171,7 @@ def _deliver(client: ServiceClient, job: str, done: dict[str, Any], values: dict
     from analyzer.report.files import format_of, render_report, write_report
     from analyzer.report.terminal import render_terminal
 
-    report_file = values["report_file"]
+    report_file, written = values["report_file"], list[str]()
     if values["as_json"]:
         click.echo(render_json(client.result(job)), nl=False)
     with tempfile.TemporaryDirectory(prefix="tritune-") as scratch:
@@ -181,10 +181,14 @@ def _deliver(client: ServiceClient, job: str, done: dict[str, Any], values: dict
                 click.echo(render_terminal(make_report(result)))
             if result is not None and report_file is not None:
                 write_report(report_file, render_report(result, format_of(report_file, None)))
+                written.append(f"report      {report_file}")
         if isinstance(values["export_dir"], Path):
             packed = Path(scratch) / "repository.tar"
             if client.fetch(job, "repository.tar", packed):
-                _unpack(packed, values["export_dir"], force=values["force"])
+                for path in _unpack(packed, values["export_dir"], force=values["force"]):
+                    written.append(f"repository  {path}")
+    for line in () if values["as_json"] else written:
+        click.echo(line)
 
 
 def _study(client: ServiceClient, job: str, name: str, place: Path) -> StudyResult | None:
@@ -197,15 +201,18 @@ def _study(client: ServiceClient, job: str, name: str, place: Path) -> StudyResu
         return store.load_result(name)
 
 
-def _unpack(packed: Path, place: Path, *, force: bool) -> None:
-    """Puts the models of a repository's tar into the folder ``place``."""
+def _unpack(packed: Path, place: Path, *, force: bool) -> list[Path]:
+    """Puts the models of a repository's tar into the folder ``place``; returns their folders."""
     with tarfile.open(packed) as archive:
         members = [member for member in archive if member.name.startswith("repository/")]
         for member in members:
             member.name = member.name.removeprefix("repository/")
-            model = place / member.name.partition("/")[0]
-            if "/" not in member.name and model.exists() and not force:
+        members = [member for member in members if member.name]
+        models = sorted({place / member.name.partition("/")[0] for member in members})
+        for model in models:
+            if model.exists() and not force:
                 raise UsageError(
                     f"--export: {model} is there already.", hint="Add --force to replace it."
                 )
-        archive.extractall(place, members=[m for m in members if m.name], filter="data")
+        archive.extractall(place, members=members, filter="data")
+    return models

@@ -109,7 +109,11 @@ def run_search_command(options: SearchOptions) -> str:
             inference_s = 0.0
             data = real_data(options, model)
             if plan.suffices("workers"):
-                model, inference_s = tried(options, model, data)
+                declared, (model, inference_s) = model, tried(options, model, data)
+                if declared.batchable and not model.batchable:
+                    largest_request(options, arrivals, model)  # may be refused now
+                    place = replace(place, space=replace(place.space, batchable=False))
+                    baseline = _unbatched(baseline)
             left_out = place.space.left_out if options.space else ()
             read_notes = data.notes if data is not None else ()
             for note in (*price_notes(options), *model.notes, *left_out, *read_notes):
@@ -133,6 +137,13 @@ def run_search_command(options: SearchOptions) -> str:
                 result = replace(result, warnings=(*result.warnings, *notes))
                 result = save_at_end(store, result, workers, plan)
     return deliver(options, result)
+
+
+def _unbatched(baseline: Configuration | None) -> Configuration | None:
+    """A folder's own configuration, of a model that turned out to run one request at a time."""
+    if baseline is None:
+        return None
+    return replace(baseline, max_batch_size=0, dynamic_batching=False).canonical()
 
 
 def save_at_end(

@@ -47,13 +47,14 @@ def summary_of(watched: Iterable[Conditions | None]) -> ConditionsSummary | None
     if seconds <= 0:
         return None
     stalls_ms = [stall for conditions in known for stall in conditions.stalls_ms]
+    stalled_s = sum(conditions.stalled_share(0.0) * conditions.seconds for conditions in known)
     work_us = [work for conditions in known for work in conditions.work_us if work > 0]
     usual_us = median(work_us) if work_us else None
     return ConditionsSummary(
         seconds=seconds,
-        stalls=len(stalls_ms),
+        stalls=len(stalls_ms) + sum(conditions.stalls_cut for conditions in known),
         stall_ms_max=max(stalls_ms, default=None),
-        stalled_fraction=min(1.0, sum(stalls_ms) / 1e3 / seconds),
+        stalled_fraction=stalled_s / seconds,
         slowest_second_fraction=usual_us / max(work_us) if usual_us else None,
         work_us_median=usual_us,
     )

@@ -137,12 +137,14 @@ class Conditions:
     Args:
         seconds: Time that was watched.
         stalls_ms: Wake-ups that came late by 20 ms and more, the longest first, at most 100.
+        stalls_cut: How many more there were, none of them longer than the last of these.
         work_us: CPU time of a fixed piece of work, microseconds, the median of each second in
             turn: twice as much is half the speed.
     """
 
     seconds: float
     stalls_ms: tuple[float, ...] = ()
+    stalls_cut: int = 0
     work_us: tuple[float, ...] = ()
 
     def stalled_share(self, slack_ms: float) -> float:
@@ -154,7 +156,8 @@ class Conditions:
         Args:
             slack_ms: The latency budget less what a request takes on a quiet machine.
         """
-        late_ms = sum(max(0.0, stall - max(slack_ms, 0.0)) for stall in self.stalls_ms)
+        late = [max(0.0, stall - max(slack_ms, 0.0)) for stall in self.stalls_ms]
+        late_ms = sum(late) + (self.stalls_cut * late[-1] if late else 0.0)
         return min(1.0, late_ms / 1e3 / self.seconds) if self.seconds > 0 else 0.0
 
     def after(self, earlier_us: Sequence[float]) -> Conditions:
@@ -171,6 +174,7 @@ class Conditions:
         return cls(
             seconds=sum(part.seconds for part in known),
             stalls_ms=tuple(stalls[:STALLS_KEPT]),
+            stalls_cut=sum(part.stalls_cut for part in known) + len(stalls[STALLS_KEPT:]),
             work_us=tuple(work for part in known for work in part.work_us),
         )
 

@@ -111,5 +111,6 @@ def conditions_of(samples: NDArray[np.int64], *, period_ns: int = PERIOD_NS) -> 
     return Conditions(
         seconds=float(since_ns[-1] + ordered[-1, 1] + period_ns) / 1e9,
         stalls_ms=tuple(round(float(stall), 1) for stall in stalls[:STALLS_KEPT]),
+        stalls_cut=len(stalls[STALLS_KEPT:]),
         work_us=tuple(round(float(np.median(each)) / 1e3, 3) for each in seconds),
     )

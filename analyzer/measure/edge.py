@@ -276,6 +276,18 @@ class EdgeSearch:
         return Edge(rate_rps=max(rate, least_rps), interval_rps=(least_rps, upper))
 
 
+def raised_edge(edge: Edge, least_rps: float) -> Edge:
+    """``edge`` with a lower end of at least ``least_rps``."""
+    low, high = edge.interval_rps
+    if least_rps <= (low or 0.0):
+        return edge
+    return replace(
+        edge,
+        rate_rps=max(edge.rate_rps, least_rps) if edge.rate_rps is not None else None,
+        interval_rps=(least_rps, max(high, least_rps) if high is not None else None),
+    )
+
+
 def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float) -> Edge:
     """``edge`` in the light of the certificate's runs, which are longer and come later.
 

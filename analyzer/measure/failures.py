@@ -7,6 +7,7 @@ from analyzer.domain.measurement import Failure
 from analyzer.errors import (
     AnalyzerError,
     BuildError,
+    BuildTimeoutError,
     TargetCrashError,
     TargetMemoryError,
     TargetStartError,
@@ -18,6 +19,7 @@ _REASONS: tuple[tuple[type[AnalyzerError], str], ...] = (
     (TargetTimeoutError, "timeout"),
     (TargetCrashError, "crash"),
     (TargetStartError, "start"),
+    (BuildTimeoutError, "budget"),
     (BuildError, "build"),
 )
 

@@ -10,22 +10,11 @@ import numpy as np
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import Conditions, LoadTest
-from analyzer.domain.measurement import (
-    Certificate,
-    Edge,
-    Measurement,
-    RateEvidence,
-)
+from analyzer.domain.measurement import Certificate, Edge, Measurement, RateEvidence
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.errors import TargetError
-from analyzer.measure.certify import (
-    SAFE_SHARE,
-    certify_capacity,
-)
-from analyzer.measure.certify_goal import (
-    AT_ONCE,
-    CertifyGoal,
-)
+from analyzer.measure.certify import SAFE_SHARE, certify_capacity
+from analyzer.measure.certify_goal import AT_ONCE, CertifyGoal
 from analyzer.measure.correlation import (
     SUPPOSED_LOAD,
     Correlation,
@@ -34,7 +23,14 @@ from analyzer.measure.correlation import (
     requests_needed,
     slow_edge_at,
 )
-from analyzer.measure.edge import EdgeGoal, EdgeSearch, RateOutcome, only_stalled, telling
+from analyzer.measure.edge import (
+    EdgeGoal,
+    EdgeSearch,
+    RateOutcome,
+    only_stalled,
+    raised_edge,
+    telling,
+)
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan, warm_up_concurrency
@@ -121,10 +117,12 @@ def measure_edge(
     search = _edge_search(plan, load, saturation_rps, known)
     spent_s, seconds_max = 0.0, plan.seconds
     invalid: list[LoadTest] = []
-    stalled = 0
+    stalled: list[float] = []
+    again_rps: float | None = None
     runs = {test.offered_rps: test for test in plan.known}
+    session.skip_arrivals(plan.known)
     while True:
-        rate = search.next_rate_rps()
+        rate, again_rps = again_rps or search.next_rate_rps(), None
         if rate is None or (spent_s >= seconds_max and search.kept_rps is not None):
             seconds_max = _DOUBT_FACTOR * plan.seconds
             doubtful = slower_rates(runs, search.kept_rps)
@@ -137,12 +135,14 @@ def measure_edge(
         seconds = float(np.clip(500 / rate, low_s, longest_s))
         if plan.within:
             seconds = min(seconds, max(plan.seconds - spent_s, low_s))
-        if search.tried and session.left_s < max(seconds, REQUESTS_MIN / rate):
+        begun = search.tried or invalid or stalled
+        if begun and session.left_s < max(seconds, REQUESTS_MIN / rate):
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
-        if only_stalled(test, load.sla.miss_rate_max) and stalled < _STALLED_MAX:
-            stalled += 1
+        if only_stalled(test, load.sla.miss_rate_max) and len(stalled) < _STALLED_MAX:
+            stalled.append(rate)
+            again_rps = rate
             continue
         if not (outcomes := telling([test], load.sla.miss_rate_max)):
             # An overload of a shared machine makes the generator late as well; a lower one may not.
@@ -161,7 +161,7 @@ def measure_edge(
         slow_us = lasting_work_us(seen, load.sla.latency_budget_ms / 1e3)
         edge = replace(edge, work_us=float(np.median(seen.work_us)), slow_us=slow_us)
     if invalid and edge.rate_rps is None and edge.interval_rps == (None, None):
-        reasons = "; ".join(invalid[-1].validity.reasons)
+        reasons = "; ".join(invalid[-1].validity.reasons) or "the server stood still meanwhile"
         raise TargetError(
             f"None of {len(invalid)} load tests was valid: {reasons}.",
             hint="Something else keeps this machine busy; run it again when it is quiet.",
@@ -213,8 +213,9 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
         edge,
         rate_rps=edge.rate_rps * ratio,
         interval_rps=(
-            low * ratio if low is not None else None,
-            high * ratio if high is not None else None,
+            # Of rates that were kept and broken it leaves none inside.
+            low * min(ratio, 1.0) if low is not None else None,
+            high * max(ratio, 1.0) if high is not None else None,
         ),
     )
 
@@ -437,10 +438,7 @@ def _proof_then_edge(
         edge = long_run_edge(searched, plan, load)
     else:
         edge = _edge_search(plan, load, saturation_rps, known).edge()
-    low, high = edge.interval_rps
     # A rate that long runs kept is no noise.
     miss_rate_max = load.sla.miss_rate_max
     kept = [of.rate_rps for of in proof.evidence if of.over_budget <= miss_rate_max * of.requests]
-    return proof, replace(
-        edge, interval_rps=(max(low or 0.0, *kept), high) if kept else (low, high)
-    )
+    return proof, raised_edge(edge, max(kept, default=0.0))

@@ -13,7 +13,7 @@ from analyzer.domain.load_test import (
     LoadTest,
     LoadTestKind,
 )
-from analyzer.domain.measurement import Edge, RateEvidence
+from analyzer.domain.measurement import Edge, Measurement, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
 from analyzer.measure.certify_goal import (
@@ -140,6 +140,7 @@ class CertifyPlan:
         slowness: How the machine's speed varied in the study's runs so far (``twin.pace``).
         tells_speed: Whether this configuration's own runs tell it too.
         tests: Its valid runs so far; the machine's speed is held against those of its edge.
+        runs_before: As of :func:`certifying_runs`: the next run draws the arrivals after theirs.
         response: How executions answer to the canary's work (``twin.pace.mean_response``).
         conditions: What the machine was like over the whole study so far; None where unknown.
         earlier_us: The canary's work in earlier studies on the same machine: no rate is claimed
@@ -163,15 +164,17 @@ class CertifyPlan:
     slowness: tuple[NDArray[np.float64], ...] = ()
     tells_speed: bool = True
     tests: tuple[LoadTest, ...] = ()
+    runs_before: int = 0
     response: float = 1.0
     conditions: Conditions | None = None
     earlier_us: tuple[float, ...] = ()
     refute: RefutePlan | None = None
 
-    @property
-    def blocks(self) -> int:
-        """Runs made so far: the next one draws the arrivals after theirs."""
-        return sum(known.blocks for known in self.earlier)
+
+def certifying_runs(known: Measurement | None) -> int:
+    """Runs of a configuration that drew from the certificate's arrivals, invalid ones included."""
+    tests = known.load_tests if known is not None else ()
+    return sum(test.kind in ("certify", "refute") for test in tests)
 
 
 def warm_up_concurrency(

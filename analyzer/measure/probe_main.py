@@ -16,6 +16,7 @@ and ``samples_ms`` (milliseconds of each execution while exactly ``busy`` instan
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.runtimes.open import open_runtime
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.lifetime import die_with_parent
+from analyzer.twin.probes import EXECUTIONS_FEW
 
 # Executions of an instance in a round, the first of which does not count.
 _EXECUTIONS_MIN = 3
@@ -38,6 +40,9 @@ _ROUND_S = 0.06
 _ROUND_THREADS_S = 0.15  # with threads inside an operator, which have to wake up first
 # Long enough for the kernel to move threads that start together to cores of their own.
 _SETTLE_S = 0.04
+# A probe of few executions whose rounds differ by more than this has as many rounds once more:
+# something else took a core in one of them.
+_DISTURBED_FACTOR = 1.5
 # Samples of one probe: more would only make the records longer.
 _SAMPLES_MAX = 400
 # Models up to this size, all together, are open at the same time and take turns.
@@ -157,16 +162,18 @@ def _run_group(
     slow: dict[tuple[int, int], int] = {}
     # What one inference takes, of the largest batch so far.
     alone_s: dict[tuple[int, int], float] = {}
-    for _ in range(rounds):
+    for turn in range(2 * rounds):
         for record in records:
             if time.monotonic() > deadline:
                 return
             busy, batch = record["busy"], record["batch"]
+            if turn >= rounds and not _disturbed(record):
+                continue
             if batch > slow.get((record["model"], busy), batch):
                 record["skipped"] = not record["samples_ms"]
                 continue
             # Further executions of a slow batch would add little.
-            if sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
+            if turn < rounds and sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
                 continue
             # A first and _EXECUTIONS_MIN more, should a batch save nothing.
             least_s = (1 + _EXECUTIONS_MIN) * batch * alone_s.get((record["model"], busy), 0.0)
@@ -181,10 +188,17 @@ def _run_group(
             if samples:
                 record["rounds"].append([round(began_s, 3), round(float(np.mean(samples)), 5)])
                 alone_s[record["model"], busy] = float(np.median(samples)) / batch / 1e3
-            kept = samples[: _SAMPLES_MAX // rounds]
+            kept = samples[:: math.ceil(len(samples) * rounds / _SAMPLES_MAX) or 1]
             record["samples_ms"] += [round(value, 5) for value in kept]
             if samples and float(np.median(samples)) > spec["batch_ms_max"]:
                 slow[record["model"], busy] = batch
+
+
+def _disturbed(record: dict[str, Any]) -> bool:
+    """Whether a probe's rounds, of few executions in all, contradict each other."""
+    means = [mean_ms for _, mean_ms in record["rounds"]]
+    few = len(record["samples_ms"]) < EXECUTIONS_FEW
+    return few and len(means) > 1 and max(means) > _DISTURBED_FACTOR * min(means)
 
 
 def main() -> None:

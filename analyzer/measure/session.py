@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -159,6 +160,10 @@ class Session(ABC):
         counted = count * seconds / (lead_in_s + seconds)
         rule = AbortRule.hopeless(math.ceil(counted), share, factor=1.0)
         return replace(rule, skip_s=lead_in_s)
+
+    def skip_arrivals(self, tests: Iterable[LoadTest]) -> None:
+        """Lets later runs at the rates of ``tests``, made elsewhere, draw other arrivals."""
+        self._repeats.update(test.offered_rps for test in tests if test.offered_rps is not None)
 
     def peak(self) -> ResourceUse:
         """Peaks and means over all load tests so far."""

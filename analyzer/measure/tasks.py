@@ -58,6 +58,8 @@ _POOL_ROWS = 64
 _POOL_BYTES_MAX = 256 << 20  # of a server; large inputs are fewer
 # An engine of a large model takes many minutes; beyond half an hour it hangs.
 BUILD_SECONDS_MAX = 1800.0
+# Of the time of all probes: what those take at least that are made once more, each alone.
+_AGAIN_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,19 +240,22 @@ class ProbeTask:
                 size_bytes=variant.size_bytes,
                 probes=probes,
             )
+        deadline = time.monotonic() + self.seconds_max
         try:
-            found |= self._run(models, context)
+            found |= self._run(models, context, self.seconds_max)
         except AnalyzerError:
-            # One of them fails: each in a process of its own.
-            for key, model in models.items():
+            # One of them fails: each in a process of its own, in what time is left.
+            least_s = _AGAIN_SHARE * self.seconds_max / len(models)
+            for number, (key, model) in enumerate(models.items()):
+                left_s = (deadline - time.monotonic()) / (len(models) - number)
                 try:
-                    found |= self._run({key: model}, context)
+                    found |= self._run({key: model}, context, max(left_s, least_s))
                 except AnalyzerError as error:
                     found[key] = error
         return found
 
     def _run(
-        self, models: Mapping[VariantKey, ProbedModel], context: WorkerContext
+        self, models: Mapping[VariantKey, ProbedModel], context: WorkerContext, seconds_max: float
     ) -> dict[VariantKey, list[ProbeResult]]:
         inputs = self.assets.request_inputs(context.cache_dir)
         with _nothing_built(context):
@@ -260,7 +265,7 @@ class ProbeTask:
                 batchable=self.assets.model.batchable,
                 inputs_path=inputs,
                 batch_ms_max=self.batch_ms_max,
-                seconds_max=self.seconds_max,
+                seconds_max=seconds_max,
             )
         return dict(zip(models, results, strict=True))
 
@@ -317,7 +322,7 @@ class MeasureTask:
                     self.load,
                     gpu=context.gpu,
                     gpu_base_bytes=gpu_base,
-                    first=self.certify.blocks if self.certify is not None else 0,
+                    first=self.certify.runs_before if self.certify is not None else 0,
                     seconds_max=self.seconds_max - (time.monotonic() - started),
                 )
                 with session:

@@ -209,7 +209,7 @@ class VirtualExecutor:
             speed=self._world.speed,
             at_rate=self._world.at_rate,
             start_s=self.now(),
-            first=task.certify.blocks if task.certify is not None else 0,
+            first=task.certify.runs_before if task.certify is not None else 0,
             seconds_max=task.seconds_max,
         )
         try:

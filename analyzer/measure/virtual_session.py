@@ -176,6 +176,7 @@ def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:
     from_s, until_s = np.maximum(path.start_s, start_s), np.minimum(ends_s, end_s)
     stalled = (path.speed < _STALLED) & (until_s > from_s)
     length_ms = np.sort((until_s - from_s)[stalled] * 1e3)[::-1]
+    length_ms = length_ms[length_ms >= _STALL_MS]
     wake_s = np.arange(start_s, max(end_s, start_s + _WAKE_S), _WAKE_S)
     speed = path.speed[np.searchsorted(path.start_s, wake_s, side="right") - 1]
     seconds = np.floor(wake_s - start_s)
@@ -186,7 +187,8 @@ def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:
     ]
     return Conditions(
         seconds=end_s - start_s,
-        stalls_ms=tuple(float(ms) for ms in length_ms[length_ms >= _STALL_MS][:STALLS_KEPT]),
+        stalls_ms=tuple(float(ms) for ms in length_ms[:STALLS_KEPT]),
+        stalls_cut=len(length_ms[STALLS_KEPT:]),
         work_us=tuple(work_us),
     )
 

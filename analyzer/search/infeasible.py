@@ -6,6 +6,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.refutation import shown, walked
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
+from analyzer.search.measuring import OUT_OF_TIME
 from analyzer.search.refuting import Refuting, never_runs, shortest_ms
 from analyzer.search.screening import Screening
 from analyzer.search.twin_witness import contradicted, too_slow
@@ -58,9 +59,11 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     It takes a configuration that is shown to keep the SLA at no rate
     (:func:`~analyzer.domain.refutation.shown`), and for each of the rest one of: it is shown as
     well, or breaks a limit that holds at every rate; its variant is excluded; no execution of its
-    variant was ever as short as the budget; a twin that was not contradicted sees no rate at which
-    it keeps the SLA.
+    variant with as many threads was ever as short as the budget; a twin that was not contradicted
+    sees no rate at which it keeps the SLA.
     """
+    if any(failure.reason == OUT_OF_TIME for failure in built.excluded.values()):
+        return None  # what was never built may keep it
     if not screening.allowed:
         return "every variant that may be recommended breaks the accuracy limit or cannot be built"
     sla, scores = context.request.sla, context.log.scores
@@ -78,14 +81,10 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         return None
     if context.log.ranked(screening.recommendable):
         return None  # the baseline or a candidate keeps a rate
-    too_slow_ms = {
-        key: shortest
-        for key, calibration in built.calibrations.items()
-        if (shortest := shortest_ms(calibration)) is not None and shortest > sla.latency_budget_ms
-    }
     least_rps = sla.fixed_rps or 0.0
     by_twin_too = screening.designer.trusted and contradicted(context, screening) is None
-    by_measurement = by_time = by_twin = by_memory = 0
+    by_measurement = by_twin = by_memory = 0
+    too_slow_ms: list[float] = []
     for config_id in sorted(screening.allowed):
         configuration = screening.allowed[config_id]
         known = scores.get(config_id)
@@ -97,18 +96,21 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
             by_measurement += 1
         elif any(_at_least(configuration, other) for other in heavy):
             by_memory += 1
-        elif configuration.variant in too_slow_ms:
-            by_measurement, by_time = by_measurement + bool(known), by_time + (not known)
+        elif (
+            shortest := shortest_ms(built, configuration)
+        ) is not None and shortest > sla.latency_budget_ms:
+            by_measurement += bool(known)
+            too_slow_ms += [] if known else [shortest]
         elif by_twin_too and too_slow(screening, configuration, least_rps):
             by_measurement, by_twin = by_measurement + bool(known), by_twin + (not known)
         else:
             return None
     were = "configuration was" if by_measurement == 1 else "configurations were"
     parts = [f"{by_measurement} {were} measured and break{'s' * (by_measurement == 1)} a limit"]
-    if by_time:
+    if too_slow_ms:
         parts.append(
-            f"{by_time} cannot answer in time (no execution took less than "
-            f"{min(too_slow_ms.values()):.3g} ms, the budget is {sla.latency_budget_ms:g} ms)"
+            f"{len(too_slow_ms)} cannot answer in time (no execution took less than "
+            f"{min(too_slow_ms):.3g} ms, the budget is {sla.latency_budget_ms:g} ms)"
         )
     if by_memory:
         parts.append(f"{by_memory} hold at least as much as one that exceeds the memory limit")

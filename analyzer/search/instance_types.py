@@ -128,11 +128,10 @@ def search_types(parts: Sequence[TypePart], stop: threading.Event) -> StudyResul
             part.name: pool.submit(run_search, part.context, part.make_trials) for part in parts
         }
         try:
-            while True:  # in short waits, between which the user can interrupt
-                done, left = wait(running.values(), WAIT_S, FIRST_EXCEPTION)
+            left = set(running.values())
+            while left:  # in short waits, between which the user can interrupt
+                done, left = wait(left, WAIT_S, FIRST_EXCEPTION)
                 _raise_faults(done)
-                if not left:
-                    break
         except BaseException:
             stop.set()
             raise

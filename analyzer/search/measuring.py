@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _TRIALS_SHARE = 0.3
 # The reason of a baseline that had no turn.
 OUT_OF_TIME = "budget"
-_LOAD_S_MIN = 1.0  # of any task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +69,8 @@ class Measuring:
         self._trials = trials
         self._tasks = StepTasks(context, built, screening)
         self._pending: dict[str, _Pending] = {}
+        # What the twin was not told yet.
+        self._unlearned: list[Measurement] = []
         self._exhausted = trials is None
         # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
         self._stuck: set[str] = set()
@@ -81,7 +82,12 @@ class Measuring:
     def run(self) -> None:
         """Takes steps until none fits; those of an interrupted run of the study count."""
         context = self._context
-        stored = [known for known in context.log.stored if known.role == "trial"]
+        # Those without a number are runs that were to refute.
+        stored = [
+            known
+            for known in context.log.stored
+            if known.role == "trial" and known.trial_number >= 0
+        ]
         self._begun = len(stored)
         sla = context.request.sla
         if self._trials is not None:
@@ -97,6 +103,8 @@ class Measuring:
         except BudgetEndedError:
             for pending in self._pending.values():
                 context.log.warn(f"{describe(pending.configuration)}: the budget ended meanwhile.")
+            self._pending.clear()
+        self._learn()
         if self._trials is not None:
             self._trials.abandon()
 
@@ -337,12 +345,18 @@ class Measuring:
             self._screening.designer.update(
                 config_id, score.value, feasible=score.feasible, exact=score.exact
             )
-        # Simulations take all cores, on which no load test may run meanwhile.
-        if isinstance(outcome, Measurement) and not self._pending:
-            self._screening.learn([outcome], context.baseline)
-        self._tasks.learned()
+        if isinstance(outcome, Measurement):
+            self._unlearned.append(outcome)
+        self._learn()
         if not _gained(pending, outcome) and not self._left_for_nothing(pending, outcome):
             self._stuck.add(config_id)
+
+    def _learn(self) -> None:
+        """Tells the twin what was measured, once no load test runs: simulations take all cores."""
+        if self._unlearned and not self._pending:
+            self._screening.learn(self._unlearned, self._context.baseline)
+            self._unlearned = []
+        self._tasks.learned()
 
     def _left_for_nothing(self, pending: _Pending, outcome: Measurement | Failure) -> bool:
         """Whether a climb left time to the baseline's certificate, which does not fit any more.

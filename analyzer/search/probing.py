@@ -76,7 +76,7 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
     edges = _first_edges(context, built, by_variant)
     best = max(edges.values(), default=0.0)
     if best:
-        plan.expect_proof(context.server_start_s + _rough_proof_s(context, best))
+        plan.expect_proof(context.server_start_s + rough_proof_s(context, best))
         left_s = max(plan.preparation_left_s, 0.0)
         deadline = min(deadline, context.clock() + _TIME_SHARE * left_s)
     rest = {
@@ -89,7 +89,7 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
     _probe(context, built, rest, deadline)
 
 
-def _rough_proof_s(context: SearchContext, edge_rps: float) -> float:
+def rough_proof_s(context: SearchContext, edge_rps: float) -> float:
     """Seconds under load of a first proof, by and large, where the best edge is about so high."""
     needed = requests_needed(
         context.request.sla, inflation=_ROUGH_INFLATION, miss_rate=0.0, claim=1

@@ -17,7 +17,7 @@ from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.refutation import low_rps, quiet_rps, shown
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
-from analyzer.measure.plan import CertifyPlan, RefutePlan
+from analyzer.measure.plan import CertifyPlan, RefutePlan, certifying_runs
 from analyzer.measure.session import REQUESTS_MIN
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
@@ -26,7 +26,6 @@ from analyzer.search.screening import Screening
 from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.twin_witness import contradicted, kind_of
 from analyzer.search.wording import complexity
-from analyzer.twin.calibration import VariantCalibration
 
 # Seconds of one visit at one rate, at least and at most: with two visits of three rates, a span
 # that most bursts of a neighbour (0.1 to 10 s) do not fill.
@@ -59,9 +58,20 @@ def never_runs(outcome: Measurement | Failure | None) -> bool:
     return isinstance(outcome, Failure) and outcome.reason in _LASTING_REASONS
 
 
-def shortest_ms(calibration: VariantCalibration) -> float | None:
-    """The shortest execution of a variant in the probes, milliseconds; None without any."""
-    return min((min(r.samples_ms) for r in calibration.results if r.samples_ms), default=None)
+def shortest_ms(built: BuiltVariants, configuration: Configuration) -> float | None:
+    """The shortest execution of a variant with as many threads in the probes, milliseconds.
+
+    None without any.
+    """
+    calibration = built.calibrations.get(configuration.variant)
+    return min(
+        (
+            min(result.samples_ms)
+            for result in (calibration.results if calibration is not None else ())
+            if result.samples_ms and result.probe.threads == (configuration.intra_op_threads or 0)
+        ),
+        default=None,
+    )
 
 
 class Refuting:
@@ -160,8 +170,9 @@ class Refuting:
                 edge=known.edge if known is not None else None,
                 twin=screening.server_model(configuration),
                 earlier=known.evidence if known is not None else (),
-                open_claims=log.open_claims(screening.allowed),
+                open_claims=log.open_claims(screening.recommendable),
                 tests=known.load_tests if known is not None else (),
+                runs_before=certifying_runs(known),
                 conditions=log.conditions,
                 refute=plan,
             ),
@@ -182,8 +193,7 @@ class Refuting:
         sla = self._context.request.sla
         execution_ms = self._execution_ms(configuration)
         fixed = sla.fixed_rps is not None
-        calibration = self._built.calibrations.get(configuration.variant)
-        shortest = shortest_ms(calibration) if calibration is not None else None
+        shortest = shortest_ms(self._built, configuration)
         if shortest is not None and shortest > _CLEARLY * sla.latency_budget_ms:
             rate = self._low_rps(known, execution_ms)
             seconds = max(_CLEAR_REQUESTS / rate, _CLEAR_S_MIN)

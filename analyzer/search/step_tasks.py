@@ -14,7 +14,7 @@ from analyzer.measure.certify_goal import (
     AT_ONCE,
     CLIMBING,
 )
-from analyzer.measure.plan import CertifyPlan, EdgePlan
+from analyzer.measure.plan import CertifyPlan, EdgePlan, certifying_runs
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
@@ -278,6 +278,7 @@ class StepTasks:
                 for test in (known.load_tests if known is not None else ())
                 if test.validity.valid
             ),
+            runs_before=certifying_runs(known),
             response=twin.response,
             conditions=log.conditions,
             earlier_us=log.holding_us,

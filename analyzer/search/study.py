@@ -22,7 +22,7 @@ from analyzer.search.engines import keep_engines, with_measured_engines
 from analyzer.search.explain import explanation
 from analyzer.search.infeasible import prove_infeasible
 from analyzer.search.measuring import OUT_OF_TIME, Measuring
-from analyzer.search.probing import probe
+from analyzer.search.probing import probe, rough_proof_s
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
 
@@ -68,6 +68,7 @@ def _searched(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
         context.plan.left_before_s("workers")
         context = with_measured_engines(context)
         _tell_at_start(context)
+        _keep_time_for_a_slow_model(context)
         built = build(context)
         context = keep_engines(context, built)
         with context.watch:
@@ -154,6 +155,19 @@ def _tell_at_start(context: SearchContext) -> None:
             f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
             f"to take {_spelled(proof_s)} under load, for which --budget leaves no room."
         )
+
+
+def _keep_time_for_a_slow_model(context: SearchContext) -> None:
+    """Lets builds and probes end sooner where a first proof will take most of the budget.
+
+    Its rate is supposed to be one that one inference after the other would keep half busy; on a GPU
+    nothing is known of that yet.
+    """
+    request = context.request
+    request_s = request.inference_s * float(request.batch_sizes.mean())
+    if request_s > 0.0 and request.device == "cpu":
+        proof_s = rough_proof_s(context, 1.0 / request_s)
+        context.plan.expect_proof_of_at_least(context.server_start_s + proof_s)
 
 
 def _tell_server(context: SearchContext, winner: Measurement) -> None:
@@ -298,6 +312,7 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     allowed_s = min(_OVERRUN_LIMIT * missing_s, context.plan.overrun_s - context.server_start_s)
     context.plan.grant(context.server_start_s + allowed_s - context.plan.left_s)
     measuring.complete(allowed_s)
+    context.plan.revoke()
 
 
 def _bound(context: SearchContext, screening: Screening, winner: Measurement | None) -> str | None:

@@ -163,9 +163,18 @@ class TimePlan:
         """Adds what is spent beyond the budget to complete a first proof."""
         self._granted_s += max(seconds, 0.0)
 
+    def revoke(self) -> None:
+        """Takes back what was granted and not spent."""
+        self._granted_s = 0.0
+
     def expect_proof(self, seconds: float) -> None:
         """Replaces the share that is kept for the first proof by what it is expected to take."""
         self._proof_s = seconds
+
+    def expect_proof_of_at_least(self, seconds: float) -> None:
+        """Keeps more than its share for the first proof where it is expected to take longer."""
+        if _PROOF_CAUTION * seconds > self.proof_s:
+            self._proof_s = seconds
 
     def budget_that_suffices_s(self, proof_s: float, *, stage: Stage | None = None) -> float:
         """The budget with which a proof of ``proof_s`` seconds fits, from what was spent so far.

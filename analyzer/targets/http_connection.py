@@ -8,6 +8,7 @@ in flight together.
 from __future__ import annotations
 
 import json
+import resource
 import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class HttpConnection:
         self._idle: list[_Socket] = []
         self._by_handle: dict[int, _Socket] = {}
         self._ended: list[Completion] = []
+        _allow_open_files()
         try:
             self._idle.append(self._open())
         except OSError as error:
@@ -160,6 +162,12 @@ class HttpConnection:
     def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
         host, port = self._where
         return encode_request(f"{host}:{port}", self._model, tensors)
+
+
+def _allow_open_files() -> None:
+    """Raises this process's limit on open files to its highest: each request in flight is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Socket:

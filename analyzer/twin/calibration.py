@@ -20,7 +20,7 @@ from analyzer.twin.fitted import (
     THREADS_GAIN,
 )
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
-from analyzer.twin.probes import MEAN_COUNT_MIN, Probe, ProbeResult
+from analyzer.twin.probes import MEAN_COUNT_MIN, Probe, ProbeResult, undisturbed_ms
 from analyzer.twin.service import ServiceTime
 
 # Enough for the shape of the noise; more only makes the records longer.
@@ -212,7 +212,7 @@ class VariantCalibration:
     def _residuals(self, threads: int) -> tuple[float, ...]:
         """Single executions over their probe's mean, thinned to 256, ascending."""
         found = [
-            np.asarray(result.samples_ms) / result.mean_ms
+            undisturbed_ms(result.samples_ms) / result.mean_ms
             for result in self.results
             if result.probe.threads == threads and len(result.samples_ms) >= 4
         ]

@@ -17,7 +17,11 @@ from analyzer.twin.variation import windows
 PROBES_MAX = 20
 #: Executions of a probe that a mean is taken of; of fewer the median.
 MEAN_COUNT_MIN = 10
+#: Executions of a probe below which the machine's part in single ones is left out.
+EXECUTIONS_FEW = 40
 _MS_MIN = 1e-9
+# Of few executions one that took so many times the median is the machine's.
+_STALLED_FACTOR = 3.0
 # Rounds further apart than this are not of one stretch of time: another process, or another day.
 _GAP_S = 2.0
 
@@ -87,12 +91,26 @@ def trimmed_mean_ms(samples_ms: Sequence[float], *, crowded: bool) -> float:
     return float(ordered[: nearest_rank_position(len(ordered), TRIMMED_PERCENT)].mean())
 
 
+def undisturbed_ms(samples_ms: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """The executions of a probe without those in which the machine stood still.
+
+    All are of the same input, so that one of a few that took several times as long tells of the
+    machine; the canary and the load tests tell how often that happens, a probe of a tenth of a
+    second does not.
+    """
+    samples = np.asarray(samples_ms, dtype=np.float64)
+    if not 0 < len(samples) < EXECUTIONS_FEW:
+        return samples
+    kept: NDArray[np.float64] = samples[samples <= _STALLED_FACTOR * np.median(samples)]
+    return kept
+
+
 def _kept(samples_ms: Sequence[float], *, crowded: bool) -> NDArray[np.float64]:
     """The samples that count, ascending, as of :func:`trimmed_mean_ms`."""
     ordered = np.sort(np.asarray(samples_ms, dtype=np.float64))
     if crowded and len(ordered):
-        ordered = ordered[ordered <= SHARED_CORE_FACTOR * np.percentile(ordered, 25)]
-    return ordered
+        return ordered[ordered <= SHARED_CORE_FACTOR * np.percentile(ordered, 25)]
+    return undisturbed_ms(ordered)
 
 
 def speed_series(results: Iterable[ProbeResult], *, cores: int) -> list[NDArray[np.float64]]:

@@ -140,7 +140,8 @@ def judge(
     - Classifier with labels: ``label_accuracy``; drop = the reference's minus the variant's on the
       same rows, with Agresti and Min's interval for paired proportions (:func:`paired_interval`).
     - Classifier without labels: ``top1_agreement``; drop = 1 − agreement, with Wilson's interval.
-    - Otherwise ``cosine``: the mean; drop = 1 − mean, with a bootstrap interval over rows.
+    - Otherwise ``cosine`` (of single numbers one less the relative error): the mean; drop =
+      1 − mean, with a bootstrap interval over rows.
     - Made-up inputs: ``relative_error``: value and drop are its mean, with a bootstrap interval.
 
     Args:
@@ -255,7 +256,10 @@ def _compare(
     answered: Mapping[str, NDArray[np.generic]],
     rows: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Worst cosine and relative error of each row over all outputs."""
+    """Worst cosine and relative error of each row over all outputs.
+
+    Of an output with a single number a row it is one less the relative error, for a cosine.
+    """
     cosine = np.ones(rows)
     error = np.zeros(rows)
     for name, reference in expected.items():
@@ -276,6 +280,8 @@ def _compare(
         similar = np.where(distance == 0, 1.0, similar)
         relative = np.where(norm_want > 0, distance / np.where(norm_want > 0, norm_want, 1), 1.0)
         relative = np.where(distance == 0, 0.0, relative)
+        if want.shape[1] == 1:  # the cosine of single numbers is their sign
+            similar = 1.0 - np.minimum(relative, 1.0)
         cosine = np.minimum(cosine, np.where(broken, 0.0, similar))
         error = np.maximum(error, np.where(broken, 1.0, relative))
     return np.clip(cosine, -1, 1), error

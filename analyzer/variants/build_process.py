@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import signal
 import subprocess
@@ -102,7 +103,7 @@ def _run(
                     return None
         finally:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
     return process.returncode
 
 

@@ -105,7 +105,7 @@ def write_error(folder: Path, error: OSError) -> BuildError:
         )
     return BuildError(
         f"{folder} cannot be written: {error.strerror or error}.",
-        hint="Check its permissions, or choose another cache folder.",
+        hint="Check its permissions, or choose another cache folder with TRITUNE_CACHE.",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 # Operators that hand values on unchanged, with the inputs whose values they hand on.
 _PASS_THROUGH: dict[str, tuple[int, ...]] = {
     "Cast": (0,),
@@ -181,6 +183,8 @@ class _Tracer:
             constant = self._values(node.input[1] if first else node.input[0])
             if constant is None or (node.op_type == "Sub" and not first):
                 return
+            if not np.isfinite(constant).all():
+                return  # a mask, not an index
             sign = 1 if node.op_type == "Add" else -1
             ends = (sign * int(constant.min()), sign * int(constant.max()))
             yield node.output[0], low + min(ends), high + max(ends)

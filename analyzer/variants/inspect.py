@@ -214,8 +214,9 @@ def try_model(model: ModelInfo, rows: Mapping[str, Any]) -> tuple[ModelInfo, flo
         ModelError: It does not even run one row; made-up inputs may be the reason.
         TargetMemoryError: It runs out of memory.
     """
-    runtime = OrtRuntime(model.path)
+    runtime: OrtRuntime | None = None
     try:
+        runtime = OrtRuntime(model.path)
         lead = slice(0, 1) if model.batchable else 0
         # The ellipsis keeps a scalar an array.
         begun = time.perf_counter()
@@ -244,7 +245,8 @@ def try_model(model: ModelInfo, rows: Mapping[str, Any]) -> tuple[ModelInfo, flo
             " check --input-shape otherwise.",
         ) from error
     finally:
-        runtime.close()
+        if runtime is not None:
+            runtime.close()
 
 
 def _open_session(file: Path) -> Any:

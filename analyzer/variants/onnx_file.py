@@ -56,7 +56,7 @@ def default_name(path: Path) -> str:
     """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory."""
     path = Path(path).absolute()
     stem = path.name if path.is_dir() else path.stem
-    if path.is_file() and re.fullmatch(r"[0-9]+", path.parent.name):
+    if path.is_file() and stem == "model" and re.fullmatch(r"[0-9]+", path.parent.name):
         stem = path.parent.parent.name  # VERSION/model.onnx of a model directory
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("._-") or "model"
 
@@ -89,7 +89,10 @@ def load_onnx(file: Path) -> Any:
     import onnx
     from google.protobuf.message import DecodeError
 
-    hint = "Give an ONNX file; one that was cut short while copying has to be copied again."
+    hint = (
+        "Give an ONNX file; one that was cut short while copying has to be copied again. A file "
+        "cannot hold more than 2 GiB: save larger weights beside it (external data)."
+    )
     try:
         size = file.stat().st_size
         if not size:

@@ -113,7 +113,7 @@ def _write(path: Path, answers: list[Tensors]) -> None:
         for index, name in enumerate(names)
     }
     with path.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, names=np.array(names), **arrays)
+        np.savez(stream, names=np.array(names), **arrays)  # type: ignore[arg-type]
 
 
 def _read(path: Path) -> list[Tensors]:

@@ -46,6 +46,7 @@ from analyzer.modelconfig.execution import accelerator_settings
 from analyzer.variants.accuracy import compare_rows, judge
 from analyzer.variants.cache import write_error
 from analyzer.variants.compiled_graphs import compiled_graph
+from analyzer.variants.native_half import computes_half
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
 from analyzer.variants.reference import ROWS_PER_RUN, StoredReference, chunks
@@ -136,6 +137,14 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
     out, work = folder / "out", folder / "work"
     graph = source
     notes: tuple[str, ...] = ()
+    if request.faster_only and _half_is_cast(key, request.device) and not computes_half():
+        return BuildResult(
+            file=None,
+            accuracy=None,
+            seconds=time.monotonic() - started,
+            refused=f"{key.label} is not considered, since it gains nothing here: ONNX Runtime has "
+            "no kernels for it on this processor, and computes in fp32 between casts.",
+        )
     if key.precision != "fp32":
         graph = (work / "graph.onnx") if key.backend == "tensorrt" else (out / "model.onnx")
         notes = _build_graph(request, source, graph, work)
@@ -213,6 +222,12 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         notes=notes,
         seconds=time.monotonic() - started,
     )
+
+
+def _half_is_cast(key: VariantKey, device: Literal["cpu", "gpu"]) -> bool:
+    """Whether ONNX Runtime's own kernels decide what fp16 gains."""
+    own = key.backend != "tensorrt" and key.execution.accelerator is None
+    return key.precision == "fp16" and device == "cpu" and own
 
 
 def _slowdown(request: BuildRequest, model: Runtime, variant: Runtime) -> float | None:

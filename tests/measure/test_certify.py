@@ -34,7 +34,13 @@ from analyzer.measure.certify_goal import (
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.measure import certify_target, measure_configuration
-from analyzer.measure.plan import STREAM_CERTIFY, CertifyPlan, EdgePlan, LoadPlan
+from analyzer.measure.plan import (
+    STREAM_CERTIFY,
+    CertifyPlan,
+    EdgePlan,
+    LoadPlan,
+    certifying_runs,
+)
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
@@ -667,11 +673,19 @@ def test_a_resumed_walk_never_repeats_arrivals(
             session.run(100.0, 1.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
     starts = {float(log.intended_s[0]) for session in sessions for log in session.logs}
     assert len(starts) == 4
-    known = [
-        RateEvidence(rate_rps=r, requests=1, over_budget=0, inflation=1.0, claim=1, blocks=b)
-        for r, b in ((10.0, 3), (20.0, 4))
-    ]
-    assert CertifyPlan(seconds=1.0, earlier=tuple(known)).blocks == 7
+    # An invalid run drew its arrivals as well, and speaks for no rate.
+    tests = [*sessions[0].tests, replace(sessions[1].tests[0], kind="edge")]
+    tests[0] = replace(tests[0], validity=Validity(valid=False, reasons=("busy",), kinds=("cpu",)))
+    assert certifying_runs(None) == 0
+    measurement = Measurement(
+        configuration=baseline_configuration(batchable=True),
+        edge=Edge(rate_rps=None, interval_rps=(None, None)),
+        capacity_rps=None,
+        certificate=None,
+        headline=None,
+        load_tests=tuple(tests),
+    )
+    assert certifying_runs(measurement) == 2
 
 
 def test_only_a_late_generator_is_excused(session: VirtualSession, load: LoadPlan) -> None:

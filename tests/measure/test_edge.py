@@ -33,10 +33,11 @@ from analyzer.measure.edge import (
     EdgeSearch,
     RateOutcome,
     only_stalled,
+    raised_edge,
     revised_edge,
 )
 from analyzer.measure.measure import long_run_edge, measure_edge
-from analyzer.measure.plan import EdgePlan, LoadPlan
+from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.measure.session import Schedule
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
@@ -219,6 +220,39 @@ def test_an_open_edge_is_closed_by_going_on_from_the_runs_that_left_it_open(
     assert closed.rate_rps == pytest.approx(truth, rel=0.1)
     again = [test.offered_rps for test in session.tests[first:]]
     assert min(again) > max(test.offered_rps for test in known if not test.aborted)
+
+
+def test_a_search_that_goes_on_elsewhere_draws_other_arrivals(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    server = ServerModel(policy=policy, service=service)
+    first, second = VirtualSession(server, load), VirtualSession(server, load)
+    for session in (first, second):
+        session.run(100.0, 1.0, kind="edge", stream=STREAM_EDGE)
+    assert first.logs[0].intended_s[0] == second.logs[0].intended_s[0]
+    third = VirtualSession(server, load)
+    third.skip_arrivals(first.tests)
+    third.run(100.0, 1.0, kind="edge", stream=STREAM_EDGE)
+    assert third.logs[0].intended_s[0] != first.logs[0].intended_s[0]
+
+
+def test_a_stalled_run_is_made_again_at_its_rate(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    server = ServerModel(policy=policy, service=service)
+    session = OnAMachine(server, load, slow_runs=0, stalls=(0,))
+    measure_edge(session, EdgePlan(seconds=20.0, start_rps=500.0), load, 500.0)
+    rates = [test.offered_rps for test in session.tests]
+    assert rates[0] == rates[1] != rates[2]
+
+
+@pytest.mark.parametrize("found", [None, 80.0])
+def test_what_a_long_run_kept_lifts_both_ends(found: float | None) -> None:
+    edge = Edge(rate_rps=found, interval_rps=(75.0, 90.0))
+    lifted = raised_edge(edge, 100.0)
+    assert lifted.interval_rps == (100.0, 100.0)
+    assert lifted.rate_rps == (None if found is None else 100.0)
+    assert raised_edge(edge, 70.0) == edge
 
 
 def test_what_an_invalid_run_broke_is_not_known_and_runs_at_one_rate_count_together(

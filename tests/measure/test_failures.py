@@ -10,6 +10,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.errors import (
     AnalyzerError,
     BuildError,
+    BuildTimeoutError,
     ModelError,
     TargetCrashError,
     TargetMemoryError,
@@ -29,6 +30,7 @@ from analyzer.measure.failures import as_failure
         (TargetCrashError("m"), True, "worker_lost"),
         (TargetStartError("m"), False, "start"),
         (BuildError("m"), False, "build"),
+        (BuildTimeoutError("m"), False, "budget"),
         (ModelError("m"), False, "model"),
     ],
 )

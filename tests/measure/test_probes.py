@@ -179,6 +179,29 @@ def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> Non
     assert probed(1e4, 0.0) == [[], []]
 
 
+def test_a_probe_of_few_executions_goes_on_where_its_rounds_contradict_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    took_ms = iter([10.0, 10.0, 100.0, 10.0, 10.0, 10.0, *[5.0] * 3])
+
+    def execute(*_: object) -> list[float]:
+        return [next(took_ms)] * 3
+
+    monkeypatch.setattr(probe_main, "_time_executions", execute)
+    instances: Any = SimpleNamespace(take=lambda model, threads, count: [None] * count)
+    spec = {"batchable": True, "batch_ms_max": 1e4}
+
+    def probed() -> dict[str, Any]:
+        record: dict[str, Any] = {"model": 0, "probe": 0, "threads": 1, "busy": 1, "batch": 1}
+        record |= {"seconds": 1.0, "samples_ms": [], "rounds": [], "skipped": False}
+        monkeypatch.setattr(probe_main, "_ROUND_S", 0.4)
+        probe_main._run_group([record], instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
+        return record
+
+    assert len(probed()["rounds"]) == 6
+    assert len(probed()["rounds"]) == 3
+
+
 @pytest.mark.timing
 def test_a_batch_that_would_outlast_the_time_is_not_begun() -> None:
     """Four executions of 16 at a tenth of a second each took 6 s where 1 s was left."""

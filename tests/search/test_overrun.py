@@ -12,7 +12,9 @@ def overrun(*, left_s: float, missing_s: float) -> tuple[list[str], list[float]]
     """The notes, and the seconds of the attempt, of a budget of 40 s that may take 50 s."""
     notes: list[str] = []
     attempts: list[float] = []
-    plan = SimpleNamespace(left_s=left_s, overrun_s=left_s + 10.0, grant=lambda seconds: None)
+    plan = SimpleNamespace(
+        left_s=left_s, overrun_s=left_s + 10.0, grant=lambda seconds: None, revoke=lambda: None
+    )
     context: Any = SimpleNamespace(
         plan=plan, server_start_s=1.0, log=SimpleNamespace(warn=notes.append)
     )

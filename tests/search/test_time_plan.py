@@ -41,6 +41,25 @@ def test_a_known_proof_replaces_the_share() -> None:
     assert found.budget_that_suffices_s(10_000.0) == pytest.approx(15_001)
 
 
+def test_a_slow_model_shortens_the_preparation_and_a_fast_one_leaves_it() -> None:
+    clock = Clock()
+    found = plan(60.0, clock)
+    found.expect_proof_of_at_least(10.0)
+    assert found.preparation_left_s == pytest.approx(60 - 1 - 24)
+    found.expect_proof_of_at_least(20.0)
+    assert found.preparation_left_s == pytest.approx(60 - 1 - 30)
+
+
+def test_what_was_granted_and_not_spent_is_taken_back() -> None:
+    clock = Clock()
+    found = plan(60.0, clock)
+    clock.now += 59.0
+    found.grant(15.0)
+    assert found.left_s == pytest.approx(15.0)
+    found.revoke()
+    assert found.left_s == pytest.approx(0.0)
+
+
 def test_what_is_still_to_come_of_the_preparation_counts_in_the_budget_that_suffices() -> None:
     clock = Clock()
     started = clock.now
