@@ -69,6 +69,13 @@ def test_wrong_locations_are_refused_before_anything_begins(
     assert words in told and "hidden" not in told
 
 
+def test_a_location_is_a_model_without_the_word_search(
+    refusal: Any, credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "_RETRIES", 0)
+    assert "does not answer" in refusal("s3://127.0.0.1:1/b/m.onnx", *OPTIONS)
+
+
 def test_a_place_that_may_not_be_written_is_refused_before_the_search(
     refusal: Any, bucket: Bucket, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

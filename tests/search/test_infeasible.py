@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.refutation import shown
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
@@ -17,9 +19,14 @@ from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.jobs import Job
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.search.build import BuiltVariants
+from analyzer.search.infeasible import ruled_out
+from analyzer.search.refuting import shortest_ms
 from analyzer.search.request import SearchRequest
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
+from analyzer.twin.calibration import VariantCalibration
+from analyzer.twin.probes import Probe, ProbeResult
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
 
@@ -189,6 +196,27 @@ def test_a_twin_that_was_contradicted_is_a_witness_again_once_another_kind_fails
     assert facts.verdict == "infeasible"
     refuted = [m.configuration for m in _measured(facts) if shown(m, facts.sla)]
     assert all(not c.max_queue_delay_us for c in refuted)
+
+
+@pytest.mark.parametrize("allowed", [{}, {"0": Configuration()}])
+def test_a_variant_that_had_no_time_to_be_built_may_keep_it(
+    allowed: dict[str, Configuration],
+) -> None:
+    failure = Failure(configuration=Configuration(), stage="build", reason="budget", message="m")
+    key = VariantKey(precision="int8", quantization="static")
+    built = BuiltVariants(excluded={key: failure})
+    context: Any = SimpleNamespace()
+    screening: Any = SimpleNamespace(allowed=allowed)
+    assert ruled_out(context, built, screening) is None
+
+
+def test_an_execution_with_other_threads_rules_nothing_out() -> None:
+    one = ProbeResult(probe=Probe(threads=1, busy=1, batch=1), samples_ms=(80.0, 90.0))
+    variant = VariantKey(precision="fp32")
+    calibration = VariantCalibration(variant=variant, results=(one,))
+    built = BuiltVariants(calibrations={variant: calibration})
+    assert shortest_ms(built, Configuration(intra_op_threads=1)) == 80.0
+    assert shortest_ms(built, Configuration(intra_op_threads=4)) is None
 
 
 def test_a_promise_far_below_one_execution_is_soon_infeasible() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.errors import DataError
+from analyzer.variants import accuracy
 from analyzer.variants.accuracy import (
     RowScores,
     class_output,
@@ -146,3 +147,10 @@ def test_scoring_stops_where_the_rows_suffice() -> None:
     )
     assert asked == [32, 64, 128] and len(scores.cosine) == 128
     assert (scores.reference_class == scores.variant_class).all()
+
+
+def test_of_single_numbers_the_error_counts_since_their_cosine_is_a_sign() -> None:
+    want = {"y": np.array([[2.0], [4.0], [-1.0]])}
+    got = {"y": np.array([[1.0], [4.0], [1.0]])}
+    cosine, error = accuracy._compare(want, got, 3)
+    assert cosine.tolist() == [0.5, 1.0, 0.0] and error.tolist() == [0.5, 0.0, 2.0]

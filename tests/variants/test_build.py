@@ -36,6 +36,7 @@ from analyzer.variants import build_process, worker
 from analyzer.variants.build import Variant, build_variant, build_variants
 from analyzer.variants.inputs import CalibrationData, load_calibration, split_rows
 from analyzer.variants.inspect import inspect_model
+from analyzer.variants.native_half import computes_half
 from analyzer.variants.worker import BuildResult
 
 FP32 = VariantKey(precision="fp32")
@@ -325,6 +326,17 @@ def test_a_variant_that_is_slower_than_the_model_is_refused_and_remembered(
     monkeypatch.setattr(build_process.subprocess, "Popen", None)
     again = build_variants(digits, keys, calibration=data, cache_dir=tmp_path, faster_only=True)
     assert str(again[DYNAMIC]) == str(refusal)
+
+
+def test_fp16_is_not_built_where_it_would_be_computed_in_fp32(
+    digits: ModelInfo, tmp_path: Path
+) -> None:
+    found = build_variants(digits, [FP16], cache_dir=tmp_path, faster_only=True)[FP16]
+    if computes_half():
+        pytest.skip("ONNX Runtime computes in float16 on this processor")
+    assert isinstance(found, BuildError) and "no kernels" in str(found)
+    named = build_variants(digits, [FP16], cache_dir=tmp_path)[FP16]
+    assert isinstance(named, Variant), "who names it has it measured"
 
 
 def test_the_most_promising_comes_first_and_an_engine_last() -> None:

@@ -202,6 +202,8 @@ def test_model_directory(tmp_path: Path, linear_model: Write) -> None:
     assert locate_onnx(model) == model / "10" / "model.onnx"
     assert inspect_model(model).name == "my_model"
     assert default_name(model / "10" / "model.onnx") == "my_model"
+    (model / "10" / "resnet.onnx").touch()
+    assert default_name(model / "10" / "resnet.onnx") == "resnet", "a folder called by a number"
 
 
 def test_directory_without_model(tmp_path: Path) -> None:
