@@ -16,6 +16,7 @@ AnalyzerError                    1  a fault of the program
 │   └── TargetTimeoutError          it did not answer in time
 ├── BuildError                   1  a variant or engine that could not be built
 │   └── BuildTimeoutError           not in the time that it had
+├── BudgetEndedError            ends a search early; its answer is given all the same
 └── RunInterruptedError         130  Ctrl-C or SIGTERM
 """
 

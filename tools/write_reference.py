@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 _COMMON = ("--json", "--verbose", "--quiet", "--help")
 
 _EXIT_CODES = (
-    (0, "Done; for `search` and `verify`: the SLA holds."),
+    (0, "Done; for `search` and `verify`: the SLA holds (or `--accept estimated` allowed it)."),
     (1, "A fault of the program."),
     (2, "Wrong usage or unusable input."),
     (3, "No configuration meets the SLA, or `verify` refutes the claim."),
@@ -70,10 +70,14 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         assert command is not None
-        yield f"analyze {name}", command
-        if isinstance(command, click.Group):
-            for inner in sorted(command.commands):
-                yield f"analyze {name} {inner}", command.commands[inner]
+        yield from _with_inner(f"analyze {name}", command)
+
+
+def _with_inner(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for inner in sorted(command.commands):
+            yield from _with_inner(f"{name} {inner}", command.commands[inner])
 
 
 def usage(name: str, command: click.Command) -> str:
@@ -123,7 +127,8 @@ def _error_codes() -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
 
     def walk(kind: Any) -> None:
-        found.append((kind.code, kind.exit_code, (kind.__doc__ or "").strip().splitlines()[0]))
+        if all(kind.code != code for code, _, _ in found):
+            found.append((kind.code, kind.exit_code, (kind.__doc__ or "").strip().splitlines()[0]))
         for inner in kind.__subclasses__():
             if inner.__module__ == errors.__name__:  # whatever else a process has imported
                 walk(inner)
@@ -158,7 +163,9 @@ def render() -> str:
         options = [
             parameter
             for parameter in command.params
-            if isinstance(parameter, click.Option) and not set(parameter.opts) & set(_COMMON)
+            if isinstance(parameter, click.Option)
+            and not parameter.hidden
+            and not set(parameter.opts) & set(_COMMON)
         ]
         if options:
             lines += ["", "| option | value | meaning | default |", "|---|---|---|---|"]

@@ -152,6 +152,7 @@ def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float],
     saturation_rps = model.saturation_rps(load.batch_sizes())
     arrivals = cache(load.unit_arrivals)
     simulated: dict[float, tuple[float, int]] = {}
+    fitted: dict[float, float] = {}
 
     def inflation(rate_rps: float) -> float:
         if rate_rps not in simulated:
@@ -164,9 +165,11 @@ def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float],
                 percentile=load.sla.percentile,
             )
             simulated[rate_rps] = math.log(found), requests
-        rates = sorted(simulated)
-        logs, weights = np.array([simulated[rate] for rate in rates]).T
-        return math.exp(isotonic_regression(logs, weights=weights).x[rates.index(rate_rps)])
+            rates = sorted(simulated)
+            logs, weights = np.array([simulated[rate] for rate in rates]).T
+            smooth = np.exp(isotonic_regression(logs, weights=weights).x)
+            fitted.update(zip(rates, map(float, smooth), strict=True))
+        return fitted[rate_rps]
 
     return inflation
 
