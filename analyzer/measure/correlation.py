@@ -7,9 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
-from scipy.optimize import isotonic_regression
-
 from analyzer.domain.load_test import SLOWNESS_BIN_S
 from analyzer.domain.measurement import RateEvidence
 from analyzer.domain.sla import Sla
@@ -85,7 +82,7 @@ class Correlation:
             met = path_of((*self._plan.slowness, *own))
             # Too few seconds say nothing against what the twin knew before.
             model = replace(model, path=met or model.path)
-        self._inflation = inflation_at(model, self._load)
+        self._inflation = cache(inflation_at(model, self._load))
         self._miss_rate = cache(miss_rate_at(model, self._load))
 
 
@@ -142,34 +139,20 @@ def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> 
 
 
 def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
-    """The simulated variance inflation by live rate; None without a model.
-
-    It grows with the rate, and a single simulation is noise by a factor: what is returned is the
-    isotonic regression of the logarithms over all rates that were asked for so far.
-    """
+    """The simulated variance inflation by live rate; None without a model."""
     if model is None:
         return lambda rate_rps: None
     saturation_rps = model.saturation_rps(load.batch_sizes())
     arrivals = cache(load.unit_arrivals)
-    simulated: dict[float, tuple[float, int]] = {}
-    fitted: dict[float, float] = {}
 
     def inflation(rate_rps: float) -> float:
-        if rate_rps not in simulated:
-            high = rate_rps > _HIGH_LOAD * saturation_rps
-            requests = _INFLATION_REQUESTS_HIGH if high else _INFLATION_REQUESTS
-            found = model.inflation(
-                arrivals(requests),
-                rate_rps,
-                budget_ms=load.sla.latency_budget_ms,
-                percentile=load.sla.percentile,
-            )
-            simulated[rate_rps] = math.log(found), requests
-            rates = sorted(simulated)
-            logs, weights = np.array([simulated[rate] for rate in rates]).T
-            smooth = np.exp(isotonic_regression(logs, weights=weights).x)
-            fitted.update(zip(rates, map(float, smooth), strict=True))
-        return fitted[rate_rps]
+        high = rate_rps > _HIGH_LOAD * saturation_rps
+        return model.inflation(
+            arrivals(_INFLATION_REQUESTS_HIGH if high else _INFLATION_REQUESTS),
+            rate_rps,
+            budget_ms=load.sla.latency_budget_ms,
+            percentile=load.sla.percentile,
+        )
 
     return inflation
 

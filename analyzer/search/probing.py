@@ -72,18 +72,18 @@ def probe(context: SearchContext, built: BuiltVariants) -> None:
         if key not in built.excluded
     }
     plans = {key: _plan(context, chosen) for key, chosen in by_variant.items() if chosen}
-    _probe(context, built, {key: _first_probes(plan) for key, plan in plans.items()}, deadline)
-    edges = _first_edges(context, built, by_variant)
-    best = max(edges.values(), default=0.0)
-    if best:
-        plan.expect_proof(context.server_start_s + rough_proof_s(context, best))
-        left_s = max(plan.preparation_left_s, 0.0)
-        deadline = min(deadline, context.clock() + _TIME_SHARE * left_s)
-    rest = {
-        key: plans[key]
-        for key, edge in edges.items()
-        if edge * _UNCERTAINTY >= best / _UNCERTAINTY or context.request.sla.objective == "memory"
-    }
+    rest = plans
+    if len(plans) > 1:  # a look at each, in a process of its own, before those that may win
+        _probe(context, built, {key: _first_probes(plan) for key, plan in plans.items()}, deadline)
+        edges = _first_edges(context, built, by_variant)
+        best = max(edges.values(), default=0.0)
+        if best:
+            plan.expect_proof(context.server_start_s + rough_proof_s(context, best))
+            left_s = max(plan.preparation_left_s, 0.0)
+            deadline = min(deadline, context.clock() + _TIME_SHARE * left_s)
+        every = context.request.sla.objective == "memory"
+        least = best / _UNCERTAINTY**2
+        rest = {key: plans[key] for key, edge in edges.items() if every or edge >= least}
     baseline = context.baseline
     rest[baseline.variant] = [*rest.get(baseline.variant, []), *_plan(context, [baseline])]
     _probe(context, built, rest, deadline)
