@@ -148,7 +148,7 @@ def misses(measurement: Measurement, sla: Sla) -> tuple[Miss, ...]:
                 observed=test.latency_ms.sla if test else None,
             )
         )
-    elif sla.objective in ("latency", "memory") and sla.target_rate_rps is not None:
+    elif not sla.at_any_rate and sla.target_rate_rps is not None:
         reached = max(edge_rps, measurement.capacity_rps or 0.0)
         if reached < sla.target_rate_rps * (1 - _RATE_TOLERANCE):
             found.append(

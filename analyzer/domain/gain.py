@@ -52,13 +52,13 @@ def gain(
     """
     if recommendation is None or baseline is None or never_keeps(baseline, sla):
         return None
-    if sla.objective in ("latency", "memory") and misses(baseline, sla):
+    if not sla.at_any_rate and misses(baseline, sla):
         return None
     basis = common_basis(sla, recommendation, baseline)
     if recommendation.configuration == baseline.configuration:
         return Gain(ratio=1.0, basis=basis, interval=(1.0, 1.0))
     ours, theirs = rate_of(recommendation, basis), rate_of(baseline, basis)
-    if sla.objective in ("latency", "memory"):
+    if not sla.at_any_rate:
         amounts = objective_at(recommendation, sla, ours), objective_at(baseline, sla, theirs)
         if not amounts[0] or not amounts[1]:
             return None
@@ -111,7 +111,7 @@ def common_basis(sla: Sla, recommendation: Measurement, baseline: Measurement | 
         return "certified"
     if baseline.capacity_rps is None:
         return "edges"
-    if sla.objective in ("latency", "memory"):  # both were certified at the target rate
+    if not sla.at_any_rate:  # both were certified at the target rate
         return "certified"
     ours, theirs = recommendation.edge.rate_rps, baseline.edge.rate_rps
     if not ours or not theirs:

@@ -44,9 +44,14 @@ class Sla:
         return round(1.0 - self.percentile / 100.0, 12)
 
     @property
+    def at_any_rate(self) -> bool:
+        """Whether it is about the highest rate that keeps it; else it is judged at one rate."""
+        return self.objective in ("capacity", "cost")
+
+    @property
     def fixed_rps(self) -> float | None:
         """The one rate that it is about, requests per second; None where it is about any."""
-        return self.target_rate_rps if self.objective in ("latency", "memory") else None
+        return None if self.at_any_rate else self.target_rate_rps
 
     @property
     def enough_rps(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -90,12 +91,20 @@ class Explanation:
     what_if: tuple[WhatIf, ...] = ()
     importance: tuple[tuple[str, float], ...] = ()
 
-    def scaled(self, factor: float) -> Explanation:
-        """The same with every edge ``factor`` times as high."""
+    def scaled(self, factor: float, measured: Mapping[str, float]) -> Explanation:
+        """The same with every predicted edge ``factor`` times as high.
+
+        Args:
+            measured: The factors of measured configurations, by id.
+        """
+
+        def of(step: Step) -> float:
+            return measured.get(step.config_id, factor) if step.measured else factor
+
         return replace(
             self,
             contributions=tuple(
-                replace(step, edge_rps=step.edge_rps and step.edge_rps * factor)
+                replace(step, edge_rps=step.edge_rps and step.edge_rps * of(step))
                 for step in self.contributions
             ),
             what_if=tuple(

@@ -68,9 +68,16 @@ def usable_cores(*, root: Path = Path("/")) -> int:
     Args:
         root: Where ``proc`` and ``sys`` are (tests).
     """
+    cores, quota = len(os.sched_getaffinity(0)), _smallest_quota(root)
+    return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def _smallest_quota(root: Path) -> float | None:
+    """Cores' worth of time that control groups allow; None without a limit."""
     groups = control_groups("cpu", root=root)
-    quotas = [quota for group in groups if (quota := _cpu_quota(group)) is not None]
-    return max(1, min([len(os.sched_getaffinity(0)), *map(int, quotas)]))
+    return min(
+        (quota for group in groups if (quota := _cpu_quota(group)) is not None), default=None
+    )
 
 
 def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machine:
@@ -81,8 +88,11 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
         root: Where ``proc`` and ``sys`` are (tests).
     """
     cores = usable_cores(root=root)
+    cpu, quota = _cpu_model(root), _smallest_quota(root)
+    if quota is not None and quota < len(os.sched_getaffinity(0)) and not quota.is_integer():
+        cpu += f" (a quota of {quota:.3g} cores)"  # half a core is another machine than a whole one
     return Machine(
-        cpu=_cpu_model(root),
+        cpu=cpu,
         cores=cores,
         cores_total=os.cpu_count() or cores,
         memory_bytes=min(_memory_total(root), _memory_limit(root)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
+from analyzer.stats.mlperf import tail_share
 
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
 CLIMBING = (0.4, 0.65, 0.9)
@@ -72,7 +73,7 @@ class CertifyGoal:
     @property
     def miss_rate_max(self) -> float:
         """The fraction of requests that may be late."""
-        return 1.0 - self.percentile / 100.0
+        return tail_share(self.percentile)
 
 
 @dataclass(slots=True)

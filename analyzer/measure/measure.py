@@ -39,6 +39,7 @@ from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.walk_claims import conditions_met
 from analyzer.measure.witness import (
+    USUAL_QUANTILE,
     carried,
     lasting_work_us,
     rate_ceiling,
@@ -66,8 +67,6 @@ _DOUBT_FACTOR = 1.5
 _STEP_DOWN_TRUSTED = 1.12
 # Of an edge that is only supposed: the highest rate of a first proof.
 _SUPPOSED_SHARE = 0.97
-# Of the study's seconds by speed: the one that a supposed edge belongs to, as of the probes.
-_USUAL_QUANTILE = 0.05
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
 # runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
@@ -416,7 +415,7 @@ def _proof_then_edge(
     usual = certify.conditions.work_us if certify.conditions is not None else ()
     supposed = Edge(
         interval_rps=(supposed_rps, None),
-        work_us=float(np.quantile(usual, _USUAL_QUANTILE)) if usual else None,
+        work_us=float(np.quantile(usual, USUAL_QUANTILE)) if usual else None,
     )
     before_s = session.seconds
     proof = certify_target(session, load, certify, edge=supposed)

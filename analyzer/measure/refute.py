@@ -35,6 +35,7 @@ from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import CertifyPlan, LoadPlan, RefutePlan
 from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.walk_claims import evidence_of, excused
+from analyzer.measure.witness import USUAL_QUANTILE
 from analyzer.stats.certificate import certify
 from analyzer.twin.pace import SLOW_FACTOR
 
@@ -47,7 +48,6 @@ _NEAR_RATE = 1.5
 _FAR_SLOWER_THAN_EXPECTED = 4.0
 # The canary's work takes up to a half longer at a light load than at a full one.
 _LIGHT_LOAD = 1.5
-_USUAL_QUANTILE = 0.05
 # Executions behind a mean.
 _EXECUTIONS_MIN = 5
 # A fifth of a run at most is left out at its start.
@@ -115,7 +115,7 @@ def disturbed(
             return f"executions took {slower:.1f} times as long as the probes let expect"
     seen_us = test.conditions.work_us if test.conditions is not None else ()
     if study is not None and study.work_us and seen_us:
-        usual_us = float(np.quantile(study.work_us, _USUAL_QUANTILE))
+        usual_us = float(np.quantile(study.work_us, USUAL_QUANTILE))
         if min(seen_us) > SLOW_FACTOR * _LIGHT_LOAD * usual_us:
             return f"the machine was {min(seen_us) / usual_us:.1f} times slower all of the time"
     return ""

@@ -17,7 +17,7 @@ from analyzer.domain.measurement import (
 from analyzer.hardware.gpu_memory import telling_gpu_memory
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.sampler import gpu_used_bytes
-from analyzer.measure.correlation import inflation_at
+from analyzer.measure.correlation import inflation_at, miss_rate_at
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
@@ -38,7 +38,8 @@ class VerifyPlan:
         rate_rps: The claimed rate.
         seconds: Wall time at most, the servers' starts included; it ends earlier where the claim
             is decided. Each start makes one run in any case.
-        twin: For the requests' correlation; None where it is unknown.
+        twin: For the requests' correlation, unless it expects the claim to fail; None where it is
+            unknown.
         gpu: The GPU whose memory, power and clocks are sampled; None for none.
     """
 
@@ -47,6 +48,18 @@ class VerifyPlan:
     seconds: float
     twin: ServerModel | None = None
     gpu: GpuIdentity | None = None
+
+
+def _expected_inflation(plan: VerifyPlan) -> float | None:
+    """The twin's variance inflation at the claimed rate; None where it is no witness of it.
+
+    A twin that expects the claim to fail is wrong about this server, or the runs will show it: then
+    what they show of their own correlation counts, and its upper estimate.
+    """
+    late = miss_rate_at(plan.twin, plan.load)(plan.rate_rps)
+    if late is None or late > plan.load.sla.miss_rate_max:
+        return None
+    return inflation_at(plan.twin, plan.load)(plan.rate_rps)
 
 
 def verify_claim(
@@ -70,7 +83,7 @@ def verify_claim(
         TargetError: The server failed.
     """
     sla, begun = plan.load.sla, clock()
-    inflation = inflation_at(plan.twin, plan.load)(plan.rate_rps)
+    inflation = _expected_inflation(plan)
     tests: list[LoadTest] = []
     logs: list[RequestLog] = []
     seconds = 0.0

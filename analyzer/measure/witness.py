@@ -29,6 +29,8 @@ SEEN_SHARE = 0.9
 _SECONDS_OF_A_STATE = 2
 # The speed was steady where nine tenths of the seconds lie this close.
 STEADY_FACTOR = 1.1
+#: Of a study's seconds by speed: the one that stands for the machine's usual one, as of the probes.
+USUAL_QUANTILE = 0.05
 
 SlowEdge = Callable[[float], float]
 """The share of its edge that a server keeps on a machine that is so many times slower."""
@@ -73,7 +75,7 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     found = Conditions.pooled(test.conditions for test in tests)
     if found is None or any(test.conditions is None for test in tests) or not found.work_us:
         return False
-    low, high = np.quantile(found.work_us, (0.05, 0.95))
+    low, high = np.quantile(found.work_us, (USUAL_QUANTILE, 1.0 - USUAL_QUANTILE))
     return bool(high <= STEADY_FACTOR * low)
 
 
@@ -190,7 +192,7 @@ def carried(
     ceiling_rps = rate_ceiling(edge, study, sla, slow_edge, tests, response)
     if rate_rps <= min(edge.at_least_rps or 0.0, ceiling_rps):
         return True
-    slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, 0.05))
+    slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
     if edge.work_us and rate_rps > (edge.own_speed_rps or 0.0):
         # At the speed of the edge's runs the rate is too high, or may be.
         faster_us = edge.work_us / CONSTANT_FACTOR

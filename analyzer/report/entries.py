@@ -211,7 +211,7 @@ def _certified_so_far(
     proven = [m for m in rank(measurements, sla) if m.capacity_rps and not misses(m, sla)]
     if not result.unfinished or not proven:
         return None
-    if sla.objective in ("latency", "memory"):
+    if not sla.at_any_rate:
         return proven[0], ()
     return max(proven, key=lambda m: m.capacity_rps or 0.0), ()
 

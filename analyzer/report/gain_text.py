@@ -114,7 +114,7 @@ def gain_note(gain: Gain, sla: Sla, baseline: Entry | None) -> str:
 def _gain_note(gain: Gain, sla: Sla) -> str:
     low, high = gain.interval
     text = f"{_GAINS[sla.objective]}, {_BASES[gain.basis]}"
-    if sla.objective in ("latency", "memory"):
+    if not sla.at_any_rate:
         return f"{_GAINS[sla.objective]} at the target rate" + (
             "" if gain.basis == "certified" else ", not certified"
         )

@@ -34,12 +34,14 @@ class Bound:
         confidence: Of the statement.
         covered: Configurations that were predicted or measured.
         space: Configurations that could have been recommended.
+        unbuilt: Configurations of variants that had no time to be built: nothing is said of them.
     """
 
     fraction: float
     confidence: float
     covered: int
     space: int
+    unbuilt: int = 0
 
     def __str__(self) -> str:
         if self.fraction > _TELLING_MAX:
@@ -50,12 +52,15 @@ class Bound:
         digits = 0 if self.fraction >= _WHOLE_FROM else 1
         fraction = f"{100 * self.fraction:.{digits}f} %"
         said = f"is better by more than {fraction} (confidence {self.confidence:g})"
-        if self.covered == self.space:
-            return f"no configuration in the space {said}"
-        return (
-            f"of the {self.covered} configurations with a prediction or a measurement none {said};"
-            f" {self.space - self.covered} of {self.space} have neither"
-        )
+        unbuilt = f"; {self.unbuilt} more had no time to be built" if self.unbuilt else ""
+        if self.covered < self.space:
+            return (
+                f"of the {self.covered} configurations with a prediction or a measurement none "
+                f"{said}; {self.space - self.covered} of {self.space} have neither{unbuilt}"
+            )
+        if self.unbuilt:
+            return f"of the {self.space} configurations that were built none {said}{unbuilt}"
+        return f"no configuration in the space {said}"
 
 
 def plausible_gain(

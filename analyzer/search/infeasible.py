@@ -83,15 +83,15 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         return None  # the baseline or a candidate keeps a rate
     least_rps = sla.fixed_rps or 0.0
     by_twin_too = screening.designer.trusted and contradicted(context, screening) is None
-    by_measurement = by_twin = by_memory = 0
+    by_measurement = by_twin = by_memory = by_failure = 0
     too_slow_ms: list[float] = []
     for config_id in sorted(screening.allowed):
         configuration = screening.allowed[config_id]
         known = scores.get(config_id)
-        if (
-            config_id in proven
-            or never_runs(context.log.latest.get(config_id))
-            or (known is not None and any(known.constraints[limit] > 0 for limit in _LASTING))
+        if never_runs(context.log.latest.get(config_id)):
+            by_failure += 1
+        elif config_id in proven or (
+            known is not None and any(known.constraints[limit] > 0 for limit in _LASTING)
         ):
             by_measurement += 1
         elif any(_at_least(configuration, other) for other in heavy):
@@ -107,6 +107,8 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
             return None
     were = "configuration was" if by_measurement == 1 else "configurations were"
     parts = [f"{by_measurement} {were} measured and break{'s' * (by_measurement == 1)} a limit"]
+    if by_failure:
+        parts.append(f"{by_failure} did not run")
     if too_slow_ms:
         parts.append(
             f"{len(too_slow_ms)} cannot answer in time (no execution took less than "

@@ -192,7 +192,7 @@ def _rank(result: StudyResult) -> tuple[float, ...]:
     measurement = find(measured(result.outcomes), result.recommended_id)
     assert measurement is not None
     estimated = float(result.verdict != "found")
-    if result.sla.objective in ("latency", "memory"):
+    if not result.sla.at_any_rate:
         return estimated, -(score_of(measurement, result.sla).value or 0.0)
     return estimated, *_costs(measurement, result)
 

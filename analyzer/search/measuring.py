@@ -210,7 +210,7 @@ class Measuring:
 
     @property
     def _by_edge(self) -> bool:
-        return self._sla.objective in ("capacity", "cost")
+        return self._sla.at_any_rate
 
     @property
     def _winner(self) -> Measurement | None:

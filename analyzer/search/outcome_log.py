@@ -222,7 +222,7 @@ class OutcomeLog:
         sla = self._request.sla
         found = (standing(m, sla, self.stands) for m in self.ranked(allowed))
         proven = [m for m in found if m is not None]
-        if self._request.sla.objective in ("latency", "memory"):
+        if not self._request.sla.at_any_rate:
             return proven[0] if proven else None
         return max(proven, key=lambda m: m.capacity_rps or 0.0, default=None)
 

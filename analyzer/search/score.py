@@ -46,7 +46,7 @@ def score_of(outcome: Measurement | Failure, sla: Sla) -> Score:
     edge_rps, exact = edge.at_least_rps, edge.rate_rps is not None
     constraints = dict.fromkeys(_UNUSABLE, 0.0) | {"sla": -1.0 if edge_rps else 1.0}
     value = edge_rps
-    if sla.objective in ("latency", "memory"):
+    if not sla.at_any_rate:
         amount = answer.objective_value(outcome, sla)
         value, exact = reciprocal(amount, sla) if amount else None, True
         constraints["sla"] = _miss_rate_excess(outcome, sla)

@@ -285,7 +285,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         allowed=allowed,
         recommendable=usable(context.recommendable) if allowed else {},
         predicted=predicted,
-        by_edge=request.sla.objective in ("capacity", "cost"),
+        by_edge=request.sla.at_any_rate,
     )
     known = [outcome for outcome in context.log.outcomes if isinstance(outcome, Measurement)]
     screening.learn(known, context.baseline)
@@ -306,7 +306,7 @@ def _value(
     0 where the SLA is kept at no rate, None where the twin cannot say.
     """
     sla = context.request.sla
-    if edge_rps is None or sla.objective in ("capacity", "cost"):
+    if edge_rps is None or sla.at_any_rate:
         return edge_rps
     assert sla.target_rate_rps is not None
     if edge_rps < sla.target_rate_rps:

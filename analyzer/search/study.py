@@ -102,7 +102,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     if estimate is not None and accepted and proven is None:
         winner, verdict = estimate, "estimated"
     context.progress.phase("explaining", 1.0)
-    sentence = _bound(context, screening, winner)
+    sentence = _bound(context, built, screening, winner)
     explained = explanation(
         winner,
         screening,
@@ -118,7 +118,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     context.log.restate(factors)
     if winner is not None:
         factor = factors[winner.configuration.config_id]
-        explained = explained.scaled(factor)
+        explained = explained.scaled(factor, factors)
         winner = context.log.measurement(winner.configuration.config_id)
         if factor < _SPEED_TOLD:
             context.log.warn(
@@ -315,8 +315,13 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     context.plan.revoke()
 
 
-def _bound(context: SearchContext, screening: Screening, winner: Measurement | None) -> str | None:
-    """What may be said of the other configurations, from the edges that are reported."""
+def _bound(
+    context: SearchContext,
+    built: BuiltVariants,
+    screening: Screening,
+    winner: Measurement | None,
+) -> str | None:
+    """What may be said of the other configurations, from the edges as they were found."""
     sla, designer = context.request.sla, screening.designer
     for config_id, outcome in context.log.latest.items():
         # What was measured again, and the baseline.
@@ -325,7 +330,11 @@ def _bound(context: SearchContext, screening: Screening, winner: Measurement | N
             designer.update(config_id, score.value, feasible=score.feasible, exact=score.exact)
     recommended = winner.configuration.config_id if winner is not None else None
     bound = designer.bound(sla.confidence, recommended=recommended)
-    return str(bound) if bound is not None else None
+    if bound is None:
+        return None
+    late = {key for key, failure in built.excluded.items() if failure.reason == OUT_OF_TIME}
+    unbuilt = sum(candidate.variant in late for candidate in context.candidates.values())
+    return str(replace(bound, unbuilt=unbuilt))
 
 
 def _note_unmeasured_baseline(context: SearchContext) -> None:

@@ -12,7 +12,7 @@ MlperfVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
 
 def tail_share(percentile: float) -> float:
     """Returns the share of requests that may be over budget: 0.01 for 99."""
-    return (100.0 - percentile) / 100.0
+    return round((100.0 - percentile) / 100.0, 12)
 
 
 def pass_probability(requests: float, over_budget: float, share: float) -> float:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from analyzer.cli import search_run
 from analyzer.cli.models import inspect_path
-from analyzer.errors import ModelError
+from analyzer.cli.search_options import SearchOptions
+from analyzer.errors import ModelError, UsageError
+from analyzer.search.request import SearchRequest
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
 
@@ -63,3 +70,37 @@ def test_a_fixed_batch_in_the_configuration_is_not_taken_for_a_dimension(
     )
     model, _ = inspect_path(folder, {})
     assert model.inputs[0].shape == (24,)
+
+
+def test_a_model_that_does_not_run_two_requests_is_searched_one_at_a_time(
+    folder: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first dimension is dynamic by its own word, and a reshape inside holds one row."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["x", "one"], ["row"]),
+            helper.make_node("MatMul", ["row", "w"], ["y"]),
+        ],
+        "baked",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [
+            numpy_helper.from_array(np.array([1, 8]), "one"),
+            numpy_helper.from_array(np.ones((8, 4), np.float32), "w"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "baked.onnx")
+    seen: list[SearchRequest] = []
+
+    def search(options: SearchOptions, request: SearchRequest, *others: Any) -> None:
+        seen.append(request)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(search_run, "_search", search)
+    words = ("--latency-budget", "50ms", "--executor", "in-process")
+    assert call("search", "baked.onnx", *words).code == 2
+    (request,) = seen
+    assert not request.model.batchable
+    sizes = {found.max_batch_size for found, _ in request.space.candidates().values()}
+    assert sizes == {0}

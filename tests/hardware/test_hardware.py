@@ -81,6 +81,9 @@ def test_usable_cores_know_affinity_and_quotas(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     assert usable_cores(root=tmp_path) == expected
+    told = inspect_machine(root=tmp_path, nvml=FakeNvml(faults=NO_DRIVER)).cpu
+    fraction = files == {"a/cpu.max": "250000 100000\n"} or "50000 100000\n" in files.values()
+    assert ("(a quota of " in told) == fraction
 
 
 def test_gpus_are_told_and_part_of_the_key() -> None:

@@ -341,3 +341,10 @@ def test_a_bound_from_below_does_not_teach_that_the_twin_expects_too_much() -> N
     assert other is not None
     designer.update(other, 3.0 * predicted, exact=False)
     assert (designer.corrected(other) or 0.0) > predicted, "more than was expected teaches"
+
+
+def test_what_was_never_built_is_not_spoken_of() -> None:
+    bound = Bound(fraction=0.2, confidence=0.95, covered=3, space=3, unbuilt=6)
+    assert str(bound).startswith("of the 3 configurations that were built none is better")
+    assert str(bound).endswith("; 6 more had no time to be built")
+    assert "6 more had no time" in str(replace(bound, covered=2))

@@ -16,6 +16,7 @@ from analyzer.domain.measurement import (
     Measurement,
     Prediction,
 )
+from analyzer.domain.study import Explanation, Step
 from analyzer.search.explain import drift_sentence
 
 
@@ -44,3 +45,12 @@ def test_a_machine_at_half_speed_is_no_error_of_the_model() -> None:
 @pytest.mark.parametrize("work_us", [None, 50.0])
 def test_nothing_is_said_without_a_witness_of_two(work_us: float | None) -> None:
     assert drift_sentence([measured(100, 90, work_us)]) == ""
+
+
+def test_a_measured_step_is_restated_by_its_own_factor() -> None:
+    steps = tuple(
+        Step(setting=name, config_id=name, edge_rps=100.0, measured=measured)
+        for name, measured in (("mine", True), ("other", True), ("guess", False))
+    )
+    told = Explanation(contributions=steps).scaled(0.5, {"mine": 0.5, "other": 0.8})
+    assert [step.edge_rps for step in told.contributions] == [50.0, 80.0, 50.0]
