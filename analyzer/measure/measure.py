@@ -42,6 +42,7 @@ from analyzer.measure.witness import (
     USUAL_QUANTILE,
     carried,
     lasting_work_us,
+    never_slower,
     rate_ceiling,
     slower_rates,
     watched_times,
@@ -65,8 +66,10 @@ _STALLED_MAX = 3
 _DOUBT_FACTOR = 1.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
-# Of an edge that is only supposed: the highest rate of a first proof.
+# Of an edge, the highest rate of a first proof: of one that is only supposed, and of one whose runs
+# met the machine as slow as it was ever seen (0.5 and 0.65 were tried, bench/shares.py).
 _SUPPOSED_SHARE = 0.97
+_STEADY_SHARE = 0.65
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
 # runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
@@ -116,7 +119,7 @@ def measure_edge(
     search = _edge_search(plan, load, saturation_rps, known)
     spent_s, seconds_max = 0.0, plan.seconds
     invalid: list[LoadTest] = []
-    stalled: list[float] = []
+    stalled = 0
     again_rps: float | None = None
     runs = {test.offered_rps: test for test in plan.known}
     session.skip_arrivals(plan.known)
@@ -139,8 +142,8 @@ def measure_edge(
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
-        if only_stalled(test, load.sla.miss_rate_max) and len(stalled) < _STALLED_MAX:
-            stalled.append(rate)
+        if only_stalled(test, load.sla.miss_rate_max) and stalled < _STALLED_MAX:
+            stalled += 1
             again_rps = rate
             continue
         if not (outcomes := telling([test], load.sla.miss_rate_max)):
@@ -288,7 +291,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
     later = plan.above_rps > 0.0 or plan.shares == AT_ONCE
     predicted = plan.supposed_rps is not None and not plan.rate_rps
-    first_share = SAFE_SHARE if plan.supposed_rps is None else _SUPPOSED_SHARE
+    measured_share = _STEADY_SHARE if never_slower(edge, times()) else SAFE_SHARE
+    first_share = measured_share if plan.supposed_rps is None else _SUPPOSED_SHARE
     result = certify_capacity(
         CertifyGoal(
             edge_rps=edge.at_least_rps or plan.rate_rps or 0.0,

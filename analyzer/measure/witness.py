@@ -79,6 +79,20 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     return bool(high <= STEADY_FACTOR * low)
 
 
+def never_slower(edge: Edge, watched: Sequence[Conditions | None]) -> bool:
+    """Whether the machine was seen, and never slower than in the edge's own runs.
+
+    Args:
+        watched: As of :func:`watched_times`.
+    """
+    return edge.work_us is not None and all(
+        found is not None
+        and bool(found.work_us)
+        and float(np.quantile(found.work_us, 1.0 - USUAL_QUANTILE)) <= STEADY_FACTOR * edge.work_us
+        for found in watched
+    )
+
+
 def slower_rates(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:
     """The rates of the runs in which the machine was slower than in the one that was kept."""
     kept = runs.get(kept_rps or 0.0)

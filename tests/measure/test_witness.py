@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.domain.conditions import summary_of
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import (
     Conditions,
@@ -25,6 +26,7 @@ from analyzer.domain.sla import Sla
 from analyzer.measure.witness import (
     carried,
     lasting_work_us,
+    never_slower,
     rate_ceiling,
     slow_work_us,
     slower_before,
@@ -223,3 +225,24 @@ def test_pooled_conditions_add_up() -> None:
     assert both is not None and both.seconds == 200.0
     assert len(both.stalls_ms) == 5 and len(both.work_us) == 200
     assert Conditions.pooled([None]) is None
+
+
+def test_of_more_stalls_than_are_kept_the_rest_counts_as_the_shortest_kept() -> None:
+    """600 stalls in ten minutes counted as the longest hundred."""
+    part = Conditions(seconds=100.0, stalls_ms=(30.0,) * 100)
+    pooled = Conditions.pooled([part] * 6)
+    assert pooled is not None
+    assert (len(pooled.stalls_ms), pooled.stalls_cut) == (100, 500)
+    assert pooled.stalled_share(10.0) == pytest.approx(600 * 0.020 / 600)
+    told = summary_of([pooled])
+    assert told is not None and told.stalls == 600
+    assert told.stalled_fraction == pytest.approx(0.03)
+
+
+def test_a_machine_is_steady_only_where_it_was_never_slower_than_in_the_edge_s_runs() -> None:
+    assert never_slower(EDGE, [QUIET])
+    assert not never_slower(EDGE, [QUIET, SLOW]), "an earlier study was"
+    assert not never_slower(EDGE, [None])
+    assert not never_slower(EDGE, [Conditions(seconds=9.0)])
+    assert not never_slower(replace(EDGE, work_us=None), [QUIET])
+    assert never_slower(replace(EDGE, work_us=200.0), [SLOW])
