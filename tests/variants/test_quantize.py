@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -57,10 +58,19 @@ def quantized_error(source: Path, rows: Array) -> tuple[float, tuple[str, ...]]:
     return relative_error(source, target, rows), notes
 
 
-def relative_error(source: Path, target: Path, rows: Array) -> float:
-    want, got = (
-        OrtRuntime(path).run({"x": rows})["y"].astype(np.float64) for path in (source, target)
-    )
+def relative_error(source: Path, target: Path, rows: Array, *, as_written: bool = False) -> float:
+    """Of the answers; ``as_written`` runs every operator by itself, with no kernels for int8."""
+
+    def answer(path: Path) -> Array:
+        if not as_written:
+            return OrtRuntime(path).run({"x": rows})["y"]
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        found: Array = session.run(["y"], {"x": rows})[0]
+        return found
+
+    want, got = (answer(path).astype(np.float64) for path in (source, target))
     return float(np.linalg.norm(want - got) / np.linalg.norm(want))
 
 
@@ -171,7 +181,8 @@ def test_int8_for_tensorrt_goes_over_a_float16_graph(tmp_path: Path, kind: str, 
             assert {makers[name].op_type for name in node.input[:2]} == {"DequantizeLinear"}
     assert TensorProto.FLOAT not in types.values()
     assert relative_error(source, half, rows) < 0.05
-    assert relative_error(whole, half, rows) < 0.02
+    # Without VNNI the int8 kernels of ONNX Runtime saturate with weights of all eight bits.
+    assert relative_error(whole, half, rows, as_written=True) < 0.02
 
 
 def test_weights_in_a_file_of_their_own_are_prepared_as_well(tmp_path: Path) -> None:
