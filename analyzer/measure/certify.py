@@ -342,8 +342,8 @@ class _Certifying:
                 return False
             self._left_s = _CAUTION * stay_s
             return True
-        # Only a lower rate that is proven much sooner is worth leaving for.
-        leaving_s = _LEAVING_SHARE * stay_s
+        # Only a lower rate that is proven much sooner, and in time, is worth leaving for.
+        leaving_s = min(_LEAVING_SHARE * stay_s, self._goal.left_s())
         if lower and self._affordable(lower, leaving_s) is not None:
             self._leaving_s = leaving_s
             return False
