@@ -171,7 +171,8 @@ def _deliver(client: ServiceClient, job: str, done: dict[str, Any], values: dict
     from analyzer.report.files import format_of, render_report, write_report
     from analyzer.report.terminal import render_terminal
 
-    report_file, written = values["report_file"], list[str]()
+    report_file = values["report_file"]
+    written: list[str] = []
     if values["as_json"]:
         click.echo(render_json(client.result(job)), nl=False)
     with tempfile.TemporaryDirectory(prefix="tritune-") as scratch:
@@ -185,8 +186,8 @@ def _deliver(client: ServiceClient, job: str, done: dict[str, Any], values: dict
         if isinstance(values["export_dir"], Path):
             packed = Path(scratch) / "repository.tar"
             if client.fetch(job, "repository.tar", packed):
-                for path in _unpack(packed, values["export_dir"], force=values["force"]):
-                    written.append(f"repository  {path}")
+                models = _unpack(packed, values["export_dir"], force=values["force"])
+                written += [f"repository  {path}" for path in models]
     for line in () if values["as_json"] else written:
         click.echo(line)
 

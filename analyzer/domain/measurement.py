@@ -233,6 +233,10 @@ class Measurement:
         return None if self.accuracy is None or self.accuracy.synthetic else self.accuracy
 
 
+#: The reason of what there was no time for.
+OUT_OF_TIME = "budget"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A configuration that could not be measured, and why.
@@ -261,4 +265,4 @@ class Failure:
     @property
     def is_fault(self) -> bool:
         """Whether a measurement went wrong: no variant that is left out, and no lack of time."""
-        return not self.leaves_out and self.reason != "budget"
+        return not self.leaves_out and self.reason != OUT_OF_TIME

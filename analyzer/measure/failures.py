@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure
+from analyzer.domain.measurement import OUT_OF_TIME, Failure
 from analyzer.errors import (
     AnalyzerError,
     BuildError,
@@ -19,7 +19,7 @@ _REASONS: tuple[tuple[type[AnalyzerError], str], ...] = (
     (TargetTimeoutError, "timeout"),
     (TargetCrashError, "crash"),
     (TargetStartError, "start"),
-    (BuildTimeoutError, "budget"),
+    (BuildTimeoutError, OUT_OF_TIME),
     (BuildError, "build"),
 )
 

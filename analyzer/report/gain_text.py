@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analyzer.domain.answer import misses
 from analyzer.domain.gain import Basis, Gain, Interval, never_keeps
-from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.measurement import OUT_OF_TIME, Edge, Measurement
 from analyzer.domain.refutation import lowest_late
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
@@ -73,9 +73,9 @@ def gain_sentence(report: StudyReport) -> str:
         return "the baseline was not measured"
     for failure in report.failures:
         if failure.configuration == baseline.configuration:
-            if failure.reason == "budget" and report.result.verdict == "infeasible":
+            if failure.reason == OUT_OF_TIME and report.result.verdict == "infeasible":
                 return "no gain to tell, since no configuration keeps the SLA"
-            if failure.reason == "budget":
+            if failure.reason == OUT_OF_TIME:
                 return "no gain to tell, since the budget ended before the baseline was measured"
             return f"it has no gain to tell: {failure.message.rstrip('.')}"
     if baseline.test is None and baseline.measurement.certificate is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import OUT_OF_TIME
 from analyzer.domain.refutation import shown, walked
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
-from analyzer.search.measuring import OUT_OF_TIME
 from analyzer.search.refuting import Refuting, never_runs, shortest_ms
 from analyzer.search.screening import Screening
 from analyzer.search.twin_witness import contradicted, too_slow

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.edge import revised_edge
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # Once something is proven: the share of what is left then that trials may take.
 _TRIALS_SHARE = 0.3
-# The reason of a baseline that had no turn.
-OUT_OF_TIME = "budget"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

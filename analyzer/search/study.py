@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
 from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
@@ -21,7 +21,7 @@ from analyzer.search.designer import Designer
 from analyzer.search.engines import keep_engines, with_measured_engines
 from analyzer.search.explain import explanation
 from analyzer.search.infeasible import prove_infeasible
-from analyzer.search.measuring import OUT_OF_TIME, Measuring
+from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe, rough_proof_s
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from analyzer.domain.configuration import baseline_configuration
 from analyzer.domain.load_test import Conditions
-from analyzer.domain.measurement import Failure
+from analyzer.domain.measurement import OUT_OF_TIME, Failure
 from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyStatus
 from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord
 from analyzer.store.rows import standing
@@ -67,7 +67,7 @@ def _counted(search: SearchSummary, outcomes: Sequence[StoredOutcome]) -> Search
         search,
         evaluated_live=len(found) - len(failures),
         evaluated_twin=None,
-        failed=sum(failure.reason != "budget" for failure in failures),
+        failed=sum(failure.reason != OUT_OF_TIME for failure in failures),
         load_test_seconds=sum(outcome.load_test_seconds for outcome in found),
         wall_seconds=None,
         bound=None,

@@ -155,7 +155,7 @@ def test_too_little_time_is_undecided(make: Any, load: LoadPlan) -> None:
 
 
 def test_a_twin_that_expects_the_claim_to_fail_is_no_witness(make: Any, load: LoadPlan) -> None:
-    """It was of another server: 1 of 16,042 requests late, and an inflation of 1,332 from it."""
+    """Of another server, for one: 1 of 16,042 requests late, and an inflation of 1,332 from it."""
     machine = make(factor=4.0)
     machine.expected = machine.slower
     found = machine.verify(load, 200.0, 120.0)
