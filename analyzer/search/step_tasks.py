@@ -27,7 +27,8 @@ _EDGE_S = (2.5, 20.0)
 # With a target rate to be judged at: the shares of the edge and of the run at that rate.
 _TARGET_SHARES = (0.6, 0.5)
 # A first certificate gets so many times what it is expected to take, so that it ends in a PASS and
-# not in a plan; at most this share of what is left.
+# not in a plan; at most this share of what is left, or what the baseline's edge leaves of it. A slow
+# model has no time for a second one.
 _FIRST_PROOF_FACTOR = 2.5
 _FIRST_PROOF_SHARE = 0.6
 # The least gain for which it goes on after its PASS: what it leaves goes to a later climb, which
@@ -117,10 +118,11 @@ class StepTasks:
         scarce = proof_s is not None and left_s < _EDGE_FACTOR * edge_s + _PROOF_FACTOR * proof_s
         if scarce and supposed_rps and task.target_seconds is None:
             plan = self._certify_plan(configuration, None, left_s, CLIMBING)
-            plan = replace(plan, supposed_rps=supposed_rps, kept_s=self._baseline_edge_s)
+            plan = replace(plan, supposed_rps=supposed_rps, kept_s=self._baseline_edge_s(_EDGE_S[0]))
             return left_s, replace(task, certify=plan)
         wanted_s = _FIRST_PROOF_FACTOR * (proof_s or edge_s)
-        wanted_s = min(wanted_s, _FIRST_PROOF_SHARE * left_s)
+        rest_s = left_s - edge_s - self._baseline_edge_s(self.edge_s)
+        wanted_s = min(wanted_s, max(rest_s, _FIRST_PROOF_SHARE * left_s))
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
         certify = self._certify_plan(configuration, None, seconds, CLIMBING)
         certify = replace(certify, climb_gain=_CLIMB_GAIN)
@@ -207,11 +209,14 @@ class StepTasks:
             self._proofs_s[config_id] = self._screening.proof_s(configuration)
         return self._proofs_s[config_id]
 
-    @property
-    def _baseline_edge_s(self) -> float:
-        """Seconds that the baseline's edge takes at least, start included; 0 where it is known."""
+    def _baseline_edge_s(self, load_s: float) -> float:
+        """Seconds that the baseline's edge takes, its server's start included; 0 where it is known.
+
+        Args:
+            load_s: Those under load.
+        """
         known = self._context.log.measurement(self._context.baseline.config_id)
-        return self._context.server_start_s + _EDGE_S[0] if known is None else 0.0
+        return self._context.server_start_s + load_s if known is None else 0.0
 
     def _edge_task(
         self, configuration: Configuration, seconds: float, *, known: tuple[LoadTest, ...] = ()
