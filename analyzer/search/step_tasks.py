@@ -12,6 +12,7 @@ from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.certify_goal import (
     AT_ONCE,
+    BOLD,
     CLIMBING,
 )
 from analyzer.measure.plan import CertifyPlan, EdgePlan, certifying_runs
@@ -27,8 +28,8 @@ _EDGE_S = (2.5, 20.0)
 # With a target rate to be judged at: the shares of the edge and of the run at that rate.
 _TARGET_SHARES = (0.6, 0.5)
 # A first certificate gets so many times what it is expected to take, so that it ends in a PASS and
-# not in a plan; at most this share of what is left, or what the baseline's edge leaves of it. A slow
-# model has no time for a second one.
+# not in a plan; at most this share of what is left, or what the baseline's edge leaves of it: there
+# is no time for a second one of a slow model.
 _FIRST_PROOF_FACTOR = 2.5
 _FIRST_PROOF_SHARE = 0.6
 # The least gain for which it goes on after its PASS: what it leaves goes to a later climb, which
@@ -118,13 +119,14 @@ class StepTasks:
         scarce = proof_s is not None and left_s < _EDGE_FACTOR * edge_s + _PROOF_FACTOR * proof_s
         if scarce and supposed_rps and task.target_seconds is None:
             plan = self._certify_plan(configuration, None, left_s, CLIMBING)
-            plan = replace(plan, supposed_rps=supposed_rps, kept_s=self._baseline_edge_s(_EDGE_S[0]))
+            kept_s = self._baseline_edge_s(_EDGE_S[0])
+            plan = replace(plan, supposed_rps=supposed_rps, kept_s=kept_s)
             return left_s, replace(task, certify=plan)
         wanted_s = _FIRST_PROOF_FACTOR * (proof_s or edge_s)
         rest_s = left_s - edge_s - self._baseline_edge_s(self.edge_s)
         wanted_s = min(wanted_s, max(rest_s, _FIRST_PROOF_SHARE * left_s))
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
-        certify = self._certify_plan(configuration, None, seconds, CLIMBING)
+        certify = self._certify_plan(configuration, None, seconds, BOLD)
         certify = replace(certify, climb_gain=_CLIMB_GAIN)
         return edge_s + seconds, replace(task, certify=certify)
 
