@@ -38,6 +38,9 @@ _QUIET = {
     # One worker is asked for; processes in reserve would only import Ray.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
+    # Ray's workers would have a niceness of 15, and the servers that they start: other programs of
+    # the same session would come first on their cores, as they do not where a server is deployed.
+    "RAY_worker_niceness": "0",
     # Leaves CUDA_VISIBLE_DEVICES alone in workers without a GPU (and is silent about it).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Its core would put a handler of SIGTERM in the place of ours, which prints a stack trace and

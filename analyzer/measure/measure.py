@@ -291,7 +291,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
     later = plan.above_rps > 0.0 or plan.shares == AT_ONCE
     predicted = plan.supposed_rps is not None and not plan.rate_rps
-    measured_share = _STEADY_SHARE if never_slower(edge, times()) else SAFE_SHARE
+    measured_share = _STEADY_SHARE if never_slower(edge, times(), runs()) else SAFE_SHARE
     first_share = measured_share if plan.supposed_rps is None else _SUPPOSED_SHARE
     result = certify_capacity(
         CertifyGoal(

@@ -19,6 +19,7 @@ from analyzer.twin.pace import (
     SLOW_FACTOR,
     WatchedSecond,
     executions_slowdown,
+    slowness,
     watched_seconds,
     witness_us,
 )
@@ -29,6 +30,10 @@ SEEN_SHARE = 0.9
 _SECONDS_OF_A_STATE = 2
 # The speed was steady where nine tenths of the seconds lie this close.
 STEADY_FACTOR = 1.1
+# And executions where nine tenths of a run's moments are no slower than so many times the median:
+# 1.08 to 1.17 on a quiet machine whose speed wandered, 1.21 to 1.42 beside a process that kept one
+# of two cores busy half of the time.
+_EXECUTED_FACTOR = 1.2
 #: Of a study's seconds by speed: the one that stands for the machine's usual one, as of the probes.
 USUAL_QUANTILE = 0.05
 
@@ -79,18 +84,34 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     return bool(high <= STEADY_FACTOR * low)
 
 
-def never_slower(edge: Edge, watched: Sequence[Conditions | None]) -> bool:
+def never_slower(
+    edge: Edge, watched: Sequence[Conditions | None], tests: Sequence[LoadTest] = ()
+) -> bool:
     """Whether the machine was seen, and never slower than in the edge's own runs.
+
+    Nor were the executions in these: the witness comes first on its core, and does not see what
+    keeps executions waiting for theirs.
 
     Args:
         watched: As of :func:`watched_times`.
+        tests: Load tests of the configuration, the edge's among them.
     """
-    return edge.work_us is not None and all(
+    seen = edge.work_us is not None and all(
         found is not None
         and bool(found.work_us)
         and float(np.quantile(found.work_us, 1.0 - USUAL_QUANTILE)) <= STEADY_FACTOR * edge.work_us
         for found in watched
     )
+    return seen and _executed_steadily([of for of in tests if of.kind == "edge" and not of.aborted])
+
+
+def _executed_steadily(tests: Sequence[LoadTest]) -> bool:
+    """Whether executions took about as long all the time; True where nothing tells it."""
+    traces = [trace for trace in slowness(tests) if len(trace)]
+    if not traces:
+        return True
+    usual, slow = np.quantile(np.concatenate(traces), (0.5, 0.9))
+    return bool(slow <= _EXECUTED_FACTOR * usual)
 
 
 def slower_rates(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:

@@ -230,6 +230,12 @@ def test_in_process_ends_what_runs_when_it_is_closed_and_can_be_closed_twice(
     executor.__exit__(None, None, None)
 
 
+def test_what_is_measured_has_the_priority_of_the_command(executor: Executor) -> None:
+    """Ray's workers, and the servers that they start, would stand behind every other program."""
+    done = result_of(executor, job(lambda context: os.getpriority(os.PRIO_PROCESS, 0)))
+    assert done.value == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_in_process_leaves_no_thread_and_no_mark(tmp_path: Path) -> None:
     before = threading.active_count()
     with InProcessExecutor(device="cpu", cache_dir=tmp_path / "new" / "cache") as executor:

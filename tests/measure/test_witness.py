@@ -246,3 +246,16 @@ def test_a_machine_is_steady_only_where_it_was_never_slower_than_in_the_edge_s_r
     assert not never_slower(EDGE, [Conditions(seconds=9.0)])
     assert not never_slower(replace(EDGE, work_us=None), [QUIET])
     assert never_slower(replace(EDGE, work_us=200.0), [SLOW])
+
+
+def test_a_neighbour_that_executions_wait_for_is_none_of_a_steady_machine() -> None:
+    """The canary runs in real time, and does not see it."""
+    waiting = LoadTest(
+        kind="edge", offered_rps=400.0, achieved_rps=400.0, throughput_ips=400.0, requests=4000,
+        errors=0, duration_s=10.0, latency_ms=LatencySummary(p50=10.0),
+        validity=Validity(valid=True), slowness=(*[1.0] * 80, *[1.4] * 20),
+    )  # fmt: skip
+    assert not never_slower(EDGE, [QUIET], [waiting])
+    assert never_slower(EDGE, [QUIET], [replace(waiting, slowness=(*[1.0] * 95, *[1.4] * 5))])
+    assert never_slower(EDGE, [QUIET], [replace(waiting, kind="certify")]), "of the edge's runs"
+    assert never_slower(EDGE, [QUIET], [replace(waiting, slowness=())])
