@@ -10,11 +10,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.speeds import EVIDENCE_MIN
-from analyzer.measure.certify_goal import (
-    AT_ONCE,
-    BOLD,
-    CLIMBING,
-)
+from analyzer.measure.certify_goal import AT_ONCE, BOLD, CLIMBING
 from analyzer.measure.plan import CertifyPlan, EdgePlan, certifying_runs
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants

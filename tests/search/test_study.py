@@ -21,6 +21,7 @@ from analyzer.domain.space import ListedConfiguration, SearchSpace
 from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.jobs import Job, JobResult
+from analyzer.measure.plan import CertifyPlan
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.report.entries import make_report
@@ -426,6 +427,30 @@ def test_where_the_time_is_scarce_the_proof_comes_before_the_edge() -> None:
     assert first.load_tests[0].kind == "certify"
     assert found.verdict == "found" and found.search.wall_seconds <= 45 * 1.05
     assert (winner(found).edge.at_least_rps or 0.0) >= (winner(found).capacity_rps or 0.0) > 0.0
+
+
+def test_the_first_proof_of_a_slow_model_takes_what_the_baseline_s_edge_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no time for a second one, and would leave what a climb cannot use."""
+    firsts: list[tuple[CertifyPlan, float]] = []
+    task = StepTasks.task
+
+    def recorded(self: StepTasks, step: Step, *given: Any, leaves_time: bool) -> Any:
+        seconds, made = task(self, step, *given, leaves_time=leaves_time)
+        if step == "first" and made.certify is not None:
+            firsts.append((made.certify, self._context.plan.left_s))
+        return seconds, made
+
+    monkeypatch.setattr(StepTasks, "task", recorded)
+    found, _, _ = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=100)
+    plan, left_s = firsts[0]
+    assert plan.supposed_rps is None, "the edge comes first"
+    assert 0.65 * left_s < plan.seconds < left_s - 2 * 8.0, "its own edge's and the baseline's"
+    known = {o.configuration.config_id: o for o in found.outcomes}
+    baseline = known[found.baseline_id]
+    assert isinstance(baseline, Measurement) and baseline.edge.at_least_rps
+    assert found.verdict == "found"
 
 
 def test_where_the_time_is_ample_an_open_edge_is_closed() -> None:
