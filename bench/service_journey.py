@@ -125,7 +125,9 @@ def served_by_triton(folder: Path) -> dict[str, Any]:
     if install is None:
         return {"triton": None}
     with tarfile.open(folder / "repository.tar") as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     with np.load(_DATA) as arrays:
         session = onnxruntime.InferenceSession(_MODEL, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name

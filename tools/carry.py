@@ -114,7 +114,9 @@ def join(kept: Path = KEPT) -> list[Path]:
         for number in range(1, count + 1):
             file.write((kept / f"{number}.part").read_bytes())
     with tarfile.open(archive) as tar:
-        tar.extractall(kept / "wheels", filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(kept / "wheels")
     return sorted((kept / "wheels").glob("*.whl"))
 
 

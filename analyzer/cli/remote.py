@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -215,5 +216,24 @@ def _unpack(packed: Path, place: Path, *, force: bool) -> list[Path]:
                 raise UsageError(
                     f"--export: {model} is there already.", hint="Add --force to replace it."
                 )
-        archive.extractall(place, members=members, filter="data")
+        for member in members:
+            _extract(archive, member, place)
     return models
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+    """Puts a file or a folder of a tar into ``place``; ``tarfile``'s filters came with 3.11.4.
+
+    Raises:
+        AnalyzerError: It would lie elsewhere, or is a link or a device.
+    """
+    target = place / member.name
+    data = archive.extractfile(member) if member.isfile() else None
+    inside = target.resolve().is_relative_to(place.resolve())
+    if not inside or not (data or member.isdir()):
+        raise AnalyzerError(f"The repository's tar has no file for a model: {member.name}.")
+    folder = target if data is None else target.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if data is not None:
+        with data, target.open("wb") as file:
+            shutil.copyfileobj(data, file)

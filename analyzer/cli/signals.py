@@ -41,12 +41,13 @@ def end_program(status: int) -> NoReturn:
     """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # A flush at Python's end would fail again, and change the status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if status == EXIT_INTERRUPTED or _starting():
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                continue
         os._exit(status)
     # Else Python's end would look at every object of the libraries: half a second, several on a
     # busy machine.
