@@ -41,7 +41,7 @@ def end_program(status: int) -> NoReturn:
     """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
         try:
             stream.flush()
         except OSError:
