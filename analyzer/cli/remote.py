@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -205,35 +204,16 @@ def _study(client: ServiceClient, job: str, name: str, place: Path) -> StudyResu
 
 def _unpack(packed: Path, place: Path, *, force: bool) -> list[Path]:
     """Puts the models of a repository's tar into the folder ``place``; returns their folders."""
-    with tarfile.open(packed) as archive:
-        members = [member for member in archive if member.name.startswith("repository/")]
-        for member in members:
-            member.name = member.name.removeprefix("repository/")
-        members = [member for member in members if member.name]
-        models = sorted({place / member.name.partition("/")[0] for member in members})
+    from analyzer.service.archive import unpack
+
+    with tempfile.TemporaryDirectory(dir=packed.parent) as scratch:
+        fresh = Path(scratch) / "repository"
+        unpack(packed, fresh)
+        models = [place / found.name for found in sorted(fresh.iterdir())]
         for model in models:
             if model.exists() and not force:
                 raise UsageError(
                     f"--export: {model} is there already.", hint="Add --force to replace it."
                 )
-        for member in members:
-            _extract(archive, member, place)
+        shutil.copytree(fresh, place, dirs_exist_ok=True)
     return models
-
-
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
-    """Puts a file or a folder of a tar into ``place``; ``tarfile``'s filters came with 3.11.4.
-
-    Raises:
-        AnalyzerError: It would lie elsewhere, or is a link or a device.
-    """
-    target = place / member.name
-    data = archive.extractfile(member) if member.isfile() else None
-    inside = target.resolve().is_relative_to(place.resolve())
-    if not inside or not (data or member.isdir()):
-        raise AnalyzerError(f"The repository's tar has no file for a model: {member.name}.")
-    folder = target if data is None else target.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if data is not None:
-        with data, target.open("wb") as file:
-            shutil.copyfileobj(data, file)

@@ -12,10 +12,10 @@ from analyzer.stats.mlperf import tail_share
 
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
 CLIMBING = (0.4, 0.65, 0.9)
+AT_ONCE = (0.9,)
 #: The same of a first proof whose edge was measured: where less restricts a rate, a later climb to
 #: a higher one hardly fits, since what a rate takes grows faster than the rate.
 BOLD = CLIMBING[1:]
-AT_ONCE = (0.9,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ _SECONDS_OF_A_STATE = 2
 # The speed was steady where nine tenths of the seconds lie this close.
 STEADY_FACTOR = 1.1
 # And executions where nine tenths of a run's moments are no slower than so many times the median:
-# 1.08 to 1.17 on a quiet machine whose speed wandered, 1.21 to 1.42 beside a process that kept one
-# of two cores busy half of the time.
+# 1.08 to 1.17 in six demos on a quiet machine whose speed wandered (1.23 in a seventh), 1.21 to
+# 1.42 in six beside a process that kept one of two cores busy half of the time.
 _EXECUTED_FACTOR = 1.2
 #: Of a study's seconds by speed: the one that stands for the machine's usual one, as of the probes.
 USUAL_QUANTILE = 0.05

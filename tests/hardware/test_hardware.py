@@ -148,7 +148,7 @@ def test_cpu_is_a_share_of_the_usable_cores() -> None:
         while time.process_time() < end:
             pass
     use = sampler.result().cpu_utilization
-    assert 0 < use <= 1.05 / cores
+    assert 0 < use < 1.5 / cores  # a sample lies within a tick or two of the clock's
 
 
 def test_processes_that_are_gone_do_no_harm() -> None:
