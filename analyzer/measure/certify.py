@@ -60,10 +60,7 @@ _ALIKE = 1.3
 # Of the time left in all: what a first proof and a climb after it may take together. The edges of
 # the baseline and of other candidates come in between.
 _BOTH_SHARE = 0.5
-#: Of the edge: the highest rate of a first proof, and the factor down to the next one where it
-#: failed. Runs of a second find the edge of a machine's fast state, and 0.55 to 0.7 of it were met
-#: for seconds (docs/twin.md).
-SAFE_SHARE = 0.5
+#: The factor from a first rate that failed down to the next one.
 SAFER = 0.7
 
 

@@ -13,7 +13,7 @@ from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, Edge, Measurement, RateEvidence
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.errors import TargetError
-from analyzer.measure.certify import SAFE_SHARE, certify_capacity
+from analyzer.measure.certify import certify_capacity
 from analyzer.measure.certify_goal import AT_ONCE, CertifyGoal
 from analyzer.measure.correlation import (
     SUPPOSED_LOAD,
@@ -41,8 +41,8 @@ from analyzer.measure.walk_claims import conditions_met
 from analyzer.measure.witness import (
     USUAL_QUANTILE,
     carried,
+    first_share,
     lasting_work_us,
-    never_slower,
     rate_ceiling,
     slower_rates,
     watched_times,
@@ -66,10 +66,8 @@ _STALLED_MAX = 3
 _DOUBT_FACTOR = 1.5
 # The first step down from a prediction that is good to a few percent.
 _STEP_DOWN_TRUSTED = 1.12
-# Of an edge, the highest rate of a first proof: of one that is only supposed, and of one whose runs
-# met the machine as slow as it was ever seen (0.5 and 0.65 were tried, bench/shares.py).
+# Of an edge that is only supposed, the highest rate of a first proof.
 _SUPPOSED_SHARE = 0.97
-_STEADY_SHARE = 0.65
 # Repeats of the twin's search with other service noise, and how far it may correct an edge: short
 # runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
@@ -291,8 +289,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
     later = plan.above_rps > 0.0 or plan.shares == AT_ONCE
     predicted = plan.supposed_rps is not None and not plan.rate_rps
-    measured_share = _STEADY_SHARE if never_slower(edge, times(), runs()) else SAFE_SHARE
-    first_share = measured_share if plan.supposed_rps is None else _SUPPOSED_SHARE
+    measured = plan.supposed_rps is None
+    safe_share = first_share(edge, times(), runs()) if measured else _SUPPOSED_SHARE
     result = certify_capacity(
         CertifyGoal(
             edge_rps=edge.at_least_rps or plan.rate_rps or 0.0,
@@ -301,7 +299,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             percentile=sla.percentile,
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
-            safe_share=1.0 if later else first_share,
+            safe_share=1.0 if later else safe_share,
             climb_gain=plan.climb_gain if plan.supposed_rps is None else math.inf,
             above_rps=plan.above_rps,
             # One machine that carries the target rate is the cheapest.

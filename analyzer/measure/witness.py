@@ -17,6 +17,7 @@ from analyzer.domain.sla import Sla
 from analyzer.twin.pace import (
     CONSTANT_FACTOR,
     SLOW_FACTOR,
+    Floats,
     WatchedSecond,
     executions_slowdown,
     slowness,
@@ -34,6 +35,11 @@ STEADY_FACTOR = 1.1
 # 1.08 to 1.17 in six demos on a quiet machine whose speed wandered (1.23 in a seventh), 1.21 to
 # 1.42 in six beside a process that kept one of two cores busy half of the time.
 _EXECUTED_FACTOR = 1.2
+#: Of an edge, the highest rate of a first proof: where its runs met the machine as slow as it was
+#: ever seen (0.5 and 0.65 were tried, bench/shares.py), and else. Runs of a second find the edge of
+#: a machine's fast state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
+STEADY_SHARE = 0.65
+SAFE_SHARE = 0.5
 #: Of a study's seconds by speed: the one that stands for the machine's usual one, as of the probes.
 USUAL_QUANTILE = 0.05
 
@@ -84,34 +90,42 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     return bool(high <= STEADY_FACTOR * low)
 
 
-def never_slower(
+def first_share(
     edge: Edge, watched: Sequence[Conditions | None], tests: Sequence[LoadTest] = ()
-) -> bool:
-    """Whether the machine was seen, and never slower than in the edge's own runs.
+) -> float:
+    """Of an edge that was measured: the highest rate of a first proof.
 
-    Nor were the executions in these: the witness comes first on its core, and does not see what
+    Less by as much as the executions in its runs were slower for a tenth of the time, where the
+    machine's speed does not tell it. The witness comes first on its core, and does not see what
     keeps executions waiting for theirs.
 
     Args:
         watched: As of :func:`watched_times`.
         tests: Load tests of the configuration, the edge's among them.
     """
-    seen = edge.work_us is not None and all(
+    runs = [test for test in tests if test.kind == "edge" and not test.aborted]
+    executed = _unsteadiness(slowness(runs))
+    if executed > _EXECUTED_FACTOR:
+        met = Conditions.pooled(test.conditions for test in runs)
+        seen = _unsteadiness([np.array(met.work_us)] if met is not None else [])
+        return SAFE_SHARE / max(executed / seen, 1.0)
+    return STEADY_SHARE if _never_slower(edge, watched) else SAFE_SHARE
+
+
+def _never_slower(edge: Edge, watched: Sequence[Conditions | None]) -> bool:
+    """Whether the machine was seen, and never slower than in the edge's own runs."""
+    return edge.work_us is not None and all(
         found is not None
         and bool(found.work_us)
         and float(np.quantile(found.work_us, 1.0 - USUAL_QUANTILE)) <= STEADY_FACTOR * edge.work_us
         for found in watched
     )
-    return seen and _executed_steadily([of for of in tests if of.kind == "edge" and not of.aborted])
 
 
-def _executed_steadily(tests: Sequence[LoadTest]) -> bool:
-    """Whether executions took about as long all the time; True where nothing tells it."""
-    traces = [trace for trace in slowness(tests) if len(trace)]
-    if not traces:
-        return True
-    usual, slow = np.quantile(np.concatenate(traces), (0.5, 0.9))
-    return bool(slow <= _EXECUTED_FACTOR * usual)
+def _unsteadiness(traces: Sequence[Floats]) -> float:
+    """How many times the median nine tenths of the values stay below; 1 where there are none."""
+    values = np.concatenate([np.ones(0), *traces])
+    return float(np.quantile(values, 0.9) / np.median(values)) if len(values) else 1.0
 
 
 def slower_rates(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:

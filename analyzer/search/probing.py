@@ -10,12 +10,10 @@ import numpy as np
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import AnalyzerError
-from analyzer.measure.certify import (
-    SAFE_SHARE,
-)
 from analyzer.measure.correlation import requests_needed
 from analyzer.measure.jobs import Job
 from analyzer.measure.tasks import ProbeTask
+from analyzer.measure.witness import SAFE_SHARE
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.twin.arrivals import UnitArrivals

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.measure.certify import (
-    SAFE_SHARE,
-    SAFER,
-)
+from analyzer.measure.certify import SAFER
 from analyzer.measure.correlation import (
     guessed_inflation,
     inflation_at,
@@ -23,7 +20,7 @@ from analyzer.measure.correlation import (
     slow_edge_at,
 )
 from analyzer.measure.plan import EdgePlan, LoadPlan
-from analyzer.measure.witness import SlowEdge, slow_state
+from analyzer.measure.witness import SAFE_SHARE, SlowEdge, slow_state
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer

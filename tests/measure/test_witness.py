@@ -24,9 +24,11 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.sla import Sla
 from analyzer.measure.witness import (
+    SAFE_SHARE,
+    STEADY_SHARE,
     carried,
+    first_share,
     lasting_work_us,
-    never_slower,
     rate_ceiling,
     slow_work_us,
     slower_before,
@@ -239,23 +241,28 @@ def test_of_more_stalls_than_are_kept_the_rest_counts_as_the_shortest_kept() -> 
     assert told.stalled_fraction == pytest.approx(0.03)
 
 
-def test_a_machine_is_steady_only_where_it_was_never_slower_than_in_the_edge_s_runs() -> None:
-    assert never_slower(EDGE, [QUIET])
-    assert not never_slower(EDGE, [QUIET, SLOW]), "an earlier study was"
-    assert not never_slower(EDGE, [None])
-    assert not never_slower(EDGE, [Conditions(seconds=9.0)])
-    assert not never_slower(replace(EDGE, work_us=None), [QUIET])
-    assert never_slower(replace(EDGE, work_us=200.0), [SLOW])
+def test_a_first_rate_is_bold_only_where_the_machine_was_never_slower_than_in_the_edge_s_runs() -> (
+    None
+):
+    assert first_share(EDGE, [QUIET]) == STEADY_SHARE
+    assert first_share(EDGE, [QUIET, SLOW]) == SAFE_SHARE, "an earlier study was"
+    assert first_share(EDGE, [None]) == SAFE_SHARE
+    assert first_share(EDGE, [Conditions(seconds=9.0)]) == SAFE_SHARE
+    assert first_share(replace(EDGE, work_us=None), [QUIET]) == SAFE_SHARE
+    assert first_share(replace(EDGE, work_us=200.0), [SLOW]) == STEADY_SHARE
 
 
-def test_a_neighbour_that_executions_wait_for_is_none_of_a_steady_machine() -> None:
+def test_a_first_rate_is_low_beside_a_neighbour_that_executions_wait_for() -> None:
     """The canary runs in real time, and does not see it."""
     waiting = LoadTest(
         kind="edge", offered_rps=400.0, achieved_rps=400.0, throughput_ips=400.0, requests=4000,
         errors=0, duration_s=10.0, latency_ms=LatencySummary(p50=10.0),
         validity=Validity(valid=True), slowness=(*[1.0] * 80, *[1.4] * 20),
     )  # fmt: skip
-    assert not never_slower(EDGE, [QUIET], [waiting])
-    assert never_slower(EDGE, [QUIET], [replace(waiting, slowness=(*[1.0] * 95, *[1.4] * 5))])
-    assert never_slower(EDGE, [QUIET], [replace(waiting, kind="certify")]), "of the edge's runs"
-    assert never_slower(EDGE, [QUIET], [replace(waiting, slowness=())])
+    assert first_share(EDGE, [QUIET], [waiting]) == pytest.approx(SAFE_SHARE / 1.4)
+    steady = replace(waiting, slowness=(*[1.0] * 95, *[1.4] * 5))
+    for told in (steady, replace(waiting, kind="certify"), replace(waiting, slowness=())):
+        assert first_share(EDGE, [QUIET], [told]) == STEADY_SHARE
+    # A machine that was as much slower meanwhile: its speed tells it, and is held against the rate.
+    slower = replace(waiting, conditions=Conditions(seconds=10.0, work_us=(*[5.0] * 8, 7.0, 7.0)))
+    assert first_share(EDGE, [QUIET], [slower]) == SAFE_SHARE
