@@ -115,6 +115,8 @@ class ResourceUse:
             (``sw_power_cap``, ``hw_thermal_slowdown``).
         gpu_throttled: Fraction of the time in which heat or the power supply did, 0 to 1.
         cpu_utilization: Mean CPU of the server's processes over the machine's cores, 0 to 1.
+        other_utilization: The same of all other programs but the load generator, and of what the
+            hypervisor gave to others; None where control groups limit the time on the cores.
     """
 
     memory_bytes_peak: int | None = None
@@ -128,6 +130,7 @@ class ResourceUse:
     gpu_clock_limits: tuple[str, ...] = ()
     gpu_throttled: float | None = None
     cpu_utilization: float | None = None
+    other_utilization: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

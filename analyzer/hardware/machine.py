@@ -72,6 +72,28 @@ def usable_cores(*, root: Path = Path("/")) -> int:
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
+def busy_seconds(*, root: Path = Path("/")) -> float | None:
+    """CPU time of all programs on the cores of this process's affinity mask so far, seconds.
+
+    What a hypervisor gave to others counts as well. None where control groups allow less than
+    these cores: how busy others keep them does not tell what is left then.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are (tests).
+    """
+    mask, quota = os.sched_getaffinity(0), _smallest_quota(root)
+    if quota is not None and quota < len(mask):
+        return None
+    ticks = 0
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/stat").read_text().splitlines():
+            name, *fields = line.split()
+            if name.removeprefix("cpu").isdecimal() and int(name[3:]) in mask:
+                user, nice, system, _idle, _waiting, *other = map(int, fields[:8])
+                ticks += user + nice + system + sum(other)
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
 def _smallest_quota(root: Path) -> float | None:
     """Cores' worth of time that control groups allow; None without a limit."""
     groups = control_groups("cpu", root=root)

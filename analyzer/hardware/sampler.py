@@ -11,7 +11,7 @@ from typing import Any
 from analyzer.domain.load_test import ResourceUse
 from analyzer.hardware.gpu_meter import GpuMeter
 from analyzer.hardware.gpus import GpuIdentity, open_handle
-from analyzer.hardware.machine import usable_cores
+from analyzer.hardware.machine import busy_seconds, usable_cores
 from analyzer.hardware.nvml import nvml_session
 from analyzer.hardware.processes import (
     cpu_seconds,
@@ -59,6 +59,9 @@ class ResourceSampler:
         self._cpu_start: dict[int, float] = {}
         self._cpu_last: dict[int, float] = {}
         self._start_s = self._end_s = 0.0
+        self._busy_start_s: float | None = None
+        self._own_start_s = 0.0
+        self._other_s: float | None = None
 
     def __enter__(self) -> ResourceSampler:
         self._pids = with_children(self._roots)
@@ -67,6 +70,7 @@ class ResourceSampler:
         self._cpu_start = {pid: cpu_seconds(pid) for pid in self._pids}
         self._cpu_last = dict(self._cpu_start)
         self._exact = len(self._pids) == 1 and reset_peak(self._pids[0])
+        self._busy_start_s, self._own_start_s = busy_seconds(), time.process_time()
         if self._gpu is not None:
             self._gpu.open()
         self._sample()
@@ -81,6 +85,7 @@ class ResourceSampler:
         self._refresh()
         self._sample()
         self._end_s = time.monotonic()
+        self._other_s = self._others_s()
         if self._exact and len(self._pids) == 1:
             self._memory_peak = max(self._memory_peak, resident_bytes_peak(self._pids[0]) or 0)
         if self._gpu is not None:
@@ -89,12 +94,32 @@ class ResourceSampler:
     def result(self) -> ResourceUse:
         """What was seen; complete after the ``with`` block."""
         elapsed_s = self._end_s - self._start_s
-        cpu = None
-        if self._cpu_last and elapsed_s > 0:
-            used_s = sum(last - self._cpu_start.get(p, 0.0) for p, last in self._cpu_last.items())
-            cpu = min(max(used_s / (elapsed_s * usable_cores()), 0.0), 1.0)
+        cores_s = elapsed_s * usable_cores()
+
+        def share(used_s: float | None) -> float | None:
+            if used_s is None or not self._cpu_last or cores_s <= 0:
+                return None
+            return min(max(used_s / cores_s, 0.0), 1.0)
+
         gpu = self._gpu.result() if self._gpu is not None else ResourceUse()
-        return replace(gpu, memory_bytes_peak=self._memory_peak or None, cpu_utilization=cpu)
+        return replace(
+            gpu,
+            memory_bytes_peak=self._memory_peak or None,
+            cpu_utilization=share(self._used_s()),
+            other_utilization=share(self._other_s),
+        )
+
+    def _used_s(self) -> float:
+        """CPU time of the target's processes."""
+        return sum(last - self._cpu_start.get(p, 0.0) for p, last in self._cpu_last.items())
+
+    def _others_s(self) -> float | None:
+        """CPU time of all programs but the target and this one; None where it is unknown."""
+        busy_s = busy_seconds()
+        if busy_s is None or self._busy_start_s is None:
+            return None
+        own_s = time.process_time() - self._own_start_s
+        return busy_s - self._busy_start_s - own_s - self._used_s()
 
     def _run(self) -> None:
         count = 0

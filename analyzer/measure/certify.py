@@ -39,6 +39,9 @@ _LOWER_SHARE = 0.85
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
+# A rate that is so many times what is safe, since others took cores meanwhile, is left while more
+# is missing to it than it has.
+_TOO_BOLD = 1.25
 # A climb whose runs lack no more than this share of what they have goes on with the time that was
 # kept for other steps: less than that would be missing to them for nothing.
 _LITTLE_SHARE = 0.25
@@ -82,7 +85,7 @@ class _Certifying:
         self._left_s = goal.seconds
         # The goal's, until a run shows that the server carries less.
         self._edge_rps = goal.edge_rps
-        self._safe_rps = math.inf if goal.safe_share >= 1.0 else goal.safe_share * goal.edge_rps
+        self._safe_rps = self._safe_now_rps()
         # How much more evidence than planned the runs at a rate have needed: their own correlation
         # counts where it is larger than the twin's.
         climbs = goal.above_rps > 0.0
@@ -160,7 +163,7 @@ class _Certifying:
         those below what the server answered in it, which no edge exceeds.
         """
         if math.isfinite(self._safe_rps):
-            self._safe_rps = SAFER * failed_rps
+            self._safe_rps = min(SAFER * failed_rps, self._safe_now_rps())
         tried = [test.offered_rps for test in self._result.runs[-1:]] == [failed_rps]
         answered = self._goal.answered_rps() if tried and not self._goal.fixed_rps else None
         if answered is not None:
@@ -169,6 +172,13 @@ class _Certifying:
             rates = self._rates()
         self._extend()
         return rates
+
+    def _safe_now_rps(self) -> float:
+        """The highest rate of a first proof by what is known now of the cores that others left."""
+        goal = self._goal
+        if goal.safe_share >= 1.0:
+            return math.inf
+        return goal.safe_share * goal.free_share() * self._edge_rps
 
     def _extend(self) -> None:
         """Takes more of the time that is left in all, while nothing is proven."""
@@ -316,6 +326,9 @@ class _Certifying:
                 if needed and certificate.requests_missing:
                     self._factor = max(1.0, (gathered + missing) / needed)
                     self._factor_rps = rate
+            too_bold = rate > _TOO_BOLD * self._safe_now_rps() and missing > certificate.requests
+            if too_bold and lower and not self._answered and not self._goal.fixed_rps:
+                return False
             stay_s = missing / rate
             if stay_s > limit_s:
                 little = not beyond and missing <= _LITTLE_SHARE * certificate.requests

@@ -33,6 +33,8 @@ class CertifyGoal:
             suffices for a rate counts.
         safe_share: No rate above this share of the edge is tried before one has passed, but for
             the lowest; where one fails, the next is lower by more than a step. 1 for any rate.
+        free_share: By how much less of the cores than the edge's runs had others left at some time
+            (``witness.free_share``), which lowers ``safe_share``; asked anew.
         climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
             walk there.
         above_rps: No rate up to this is tried, a fixed one excepted.
@@ -59,6 +61,7 @@ class CertifyGoal:
     fixed_rps: float | None = None
     shares: tuple[float, ...] = CLIMBING
     safe_share: float = 1.0
+    free_share: Callable[[], float] = lambda: 1.0
     climb_gain: float = 1.0
     above_rps: float = 0.0
     enough_rps: float = math.inf

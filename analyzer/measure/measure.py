@@ -42,6 +42,7 @@ from analyzer.measure.witness import (
     USUAL_QUANTILE,
     carried,
     first_share,
+    free_share,
     lasting_work_us,
     rate_ceiling,
     slower_rates,
@@ -300,6 +301,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             fixed_rps=plan.rate_rps,
             shares=plan.shares,
             safe_share=1.0 if later else safe_share,
+            free_share=lambda: free_share(runs(), sla.miss_rate_max),
             climb_gain=plan.climb_gain if plan.supposed_rps is None else math.inf,
             above_rps=plan.above_rps,
             # One machine that carries the target rate is the cheapest.

@@ -222,4 +222,5 @@ def combine(uses: list[ResourceUse]) -> ResourceUse:
         ),
         gpu_throttled=mean("gpu_throttled"),
         cpu_utilization=mean("cpu_utilization"),
+        other_utilization=mean("other_utilization"),
     )

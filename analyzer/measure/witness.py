@@ -17,7 +17,6 @@ from analyzer.domain.sla import Sla
 from analyzer.twin.pace import (
     CONSTANT_FACTOR,
     SLOW_FACTOR,
-    Floats,
     WatchedSecond,
     executions_slowdown,
     slowness,
@@ -35,6 +34,9 @@ STEADY_FACTOR = 1.1
 # 1.08 to 1.17 in six demos on a quiet machine whose speed wandered (1.23 in a seventh), 1.21 to
 # 1.42 in six beside a process that kept one of two cores busy half of the time.
 _EXECUTED_FACTOR = 1.2
+# Shorter runs do not tell how busy others kept the cores: the kernel counts in hundredths of a
+# second.
+_TELLING_S = 0.5
 #: Of an edge, the highest rate of a first proof: where its runs met the machine as slow as it was
 #: ever seen (0.5 and 0.65 were tried, bench/shares.py), and else. Runs of a second find the edge of
 #: a machine's fast state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
@@ -95,37 +97,61 @@ def first_share(
 ) -> float:
     """Of an edge that was measured: the highest rate of a first proof.
 
-    Less by as much as the executions in its runs were slower for a tenth of the time, where the
-    machine's speed does not tell it. The witness comes first on its core, and does not see what
-    keeps executions waiting for theirs.
+    More where the machine was never slower than in the edge's runs, and executions were not either:
+    the witness comes first on its core, and does not see what keeps them waiting for theirs.
 
     Args:
         watched: As of :func:`watched_times`.
         tests: Load tests of the configuration, the edge's among them.
     """
     runs = [test for test in tests if test.kind == "edge" and not test.aborted]
-    executed = _unsteadiness(slowness(runs))
-    if executed > _EXECUTED_FACTOR:
-        met = Conditions.pooled(test.conditions for test in runs)
-        seen = _unsteadiness([np.array(met.work_us)] if met is not None else [])
-        return SAFE_SHARE / max(executed / seen, 1.0)
-    return STEADY_SHARE if _never_slower(edge, watched) else SAFE_SHARE
+    return STEADY_SHARE if _never_slower(edge, watched, runs) else SAFE_SHARE
 
 
-def _never_slower(edge: Edge, watched: Sequence[Conditions | None]) -> bool:
-    """Whether the machine was seen, and never slower than in the edge's own runs."""
-    return edge.work_us is not None and all(
+def free_share(tests: Sequence[LoadTest], miss_rate_max: float) -> float:
+    """The least that other programs left of the cores in a run, over what the edge's rate had.
+
+    At most 1, and 1 where it is unknown: runs of a second or two find the edge of a moment.
+
+    Args:
+        tests: Load tests of one configuration.
+    """
+    free = [
+        (test, 1.0 - other)
+        for test in tests
+        if (other := test.resources.other_utilization) is not None and test.duration_s >= _TELLING_S
+    ]
+    kept = [
+        (test.offered_rps or 0.0, left)
+        for test, left in free
+        if test.kind == "edge"
+        and not test.aborted
+        and (test.over_budget or 0) <= miss_rate_max * test.requests
+    ]
+    usual = max(kept)[1] if kept else 0.0
+    return min(min(left for _, left in free) / usual, 1.0) if usual > 0.0 else 1.0
+
+
+def _never_slower(
+    edge: Edge, watched: Sequence[Conditions | None], runs: Sequence[LoadTest]
+) -> bool:
+    """Whether the machine was seen, and nothing was ever slower than in the edge's own runs."""
+    seen = edge.work_us is not None and all(
         found is not None
         and bool(found.work_us)
         and float(np.quantile(found.work_us, 1.0 - USUAL_QUANTILE)) <= STEADY_FACTOR * edge.work_us
         for found in watched
     )
+    return seen and _executed_steadily([of for of in runs if not of.aborted])
 
 
-def _unsteadiness(traces: Sequence[Floats]) -> float:
-    """How many times the median nine tenths of the values stay below; 1 where there are none."""
-    values = np.concatenate([np.ones(0), *traces])
-    return float(np.quantile(values, 0.9) / np.median(values)) if len(values) else 1.0
+def _executed_steadily(tests: Sequence[LoadTest]) -> bool:
+    """Whether executions took about as long all the time; True where nothing tells it."""
+    traces = [trace for trace in slowness(tests) if len(trace)]
+    if not traces:
+        return True
+    usual, slow = np.quantile(np.concatenate(traces), (0.5, 0.9))
+    return bool(slow <= _EXECUTED_FACTOR * usual)
 
 
 def slower_rates(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:

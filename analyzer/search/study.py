@@ -43,6 +43,8 @@ _CLEARLY_MORE = 1.5
 _SPEED_TOLD = 0.95
 # So is what a server does for a request, one at a time, above this share of its execution.
 _SERVER_TOLD = 0.25
+# And what other processes took of the cores, above this share.
+_OTHERS_TOLD = 0.1
 
 MakeTrials = Callable[[frozenset[str], Designer], "OptunaTrials"]
 """Opens the Optuna study, once the ids of the allowed configurations are known."""
@@ -116,6 +118,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         if isinstance(outcome, Measurement)
     }
     context.log.restate(factors)
+    _tell_others(context)
     if winner is not None:
         factor = factors[winner.configuration.config_id]
         explained = explained.scaled(factor, factors)
@@ -186,6 +189,24 @@ def _tell_server(context: SearchContext, winner: Measurement) -> None:
             f"server's own work, one request at a time, about {server_ms / requests:.2g} ms (an "
             "estimate): on a Triton other rates hold, and another configuration may be better. "
             "--server triton measures there."
+        )
+
+
+def _tell_others(context: SearchContext) -> None:
+    """Tells where other processes took a good part of the cores from the load tests."""
+    known = [
+        (test.duration_s, test.resources.other_utilization)
+        for outcome in context.log.outcomes
+        if isinstance(outcome, Measurement)
+        for test in outcome.load_tests
+        if test.resources.other_utilization is not None
+    ]
+    watched_s = sum(seconds for seconds, _ in known)
+    share = sum(seconds * other for seconds, other in known) / watched_s if watched_s else 0.0
+    if share > _OTHERS_TOLD:
+        context.log.warn(
+            f"Other processes kept {share:.0%} of the cores busy during the load tests: rates are "
+            "those beside them."
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.hardware.fake_nvml import FakeGpu, FakeNvml
-from analyzer.hardware.machine import Machine, inspect_machine, usable_cores
+from analyzer.hardware.machine import Machine, busy_seconds, inspect_machine, usable_cores
 from analyzer.hardware.processes import cpu_seconds, resident_bytes, with_children
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
@@ -149,6 +149,38 @@ def test_cpu_is_a_share_of_the_usable_cores() -> None:
             pass
     use = sampler.result().cpu_utilization
     assert 0 < use < 1.5 / cores  # a sample lies within a tick or two of the clock's
+
+
+@pytest.mark.timing
+def test_other_programs_share_of_the_cores_is_told() -> None:
+    spin = "import time\nwhile True: pass"
+
+    def other(seconds: float = 1.0) -> float:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as target:
+            with ResourceSampler([target.pid]) as sampler:
+                time.sleep(seconds)
+            target.kill()
+        return sampler.result().other_utilization or 0.0
+
+    quiet = other()
+    with subprocess.Popen([sys.executable, "-c", spin]) as neighbour:
+        busy = other()
+        neighbour.kill()
+    assert busy == pytest.approx(quiet + 1.0 / usable_cores(), abs=0.35 / usable_cores())
+
+
+def test_what_control_groups_limit_does_not_tell_what_others_leave(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    lines = ["cpu 9 9 9 9 9 9 9 9 0 0"]
+    lines += [f"cpu{core} 100 20 30 4000 50 6 7 8 90 0" for core in (*cores, cores[-1] + 1)]
+    (tmp_path / "proc/stat").write_text("\n".join([*lines, "intr 5 0", "ctxt 7"]))
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds(root=tmp_path) == pytest.approx(171 * len(cores) / ticks)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
+    assert busy_seconds(root=tmp_path) is None
 
 
 def test_processes_that_are_gone_do_no_harm() -> None:

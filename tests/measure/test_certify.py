@@ -312,6 +312,22 @@ def test_a_first_proof_is_safe_and_a_climb_follows() -> None:
     assert result.passed and result.rate_rps == pytest.approx(85.0)
 
 
+def test_a_first_rate_is_left_once_others_take_cores_but_not_where_little_is_missing() -> None:
+    def tried(needed: int, free: float) -> list[float]:
+        script = Script(passes_up_to=100.0, needed=needed)
+        plan = goal(
+            60.0, needed=500, safe_share=0.5, climb_gain=9.0,
+            free_share=lambda: free if script.tests else 1.0,
+        )  # fmt: skip
+        certify_capacity(plan, script.run, script.judge)
+        return list(dict.fromkeys(script.rates))
+
+    first, second, *_ = tried(2000, 0.5)
+    assert first == pytest.approx(50.0) and second == pytest.approx(25.0)
+    assert tried(2000, 0.9) == [pytest.approx(50.0)]
+    assert tried(500, 0.5) == [pytest.approx(50.0)]
+
+
 def test_a_first_proof_goes_to_the_highest_rate_that_takes_hardly_longer() -> None:
     """A slow model's lower rates need fewer requests, and as many seconds for them."""
 

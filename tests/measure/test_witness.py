@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from analyzer.domain.load_test import (
     ExecutionTimes,
     LatencySummary,
     LoadTest,
+    ResourceUse,
     Validity,
 )
 from analyzer.domain.measurement import (
@@ -28,6 +30,7 @@ from analyzer.measure.witness import (
     STEADY_SHARE,
     carried,
     first_share,
+    free_share,
     lasting_work_us,
     rate_ceiling,
     slow_work_us,
@@ -252,17 +255,36 @@ def test_a_first_rate_is_bold_only_where_the_machine_was_never_slower_than_in_th
     assert first_share(replace(EDGE, work_us=200.0), [SLOW]) == STEADY_SHARE
 
 
-def test_a_first_rate_is_low_beside_a_neighbour_that_executions_wait_for() -> None:
-    """The canary runs in real time, and does not see it."""
-    waiting = LoadTest(
+def ran(**changes: Any) -> LoadTest:
+    """A run of an edge's search."""
+    test = LoadTest(
         kind="edge", offered_rps=400.0, achieved_rps=400.0, throughput_ips=400.0, requests=4000,
         errors=0, duration_s=10.0, latency_ms=LatencySummary(p50=10.0),
-        validity=Validity(valid=True), slowness=(*[1.0] * 80, *[1.4] * 20),
+        validity=Validity(valid=True),
     )  # fmt: skip
-    assert first_share(EDGE, [QUIET], [waiting]) == pytest.approx(SAFE_SHARE / 1.4)
+    return replace(test, **changes)
+
+
+def test_a_first_rate_is_not_bold_where_executions_wait_for_a_neighbour() -> None:
+    """The canary runs in real time, and does not see it."""
+    waiting = ran(slowness=(*[1.0] * 80, *[1.4] * 20))
+    assert first_share(EDGE, [QUIET], [waiting]) == SAFE_SHARE
     steady = replace(waiting, slowness=(*[1.0] * 95, *[1.4] * 5))
     for told in (steady, replace(waiting, kind="certify"), replace(waiting, slowness=())):
         assert first_share(EDGE, [QUIET], [told]) == STEADY_SHARE
-    # A machine that was as much slower meanwhile: its speed tells it, and is held against the rate.
-    slower = replace(waiting, conditions=Conditions(seconds=10.0, work_us=(*[5.0] * 8, 7.0, 7.0)))
-    assert first_share(EDGE, [QUIET], [slower]) == SAFE_SHARE
+
+
+def test_others_leave_less_of_the_cores_than_the_edge_s_rate_had() -> None:
+    def beside(*others: float | None, **changes: Any) -> float:
+        uses = [ResourceUse(other_utilization=other) for other in others]
+        tests = [ran(resources=use, offered_rps=100.0 + at) for at, use in enumerate(uses)]
+        return free_share([*tests[:-1], replace(tests[-1], **changes)], 0.01)
+
+    assert beside(0.5, 0.0) == pytest.approx(0.5)
+    assert beside(0.55, 0.1) == pytest.approx(0.5)
+    assert beside(0.0, 0.5) == 1.0, "the edge is one beside the neighbour"
+    assert beside(1.0, 1.0) == 1.0
+    assert beside(None, None) == 1.0
+    assert beside(0.0, 0.5, duration_s=0.2) == 1.0, "too short to tell"
+    for broke in ({"aborted": True}, {"over_budget": 41}, {"kind": "certify"}):
+        assert beside(0.0, 0.5, **broke) == pytest.approx(0.5)
