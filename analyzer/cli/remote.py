@@ -204,6 +204,7 @@ def _study(client: ServiceClient, job: str, name: str, place: Path) -> StudyResu
 
 def _unpack(packed: Path, place: Path, *, force: bool) -> list[Path]:
     """Puts the models of a repository's tar into the folder ``place``; returns their folders."""
+    from analyzer.export.atomic import locked, put_in_place, staging_folder
     from analyzer.service.archive import unpack
 
     with tempfile.TemporaryDirectory(dir=packed.parent) as scratch:
@@ -215,5 +216,10 @@ def _unpack(packed: Path, place: Path, *, force: bool) -> list[Path]:
                 raise UsageError(
                     f"--export: {model} is there already.", hint="Add --force to replace it."
                 )
-        shutil.copytree(fresh, place, dirs_exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        with locked(place), staging_folder(place) as staging:
+            for model in models:
+                staged = staging / model.name
+                shutil.copytree(fresh / model.name, staged)
+                put_in_place(staged, model)
     return models

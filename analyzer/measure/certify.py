@@ -326,8 +326,8 @@ class _Certifying:
                 if needed and certificate.requests_missing:
                     self._factor = max(1.0, (gathered + missing) / needed)
                     self._factor_rps = rate
-            too_bold = rate > _TOO_BOLD * self._safe_now_rps() and missing > certificate.requests
-            if too_bold and lower and not self._answered and not self._goal.fixed_rps:
+            open_ = lower and not self._answered and missing > certificate.requests
+            if open_ and rate > _TOO_BOLD * self._safe_now_rps():
                 return False
             stay_s = missing / rate
             if stay_s > limit_s:

@@ -33,8 +33,9 @@ class CertifyGoal:
             suffices for a rate counts.
         safe_share: No rate above this share of the edge is tried before one has passed, but for
             the lowest; where one fails, the next is lower by more than a step. 1 for any rate.
-        free_share: By how much less of the cores than the edge's runs had others left at some time
-            (``witness.free_share``), which lowers ``safe_share``; asked anew.
+        free_share: What other programs left of the cores at the worst, over what they left while
+            the edge's rate was kept (``witness.free_share``): ``safe_share`` falls with it; asked
+            anew.
         climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
             walk there.
         above_rps: No rate up to this is tried, a fixed one excepted.

@@ -1,7 +1,8 @@
-"""What the machine's witness says of a claim: stalls, and slow states.
+"""What the machine's witness says of a claim: stalls, slow states, and others' share.
 
 A certificate speaks of the states that it met. A study watches longer than any of its certificates:
-what it saw elsewhere may take a PASS back, or cap the rates that are tried at all.
+what it saw elsewhere may take a PASS back, cap the rates that are tried at all, or say how bold the
+first one may be.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _never_slower(
         and float(np.quantile(found.work_us, 1.0 - USUAL_QUANTILE)) <= STEADY_FACTOR * edge.work_us
         for found in watched
     )
-    return seen and _executed_steadily([of for of in runs if not of.aborted])
+    return seen and _executed_steadily(runs)
 
 
 def _executed_steadily(tests: Sequence[LoadTest]) -> bool:

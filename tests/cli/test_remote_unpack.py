@@ -38,7 +38,9 @@ def test_the_models_of_a_repository_are_unpacked(tmp_path: Path) -> None:
     assert [path.name for path in place.iterdir()] == ["digits"]
     with pytest.raises(UsageError, match="is there already"):
         _unpack(packed, place, force=False)
+    (place / "digits" / "2").mkdir()
     assert _unpack(packed, place, force=True) == [place / "digits"]
+    assert [path.name for path in (place / "digits").iterdir()] == ["1"], "replaced whole"
 
 
 @pytest.mark.parametrize(

@@ -144,17 +144,15 @@ def test_children_count() -> None:
 def test_cpu_is_a_share_of_the_usable_cores() -> None:
     cores = usable_cores()
     with ResourceSampler([os.getpid()], interval_s=0.05) as sampler:
-        end = time.process_time() + 0.3
+        end = time.process_time() + 1.0  # the kernel counts in hundredths of a second
         while time.process_time() < end:
             pass
     use = sampler.result().cpu_utilization
-    assert 0 < use < 1.5 / cores  # a sample lies within a tick or two of the clock's
+    assert 0 < use <= 1.05 / cores
 
 
 @pytest.mark.timing
 def test_other_programs_share_of_the_cores_is_told() -> None:
-    spin = "import time\nwhile True: pass"
-
     def other(seconds: float = 1.0) -> float:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as target:
             with ResourceSampler([target.pid]) as sampler:
@@ -163,7 +161,7 @@ def test_other_programs_share_of_the_cores_is_told() -> None:
         return sampler.result().other_utilization or 0.0
 
     quiet = other()
-    with subprocess.Popen([sys.executable, "-c", spin]) as neighbour:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         busy = other()
         neighbour.kill()
     assert busy == pytest.approx(quiet + 1.0 / usable_cores(), abs=0.35 / usable_cores())
