@@ -315,7 +315,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             proves=lambda of: passes(of, percentile=sla.percentile, confidence=sla.confidence),
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
-            left_s=lambda: session.left_s,
+            left_s=lambda: session.left_s - plan.kept_s,
         ),
         lambda rate, lead_s, length_s: session.run(
             rate,
@@ -410,7 +410,7 @@ def measure_configuration(
 def _proof_then_edge(
     session: Session, load: LoadPlan, certify: CertifyPlan, plan: EdgePlan, saturation_rps: float
 ) -> tuple[Proof, Edge]:
-    """A proof at a safe rate; the time that a PASS leaves goes to the edge, and to what comes next.
+    """A proof at a safe rate; the time that a PASS leaves goes to the edge.
 
     Without it the edge is what the certificate's runs say of it, with an open end.
     """
@@ -423,7 +423,8 @@ def _proof_then_edge(
     )
     before_s = session.seconds
     proof = certify_target(session, load, certify, edge=supposed)
-    left_s = min(certify.seconds - (session.seconds - before_s), session.left_s)
+    left_s = session.left_s - certify.kept_s
+    left_s = min(certify.seconds - (session.seconds - before_s), left_s)
     known = [
         RateOutcome(
             rate_rps=found.rate_rps,
@@ -433,8 +434,6 @@ def _proof_then_edge(
         )
         for found in proof.evidence
     ]
-    if left_s - certify.kept_s >= plan.run_seconds[0]:
-        left_s -= certify.kept_s
     plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
     if proof.rate_rps is not None and plan.seconds >= plan.run_seconds[0]:
         searched = measure_edge(session, plan, load, saturation_rps, known=known)

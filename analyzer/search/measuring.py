@@ -107,25 +107,25 @@ class Measuring:
             self._trials.abandon()
 
     def complete(self, seconds: float) -> None:
-        """Completes the best candidate's certificate, whatever the budget says.
+        """Completes the certificate that lacks the least, whatever the budget says.
 
         Without one it certifies a safe rate.
 
         Args:
             seconds: Under load.
         """
-        best = self.best
-        if best is not None:
-            pending = _Pending(step="proof", configuration=best.configuration)
-            task = self._tasks.completion(best, seconds)
+        nearest = self._nearest
+        if nearest is not None:
+            pending = _Pending(step="proof", configuration=nearest.configuration)
+            task = self._tasks.completion(nearest, seconds)
             with suppress(BudgetEndedError):
                 for result in self._context.run([Job("complete", task, hangs_after_s(seconds))]):
                     self._finish(pending, result)
 
     @property
     def missing_s(self) -> float | None:
-        """Seconds under load that the best candidate's proof still takes; None if unknown."""
-        return self.missing_s_of(self.best) if self.best is not None else None
+        """Seconds under load that the nearest proof still takes; None if unknown."""
+        return self.missing_s_of(self._nearest) if self._nearest is not None else None
 
     def missing_s_of(self, candidate: Measurement | None) -> float | None:
         """As :meth:`StepTasks.missing_s`."""
@@ -152,6 +152,7 @@ class Measuring:
             left_s=left_s,
             start_s=context.server_start_s,
             edge_s=self._tasks.edge_s,
+            begun=self._begun > 0,
             proven=proven,
             best_share=self._share(best),
             climbing=best is not None and _id(best) not in self._stuck,
@@ -159,6 +160,7 @@ class Measuring:
             baseline_open=context.baseline.config_id not in self._stuck
             and not _failed(context.log.latest.get(context.baseline.config_id))
             and self._tasks.baseline_proof_fits(left_s),
+            baseline_edge_s=self._tasks.baseline_edge_s,
             trials_wanted=self._trials_wanted(),
             trials_s=trials_s,
             closing_s=(self._closing_s(best), self._closing_s(baseline)),
@@ -184,6 +186,18 @@ class Measuring:
         edge, proven = best.edge.at_least_rps or 0.0, winner.edge.at_least_rps or 0.0
         # What another candidate would have to prove first is worth more than its little gain.
         return winner if edge < WORTH_A_CHANGE * proven else best
+
+    @property
+    def _nearest(self) -> Measurement | None:
+        """What may be recommended and lacks the least to a proof; the best where none is begun."""
+        begun = [
+            (missing_s, _id(candidate), candidate)
+            for candidate in self._context.log.ranked(self._screening.recommendable)
+            if candidate.certificate is not None
+            and candidate.certificate.requests_missing
+            and (missing_s := self.missing_s_of(candidate)) is not None
+        ]
+        return min(begun)[2] if begun else self.best
 
     @property
     def _open(self) -> Measurement | None:

@@ -43,12 +43,14 @@ class Standing:
         left_s: Seconds until the end must begin.
         start_s: Seconds that a server takes to start and warm up.
         edge_s: Seconds under load of one search for an edge.
+        begun: Whether any candidate was measured.
         proven: Whether anything that may be recommended is certified.
         best_share: Certified rate of the best candidate by its edge, as a share of that edge: 0
             without a certificate; None while no candidate kept any rate.
         climbing: Whether another attempt at a higher rate may bring anything.
         baseline_share: The same for the baseline; None while its edge is unknown.
         baseline_open: Whether measuring the baseline (again) may bring anything.
+        baseline_edge_s: The least that its edge takes, the start of its server included.
         trials_wanted: Whether the sampler has a candidate that is worth a measurement.
         trials_s: Seconds left of what trials may take once there is a proof.
         closing_s: Seconds under load that closing the best candidate's edge takes, and the
@@ -59,11 +61,13 @@ class Standing:
     left_s: float
     start_s: float
     edge_s: float
+    begun: bool
     proven: bool
     best_share: float | None
     climbing: bool
     baseline_share: float | None
     baseline_open: bool
+    baseline_edge_s: float
     trials_wanted: bool
     trials_s: float
     closing_s: tuple[float | None, float | None] = (None, None)
@@ -78,6 +82,10 @@ def next_step(standing: Standing) -> Step | None:
     shortest_s = s.start_s + _LOAD_S_MIN
     busy = bool(s.pending - {"trial"})
     baseline_due = s.baseline_share is None and s.baseline_open and not busy
+    # What a proof left to the baseline's edge is too little for another one.
+    kept = shortest_s <= s.left_s < s.baseline_edge_s + shortest_s
+    if not s.proven and s.begun and kept and baseline_due and not s.pending:
+        return "baseline"
     if s.best_share is None:
         if s.left_s < shortest_s:
             return None

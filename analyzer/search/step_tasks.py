@@ -45,6 +45,8 @@ _BASELINE_SHARE = 0.25
 _CLOSING_RUNS = 3.0
 _CLOSING_SHARE = 0.15
 _LOAD_S_MIN = 1.0  # of any task
+# Of what is left: what a first proof may leave to the baseline's edge.
+_KEPT_SHARE = 0.35
 #: A candidate takes the place of the one that is proven already if its edge is so many times as
 #: high, and tries no rate below so many times the proven one: edges of short runs are known to a
 #: few per cent (docs/twin.md).
@@ -95,8 +97,12 @@ class StepTasks:
             assert known is not None
             share = 1.0 - _BASELINE_SHARE if leaves_time else 1.0
             seconds = max(share * left_s, _LOAD_S_MIN)
+            kept_s = self._kept_s(left_s) if step == "proof" else 0.0
+            seconds = min(seconds, left_s - kept_s)
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
-            return seconds, self.certificate(configuration, known.edge, seconds, shares)
+            task = self.certificate(configuration, known.edge, seconds, shares)
+            assert task.certify is not None
+            return seconds, replace(task, certify=replace(task.certify, kept_s=kept_s))
         if step in ("edge", "baseline_edge"):
             assert known is not None
             closing_s = self.closing_s(known)
@@ -113,17 +119,18 @@ class StepTasks:
         proof_s = self._proof_s(configuration)
         supposed_rps = task.predicted.edge_rps and _SUPPOSED_SHARE * task.predicted.edge_rps
         scarce = proof_s is not None and left_s < _EDGE_FACTOR * edge_s + _PROOF_FACTOR * proof_s
+        kept_s = self._kept_s(left_s)
         if scarce and supposed_rps and task.target_seconds is None:
-            plan = self._certify_plan(configuration, None, left_s, CLIMBING)
-            kept_s = self._baseline_edge_s(_EDGE_S[0])
+            seconds = left_s - kept_s
+            plan = self._certify_plan(configuration, None, seconds, CLIMBING)
             plan = replace(plan, supposed_rps=supposed_rps, kept_s=kept_s)
-            return left_s, replace(task, certify=plan)
+            return seconds, replace(task, certify=plan)
         wanted_s = _FIRST_PROOF_FACTOR * (proof_s or edge_s)
         rest_s = left_s - edge_s - self._baseline_edge_s(self.edge_s)
         wanted_s = min(wanted_s, max(rest_s, _FIRST_PROOF_SHARE * left_s))
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
         certify = self._certify_plan(configuration, None, seconds, BOLD)
-        certify = replace(certify, climb_gain=_CLIMB_GAIN)
+        certify = replace(certify, climb_gain=_CLIMB_GAIN, kept_s=kept_s)
         return edge_s + seconds, replace(task, certify=certify)
 
     def leaves_time_to_baseline(self, configuration: Configuration) -> bool:
@@ -206,6 +213,19 @@ class StepTasks:
         if config_id not in self._proofs_s:
             self._proofs_s[config_id] = self._screening.proof_s(configuration)
         return self._proofs_s[config_id]
+
+    @property
+    def baseline_edge_s(self) -> float:
+        """The least that the baseline's edge takes, as :meth:`_baseline_edge_s`."""
+        return self._baseline_edge_s(_EDGE_S[0])
+
+    def _kept_s(self, left_s: float) -> float:
+        """Of ``left_s``, what a first proof leaves to the baseline's edge, so that a gain is told.
+
+        What the proof misses then is spent beyond the budget, where that is little.
+        """
+        kept_s = self.baseline_edge_s
+        return kept_s if kept_s <= _KEPT_SHARE * left_s else 0.0
 
     def _baseline_edge_s(self, load_s: float) -> float:
         """Seconds that the baseline's edge takes, its server's start included; 0 where it is known.

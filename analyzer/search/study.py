@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 _GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.3
-# So many times what is missing is all that it is given.
+# So many times what is missing is all that it is given, or this share of the budget: a server is
+# started for it anyway.
 _OVERRUN_LIMIT = 2.0
+_OVERRUN_LEAST = 0.1
 # The least by which a budget grows that brought no measurement: what a start takes varies by half
 # on a busy machine.
 _CLEARLY_MORE = 1.5
@@ -320,17 +322,20 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     missing_s = measuring.missing_s
     if missing_s is None:
         return
-    seconds = _OVERRUN_CAUTION * missing_s
-    beyond_s = context.server_start_s + seconds - max(context.plan.left_s, 0.0)
-    if beyond_s <= 0 or context.server_start_s + seconds > context.plan.overrun_s:
+    start_s, left_s = context.server_start_s, max(context.plan.left_s, 0.0)
+    expected_s = start_s + _OVERRUN_CAUTION * missing_s
+    if expected_s <= left_s or expected_s > context.plan.overrun_s:
         return
+    # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
+    allowed_s = min(
+        max(_OVERRUN_LIMIT * missing_s, _OVERRUN_LEAST * context.plan.budget_s),
+        context.plan.overrun_s - start_s,
+    )
     # An attempt: it may end sooner, or without a proof.
     context.log.warn(
-        f"Nothing is proven yet: one more run tries to complete a first proof, and may take about "
-        f"{max(beyond_s, 1.0):.0f} s beyond --budget."
+        f"Nothing is proven yet: one more run tries to complete a first proof, and may take up to "
+        f"{max(start_s + allowed_s - left_s, 1.0):.0f} s beyond --budget."
     )
-    # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
-    allowed_s = min(_OVERRUN_LIMIT * missing_s, context.plan.overrun_s - context.server_start_s)
     context.plan.grant(context.server_start_s + allowed_s - context.plan.left_s)
     measuring.complete(allowed_s)
     context.plan.revoke()

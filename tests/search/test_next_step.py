@@ -14,11 +14,13 @@ BEGIN = Standing(
     left_s=40.0,
     start_s=1.2,
     edge_s=4.0,
+    begun=False,
     proven=False,
     best_share=None,
     climbing=True,
     baseline_share=None,
     baseline_open=True,
+    baseline_edge_s=3.7,
     trials_wanted=True,
     trials_s=15.0,
 )
@@ -46,6 +48,16 @@ def test_a_candidate_without_a_kept_rate_leads_to_the_next_and_one_with_a_rate_t
     assert next_step(replace(BEGIN, best_share=0.0, trials_wanted=False)) == "proof"
 
 
+@pytest.mark.parametrize("share", [None, 0.0])
+def test_what_an_open_proof_left_to_the_baselines_edge_goes_there(share: float | None) -> None:
+    open_ = replace(BEGIN, begun=True, best_share=share)
+    assert next_step(replace(open_, left_s=4.0)) == "baseline"
+    assert next_step(replace(open_, left_s=2.6)) is None, "too little for that"
+    assert next_step(replace(open_, left_s=8.0)) != "baseline", "another proof fits"
+    assert next_step(replace(open_, left_s=4.0, begun=False)) != "baseline"
+    assert next_step(replace(open_, left_s=4.0, baseline_share=0.0)) != "baseline"
+
+
 def test_where_no_candidate_keeps_a_rate_the_baseline_may() -> None:
     none = replace(BEGIN, trials_wanted=False)
     assert next_step(none) == "baseline"
@@ -70,6 +82,7 @@ def test_nothing_is_begun_that_cannot_end_in_time(left_s: float) -> None:
 @given(
     left_s=st.floats(-10, 600),
     edge_s=st.floats(1, 20),
+    begun=st.booleans(),
     proven=st.booleans(),
     share=st.one_of(st.none(), st.floats(0, 1)),
     climbing=st.booleans(),
@@ -80,6 +93,7 @@ def test_nothing_is_begun_that_cannot_end_in_time(left_s: float) -> None:
 def test_whatever_is_begun_fits(
     left_s: float,
     edge_s: float,
+    begun: bool,
     proven: bool,
     share: float | None,
     climbing: bool,
@@ -91,6 +105,7 @@ def test_whatever_is_begun_fits(
         BEGIN,
         left_s=left_s,
         edge_s=edge_s,
+        begun=begun,
         proven=proven,
         best_share=share,
         climbing=climbing,

@@ -453,6 +453,38 @@ def test_the_first_proof_of_a_slow_model_takes_what_the_baseline_s_edge_leaves(
     assert found.verdict == "found"
 
 
+@pytest.mark.parametrize("budget_s", [20.0, 30.0])
+def test_a_first_proof_leaves_time_to_the_baselines_edge(budget_s: float) -> None:
+    """The gain is told, and what an open proof misses is what the notes say of it."""
+    found, _, store = run(
+        VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=budget_s
+    )
+    roles = [outcome.role for outcome in store.outcomes if outcome.role != "variant"]
+    assert roles[:2] == ["trial", "baseline"]
+    first = next(o.outcome for o in store.outcomes if o.role == "trial")
+    assert isinstance(first, Measurement) and not first.capacity_rps, "it is open"
+    baseline = next(o for o in found.outcomes if o.configuration.config_id == found.baseline_id)
+    assert isinstance(baseline, Measurement) and baseline.edge.at_least_rps
+
+
+def test_the_proof_that_lacks_the_least_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline whose short runs went further has nothing proven at all."""
+    completed: list[str] = []
+    complete = StepTasks.completion
+
+    def recorded(self: StepTasks, candidate: Measurement, seconds: float) -> MeasureTask:
+        completed.append(candidate.configuration.config_id)
+        return complete(self, candidate, seconds)
+
+    monkeypatch.setattr(StepTasks, "completion", recorded)
+    monkeypatch.setattr("analyzer.search.study._OVERRUN_CAUTION", 1.0)
+    _, _, store = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=42)
+    first, baseline = (o.outcome for o in store.outcomes[-3:-1])
+    assert isinstance(first, Measurement) and isinstance(baseline, Measurement)
+    assert (baseline.edge.at_least_rps or 0.0) > (first.edge.at_least_rps or 0.0)
+    assert completed == [first.configuration.config_id]
+
+
 def test_where_the_time_is_ample_an_open_edge_is_closed() -> None:
     world = VirtualWorld(service=slow)
     found, _, store = run(world, sla=Sla(latency_budget_ms=400.0), budget_s=300, trials_max=3)
