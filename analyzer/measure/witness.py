@@ -7,7 +7,7 @@ first one may be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 
 import numpy as np
@@ -187,6 +187,29 @@ def _met_us(edge: Edge, seconds: Sequence[WatchedSecond]) -> float | None:
     """The witness's work, at any load, while executions are as quick as in the edge's runs."""
     met_us = edge.slow_us or edge.work_us
     return max(met_us, witness_us(seconds) or 0.0) if met_us else None
+
+
+def seconds_of_all(
+    edge: Edge, own: Sequence[LoadTest], others: Iterable[tuple[Edge, Sequence[LoadTest]]]
+) -> list[WatchedSecond]:
+    """What the runs of all configurations tell of executions beside the witness's work.
+
+    Execution times are relative to those in the runs of each one's own edge, and these were made at
+    a speed of their own: so is the work, in proportion to that in the runs of ``edge``.
+
+    Args:
+        own: Load tests of the configuration with ``edge``.
+        others: Of each other configuration its edge and its load tests.
+    """
+    seconds = watched_seconds(own)
+    met_us = _met_us(edge, seconds)
+    if met_us is None:
+        return seconds
+    for other, tests in others:
+        theirs = watched_seconds(tests)
+        if (base_us := _met_us(other, theirs)) is not None:
+            seconds += [(met_us * us / base_us, slower) for us, slower in theirs]
+    return seconds
 
 
 def rate_ceiling(

@@ -20,13 +20,12 @@ from analyzer.measure.correlation import (
     slow_edge_at,
 )
 from analyzer.measure.plan import EdgePlan, LoadPlan
-from analyzer.measure.witness import SAFE_SHARE, SlowEdge, slow_state
+from analyzer.measure.witness import SAFE_SHARE, SlowEdge, seconds_of_all, slow_state
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.score import reciprocal, score_of
-from analyzer.twin.pace import watched_seconds
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
 
@@ -203,7 +202,8 @@ class Screening:
             return factor
         # A slow state is the machine's, so every configuration's runs tell how slow it is.
         measured = filter(None, map(self.log.measurement, self.log.latest))
-        seconds = [each for one in measured for each in watched_seconds(one.load_tests)]
+        others = [(one.edge, one.load_tests) for one in measured if one is not known]
+        seconds = seconds_of_all(known.edge, known.load_tests, others)
         study, sla = self.log.conditions, self.load.sla
         slower = slow_state(known.edge, study, sla, seconds, by_witness=False)
         share = min(factor, self.slow_edge(configuration)(slower)) if slower else factor

@@ -1,13 +1,16 @@
-"""Sizes that a model with dynamic dimensions accepts, found by trying a few usual ones."""
+"""Sizes that a model with dynamic dimensions accepts, found by trying a few usual ones.
+
+What such a run answers tells the rank of an output whose shape the graph does not tell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from analyzer.domain.model import NUMPY_DTYPES, ModelInfo
+from analyzer.domain.model import NUMPY_DTYPES, TensorSpec
 from analyzer.variants.shapes import Dims, known
 
 # Height and width of images, and the length of a sequence, of each try.
@@ -15,7 +18,7 @@ _TRIES = ((224, 224, 128), (48, 320, 512), (32, 320, 64), (64, 64, 256), (640, 6
 
 
 def accepted_shapes(
-    session: Any, model: ModelInfo, shapes: Mapping[str, Dims]
+    session: Any, inputs: Sequence[TensorSpec], shapes: Mapping[str, Dims], *, batchable: bool
 ) -> dict[str, tuple[int, ...]] | None:
     """Shapes of all inputs with which ``session`` runs one row; None if no try succeeds.
 
@@ -24,16 +27,39 @@ def accepted_shapes(
 
     Args:
         session: An ONNX Runtime session of the model.
-        shapes: The inputs' shapes as far as they are known, without the batch axis where the model
-            is batchable.
+        inputs: Their types and ranges count.
+        shapes: Theirs as far as they are known, without the batch axis where the model is
+            ``batchable``.
     """
+    ran = _first_run(session, inputs, shapes, batchable=batchable)
+    return ran[0] if ran is not None else None
+
+
+def output_ranks(
+    session: Any, inputs: Sequence[TensorSpec], shapes: Mapping[str, Dims], *, batchable: bool
+) -> dict[str, int]:
+    """How many dimensions each output has, from one row; empty if no try succeeds.
+
+    Args:
+        session, inputs, shapes, batchable: As of :func:`accepted_shapes`.
+    """
+    ran = _first_run(session, inputs, shapes, batchable=batchable)
+    names = [output.name for output in session.get_outputs()]
+    return {} if ran is None else {n: np.ndim(v) for n, v in zip(names, ran[1], strict=True)}
+
+
+def _first_run(
+    session: Any, inputs: Sequence[TensorSpec], shapes: Mapping[str, Dims], *, batchable: bool
+) -> tuple[dict[str, tuple[int, ...]], list[Any]] | None:
+    """The shapes of the first try that succeeds, and the answers."""
     for height, width, length in _TRIES:
         symbols: dict[str, int] = {}
         tried = {
             name: _fill(dims, symbols, (height, width), length) for name, dims in shapes.items()
         }
-        if _runs(session, model, tried):
-            return tried
+        answers = _answers(session, inputs, tried, batchable=batchable)
+        if answers is not None:
+            return tried, answers
     return None
 
 
@@ -54,15 +80,20 @@ def _fill(
     return tuple(filled)
 
 
-def _runs(session: Any, model: ModelInfo, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    lead = (1,) if model.batchable else ()
+def _answers(
+    session: Any,
+    inputs: Sequence[TensorSpec],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    batchable: bool,
+) -> list[Any] | None:
+    lead = (1,) if batchable else ()
     feeds = {}
-    for spec in model.inputs:
+    for spec in inputs:
         low, _ = spec.value_range or (0, 0)
         dtype = NUMPY_DTYPES[spec.datatype]
         feeds[spec.name] = np.full((*lead, *shapes[spec.name]), low, dtype)
     try:
-        session.run(None, feeds)
+        return list(session.run(None, feeds))
     except Exception:  # whatever it says: this shape is not one to recommend
-        return False
-    return True
+        return None

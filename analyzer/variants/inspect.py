@@ -28,7 +28,7 @@ from analyzer.errors import (
     TargetMemoryError,
     is_out_of_memory,
 )
-from analyzer.variants.example_shapes import accepted_shapes
+from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.graph import half_weights, table_ranges
 from analyzer.variants.onnx_file import (
     default_name,
@@ -91,12 +91,21 @@ def inspect_model(
     external = external_files(file, proto)
     session = _open_session(file)
     inputs = [_declared(value, "input") for value in session.get_inputs()]
+    ranges = _value_ranges(proto, inputs)
     outputs = [_declared(value, "output") for value in session.get_outputs()]
     if not inputs:
         raise ModelError(
             f"{file} has no inputs, so there is nothing to send to it.",
             hint="Export the model with its inputs.",
         )
+    if unranked := _without_shape(proto, outputs):
+        ranks = _ranks(session, inputs, input_shapes or {}, ranges)
+        outputs = [
+            replace(tensor, dims=(None,) * ranks.get(tensor.name, 0))
+            if tensor.name in unranked
+            else tensor
+            for tensor in outputs
+        ]
     reasons = unbatched_reasons(inputs, outputs)
     loops = state_loops(inputs, outputs)
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
@@ -113,22 +122,13 @@ def inspect_model(
         inputs, input_shapes or {}, batchable=batchable, states=[name for name, _ in loops]
     )
     drop = 1 if batchable else 0
-    ranges = _value_ranges(proto, inputs)
     model = ModelInfo(
         name=name or default_name(path),
         path=str(file),
         sha256=hash_model(file, external),
         batchable=batchable,
         fixed_batch=_fixed_batch(inputs, shapes) if not batchable else None,
-        inputs=tuple(
-            TensorSpec(
-                name=tensor.name,
-                datatype=tensor.datatype,
-                shape=as_sizes(shapes[tensor.name]),
-                value_range=ranges.get(tensor.name),
-            )
-            for tensor in inputs
-        ),
+        inputs=_input_specs(inputs, shapes, ranges),
         outputs=tuple(
             TensorSpec(
                 name=tensor.name,
@@ -144,9 +144,49 @@ def inspect_model(
     )
     if any(-1 in spec.shape for spec in model.inputs):
         raise unknown_shapes(
-            shapes, batchable=batchable, example=accepted_shapes(session, model, shapes)
+            shapes,
+            batchable=batchable,
+            example=accepted_shapes(session, model.inputs, shapes, batchable=batchable),
         )
     return model
+
+
+def _input_specs(
+    inputs: Sequence[Declared],
+    shapes: Mapping[str, Dims],
+    ranges: Mapping[str, tuple[int, int]],
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            name=tensor.name,
+            datatype=tensor.datatype,
+            shape=as_sizes(shapes[tensor.name]),
+            value_range=ranges.get(tensor.name),
+        )
+        for tensor in inputs
+    )
+
+
+def _without_shape(proto: Any, outputs: Sequence[Declared]) -> set[str]:
+    """The outputs of which neither the graph nor ONNX Runtime tells the rank.
+
+    A session shows them like scalars.
+    """
+    unsaid = {o.name for o in proto.graph.output if not o.type.tensor_type.HasField("shape")}
+    return {tensor.name for tensor in outputs if not tensor.dims and tensor.name in unsaid}
+
+
+def _ranks(
+    session: Any,
+    inputs: Sequence[Declared],
+    given: Mapping[str, tuple[int, ...]],
+    ranges: Mapping[str, tuple[int, int]],
+) -> dict[str, int]:
+    """How many dimensions each output has, as one run shows; empty where the model does not run."""
+    batchable = not unbatched_reasons(inputs, ())
+    shapes, _ = resolve(inputs, given, batchable=batchable)
+    specs = _input_specs(inputs, shapes, ranges)
+    return output_ranks(session, specs, shapes, batchable=batchable)
 
 
 def _fixed_batch(inputs: Sequence[Declared], shapes: Mapping[str, Dims]) -> int | None:

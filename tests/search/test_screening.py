@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,11 +28,15 @@ EDGE = Edge(rate_rps=600.0, interval_rps=(590.0, 610.0), work_us=100.0)
 
 
 def screening(
-    twins_factor: float, conditions: Conditions | None, *tests: LoadTest, edge: Edge = EDGE
+    twins_factor: float,
+    conditions: Conditions | None,
+    *tests: LoadTest,
+    edge: Edge = EDGE,
+    others: Sequence[Measurement] = (),
 ) -> Screening:
     """One that knows of an edge of 600/s, found while the canary's work took 100 µs."""
     measured = Measurement(configuration=CONFIGURATION, edge=edge, load_tests=tests)
-    latest = {CONFIGURATION.config_id: measured}
+    latest = {one.configuration.config_id: one for one in (measured, *others)}
     parts: dict[str, Any] = {
         "twin": SimpleNamespace(
             long_run_factor=lambda _: twins_factor, server_model=lambda *_, **__: None
@@ -55,6 +60,29 @@ def test_no_edge_is_told_above_what_the_slow_state_carries() -> None:
     assert 450.0 * found == pytest.approx(600.0 / 1.5), "for the slow state, and once"
     never_measured = Configuration(precision="fp16")
     assert screening(0.9, slow, *tests).speed_factor(never_measured) == 0.9
+
+
+def test_what_others_tell_of_a_slow_state_counts_from_the_speed_of_their_own_edge() -> None:
+    slow = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (160.0,) * 10)
+    edge_run, other = ran("edge", 100.0, 2.0), Configuration(precision="fp16")
+
+    def factor(edge_us: float, *tests: LoadTest) -> float:
+        edge = replace(EDGE, work_us=edge_us)
+        measured = Measurement(configuration=other, edge=edge, load_tests=tests)
+        return screening(0.9, slow, edge_run, others=[measured]).speed_factor(CONFIGURATION)
+
+    slower = ran("edge", 100.0, 2.0), ran("certify", 160.0, 3.0)
+    assert 1.0 / 1.6 <= factor(100.0, *slower) <= 1.0 / 1.5, "what they tell of the witness counts"
+    assert factor(160.0, ran("edge", 160.0, 2.0), ran("certify", 160.0, 2.0)) == 0.9
+    # Runs that met the slow state alone do not show that the edge's own met it.
+    own = (edge_run, ran("certify", 160.0, 3.0))
+    there = Measurement(
+        configuration=other,
+        edge=replace(EDGE, work_us=160.0),
+        load_tests=(ran("edge", 160.0, 2.0), *[ran("certify", 160.0, 2.0)] * 9),
+    )
+    found = screening(0.9, slow, *own, others=[there]).speed_factor(CONFIGURATION)
+    assert found == pytest.approx(1.0 / 1.5)
 
 
 def test_a_canary_that_is_slow_alone_lowers_no_edge() -> None:

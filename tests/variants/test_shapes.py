@@ -158,6 +158,25 @@ def test_first_dimension_of_an_unbatched_model_may_be_given(write_model: Write) 
     assert "input 'h' has its first dimension fixed at 1" in model.notes[0]
 
 
+def test_the_rank_of_an_output_that_the_graph_does_not_tell_is_found_by_a_run(
+    write_model: Write,
+) -> None:
+    # Neither ONNX nor its runtime infers how many sizes Unique returns: a session shows a scalar.
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Unique", ["sizes"], ["shape"], sorted=0),
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    path = write_model(nodes, [("x", FLOAT, ["batch", 3])], [("y", FLOAT, None)])
+    model = inspect_model(path)
+    assert model.batchable and model.outputs[0].shape == (-1,) and not model.notes
+    model, _ = try_model(model, synthetic_inputs(model, rows=2, seed=0))
+    assert model.batchable
+    mean = [helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)]
+    path = write_model(mean, [("x", FLOAT, ["batch", 3])], [("y", FLOAT, None)], name="mean.onnx")
+    assert "output 'y' is a scalar" in inspect_model(path).notes[0]
+
+
 def test_accepted_shapes_are_suggested(write_model: Write) -> None:
     # The reshape holds only for a height of 48, as in a text recogniser.
     nodes = [helper.make_node("Reshape", ["x", "target"], ["y"])]
