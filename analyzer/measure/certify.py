@@ -83,6 +83,8 @@ class _Certifying:
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
         self._claims = WalkClaims(goal, self._result.evidence)
         self._left_s = goal.seconds
+        # What is left to what comes next, unless a first proof ends in it.
+        self._kept_s = goal.kept_s
         # The goal's, until a run shows that the server carries less.
         self._edge_rps = goal.edge_rps
         self._safe_rps = self._safe_now_rps()
@@ -153,8 +155,12 @@ class _Certifying:
 
     def _time_left_s(self) -> float:
         """Seconds under load that are left; simulations and pauses take theirs as well."""
-        self._left_s = min(self._left_s, self._goal.left_s())
+        self._left_s = min(self._left_s, self._all_left_s())
         return self._left_s
+
+    def _all_left_s(self) -> float:
+        """Seconds until the walk must end, what is kept apart."""
+        return self._goal.left_s() - self._kept_s
 
     def _begin_again(self, failed_rps: float, rates: list[float]) -> list[float]:
         """Nothing is proven yet, and an answer goes before all else: more time, a safer rate.
@@ -180,11 +186,18 @@ class _Certifying:
             return math.inf
         return goal.safe_share * goal.free_share() * self._edge_rps
 
-    def _extend(self) -> None:
-        """Takes more of the time that is left in all, while nothing is proven."""
-        goal, left_s = self._goal, self._goal.left_s()
-        if not self._answered and math.isfinite(left_s):
-            self._left_s = max(self._left_s, min(goal.seconds, _AGAIN_SHARE * left_s))
+    def _extend(self, stay_s: float = math.inf) -> None:
+        """Takes more of the time that is left in all, while nothing is proven.
+
+        Args:
+            stay_s: Seconds that are missing to the rate: with what is kept they may suffice.
+        """
+        left_s = self._all_left_s()
+        if self._answered or not math.isfinite(left_s):
+            return
+        self._left_s = max(self._left_s, min(self._goal.seconds, _AGAIN_SHARE * left_s))
+        if left_s < _CAUTION * stay_s <= left_s + self._kept_s:
+            self._left_s, self._kept_s = left_s + self._kept_s, 0.0
 
     def _rates(self) -> list[float]:
         """The rates that may be tried, the highest first; those tried before among them."""
@@ -234,7 +247,7 @@ class _Certifying:
         and not where claims were open as the walk began: the machine, or the edge, is not what it
         seemed.
         """
-        rate_s, both_s = self._seconds(rate), _BOTH_SHARE * self._goal.left_s()
+        rate_s, both_s = self._seconds(rate), _BOTH_SHARE * self._all_left_s()
         if self._goal.open_claims or (1.0 + _ALIKE) * rate_s <= both_s:
             return rate  # without a simulation of each higher rate
         limit_s = min(_ALIKE * rate_s, self._goal.shares[-1] * self._left_s)
@@ -335,7 +348,7 @@ class _Certifying:
                 if not self._stays(stay_s, lower, little=little):
                     return False
                 if not beyond:
-                    self._extend()
+                    self._extend(stay_s)
                 limit_s = self._time_left_s()
             # In parts, so that the correlation that the runs show counts in time.
             part_s = 0.5 * limit_s if limit_s > _PART_S_MIN else limit_s
@@ -352,12 +365,12 @@ class _Certifying:
             little: Whether hardly anything is missing to it.
         """
         if self._answered:
-            if not little or stay_s > self._goal.left_s():
+            if not little or stay_s > self._all_left_s():
                 return False
             self._left_s = _CAUTION * stay_s
             return True
         # Only a lower rate that is proven much sooner, and in time, is worth leaving for.
-        leaving_s = min(_LEAVING_SHARE * stay_s, self._goal.left_s())
+        leaving_s = min(_LEAVING_SHARE * stay_s, self._all_left_s())
         if lower and self._affordable(lower, leaving_s) is not None:
             self._leaving_s = leaving_s
             return False

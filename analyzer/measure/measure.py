@@ -315,7 +315,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             proves=lambda of: passes(of, percentile=sla.percentile, confidence=sla.confidence),
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
-            left_s=lambda: session.left_s - plan.kept_s,
+            left_s=lambda: session.left_s,
+            kept_s=plan.kept_s,
         ),
         lambda rate, lead_s, length_s: session.run(
             rate,

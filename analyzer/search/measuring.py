@@ -13,6 +13,7 @@ from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.edge import revised_edge
 from analyzer.measure.jobs import Job, JobResult
+from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.next_step import Standing, Step, next_step
@@ -107,20 +108,31 @@ class Measuring:
             self._trials.abandon()
 
     def complete(self, seconds: float) -> None:
-        """Completes the certificate that lacks the least, whatever the budget says.
-
-        Without one it certifies a safe rate.
+        """Completes the certificate that lacks the least, or certifies a safe rate without one.
 
         Args:
-            seconds: Under load.
+            seconds: Under load, whatever the budget says.
         """
-        nearest = self._nearest
-        if nearest is not None:
-            pending = _Pending(step="proof", configuration=nearest.configuration)
-            task = self._tasks.completion(nearest, seconds)
-            with suppress(BudgetEndedError):
-                for result in self._context.run([Job("complete", task, hangs_after_s(seconds))]):
-                    self._finish(pending, result)
+        if (nearest := self._nearest) is not None:
+            self._take("proof", self._tasks.completion(nearest, seconds), seconds)
+
+    def measure_baseline(self) -> None:
+        """Measures the baseline's edge as cheaply as may be, whatever the budget says."""
+        baseline = self._context.baseline
+        seconds, task = self._tasks.task("baseline", baseline, None, leaves_time=False)
+        self._take("baseline", task, seconds)
+
+    def _take(self, step: Step, task: MeasureTask, seconds: float) -> None:
+        """Takes one step, and waits for it."""
+        pending = _Pending(step=step, configuration=task.configuration)
+        with suppress(BudgetEndedError):
+            for result in self._context.run([Job(step, task, hangs_after_s(seconds))]):
+                self._finish(pending, result)
+
+    @property
+    def baseline_s(self) -> float:
+        """As :attr:`StepTasks.baseline_edge_s`."""
+        return self._tasks.baseline_edge_s
 
     @property
     def missing_s(self) -> float | None:

@@ -25,6 +25,7 @@ from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe, rough_proof_s
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
+from analyzer.search.time_plan import OVERRUN_SHARE
 
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 _GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.3
-# So many times what is missing is all that it is given, or this share of the budget: a server is
-# started for it anyway.
-_OVERRUN_LIMIT = 2.0
-_OVERRUN_LEAST = 0.1
 # The least by which a budget grows that brought no measurement: what a start takes varies by half
 # on a busy machine.
 _CLEARLY_MORE = 1.5
@@ -95,6 +92,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     measuring.run()
     if context.log.certified(allowed) is None:
         _overrun(context, measuring)
+    if context.log.certified(allowed) is not None:
+        _tell_gain(context, measuring)
     _note_unmeasured_baseline(context)
     winner = context.log.settled(allowed)
     verdict: Verdict = "found" if winner is not None else "undecided"
@@ -327,18 +326,31 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     if expected_s <= left_s or expected_s > context.plan.overrun_s:
         return
     # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
-    allowed_s = min(
-        max(_OVERRUN_LIMIT * missing_s, _OVERRUN_LEAST * context.plan.budget_s),
-        context.plan.overrun_s - start_s,
-    )
+    allowed_s = context.plan.overrun_s - start_s
     # An attempt: it may end sooner, or without a proof.
     context.log.warn(
         f"Nothing is proven yet: one more run tries to complete a first proof, and may take up to "
         f"{max(start_s + allowed_s - left_s, 1.0):.0f} s beyond --budget."
     )
-    context.plan.grant(context.server_start_s + allowed_s - context.plan.left_s)
+    context.plan.grant(start_s + allowed_s - context.plan.left_s)
     measuring.complete(allowed_s)
     context.plan.revoke()
+
+
+def _tell_gain(context: SearchContext, measuring: Measuring) -> None:
+    """Measures the baseline beyond the budget where a late proof left no time for it."""
+    plan = context.plan
+    beyond_s = measuring.baseline_s - plan.left_s
+    measured = context.baseline.config_id in context.log.latest
+    if measured or not 0.0 < beyond_s <= OVERRUN_SHARE * plan.budget_s:
+        return
+    context.log.warn(
+        "The proof left no time for the baseline, so that its edge is measured beyond --budget: "
+        f"about {max(beyond_s, 1.0):.0f} s."
+    )
+    plan.grant(beyond_s)
+    measuring.measure_baseline()
+    plan.revoke()
 
 
 def _bound(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from analyzer.search.study import _overrun
+import pytest
+
+from analyzer.search.study import _overrun, _tell_gain
 
 
 def overrun(*, left_s: float, missing_s: float) -> tuple[list[str], list[float]]:
@@ -30,17 +32,40 @@ def overrun(*, left_s: float, missing_s: float) -> tuple[list[str], list[float]]
 def test_an_attempt_beyond_the_budget_is_told_as_an_attempt() -> None:
     # It may end without a proof, and before the budget does.
     notes, attempts = overrun(left_s=5.0, missing_s=5.0)
-    assert attempts == [10.0], "twice what is missing"
+    assert attempts == [14.0], "a PASS ends it sooner"
     (note,) = notes
-    assert "tries to complete a first proof" in note and "may take up to 6 s beyond" in note
+    assert "tries to complete a first proof" in note and "may take up to 10 s beyond" in note
     assert "are spent" not in note
-
-
-def test_where_little_is_missing_a_tenth_of_the_budget_is_given() -> None:
-    assert overrun(left_s=0.5, missing_s=0.2)[1] == [4.0]
-    assert overrun(left_s=0.5, missing_s=6.0)[1] == [9.5], "no more than may be spent"
 
 
 def test_nothing_is_told_where_nothing_is_tried() -> None:
     assert overrun(left_s=20.0, missing_s=5.0) == ([], [])
     assert overrun(left_s=1.0, missing_s=50.0) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("left_s", "measured", "beyond"), [(-1.0, False, "5 s"), (-7.0, False, ""), (-1.0, True, "")]
+)
+def test_a_late_proof_s_gain_is_measured_beyond_the_budget(
+    left_s: float, measured: bool, beyond: str
+) -> None:
+    notes: list[str] = []
+    granted: list[float] = []
+    calls: list[str] = []
+    plan = SimpleNamespace(
+        budget_s=40.0, left_s=left_s, grant=granted.append, revoke=lambda: calls.append("revoked")
+    )
+    context: Any = SimpleNamespace(
+        plan=plan,
+        baseline=SimpleNamespace(config_id="b"),
+        log=SimpleNamespace(latest={"b": 1} if measured else {}, warn=notes.append),
+    )
+    measuring: Any = SimpleNamespace(
+        baseline_s=4.0, measure_baseline=lambda: calls.append("measured")
+    )
+    _tell_gain(context, measuring)
+    if beyond:
+        assert granted == [5.0] and calls == ["measured", "revoked"]
+        assert notes[0].endswith(f"beyond --budget: about {beyond}.")
+    else:
+        assert not notes and not granted and not calls

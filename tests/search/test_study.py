@@ -477,12 +477,23 @@ def test_the_proof_that_lacks_the_least_is_completed(monkeypatch: pytest.MonkeyP
         return complete(self, candidate, seconds)
 
     monkeypatch.setattr(StepTasks, "completion", recorded)
-    monkeypatch.setattr("analyzer.search.study._OVERRUN_CAUTION", 1.0)
-    _, _, store = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=42)
-    first, baseline = (o.outcome for o in store.outcomes[-3:-1])
-    assert isinstance(first, Measurement) and isinstance(baseline, Measurement)
-    assert (baseline.edge.at_least_rps or 0.0) > (first.edge.at_least_rps or 0.0)
-    assert completed == [first.configuration.config_id]
+    monkeypatch.setattr("analyzer.search.time_plan.OVERRUN_SHARE", 1.0)
+    found, _, store = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=36)
+    outcomes = [o.outcome for o in store.outcomes if o.role in ("trial", "baseline")]
+    assert all(isinstance(outcome, Measurement) for outcome in outcomes)
+    edges = [o.edge.at_least_rps or 0.0 for o in outcomes if isinstance(o, Measurement)]
+    assert len(edges) == 2 and edges[1] > edges[0]
+    assert completed == [outcomes[0].configuration.config_id]
+    assert found.verdict == "found" and found.recommended_id == completed[0]
+
+
+def test_a_late_proof_leaves_the_baselines_edge_for_after_the_budget() -> None:
+    """A proof that ends in the time that was kept for it goes first."""
+    found, _, store = run(VirtualWorld(service=slow), sla=Sla(latency_budget_ms=400.0), budget_s=42)
+    roles = [outcome.role for outcome in store.outcomes if outcome.role != "variant"]
+    assert roles == ["trial", "baseline"] and found.verdict == "found"
+    assert found.search.wall_seconds <= 46.0
+    assert any("measured beyond --budget" in note for note in found.warnings)
 
 
 def test_where_the_time_is_ample_an_open_edge_is_closed() -> None:
