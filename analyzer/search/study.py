@@ -321,20 +321,20 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     missing_s = measuring.missing_s
     if missing_s is None:
         return
-    start_s, left_s = context.server_start_s, max(context.plan.left_s, 0.0)
+    plan, start_s = context.plan, context.server_start_s
+    left_s, all_s = max(plan.left_s, 0.0), plan.overrun_s
     expected_s = start_s + _OVERRUN_CAUTION * missing_s
-    if expected_s <= left_s or expected_s > context.plan.overrun_s:
+    if not left_s < expected_s <= all_s:
         return
-    # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
-    allowed_s = context.plan.overrun_s - start_s
     # An attempt: it may end sooner, or without a proof.
     context.log.warn(
-        f"Nothing is proven yet: one more run tries to complete a first proof, and may take up to "
-        f"{max(start_s + allowed_s - left_s, 1.0):.0f} s beyond --budget."
+        "Nothing is proven yet: one more run tries to complete a first proof, and may take about "
+        f"{max(expected_s - left_s, 1.0):.0f} s beyond --budget, {all_s - left_s:.0f} s at most."
     )
-    context.plan.grant(start_s + allowed_s - context.plan.left_s)
-    measuring.complete(allowed_s)
-    context.plan.revoke()
+    # A last run that is cut short by a few requests would waste them all; a PASS ends it sooner.
+    plan.grant(all_s - plan.left_s)
+    measuring.complete(all_s - start_s)
+    plan.revoke()
 
 
 def _tell_gain(context: SearchContext, measuring: Measuring) -> None:

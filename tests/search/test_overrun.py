@@ -34,7 +34,10 @@ def test_an_attempt_beyond_the_budget_is_told_as_an_attempt() -> None:
     notes, attempts = overrun(left_s=5.0, missing_s=5.0)
     assert attempts == [14.0], "a PASS ends it sooner"
     (note,) = notes
-    assert "tries to complete a first proof" in note and "may take up to 10 s beyond" in note
+    assert (
+        "tries to complete a first proof" in note
+        and "about 2 s beyond --budget, 10 s at most." in note
+    )
     assert "are spent" not in note
 
 
