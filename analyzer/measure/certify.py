@@ -190,13 +190,16 @@ class _Certifying:
         """Takes more of the time that is left in all, while nothing is proven.
 
         Args:
-            stay_s: Seconds that are missing to the rate: with what is kept they may suffice.
+            stay_s: Seconds that are missing to the rate. At the end what is kept is taken where they
+                fit only with it, into the walk or into a completion.
         """
         left_s = self._all_left_s()
         if self._answered or not math.isfinite(left_s):
             return
         self._left_s = max(self._left_s, min(self._goal.seconds, _AGAIN_SHARE * left_s))
-        if left_s < _CAUTION * stay_s <= left_s + self._kept_s:
+        late_s = left_s + self._goal.later_s
+        short = [all_s < _CAUTION * stay_s <= all_s + self._kept_s for all_s in (left_s, late_s)]
+        if left_s < _PART_S_MIN and any(short):
             self._left_s, self._kept_s = left_s + self._kept_s, 0.0
 
     def _rates(self) -> list[float]:

@@ -53,8 +53,8 @@ class CertifyGoal:
         answered_rps: What the server answered in the last run, requests per second, where that was
             given up as hopeless; None where it was not, or told nothing.
         left_s: Seconds until the walk must end, simulations and pauses included; asked anew.
-        kept_s: Of these: seconds that are left to what comes next, unless a first proof is expected
-            to end in them.
+        kept_s: Of these: seconds that are left to what comes next, unless a first proof needs them.
+        later_s: Seconds in which a first proof may be completed after the walk.
     """
 
     edge_rps: float
@@ -79,6 +79,7 @@ class CertifyGoal:
     answered_rps: Callable[[], float | None] = lambda: None
     left_s: Callable[[], float] = lambda: math.inf
     kept_s: float = 0.0
+    later_s: float = 0.0
 
     @property
     def miss_rate_max(self) -> float:

@@ -317,6 +317,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
             left_s=lambda: session.left_s,
             kept_s=plan.kept_s,
+            later_s=plan.later_s,
         ),
         lambda rate, lead_s, length_s: session.run(
             rate,

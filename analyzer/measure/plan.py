@@ -126,7 +126,7 @@ class CertifyPlan:
         rate_rps: The one rate to certify; None for the highest that the time allows.
         supposed_rps: A rate that the edge is supposed to reach, where the proof comes first and
             the edge takes what time is left; None for the edge first.
-        kept_s: As in ``CertifyGoal``, of the session's time.
+        kept_s, later_s: As in ``CertifyGoal``, of the session's time and after it.
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
@@ -152,6 +152,7 @@ class CertifyPlan:
     rate_rps: float | None = None
     supposed_rps: float | None = None
     kept_s: float = 0.0
+    later_s: float = 0.0
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0

@@ -287,6 +287,7 @@ class StepTasks:
                 above_rps = winner.capacity_rps  # the target makes a machine less
         return CertifyPlan(
             seconds=seconds,
+            later_s=max(self._context.plan.beyond_s - self._context.server_start_s, 0.0),
             edge=edge,
             rate_rps=sla.fixed_rps,
             twin=self._screening.server_model(configuration, rate_scale=scale),

@@ -25,7 +25,6 @@ from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe, rough_proof_s
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
-from analyzer.search.time_plan import OVERRUN_SHARE
 
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
@@ -342,7 +341,7 @@ def _tell_gain(context: SearchContext, measuring: Measuring) -> None:
     plan = context.plan
     beyond_s = measuring.baseline_s - plan.left_s
     measured = context.baseline.config_id in context.log.latest
-    if measured or not 0.0 < beyond_s <= OVERRUN_SHARE * plan.budget_s:
+    if measured or not 0.0 < beyond_s <= plan.beyond_s:
         return
     context.log.warn(
         "The proof left no time for the baseline, so that its edge is measured beyond --budget: "

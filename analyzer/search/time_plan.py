@@ -126,9 +126,14 @@ class TimePlan:
         return self.left_s - min(self.proof_s, (1.0 - _PROOF_SHARE) * self.budget_s)
 
     @property
-    def overrun_s(self) -> float:
+    def beyond_s(self) -> float:
         """Seconds that may be spent beyond the budget to complete a first proof."""
-        return max(0.0, self.left_s) + OVERRUN_SHARE * self.budget_s
+        return OVERRUN_SHARE * self.budget_s
+
+    @property
+    def overrun_s(self) -> float:
+        """What a completion may take in all: what is left, and what may be spent beyond."""
+        return max(0.0, self.left_s) + self.beyond_s
 
     def least_s(self, stage: Stage) -> float:
         """The least that ``stage`` and all after it take, seconds; an estimate."""

@@ -121,14 +121,26 @@ def test_a_fail_goes_clearly_down_and_a_pass_up_again_but_never_above_the_fail()
     assert [block.offered_rps for block in result.blocks] == [result.rate_rps] * len(result.blocks)
 
 
-@pytest.mark.parametrize(("needed", "passes"), [(1100, True), (1400, False)])
-def test_what_is_kept_is_spent_where_a_first_proof_ends_in_it(needed: int, passes: bool) -> None:
+@pytest.mark.parametrize(
+    ("needed_s", "later_s", "spent"),
+    [(22, 0, True), (28, 0, False), (28, 12, False), (31, 12, True), (40, 12, False)],
+)
+def test_what_is_kept_is_spent_where_a_first_proof_ends_with_it(
+    needed_s: float, later_s: float, spent: bool
+) -> None:
+    """In it, or in a completion after it; not where that suffices, nor where nothing does."""
+    needed = round(50.0 * needed_s)
     script = Script(passes_up_to=60.0, needed=needed)
     walk = goal(
-        20.0, needed=needed, fixed_rps=50.0, left_s=lambda: 24.0 - script.seconds, kept_s=4.0
+        20.0,
+        needed=needed,
+        fixed_rps=50.0,
+        left_s=lambda: 24.0 - script.seconds,
+        kept_s=4.0,
+        later_s=later_s,
     )
-    assert certify_capacity(walk, script.run, script.judge).passed is passes
-    assert script.seconds <= 24.0 if passes else script.seconds <= 20.5
+    assert certify_capacity(walk, script.run, script.judge).passed is (needed_s <= 24.0)
+    assert 21.0 < script.seconds <= 24.0 if spent else script.seconds <= 20.5
 
 
 def test_nothing_is_claimed_where_every_rate_fails() -> None:

@@ -15,7 +15,6 @@ def overrun(*, left_s: float, missing_s: float) -> tuple[list[str], list[float]]
     notes: list[str] = []
     attempts: list[float] = []
     plan = SimpleNamespace(
-        budget_s=40.0,
         left_s=left_s,
         overrun_s=left_s + 10.0,
         grant=lambda seconds: None,
@@ -56,7 +55,7 @@ def test_a_late_proof_s_gain_is_measured_beyond_the_budget(
     granted: list[float] = []
     calls: list[str] = []
     plan = SimpleNamespace(
-        budget_s=40.0, left_s=left_s, grant=granted.append, revoke=lambda: calls.append("revoked")
+        beyond_s=10.0, left_s=left_s, grant=granted.append, revoke=lambda: calls.append("revoked")
     )
     context: Any = SimpleNamespace(
         plan=plan,
