@@ -190,8 +190,8 @@ class _Certifying:
         """Takes more of the time that is left in all, while nothing is proven.
 
         Args:
-            stay_s: Seconds that are missing to the rate. At the end what is kept is taken where they
-                fit only with it, into the walk or into a completion.
+            stay_s: Seconds that are missing to the rate. At the end what is kept is taken where
+                they fit only with it, into the walk or into a completion.
         """
         left_s = self._all_left_s()
         if self._answered or not math.isfinite(left_s):
