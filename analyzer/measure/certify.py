@@ -83,7 +83,7 @@ class _Certifying:
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
         self._claims = WalkClaims(goal, self._result.evidence)
         self._left_s = goal.seconds
-        # What is left to what comes next, unless a first proof ends in it.
+        # What is left to what comes next, unless a first proof needs it.
         self._kept_s = goal.kept_s
         # The goal's, until a run shows that the server carries less.
         self._edge_rps = goal.edge_rps

@@ -137,7 +137,8 @@ class Measuring:
     @property
     def missing_s(self) -> float | None:
         """Seconds under load that the nearest proof still takes; None if unknown."""
-        return self.missing_s_of(self._nearest) if self._nearest is not None else None
+        nearest = self._nearest
+        return self.missing_s_of(nearest) if nearest is not None else None
 
     def missing_s_of(self, candidate: Measurement | None) -> float | None:
         """As :meth:`StepTasks.missing_s`."""

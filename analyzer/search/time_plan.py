@@ -127,7 +127,7 @@ class TimePlan:
 
     @property
     def beyond_s(self) -> float:
-        """Seconds that may be spent beyond the budget to complete a first proof."""
+        """Seconds that may be spent beyond the budget for a first proof, and a late one's gain."""
         return OVERRUN_SHARE * self.budget_s
 
     @property
