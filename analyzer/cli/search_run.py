@@ -34,7 +34,7 @@ from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import StudyResult
-from analyzer.domain.workload import parse_arrivals
+from analyzer.domain.workload import ArrivalProcess, parse_arrivals
 from analyzer.engine.gpu_backends import gpu_backends
 from analyzer.errors import MissingPartError, RunInterruptedError, UsageError
 from analyzer.search.time_plan import TimePlan
@@ -109,11 +109,8 @@ def run_search_command(options: SearchOptions) -> str:
             inference_s = 0.0
             data = real_data(options, model)
             if plan.suffices("workers"):
-                declared, (model, inference_s) = model, tried(options, model, data)
-                if declared.batchable and not model.batchable:
-                    largest_request(options, arrivals, model)  # may be refused now
-                    place = replace(place, space=replace(place.space, batchable=False))
-                    baseline = _unbatched(baseline)
+                model, baseline, inference_s = tried(options, arrivals, model, baseline, data)
+                place = replace(place, space=replace(place.space, batchable=model.batchable))
             left_out = place.space.left_out if options.space else ()
             read_notes = data.notes if data is not None else ()
             for note in (*price_notes(options), *model.notes, *left_out, *read_notes):
@@ -137,13 +134,6 @@ def run_search_command(options: SearchOptions) -> str:
                 result = replace(result, warnings=(*result.warnings, *notes))
                 result = save_at_end(store, result, workers, plan)
     return deliver(options, result)
-
-
-def _unbatched(baseline: Configuration | None) -> Configuration | None:
-    """A folder's own configuration, of a model that turned out to run one request at a time."""
-    if baseline is None:
-        return None
-    return replace(baseline, max_batch_size=0, dynamic_batching=False).canonical()
 
 
 def save_at_end(
@@ -270,18 +260,33 @@ def _executor(
 
 
 def tried(
-    options: SearchOptions, model: ModelInfo, data: CalibrationData | None
-) -> tuple[ModelInfo, float]:
+    options: SearchOptions,
+    arrivals: ArrivalProcess,
+    model: ModelInfo,
+    baseline: Configuration | None,
+    data: CalibrationData | None,
+) -> tuple[ModelInfo, Configuration | None, float]:
     """The model after it has run once or twice on the data it will be measured with.
 
-    And the seconds that one inference took.
+    Also ``baseline``, a folder's own configuration, as such a model is served, and the seconds that
+    one inference took.
+
+    Raises:
+        UsageError: It turned out to run one request at a time, and larger ones were asked for.
     """
     from analyzer.variants.inputs import synthetic_inputs
     from analyzer.variants.inspect import try_model
 
     if data is not None:
-        return try_model(model, {name: array[:2] for name, array in data.inputs.items()})
-    return try_model(model, synthetic_inputs(model, 2, 0))
+        inputs = {name: array[:2] for name, array in data.inputs.items()}
+    else:
+        inputs = synthetic_inputs(model, 2, 0)
+    ran, inference_s = try_model(model, inputs)
+    if model.batchable and not ran.batchable:
+        largest_request(options, arrivals, ran)
+        if baseline is not None:
+            baseline = replace(baseline, max_batch_size=0, dynamic_batching=False).canonical()
+    return ran, baseline, inference_s
 
 
 def real_data(options: SearchOptions, model: ModelInfo) -> CalibrationData | None:

@@ -74,7 +74,7 @@ def run_types_command(options: SearchOptions) -> str:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = largest_request(options, arrivals, model)
         data = real_data(options, model)
-        model, inference_s = tried(options, model, data)
+        model, baseline, inference_s = tried(options, arrivals, model, baseline, data)
         data_sha256 = data.sha256 if data is not None else None
         read_notes = data.notes if data is not None else ()
         del data  # it may be large, and the workers read their own

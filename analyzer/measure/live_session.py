@@ -28,7 +28,7 @@ from analyzer.load.summarize import set_warmup_apart, summarize
 from analyzer.load.warmup import Warmup, detect_warmup
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import Schedule, Session
-from analyzer.targets.target import Target
+from analyzer.targets.target import Connection, Target
 
 # A request that takes this many budgets is given up; it is over budget long before.
 _TIMEOUT_BUDGETS = 20.0
@@ -67,6 +67,7 @@ class LiveSession(Session):
         self._canary: Canary | None = None
         self._unwatched: tuple[str, ...] = ()
         self._queued = False
+        self._failure = ""
 
     def __enter__(self) -> Self:
         try:
@@ -87,8 +88,9 @@ class LiveSession(Session):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The target's, and whether the machine was watched."""
-        return (*self._target.notes, *self._unwatched)
+        """The target's, whether the machine was watched, and why requests failed."""
+        failed = (f"Requests failed, the first with: {self._failure}",) if self._failure else ()
+        return (*self._target.notes, *self._unwatched, *failed)
 
     @property
     def left_s(self) -> float:
@@ -102,8 +104,9 @@ class LiveSession(Session):
         self._require_alive(run.log)
         good = int(np.isfinite(run.log.latency_s).sum())
         if good == 0:
+            why = f": {self._failure}" if self._failure else "."
             raise TargetCrashError(
-                f"Not one of {len(run.log)} warm-up requests was answered.",
+                f"Not one of {len(run.log)} warm-up requests was answered{why}",
                 hint="Run it again with -v; the server's own messages are in the log.",
             )
         return good / max(run.wall_s, 1e-9)
@@ -123,6 +126,7 @@ class LiveSession(Session):
                 budget_s=self._budget_s,
                 stop=schedule.abort,
             )
+            self._note_failure(connection, run.log)
         self._queued = run.aborted
         # A claim counts every request after its lead-in: the target was warmed up before, and what
         # detection would cut off could be an early overload.
@@ -173,13 +177,20 @@ class LiveSession(Session):
 
     def _closed_loop(self, concurrency: int, seconds: float) -> LoadRun:
         with self._target.connect() as connection:
-            return run_closed_loop(
+            run = run_closed_loop(
                 connection,
                 concurrency,
                 duration_s=seconds,
                 batch_size=self._plan.batch_size_typical,
                 timeout_s=self._timeout_s,
             )
+            self._note_failure(connection, run.log)
+        return run
+
+    def _note_failure(self, connection: Connection, log: RequestLog) -> None:
+        """Keeps why the first request failed that did."""
+        if STATUS_ERROR in log.status:
+            self._failure = self._failure or connection.failure
 
     def _sampler(self) -> ResourceSampler:
         return ResourceSampler(

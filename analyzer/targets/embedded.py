@@ -29,6 +29,7 @@ from analyzer.targets.embedded_connection import EmbeddedConnection
 from analyzer.targets.embedded_spec import EmbeddedSpec
 from analyzer.targets.embedded_wire import (
     CONTROL_BYTES,
+    REQUEST_FAILED,
     decode_message,
     encode_message,
     send_message,
@@ -120,7 +121,7 @@ class EmbeddedTarget:
             with theirs:
                 self._ask(theirs, operation="connect")
             self._answer(_ANSWER_S, what="a connection")
-            yield EmbeddedConnection(ours, self._failure)
+            yield EmbeddedConnection(ours, self._failure, self._noted_failure)
 
     def close(self) -> None:
         """Ends the process: asks it, then terminates, then kills; returns when it is gone.
@@ -148,6 +149,11 @@ class EmbeddedTarget:
             control.close()
             self._control = None
         self._log.finish()
+
+    def _noted_failure(self) -> str:
+        """What the server noted of the first request that failed; empty without one."""
+        noted = (line for line in self._log.lines() if line.startswith(REQUEST_FAILED))
+        return next(noted, "").removeprefix(REQUEST_FAILED)
 
     def _failure(self) -> TargetError:
         """What to raise now that the server has closed a connection; waits a moment for its end."""

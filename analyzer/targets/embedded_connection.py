@@ -16,12 +16,19 @@ class EmbeddedConnection:
 
     Args:
         connection: Our end of a socket pair, whose other end the server has.
-        failure: What to raise when the server has closed it.
+        gone: What to raise when the server has closed it.
+        failure: What the server noted of the first request that failed; empty without one.
     """
 
-    def __init__(self, connection: socket.socket, failure: Callable[[], TargetError]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        gone: Callable[[], TargetError],
+        failure: Callable[[], str] = str,
+    ) -> None:
         connection.setblocking(False)
         self._connection = connection
+        self._gone = gone
         self._failure = failure
         self._fd = connection.fileno()
         self._unsent = bytearray()
@@ -49,11 +56,16 @@ class EmbeddedConnection:
         except OSError:
             data = b""
         if not data:
-            raise self._failure()
+            raise self._gone()
         data = self._rest + data
         whole = len(data) - len(data) % REPLY.size
         self._rest = data[whole:]
         return [*map(Completion._make, REPLY.iter_unpack(data[:whole]))]
+
+    @property
+    def failure(self) -> str:
+        """As of :class:`~analyzer.targets.target.Connection`."""
+        return self._failure()
 
     def _flush(self) -> None:
         try:
@@ -61,5 +73,5 @@ class EmbeddedConnection:
         except BlockingIOError:
             return
         except OSError:
-            raise self._failure() from None
+            raise self._gone() from None
         del self._unsent[:sent]

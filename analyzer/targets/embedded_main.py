@@ -43,6 +43,7 @@ from analyzer.targets.embedded_wire import (
     RECEIVE_BYTES,
     REPLY,
     REQUEST,
+    REQUEST_FAILED,
     decode_message,
     send_message,
 )
@@ -134,7 +135,7 @@ class _Client:
         """Writes the first few errors to the log, which the parent quotes when we fail."""
         if self._errors_noted < 5:
             self._errors_noted += 1
-            print(f"request failed: {error}", file=sys.stderr, flush=True)
+            print(f"{REQUEST_FAILED}{error}", file=sys.stderr, flush=True)
 
     def read(self) -> list[InferenceRequest] | None:
         """The requests that have come; None if the client is gone."""

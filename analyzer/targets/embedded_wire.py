@@ -20,6 +20,8 @@ REPLY = Struct("<IIqqqq")
 # More than a thousand replies, and more than the longest control message: the text of a fatal
 # error, cut to 8,000 characters.
 RECEIVE_BYTES = 1 << 16
+#: What a line of the server's log begins with that says why a request failed.
+REQUEST_FAILED = "request failed: "
 CONTROL_BYTES = 1 << 16
 
 

@@ -50,6 +50,7 @@ class GrpcConnection:
         self._payloads: dict[int, Iterator[bytes]] = {}
         # The last takes new calls; those before it, which the server wants to close, only end.
         self._channels: list[_Channel] = []
+        self._failure = ""
         self._open()
 
     def send(self, request: int, batch_size: int) -> None:
@@ -92,6 +93,12 @@ class GrpcConnection:
             self._tidy()
         return ended
 
+    @property
+    def failure(self) -> str:
+        """As of :class:`~analyzer.targets.target.Connection`."""
+        told = (channel.calls.failure for channel in self._channels)
+        return self._failure or next(filter(None, told), "")
+
     def close(self) -> None:
         """Closes the socket; the server drops what is in flight."""
         for channel in self._channels:
@@ -100,6 +107,7 @@ class GrpcConnection:
 
     def _tidy(self) -> None:
         """Closes channels on which nothing more will end; one is left, or opened anew."""
+        self._failure = self.failure
         done = [one for one in self._channels if one.calls.closing and not one.calls.in_flight]
         if len(done) == len(self._channels):
             self._open()

@@ -11,7 +11,9 @@ Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), grpc/doc/PROTOCOL-HTTP2.md.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from hpack import Decoder, Encoder, HeaderTuple
 from hpack.exceptions import HPACKError
@@ -34,6 +36,13 @@ def grpc_message(serialized: bytes) -> bytes:
     return b"\0" + len(serialized).to_bytes(4, "big") + serialized
 
 
+def _failure_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """What the trailers of a call that failed say."""
+    told = {bytes(name): bytes(value).decode(errors="replace") for name, value in headers}
+    message = unquote(told.get(b"grpc-message", ""))
+    return message or f"gRPC status {told.get(b'grpc-status', 'unknown')}"
+
+
 @dataclass(slots=True)
 class _Upload:
     """What of a request is still to be sent, and how much of it the server takes now."""
@@ -54,6 +63,7 @@ class UnaryCalls:
         ready: The server's SETTINGS have arrived.
         closing: No further call can be started here: the server says so (GOAWAY), or the numbers
             of streams are used up.
+        failure: What the server said of the first call that failed; empty without one.
     """
 
     def __init__(self, authority: str, path: str) -> None:
@@ -71,6 +81,7 @@ class UnaryCalls:
         ]
         self.ready = False
         self.closing = False
+        self.failure = ""
         self._headers = [
             (":method", "POST"),
             (":scheme", "http"),
@@ -137,6 +148,8 @@ class UnaryCalls:
         self._calls.clear()
         self._uploads.clear()
         self._waiting.clear()
+        if requests:
+            self.failure = self.failure or "the connection was closed"
         ended, self._ended = self._ended, []
         return ended + [Completion(request, STATUS_ERROR) for request in requests]
 
@@ -224,10 +237,13 @@ class UnaryCalls:
         status = self._known_blocks.get(block)
         if status is None:
             try:
-                succeeded = _SUCCEEDED in self._decoder.decode(block, raw=True)
+                headers = self._decoder.decode(block, raw=True)
             except HPACKError as error:
                 raise Http2Error(f"a header block that cannot be read: {error}") from error
+            succeeded = _SUCCEEDED in headers
             status = STATUS_OK if succeeded else STATUS_ERROR
+            if not succeeded:
+                self.failure = self.failure or _failure_of(headers)
             if len(self._known_blocks) < _KNOWN_BLOCKS_MAX:
                 self._known_blocks[block] = status
         return status

@@ -12,6 +12,7 @@ import resource
 import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ _CONNECT_S = 5.0
 _RECEIVE_BYTES = 1 << 18  # most replies in one call
 # With more in flight the server is lost, and Linux has 28,000 ports for all our connections to it.
 _SOCKETS_MAX = 4096
+# Of an answer that is no success and not in JSON.
+_TOLD_CHARACTERS = 200
 
 
 class HttpConnection:
@@ -44,6 +47,8 @@ class HttpConnection:
         self._idle: list[_Socket] = []
         self._by_handle: dict[int, _Socket] = {}
         self._ended: list[Completion] = []
+        #: As of :class:`~analyzer.targets.target.Connection`.
+        self.failure = ""
         _allow_open_files()
         try:
             self._idle.append(self._open())
@@ -118,8 +123,10 @@ class HttpConnection:
         one.parser.feed_data(data)
         if one.done:
             one.done = False
-            status = STATUS_OK if one.parser.get_status_code() == 200 else STATUS_ERROR
-            self._ended.append(Completion(one.request, status))
+            code = one.parser.get_status_code()
+            if code != 200:
+                self.failure = self.failure or _failure_of(code, data)
+            self._ended.append(Completion(one.request, STATUS_OK if code == 200 else STATUS_ERROR))
             one.request = -1
             if one.kept_alive:
                 self._idle.append(one)
@@ -129,6 +136,7 @@ class HttpConnection:
     def _lost(self, one: _Socket) -> None:
         """The server closed the socket: what was in flight on it failed."""
         if one.request >= 0:
+            self.failure = self.failure or "the connection was closed"
             self._ended.append(Completion(one.request, STATUS_ERROR))
             one.request = -1
         elif one in self._idle:
@@ -162,6 +170,19 @@ class HttpConnection:
     def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
         host, port = self._where
         return encode_request(f"{host}:{port}", self._model, tensors)
+
+
+def _failure_of(code: int, data: bytes) -> str:
+    """What a reply that is no success says: ``error`` of its body, else its beginning.
+
+    Args:
+        data: The last bytes of the reply; of a short one all.
+    """
+    _, _, body = data.rpartition(b"\r\n\r\n")
+    with suppress(ValueError, TypeError, LookupError):
+        return str(json.loads(body)["error"])
+    text = body.decode(errors="replace").strip()
+    return f"HTTP status {code}" + (f": {text[:_TOLD_CHARACTERS]}" if text else "")
 
 
 def _allow_open_files() -> None:

@@ -22,6 +22,8 @@ class NullTarget(LocalTarget):
 class NullConnection:
     """Has the reply of a request as soon as it is sent."""
 
+    failure = ""
+
     def __init__(self, target: NullTarget) -> None:
         self._count = target.count
         self._replies: list[Completion] = []

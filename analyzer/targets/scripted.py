@@ -26,11 +26,15 @@ class ScriptedTarget(LocalTarget):
         delay: Seconds; ``inf`` for a request that is never answered. Requests do not wait for each
             other.
         status: The status of a request's reply; by default all succeed.
+        failure: What its connections tell of why requests failed.
     """
 
-    def __init__(self, delay: Delay, *, status: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, delay: Delay, *, status: Callable[[int], int] | None = None, failure: str = ""
+    ) -> None:
         super().__init__()
         self.delay = delay
+        self.failure = failure
         self.status = status or (lambda request: STATUS_OK)
 
     @contextmanager
@@ -44,6 +48,7 @@ class ScriptedConnection:
 
     def __init__(self, target: ScriptedTarget) -> None:
         self._target = target
+        self.failure = target.failure
         self._due: list[tuple[float, int, int, int]] = []
 
     def send(self, request: int, batch_size: int) -> None:

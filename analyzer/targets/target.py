@@ -50,6 +50,10 @@ class Connection(Protocol):
             TargetCrashError: The target is gone.
         """
 
+    @property
+    def failure(self) -> str:
+        """What is known of why requests failed, the first of them; empty where nothing is."""
+
 
 class Target(Protocol):
     """A server with one model loaded, ready to answer. Made by a context manager that ends it."""

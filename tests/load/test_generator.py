@@ -152,6 +152,8 @@ def test_a_run_within_its_budget_is_not_given_up() -> None:
 
 def test_strange_replies_are_counted_and_change_nothing() -> None:
     class Strange:
+        failure = ""
+
         def __init__(self) -> None:
             self.queue: list[Completion] = []
 

@@ -104,6 +104,29 @@ def test_a_model_that_is_not_ready_any_more_is_a_crash_with_its_reason() -> None
     assert test.errors == 20
 
 
+@pytest.mark.timing
+def test_why_requests_failed_is_told() -> None:
+    """Only their number was, and of a warm-up without an answer not even that."""
+    some = LiveSession(
+        ThisProcess(
+            constant_delay(0.001),
+            status=lambda request: STATUS_ERROR if request == 5 else STATUS_OK,
+            failure="a shape is wrong",
+        ),
+        PLAN,
+    )
+    assert some.run(200.0, 0.1, kind="edge", stream=STREAM_EDGE, abort=False).errors == 1
+    assert some.notes == ("Requests failed, the first with: a shape is wrong",)
+    quiet = LiveSession(ThisProcess(constant_delay(0.001), failure="an old one"), PLAN)
+    quiet.run(200.0, 0.1, kind="edge", stream=STREAM_EDGE, abort=False)
+    assert quiet.notes == ()
+    none = ThisProcess(
+        constant_delay(0.001), status=lambda request: STATUS_ERROR, failure="a shape is wrong"
+    )
+    with pytest.raises(TargetCrashError, match="was answered: a shape is wrong"):
+        LiveSession(none, PLAN).warm_up(concurrency=1, seconds=0.05)
+
+
 def test_a_run_has_at_least_twenty_requests(make: MakeSession) -> None:
     assert make(PLAN).run(200.0, 0.01, kind="edge", stream=STREAM_EDGE).requests == 20
 

@@ -245,6 +245,28 @@ def test_pings_and_settings_are_acknowledged_and_acknowledgements_are_not() -> N
     assert sent(calls) == []
 
 
+def test_why_the_first_call_failed_is_told() -> None:
+    calls = connected()
+    for number in range(4):
+        calls.start(number, grpc_message(b""))
+    calls.receive(reply(1))
+    assert calls.failure == ""
+    said = Encoder().encode([("grpc-status", "3"), ("grpc-message", "batch 9%3A too large")])
+    calls.receive(reply(3, said) + reply(5, REFUSED))
+    assert calls.failure == "batch 9: too large"
+
+    silent = connected()
+    silent.start(0, grpc_message(b""))
+    silent.receive(reply(1, REFUSED))
+    assert silent.failure == "gRPC status 14"
+
+    closed = connected()
+    assert closed.abandon() == [] and closed.failure == ""
+    closed.start(0, grpc_message(b""))
+    closed.abandon()
+    assert closed.failure == "the connection was closed"
+
+
 def test_reset_and_refused_streams_are_failures() -> None:
     calls = connected()
     for number in range(3):

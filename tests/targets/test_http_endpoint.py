@@ -132,6 +132,25 @@ def test_failures_and_closed_connections_are_errors_and_the_rest_goes_on() -> No
             seen.append(exchange(connection, 1)[0])
             time.sleep(0.02)  # the close of an idle connection must have come
         assert seen == [0, 1, 0, 1, 0, 0]
+        assert connection.failure == "bad"
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (BAD.replace(b"15", b"4").replace(b'{"error":"bad"}', b"busy"), "HTTP status 400: busy"),
+        (BAD.replace(b"15", b"0").replace(b'{"error":"bad"}', b""), "HTTP status 400"),
+        (None, "the connection was closed"),
+    ],
+)
+def test_why_a_request_failed_is_told_as_far_as_the_server_does(
+    reply: bytes | None, told: str
+) -> None:
+    with http_server(lambda number, request: reply) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", pool())
+        assert exchange(connection, 1) == {0: 1}
+        assert connection.failure == told
         connection.close()
 
 
