@@ -39,7 +39,6 @@ from analyzer.measure.session import REQUESTS_MIN, Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.measure.walk_claims import conditions_met
 from analyzer.measure.witness import (
-    USUAL_QUANTILE,
     carried,
     first_share,
     free_share,
@@ -418,10 +417,10 @@ def _proof_then_edge(
     """
     supposed_rps = certify.supposed_rps
     assert supposed_rps is not None
-    usual = certify.conditions.work_us if certify.conditions is not None else ()
+    met = certify.conditions.work_us if certify.conditions is not None else ()
+    # The prediction is of the speed that the probes met: by and large the study's median so far.
     supposed = Edge(
-        interval_rps=(supposed_rps, None),
-        work_us=float(np.quantile(usual, USUAL_QUANTILE)) if usual else None,
+        interval_rps=(supposed_rps, None), work_us=float(np.median(met)) if met else None
     )
     before_s = session.seconds
     proof = certify_target(session, load, certify, edge=supposed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 
 from analyzer.domain.answer import Miss
 from analyzer.domain.sla import Sla
@@ -19,6 +20,9 @@ _SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
 # The next budget, where the one that suffices is unknown: this much more, and at least so much.
 _MORE = 2.0
 _LEAST_S = 60.0
+
+# Of the message of what failed; analyze report has all of it.
+_MESSAGE_CHARACTERS = 300
 
 # A proof that needs so many times what was counted is out of reach: no figure helps.
 _REACH = 1000.0
@@ -99,8 +103,10 @@ def _lacks_only_proof(closest: Closest) -> bool:
 
 def _more_time(report: StudyReport) -> str:
     """What the command to go on with is for; nothing measured leaves nothing to prove."""
-    if report.shown is None and any(failure.is_fault for failure in report.failures):
-        return "All that was tried failed: analyze report says why. Once that is mended, go on:"
+    faults = [failure for failure in report.failures if failure.is_fault]
+    if report.shown is None and faults:
+        first = textwrap.shorten(faults[0].message, _MESSAGE_CHARACTERS, placeholder=" …")
+        return f"All that was tried failed, the first with: {first} Once that is mended, go on:"
     budget_s, known = next_budget_s(report.result)
     budget = format_duration(budget_s)
     if known and report.shown is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import OUT_OF_TIME
+from analyzer.domain.measurement import OUT_OF_TIME, Measurement
 from analyzer.domain.refutation import shown, walked
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
@@ -27,7 +27,8 @@ def prove_infeasible(
     if not context.log.ranked(screening.recommendable):
         refuting.run()
     found = ruled_out(context, built, screening)
-    if found is None and context.log.outcomes and not context.log.ranked(screening.recommendable):
+    measured = any(isinstance(outcome, Measurement) for outcome in context.log.outcomes)
+    if found is None and measured and not context.log.ranked(screening.recommendable):
         context.log.warn(
             "No rate that was tried keeps the promise, but it is not shown that none does: "
             f"{_open_reason(context, screening, refuting)}."

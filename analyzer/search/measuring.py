@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.edge import revised_edge
@@ -171,7 +171,7 @@ class Measuring:
             climbing=best is not None and _id(best) not in self._stuck,
             baseline_share=self._share(baseline),
             baseline_open=context.baseline.config_id not in self._stuck
-            and not _failed(context.log.latest.get(context.baseline.config_id))
+            and not context.log.failed(context.baseline.config_id)
             and self._tasks.baseline_proof_fits(left_s),
             baseline_edge_s=self._tasks.baseline_edge_s,
             trials_wanted=self._trials_wanted(),
@@ -244,6 +244,8 @@ class Measuring:
     def _trials_wanted(self) -> bool:
         request = self._context.request
         if request.trials_max is not None and self._begun >= request.trials_max:
+            return False
+        if self._context.log.nothing_runs:
             return False
         if not self._exhausted and request.sampler == "twin":
             if self._winner is not None:
@@ -423,10 +425,6 @@ _ROLES: dict[Step, str] = {
 
 _CLOSING: frozenset[Step] = frozenset({"edge", "baseline_edge"})
 _CERTIFYING: frozenset[Step] = frozenset({"first", "proof", "climb", "baseline_proof"})
-
-
-def _failed(outcome: Measurement | Failure | None) -> bool:
-    return isinstance(outcome, Failure) and outcome.reason != OUT_OF_TIME
 
 
 def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:

@@ -24,6 +24,9 @@ from analyzer.search.watch import StudyWatch
 from analyzer.stats.certificate import is_open
 from analyzer.store.records import StoredOutcome
 
+# So many configurations that failed, none being measured, say that another one will fail as well.
+_FAULTS_OF_ALL = 6
+
 
 class TrialStore(Protocol):
     """What a search needs of the results database."""
@@ -87,6 +90,7 @@ class OutcomeLog:
         self.response: Callable[[], float] = lambda: 1.0
         self._watch = watch or StudyWatch()
         self._watched: Conditions | None = None
+        self._faults = 0
         # Of the latest outcomes; a search asks for them at every step.
         self._scores: dict[str, Score] = {}
         self._ranked: list[Measurement] | None = None
@@ -107,6 +111,9 @@ class OutcomeLog:
         Raises:
             StoreError: It cannot be written; everything before it is stored.
         """
+        if isinstance(outcome, Failure) and outcome.is_fault:
+            # A smaller one may find the memory that it needs.
+            self._faults += outcome.reason != "out_of_memory"
         watched = self._watch.take()
         known = (s for s in self.stored if s.role == role)
         if any(replace(s.outcome, watched=None) == outcome for s in known):
@@ -148,6 +155,17 @@ class OutcomeLog:
     def scores(self) -> Mapping[str, Score]:
         """The scores of the latest outcomes, by configuration."""
         return self._scores
+
+    @property
+    def nothing_runs(self) -> bool:
+        """Whether whatever was begun in this run of the study failed, and nothing was measured."""
+        measured = any(isinstance(outcome, Measurement) for outcome in self.latest.values())
+        return self._faults >= _FAULTS_OF_ALL and not measured
+
+    def failed(self, config_id: str) -> bool:
+        """Whether a configuration could not be measured, for more than want of time."""
+        outcome = self.latest.get(config_id)
+        return isinstance(outcome, Failure) and outcome.is_fault
 
     def measurement(self, config_id: str) -> Measurement | None:
         """What is known of a configuration; None if it was not measured, or failed."""

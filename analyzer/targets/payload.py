@@ -35,7 +35,9 @@ class RequestPool:
 
     Args:
         inputs: An array per input; its first axis counts rows: single inferences where the model
-            is batchable, else whole inputs. All have the same number of rows, at least one.
+            is batchable, else whole inputs. All have the same number of rows, at least one. A
+            batched input without further axes has the shape [batch, 1] in requests: Triton's
+            configurations know no empty ``dims``, and reshape it.
         batchable: Whether the model's tensors carry a batch axis.
     """
 
@@ -46,7 +48,10 @@ class RequestPool:
         self.rows = counts.pop()
         assert self.rows >= 1
         self.batchable = batchable
-        self._inputs = {name: np.ascontiguousarray(rows) for name, rows in inputs.items()}
+        self._inputs = {
+            name: np.ascontiguousarray(rows[:, None] if batchable and rows.ndim == 1 else rows)
+            for name, rows in inputs.items()
+        }
 
     @property
     def inputs(self) -> Mapping[str, NDArray[Any]]:

@@ -839,6 +839,36 @@ def test_only_a_predicted_rate_may_be_given_up(
     assert any(test.aborted for test in session.tests) is supposed
 
 
+def test_a_supposed_edge_is_of_the_speed_that_the_study_mostly_met(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    """It was taken for that of the fastest seconds, and halved where most of them were slow."""
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    edge_plan = EdgePlan(seconds=4.0, start_rps=truth, twin=model, twin_edge_rps=truth)
+
+    def first_rps(*work_us: float) -> float:
+        met = Conditions(seconds=float(len(work_us)), work_us=work_us)
+        certify = CertifyPlan(
+            seconds=8.0, twin=model, supposed_rps=0.6 * truth, conditions=met if work_us else None
+        )
+        found = measure_configuration(
+            VirtualSession(model, load),
+            baseline_configuration(batchable=True),
+            load,
+            edge_plan=edge_plan,
+            certify=certify,
+        )
+        rate = found.load_tests[0].offered_rps
+        assert rate is not None
+        return rate
+
+    mostly_slow = (100.0,) * 2 + (190.0,) * 18
+    assert first_rps(*mostly_slow) == first_rps()
+    assert first_rps(*(100.0,) * 18, 190.0, 190.0) < 0.7 * first_rps()
+
+
 def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
 ) -> None:

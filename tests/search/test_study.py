@@ -264,6 +264,22 @@ def test_that_rates_far_too_high_fail_says_nothing_of_lower_ones() -> None:
     assert found.verdict == "undecided"
 
 
+def test_a_search_in_which_all_fails_ends_and_says_nothing_of_rates() -> None:
+    """26 configurations that refused every request were tried, and told as too slow."""
+    facts, _, store = run(VirtualWorld(service=service, crash=lambda configuration: True))
+    tried = [stored for stored in store.outcomes if stored.role in ("trial", "baseline")]
+    assert [stored.role for stored in tried] == ["trial"] * 6 + ["baseline"]
+    assert facts.verdict == "undecided"
+    assert not any("No rate" in warning for warning in facts.warnings)
+
+    # Nor where the baseline alone runs, and then the others may as well.
+    def others(configuration: Configuration) -> bool:
+        return configuration.max_batch_size != 4
+
+    facts, _, store = run(VirtualWorld(service=service, crash=others))
+    assert facts.verdict == "found" and winner(facts).configuration.max_batch_size == 4
+
+
 def test_memory_is_a_limit_of_the_search() -> None:
     def memory(configuration: Configuration) -> int:
         return (100 << 20) * configuration.instance_count

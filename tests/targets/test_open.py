@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.load.generator import run_closed_loop
 from analyzer.targets.open import open_target
+from analyzer.targets.payload import RequestPool
 from analyzer.targets.triton_install import TritonInstall
 from analyzer.targets.triton_server import TritonServer
 from analyzer.variants.inspect import inspect_model
@@ -33,11 +36,13 @@ def inputs_path(model: ModelInfo, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-def replies(server: str, model: ModelInfo, inputs_path: Path) -> tuple[set[int], tuple[int, ...]]:
+def replies(
+    server: str, model: ModelInfo, inputs_path: Path, model_path: Path = DIGITS
+) -> tuple[set[int], tuple[int, ...]]:
     with open_target(
         server,
         model=model,
-        model_path=DIGITS,
+        model_path=model_path,
         inputs_path=inputs_path,
         configuration=BATCHED,
     ) as target:
@@ -69,3 +74,40 @@ def test_a_running_server(
         address = server.grpc_address if scheme == "grpc" else server.http_address
         statuses, pids = replies(f"{scheme}://{address}", model, inputs_path)
     assert (statuses, pids) == ({0}, ())
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_an_input_of_one_number_for_each_inference(
+    triton_install: TritonInstall, tmp_path: Path, scheme: str
+) -> None:
+    """Lengths of sequences, say: Triton refused every request ("Expected [-1,1], got [1]")."""
+    tensors = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3]),
+        helper.make_tensor_value_info("lengths", TensorProto.INT64, ["n"]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3]),
+        helper.make_tensor_value_info("lengths_out", TensorProto.INT64, ["n"]),
+    ]
+    nodes = [
+        helper.make_node("Identity", ["x"], ["y"]),
+        helper.make_node("Identity", ["lengths"], ["lengths_out"]),
+    ]
+    path, inputs_path = tmp_path / "lengths.onnx", tmp_path / "inputs.npz"
+    graph = helper.make_graph(nodes, "lengths", tensors[:2], tensors[2:])
+    onnx.save(helper.make_model(graph, ir_version=8), path)
+    np.savez(inputs_path, x=np.ones((8, 3), np.float32), lengths=np.arange(8))
+    with TritonServer(triton_install) as server:
+        address = server.grpc_address if scheme == "grpc" else server.http_address
+        statuses, _ = replies(f"{scheme}://{address}", inspect_model(path), inputs_path, path)
+    assert statuses == {0}
+
+
+def test_single_numbers_have_an_axis_of_their_own_in_requests() -> None:
+    rows = {"x": np.ones((4, 3)), "lengths": np.arange(4)}
+    batched = RequestPool(rows, batchable=True).tensors(0, 2)
+    assert {name: array.shape for name, array in batched.items()} == {
+        "x": (2, 3),
+        "lengths": (2, 1),
+    }
+    whole = RequestPool(rows, batchable=False).tensors(1, 1)
+    assert whole["x"].shape == (3,)
