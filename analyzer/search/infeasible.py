@@ -24,7 +24,7 @@ def prove_infeasible(
         The sentence that rules every configuration out; None where one may still keep the SLA.
     """
     refuting = Refuting(context, built, screening)
-    if not context.log.ranked(screening.recommendable):
+    if not context.log.ranked(screening.recommendable) and not context.log.nothing_runs:
         refuting.run()
     found = ruled_out(context, built, screening)
     measured = any(isinstance(outcome, Measurement) for outcome in context.log.outcomes)
