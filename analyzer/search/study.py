@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # it together where a budget matters: where an inference takes long, batches gain little.
 _GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
-_OVERRUN_CAUTION = 1.3
+_OVERRUN_CAUTION = 1.1
 # The least by which a budget grows that brought no measurement: what a start takes varies by half
 # on a busy machine.
 _CLEARLY_MORE = 1.5
