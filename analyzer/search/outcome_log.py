@@ -24,8 +24,10 @@ from analyzer.search.watch import StudyWatch
 from analyzer.stats.certificate import is_open
 from analyzer.store.records import StoredOutcome
 
-# So many configurations that failed, none being measured, say that another one will fail as well.
+# So many configurations that failed, none being measured, say that another one will fail as well;
+# a smaller one may find the memory that it needs, and a busy machine or a lost worker is no reason.
 _FAULTS_OF_ALL = 6
+_OWN_FAULTS = frozenset({"crash", "start"})
 
 
 class TrialStore(Protocol):
@@ -111,9 +113,7 @@ class OutcomeLog:
         Raises:
             StoreError: It cannot be written; everything before it is stored.
         """
-        if isinstance(outcome, Failure) and outcome.is_fault:
-            # A smaller one may find the memory that it needs.
-            self._faults += outcome.reason != "out_of_memory"
+        self._faults += isinstance(outcome, Failure) and outcome.reason in _OWN_FAULTS
         watched = self._watch.take()
         known = (s for s in self.stored if s.role == role)
         if any(replace(s.outcome, watched=None) == outcome for s in known):

@@ -218,3 +218,26 @@ def test_a_failure_that_is_stored_already_is_not_stored_again(
             log = OutcomeLog(request, store, SilentProgress(), stored=stored, watch=watch)
             log.record(failure, role="variant")
     assert len(store.outcomes("one")) == 1
+
+
+def test_six_that_crash_say_that_nothing_runs(place: tuple[SearchRequest, ResultStore]) -> None:
+    """Not a want of memory or a worker that was lost, nor what failed in an earlier run."""
+    request, store = place
+
+    def failed(instances: int, reason: str = "crash") -> Failure:
+        configuration = Configuration(instance_count=instances).canonical()
+        return Failure(configuration=configuration, stage="load", reason=reason, message="no")
+
+    log = OutcomeLog(request, store, SilentProgress())
+    for instances in range(1, 6):
+        log.record(failed(instances), role="trial")
+    for instances, reason in ((6, "out_of_memory"), (7, "worker_lost"), (8, "invalid")):
+        log.record(failed(instances, reason), role="trial")
+    assert not log.nothing_runs
+    log.record(failed(9, "start"), role="trial")
+    assert log.nothing_runs
+    assert log.failed(failed(9).configuration.config_id)
+    resumed = OutcomeLog(request, store, SilentProgress(), stored=store.outcomes("one"))
+    assert not resumed.nothing_runs, "what hindered them may be mended"
+    log.record(measurement(80.0, "PASS"), role="baseline")
+    assert not log.nothing_runs
