@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is loaded: a target that is ready, where perf_analyzer finds it, and on which GPU."""
+    """What is loaded: a target that is ready, where perf_analyzer finds it, and on which GPU.
+
+    Args:
+        batch_max: Inferences of the largest request; None or 0 where nothing tells.
+    """
 
     target: Target
     address: str | None
     name: str
     inputs: Mapping[str, NDArray[Any]]
     batchable: bool
+    batch_max: int | None
     hardware: str
     gpu: GpuIdentity | None = None
     gpu_base_bytes: int | None = None
@@ -95,6 +100,12 @@ def measure(target: str, **values: Any) -> None:
                 "cannot be batched.",
                 hint="Leave the option out, or export the model with a dynamic first dimension.",
             )
+        if subject.batch_max and values["request_batch_size"] > subject.batch_max:
+            raise UsageError(
+                f"--request-batch-size {values['request_batch_size']}: {subject.name} takes "
+                f"{subject.batch_max} inferences at most.",
+                hint="Send fewer, or serve it with a larger max_batch_size (config.pbtxt).",
+            )
         rows: list[tuple[str, dict[str, Any]]] = []
         if values["generator"] in ("tritune", "both"):
             rows.append(("tritune", _ours(subject, values)))
@@ -153,6 +164,7 @@ def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
             name=name,
             inputs=inputs or {},
             batchable=batchable,
+            batch_max=found.max_batch_size if found is not None else None,
             hardware=address,
         )
 
@@ -233,6 +245,7 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
             name=model.name,
             inputs={},
             batchable=model.batchable,
+            batch_max=configuration.max_batch_size,
             hardware=hardware,
             gpu=gpu,
             gpu_base_bytes=gpu_base,

@@ -107,7 +107,8 @@ class LiveSession(Session):
             why = f": {self._failure}" if self._failure else "."
             raise TargetCrashError(
                 f"Not one of {len(run.log)} warm-up requests was answered{why}",
-                hint="Run it again with -v; the server's own messages are in the log.",
+                hint="Made-up inputs may be none that the model takes: --calibration-data FILE.npz "
+                "gives real ones. With -v the server's own messages are in the log.",
             )
         return good / max(run.wall_s, 1e-9)
 

@@ -221,6 +221,9 @@ def _fit(
     if own_name != spec.name:
         where += f" (the only one, so taken for the input {spec.name!r})"
     shape = tuple(spec.shape)
+    if array.ndim and {array.shape[1:], shape} == {(), (1,)}:
+        # One number for each example: a server tells an axis of its own for it, a graph does not.
+        array = array.reshape(-1, *shape)
     if array.shape[1:] != shape or array.ndim == 0:
         batch = None if model.batchable else model.fixed_batch
         if batch and array.ndim == len(shape) and array.shape[1:] == shape[1:]:

@@ -79,3 +79,11 @@ def test_a_model_without_batches_takes_no_request_of_several(call: Call, folder:
     answer = call("measure", "one.onnx", *options)
     assert answer.code == 2, answer
     assert "cannot be batched" in answer.document["error"]["message"]
+
+
+def test_a_request_larger_than_the_largest_batch_is_refused(call: Call, folder: Path) -> None:
+    """Exit code 1 as well, after a server that answered none of the warm-up."""
+    options = ("--rate", "10/s", "--duration", "1s", "--request-batch-size", "5", "--json")
+    answer = call("measure", str(EXAMPLES / "digits.onnx"), *options)
+    assert answer.code == 2, answer
+    assert "digits takes 4 inferences at most" in answer.document["error"]["message"]

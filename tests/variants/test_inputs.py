@@ -111,6 +111,20 @@ def test_bad_calibration(tmp_path: Path, arrays: dict[str, Any], message: str) -
     assert str(path) in caught.value.message and caught.value.hint
 
 
+@pytest.mark.parametrize("saved", [(4,), (4, 1)])
+@pytest.mark.parametrize("asked", [(), (1,)])
+def test_one_number_for_each_example_fits_with_an_axis_or_without(
+    tmp_path: Path, saved: tuple[int, ...], asked: tuple[int, ...]
+) -> None:
+    """A graph's lengths are [rows], a server's [rows, 1]: one file serves a search and measure."""
+    model = make_model(spec("lengths", "INT64", asked))
+    data = load_calibration(save(tmp_path / "c.npz", lengths=np.arange(4).reshape(saved)), model)
+    assert data.inputs["lengths"].shape == (4, *asked)
+    assert data.inputs["lengths"].ravel().tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="is needed"):
+        load_calibration(save(tmp_path / "d.npz", lengths=np.array(3)), model)
+
+
 def test_indices_beyond_the_table_are_refused(tmp_path: Path) -> None:
     model = make_model(
         spec("ids", "INT32", (2,), value_range=(0, 9)), spec("m", "INT32", value_range=(0, 1))
