@@ -839,13 +839,20 @@ def test_only_a_predicted_rate_may_be_given_up(
     assert any(test.aborted for test in session.tests) is supposed
 
 
-def test_a_supposed_edge_is_of_the_speed_that_the_study_mostly_met(
-    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
-) -> None:
-    """It was taken for that of the fastest seconds, and halved where most of them were slow."""
+@pytest.fixture
+def known_server(policy: BatchingPolicy, service: ServiceTime) -> tuple[ServerModel, float]:
+    """A server and its true edge, requests per second."""
     model = ServerModel(policy=policy, service=service)
     truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
     assert truth is not None
+    return model, truth
+
+
+def test_a_supposed_edge_is_of_the_speed_that_the_study_mostly_met(
+    known_server: tuple[ServerModel, float], load: LoadPlan
+) -> None:
+    """It was taken for that of the fastest seconds, and halved where most of them were slow."""
+    model, truth = known_server
     edge_plan = EdgePlan(seconds=4.0, start_rps=truth, twin=model, twin_edge_rps=truth)
 
     def first_rps(*work_us: float) -> float:
@@ -870,11 +877,9 @@ def test_a_supposed_edge_is_of_the_speed_that_the_study_mostly_met(
 
 
 def test_a_proof_comes_first_where_the_edge_is_only_supposed(
-    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+    known_server: tuple[ServerModel, float], load: LoadPlan
 ) -> None:
-    model = ServerModel(policy=policy, service=service)
-    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
-    assert truth is not None
+    model, truth = known_server
 
     def measured(seconds: float, shortest_run_s: float = 1.0) -> Measurement:
         edge_plan = EdgePlan(
