@@ -31,7 +31,8 @@ class Subject:
     """What is loaded: a target that is ready, where perf_analyzer finds it, and on which GPU.
 
     Args:
-        batch_max: Inferences of the largest request; None or 0 where nothing tells.
+        batch_max: Inferences of the largest request; None where nothing tells, 0 where the model
+            cannot be batched.
     """
 
     target: Target

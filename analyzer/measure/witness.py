@@ -43,7 +43,7 @@ _TELLING_S = 0.5
 #: a machine's fast state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
 STEADY_SHARE = 0.65
 SAFE_SHARE = 0.5
-#: Of a study's seconds by speed: the one that stands for the machine's usual one, as of the probes.
+#: Of a study's seconds by speed: the one that stands for the machine's usual one.
 USUAL_QUANTILE = 0.05
 
 SlowEdge = Callable[[float], float]

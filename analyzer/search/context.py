@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration, baseline_configuration
-from analyzer.domain.measurement import Accuracy, Prediction
+from analyzer.domain.measurement import Accuracy, Measurement, Prediction
 from analyzer.measure.jobs import Executor, Job, JobResult
 from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, MeasureTask
@@ -105,6 +105,13 @@ class SearchContext:
             self.executor.cancel_all()
             raise self.plan.ended()
         return result
+
+    def tell_notes(self, measurement: Measurement) -> None:
+        """Tells what qualifies a measurement; the name of a listed configuration does not."""
+        label = self.labels.get(measurement.configuration.config_id)
+        for note in measurement.notes:
+            if note != label:
+                self.log.warn(note)
 
     def measure_task(
         self,

@@ -351,6 +351,7 @@ class Measuring:
         known = context.log.measurement(config_id)
         if isinstance(outcome, Measurement):
             outcome = self._joined(known, outcome)
+            context.tell_notes(outcome)
         elif known is not None:
             context.log.warn(f"{describe(pending.configuration)}: {outcome.message}")
         proposal = pending.proposal

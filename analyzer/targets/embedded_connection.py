@@ -17,14 +17,12 @@ class EmbeddedConnection:
     Args:
         connection: Our end of a socket pair, whose other end the server has.
         gone: What to raise when the server has closed it.
-        failure: What the server noted of the first request that failed; empty without one.
+        failure: What the server noted of the first request that failed since it started; empty
+            without one.
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        gone: Callable[[], TargetError],
-        failure: Callable[[], str] = str,
+        self, connection: socket.socket, gone: Callable[[], TargetError], failure: Callable[[], str]
     ) -> None:
         connection.setblocking(False)
         self._connection = connection

@@ -52,7 +52,10 @@ class Connection(Protocol):
 
     @property
     def failure(self) -> str:
-        """What is known of why requests failed, the first of them; empty where nothing is."""
+        """What is known of why requests failed, the first of them; empty where nothing is.
+
+        To be asked where one failed: a server of ours remembers those of earlier connections.
+        """
 
 
 class Target(Protocol):

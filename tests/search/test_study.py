@@ -24,6 +24,7 @@ from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.plan import CertifyPlan
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.measure.virtual_session import VirtualSession
 from analyzer.report.entries import make_report
 from analyzer.report.gain_text import gain_sentence
 from analyzer.search import measuring
@@ -280,6 +281,13 @@ def test_a_search_in_which_all_fails_ends_and_says_nothing_of_rates() -> None:
     assert facts.verdict == "found" and winner(facts).configuration.max_batch_size == 4
 
 
+def test_what_qualifies_a_measurement_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a Triton had no ONNX Runtime backend was stored, and told by verify alone."""
+    monkeypatch.setattr(VirtualSession, "notes", ("Another backend was measured.",))
+    facts, _, _ = run(VirtualWorld(service=service), space=_space(ONE_CONFIGURATION), budget_s=30.0)
+    assert facts.warnings.count("Another backend was measured.") == 1
+
+
 def test_memory_is_a_limit_of_the_search() -> None:
     def memory(configuration: Configuration) -> int:
         return (100 << 20) * configuration.instance_count
@@ -410,6 +418,7 @@ def test_the_ablation_measures_its_eight_configurations() -> None:
     measured = [o for o in facts.outcomes if isinstance(o, Measurement)]
     assert set(space.labels()) <= set(executor.measured)
     assert any("stands where TensorRT stands" in note for m in measured for note in m.notes)
+    assert not any("stands where TensorRT stands" in warning for warning in facts.warnings)
 
 
 def test_an_answer_comes_first_and_is_improved_then() -> None:

@@ -36,13 +36,11 @@ def inputs_path(model: ModelInfo, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-def replies(
-    server: str, model: ModelInfo, inputs_path: Path, model_path: Path = DIGITS
-) -> tuple[set[int], tuple[int, ...]]:
+def replies(server: str, model: ModelInfo, inputs_path: Path) -> tuple[set[int], tuple[int, ...]]:
     with open_target(
         server,
         model=model,
-        model_path=model_path,
+        model_path=Path(model.path),
         inputs_path=inputs_path,
         configuration=BATCHED,
     ) as target:
@@ -98,7 +96,7 @@ def test_an_input_of_one_number_for_each_inference(
     np.savez(inputs_path, x=np.ones((8, 3), np.float32), lengths=np.arange(8))
     with TritonServer(triton_install) as server:
         address = server.grpc_address if scheme == "grpc" else server.http_address
-        statuses, _ = replies(f"{scheme}://{address}", inspect_model(path), inputs_path, path)
+        statuses, _ = replies(f"{scheme}://{address}", inspect_model(path), inputs_path)
     assert statuses == {0}
 
 
