@@ -228,7 +228,8 @@ def rate_ceiling(
     The SLA must be kept in every state that takes up more of the time than requests may be late.
     Where such a state is slower than the machine ever was for long while the edge's rate was kept,
     its edge is lower by as much as executions are slower in it, or where that is not known by the
-    witness's work to the power of ``response``.
+    witness's work to the power of ``response``. Where the edge is that of the slow state, it counts
+    itself. Of both ``SURE_SHARE``, but for an edge with an open end: that is a rate that was kept.
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
@@ -237,9 +238,15 @@ def rate_ceiling(
     # What was lowered for a slower state is not lowered for it once more.
     least_rps = edge.own_speed_rps
     slower = slow_state(edge, study, sla, watched_seconds(tests), response)
-    if not least_rps or slower is None:
+    if not least_rps:
         return inf
-    return SURE_SHARE * least_rps * slow_edge(slower)
+    if slower is not None:
+        return SURE_SHARE * least_rps * slow_edge(slower)
+    if not edge.rate_rps or not edge.work_us or study is None or not study.work_us:
+        return inf
+    slow_us = slow_work_us(study, sla.miss_rate_max) or 0.0
+    varies = slow_us > CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
+    return SURE_SHARE * edge.rate_rps if varies else inf
 
 
 def slow_state(
@@ -296,7 +303,7 @@ def carried(
         return True
     # An edge that was found in the slow state is the slow state's.
     ceiling_rps = rate_ceiling(edge, study, sla, slow_edge, tests, response)
-    if rate_rps <= min(SURE_SHARE * (edge.at_least_rps or 0.0), ceiling_rps):
+    if rate_rps <= min(edge.at_least_rps or 0.0, ceiling_rps):
         return True
     slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
     if edge.work_us and rate_rps > (edge.own_speed_rps or 0.0):
@@ -306,19 +313,17 @@ def carried(
         slow_us = min(slow_us, faster_us) if np.median(met) < faster_us else slow_us
     slowest_us = (slow_work_us(study, sla.miss_rate_max) or 0.0) / CONSTANT_FACTOR
     return all(
-        _met(seen, study, least_us, sla.miss_rate_max)
-        for least_us in (slow_us, max(slow_us, slowest_us))
+        (due := _share_above(study, least_us)) <= sla.miss_rate_max
+        or _share_above(seen, least_us) >= SEEN_SHARE * due
+        for least_us in {slow_us, max(slow_us, slowest_us)}
     )
 
 
-def _met(seen: Conditions | None, study: Conditions, slow_us: float, few: float) -> bool:
-    """Whether ``seen`` has as many seconds above ``slow_us`` as the study, unless these are few."""
-    due = float(np.mean(np.array(study.work_us) > slow_us))
-    if due <= few:
-        return True
-    if seen is None or not seen.work_us:
-        return False
-    return float(np.mean(np.array(seen.work_us) > slow_us)) >= SEEN_SHARE * due
+def _share_above(watched: Conditions | None, work_us: float) -> float:
+    """The share of the seconds in which the work took longer; 0 where nobody watched."""
+    if watched is None or not watched.work_us:
+        return 0.0
+    return float(np.mean(np.array(watched.work_us) > work_us))
 
 
 def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:

@@ -10,7 +10,7 @@ Source: Law, Simulation Modeling and Analysis, chapter 9 (method of batch means)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +26,10 @@ BATCH_REQUESTS_MIN = 8
 MISSES_MIN = 10
 # Thresholds that as many requests exceed as may be late, and twice as many.
 _NEAR_LATE = (1.0, 2.0)
-# Errors of what an inflation is above 1 are relative to at least this.
+# Errors of what an inflation is above 1 are relative to at least this; how it grows with the share
+# is told by shares that are so many times as large.
 _EXCESS_MIN = 0.3
+_SPAN_MIN = 2.0
 # One-sided: the true inflation exceeds the upper estimate in one case of four, if means are normal.
 _UPPER_TAIL = 0.25
 
@@ -101,7 +103,7 @@ def lower_threshold_inflation(
     Where hardly a request is over budget nothing can be seen of how they cluster. But the same
     overloads that would carry a request over the budget carry many over a lower threshold, which
     every run has plenty of. Where the machine is slow for seconds, though, the inflation grows in
-    proportion to the share above the threshold (docs/statistics.md, section 4). So where
+    proportion to a small share above the threshold (docs/statistics.md, section 4). So where
     ``late_share`` is told, what the thresholds show is split into a part that is the same at all of
     them and one that grows with the share, and taken at the promise's own share.
 
@@ -111,7 +113,7 @@ def lower_threshold_inflation(
         least_s: Thresholds below this do not count; it is one itself where it is above the lowest.
             None is returned where fewer than ten requests exceed it.
         late_share: Of the requests that may be late, 0 to 1; None for the largest inflation of all
-            thresholds.
+            thresholds. The upper estimate is the largest of all in any case.
     """
     everything = np.concatenate(list(latency_s))
     count = len(everything)
@@ -119,7 +121,7 @@ def lower_threshold_inflation(
         return None
     if late_share is not None:
         shares = (*shares, *(late_share * factor for factor in _NEAR_LATE))
-    ranks = [min(int(count * (1.0 - share)), count - 1) for share in shares]
+    ranks = [min(int(count * max(1.0 - share, 0.0)), count - 1) for share in shares]
     ordered = np.partition(everything, sorted(set(ranks)))
     thresholds = {float(ordered[rank]) for rank in ranks if ordered[rank] >= least_s}
     if least_s > ordered[min(ranks)]:
@@ -132,29 +134,26 @@ def lower_threshold_inflation(
             seen[exceeding / count] = found
     if not seen:
         return None
-    if late_share is None:
-        return Inflation(
-            point=max(of.point for of in seen.values()), upper=max(of.upper for of in seen.values())
-        )
-    overloads = np.array([count * share / of.point for share, of in seen.items()])
-    return Inflation(
-        point=_at_share(late_share, {m: of.point for m, of in seen.items()}, overloads),
-        upper=_at_share(late_share, {m: of.upper for m, of in seen.items()}, overloads),
-    )
+    share = np.array(list(seen))
+    points = np.array([of.point for of in seen.values()])
+    point = float(points.max())
+    if late_share is not None:
+        point = _at_share(late_share, share, points, count * share / points)
+    return Inflation(point=point, upper=max(of.upper for of in seen.values()))
 
 
-def _at_share(late_share: float, found: Mapping[float, float], overloads: Floats) -> float:
-    """The inflation at a share, from those ``found`` by share above the threshold.
+def _at_share(late_share: float, share: Floats, inflation: Floats, overloads: Floats) -> float:
+    """The inflation at a share, from that at each ``share`` above a threshold; all [thresholds].
 
     What is above 1 is a + b·share with a, b >= 0, by least squares of the relative errors, whose
-    variances fall with the number of independent ``overloads`` [thresholds] behind each.
+    variances fall with the number of independent ``overloads`` behind each. Shares that lie close
+    together tell nothing of b, and the largest counts.
     """
     from scipy.optimize import nnls
 
-    share = np.array(list(found))
-    excess = np.array(list(found.values())) - 1.0
-    if len(share) == 1:
-        return 1.0 + float(excess[0])
+    excess = inflation - 1.0
+    if share.max() < _SPAN_MIN * share.min():
+        return float(inflation.max())
     weight = np.sqrt(np.maximum(overloads, 1.0)) / np.maximum(excess, _EXCESS_MIN)
     design = np.stack([np.ones(len(share)), share], axis=1)
     (constant, slope), _ = nnls(design * weight[:, None], excess * weight)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.stats.mlperf import tail_share
 from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.bands import RateScan, ScanMemory
@@ -169,8 +170,8 @@ class ServerModel:
         Infinite where no queue can be stable. As :func:`late_inflation` of all ``arrivals`` but
         the first fiftieth. Over a path of speeds how long the states last counts only where the
         slowest speed of ten budgets, held for ever, would break the promise. Where not even that
-        does, every state keeps it, and what counts are the overloads within the slowest, and what
-        exceeds the budget (docs/statistics.md, section 4).
+        does, what counts are the overloads at that speed, and what exceeds the budget
+        (docs/statistics.md, section 4).
         """
         limit_ns = round((budget_ms - self.overhead_ms) * 1e6)
         latency_ns = self._latency_ns(arrivals, rate_rps)
@@ -179,7 +180,7 @@ class ServerModel:
         found = late_inflation(latency_ns, limit_ns=limit_ns, percentile=percentile)
         if self.path is None:
             return found
-        late_share = 1.0 - percentile / 100.0
+        late_share = tail_share(percentile)
         slow = self.path.undercut_for(late_share, span_s=_SPELL_BUDGETS * budget_ms / 1e3)
         slowest = replace(self, path=SpeedPath.constant(slow))
         slow_ns = slowest._latency_ns(arrivals, rate_rps)
@@ -188,9 +189,8 @@ class ServerModel:
         over = late_inflation(
             latency_ns, limit_ns=limit_ns, percentile=percentile, least_ns=limit_ns
         )
-        return min(
-            found, max(over, late_inflation(slow_ns, limit_ns=limit_ns, percentile=percentile))
-        )
+        within = late_inflation(slow_ns, limit_ns=limit_ns, percentile=percentile)
+        return max(over, min(found, within))
 
     def _latency_ns(self, arrivals: UnitArrivals, rate_rps: float) -> NDArray[np.int64] | None:
         """Of all requests but the first fiftieth; None where no queue can be stable."""

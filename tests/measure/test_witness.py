@@ -60,7 +60,7 @@ def test_the_ceiling_is_the_edge_at_the_slow_state_s_speed() -> None:
     for study in (QUIET, None, Conditions(seconds=9.0)):
         assert rate_ceiling(EDGE, study, SLA) == math.inf
     found_when_slow = Edge(rate_rps=300.0, interval_rps=(290.0, 310.0), work_us=200.0)
-    assert rate_ceiling(found_when_slow, SLOW, SLA) == math.inf
+    assert rate_ceiling(found_when_slow, SLOW, SLA) == SURE_SHARE * 300.0, "the slow state's own"
     open_edge = Edge(rate_rps=None, interval_rps=(500.0, None), work_us=100.0)
     assert rate_ceiling(open_edge, SLOW, SLA) == pytest.approx(SURE_SHARE * 250.0)
 
@@ -68,7 +68,7 @@ def test_the_ceiling_is_the_edge_at_the_slow_state_s_speed() -> None:
 def test_an_edge_whose_rate_was_kept_in_slow_seconds_is_the_slow_state_s() -> None:
     """The median second of such a run may be a fast one; its edge was cut by a third once more."""
     met = replace(EDGE, slow_us=200.0)
-    assert rate_ceiling(met, SLOW, SLA) == math.inf
+    assert rate_ceiling(met, SLOW, SLA) == SURE_SHARE * 600.0
     assert carried(SURE_SHARE * 590.0, met, SLOW, SLA, QUIET)
     assert not carried(590.0, met, SLOW, SLA, QUIET), "an edge of short runs may be too high"
     slower = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (300.0,) * 10)
@@ -96,7 +96,7 @@ def test_a_rate_is_not_held_back_for_a_witness_that_only_the_light_load_slows() 
     )
     half = SURE_SHARE * 295.0
     assert rate_ceiling(EDGE, SLOW, SLA, tests=[edge_run]) == pytest.approx(half)
-    assert rate_ceiling(EDGE, SLOW, SLA, tests=[edge_run, light]) == math.inf
+    assert rate_ceiling(EDGE, SLOW, SLA, tests=[edge_run, light]) == SURE_SHARE * 600.0
     # Four slow seconds of twelve: executions were slower by a fifth only.
     some = Conditions(seconds=12.0, work_us=(100.0,) * 8 + (200.0,) * 4)
     trace = (1.0,) * 80 + (1.2,) * 40

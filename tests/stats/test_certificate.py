@@ -238,6 +238,10 @@ def test_overloads_count_fully_where_no_threshold_shows_slow_states() -> None:
     assert found is not None and 30 < found.point < 50 and found.point <= found.upper
     alone = lower_threshold_inflation([latency_s], shares=(), late_share=0.001)
     assert alone is not None and 20 < alone.point < 60, "two thresholds"
+    near = lower_threshold_inflation([latency_s], shares=(0.053, 0.05), late_share=0.049)
+    assert near is not None and near.point > 30, "no slope of noise"
+    median = lower_threshold_inflation([latency_s], late_share=0.5)
+    assert median is not None and 20 < median.point < 60, "twice half is all of them"
 
 
 def with_earlier(earlier: RateEvidence, requests: int, twin: float) -> Certificate:
