@@ -43,9 +43,6 @@ _TELLING_S = 0.5
 #: a machine's fast state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
 STEADY_SHARE = 0.65
 SAFE_SHARE = 0.5
-#: Of an edge, and of what a slow state carries by it: short runs know it to some ten per cent, and
-#: what is above needs runs that met that state (0.85 and 1 were tried, bench/study_coverage.py).
-SURE_SHARE = 0.9
 #: Of a study's seconds by speed: the one that stands for the machine's usual one.
 USUAL_QUANTILE = 0.05
 
@@ -223,13 +220,12 @@ def rate_ceiling(
     tests: Sequence[LoadTest] = (),
     response: float = 1.0,
 ) -> float:
-    """The rate that the machine's slow state surely carries, requests per second; else infinite.
+    """The rate that the machine's slow state carries, requests per second; infinite without one.
 
     The SLA must be kept in every state that takes up more of the time than requests may be late.
     Where such a state is slower than the machine ever was for long while the edge's rate was kept,
     its edge is lower by as much as executions are slower in it, or where that is not known by the
-    witness's work to the power of ``response``. Where the edge is that of the slow state, it counts
-    itself. Of both ``SURE_SHARE``, but for an edge with an open end: that is a rate that was kept.
+    witness's work to the power of ``response``.
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
@@ -238,15 +234,7 @@ def rate_ceiling(
     # What was lowered for a slower state is not lowered for it once more.
     least_rps = edge.own_speed_rps
     slower = slow_state(edge, study, sla, watched_seconds(tests), response)
-    if not least_rps:
-        return inf
-    if slower is not None:
-        return SURE_SHARE * least_rps * slow_edge(slower)
-    if not edge.rate_rps or not edge.work_us or study is None or not study.work_us:
-        return inf
-    slow_us = slow_work_us(study, sla.miss_rate_max) or 0.0
-    varies = slow_us > CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
-    return SURE_SHARE * edge.rate_rps if varies else inf
+    return least_rps * slow_edge(slower) if least_rps and slower is not None else inf
 
 
 def slow_state(
@@ -290,10 +278,8 @@ def carried(
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
-    It met it where its runs had as many of the study's seconds that were slow, and of those as slow
-    as the slowest that count: a speed that drifts has many. A rate above the edge's estimate (a
-    target rate, where the edge was found in a slower state) is also held against the state of those
-    runs, however little slower that was.
+    A rate above the edge's estimate (a target rate, where the edge was found in a slower state) is
+    also held against the state of those runs, however little slower that was.
 
     Args:
         seen: Of all the runs that the certificate counts; None where it counts others too.
@@ -311,19 +297,12 @@ def carried(
         faster_us = edge.work_us / CONSTANT_FACTOR
         met = seen.work_us if seen is not None and seen.work_us else study.work_us
         slow_us = min(slow_us, faster_us) if np.median(met) < faster_us else slow_us
-    slowest_us = (slow_work_us(study, sla.miss_rate_max) or 0.0) / CONSTANT_FACTOR
-    return all(
-        (due := _share_above(study, least_us)) <= sla.miss_rate_max
-        or _share_above(seen, least_us) >= SEEN_SHARE * due
-        for least_us in {slow_us, max(slow_us, slowest_us)}
-    )
-
-
-def _share_above(watched: Conditions | None, work_us: float) -> float:
-    """The share of the seconds in which the work took longer; 0 where nobody watched."""
-    if watched is None or not watched.work_us:
-        return 0.0
-    return float(np.mean(np.array(watched.work_us) > work_us))
+    due = float(np.mean(np.array(study.work_us) > slow_us))
+    if due <= sla.miss_rate_max:
+        return True
+    if seen is None or not seen.work_us:
+        return False
+    return float(np.mean(np.array(seen.work_us) > slow_us)) >= SEEN_SHARE * due
 
 
 def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:
