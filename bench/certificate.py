@@ -116,6 +116,7 @@ def judge_run(
             twin_inflation=twin,
             latency_s=[latency[:requests]],
             least_s=OVERLOAD_SHARE * budget_ms,
+            late_share=mlperf.tail_share(PERCENTILE),
         )
         if used is None:
             continue

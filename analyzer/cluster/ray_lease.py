@@ -244,6 +244,8 @@ class Lease:
                 f"{analyzer.__version__}.",
                 hint="Install the same version on every machine of the cluster.",
             )
+        # Not waited for: jobs come after it.
+        process.actor.load_libraries.remote()
 
     def _identify(self, actor: Any, timeout_s: float) -> WorkerProcess:
         identity: WorkerProcess = self._ray.get(actor.identify.remote(), timeout=timeout_s)

@@ -86,6 +86,10 @@ class Worker:
             oom_kills=MemoryKills.until_now().machine,
         )
 
+    def load_libraries(self) -> None:
+        """Imports what jobs need: the first one would take a second for it, most of it idle now."""
+        import analyzer.measure.tasks  # noqa: F401
+
     def run(self, packed: bytes, job_name: str) -> PackedResult:
         """Runs a pickled job; whatever it raises is part of the result."""
         from ray import cloudpickle

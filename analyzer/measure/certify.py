@@ -120,10 +120,18 @@ class _Certifying:
             if not passed and not result.passed:
                 rates = self._begin_again(chosen, rates)
             if result.passed and result.rate_rps:
-                least_rps = self._goal.climb_gain * result.rate_rps
-                rates = [other for other in rates if other > least_rps]
+                gain = 1.0 if self._climbs_on() else self._goal.climb_gain
+                rates = [other for other in rates if other > gain * result.rate_rps]
         self._recall()
         return result
+
+    def _climbs_on(self) -> bool:
+        """Whether a later climb would find no more time than there is now; takes it then."""
+        if self._goal.left_s() > self._goal.climbs_within_s:
+            return False
+        self._kept_s = self._goal.climb_kept_s
+        self._left_s = self._all_left_s()
+        return True
 
     def _next(self, rates: list[float]) -> list[float]:
         """Those clearly below a rate that was given up, or that go on with its claim; else half."""
@@ -372,8 +380,11 @@ class _Certifying:
                 return False
             self._left_s = _CAUTION * stay_s
             return True
-        # Only a lower rate that is proven much sooner, and in time, is worth leaving for.
-        leaving_s = min(_LEAVING_SHARE * stay_s, self._all_left_s())
+        # Only a lower rate that is proven much sooner, and in time, is worth leaving for; but any
+        # that is proven in time where this one is not.
+        leaving_s = all_s = self._all_left_s()
+        if _CAUTION * stay_s <= all_s:
+            leaving_s = min(_LEAVING_SHARE * stay_s, all_s)
         if lower and self._affordable(lower, leaving_s) is not None:
             self._leaving_s = leaving_s
             return False

@@ -38,6 +38,9 @@ class CertifyGoal:
             anew.
         climb_gain: After a PASS no rate below so many times the proven one is tried; inf ends the
             walk there.
+        climbs_within_s: Where no more than this is left after a PASS, the walk goes on to any
+            higher rate at once, with all of it but ``climb_kept_s``.
+        climb_kept_s: What it leaves to other steps then, seconds.
         above_rps: No rate up to this is tried, a fixed one excepted.
         enough_rps: No rate above this is worth a run; itself is tried where the edge is above it.
         earlier: What is known by rate; these rates keep their claims' numbers.
@@ -66,6 +69,8 @@ class CertifyGoal:
     safe_share: float = 1.0
     free_share: Callable[[], float] = lambda: 1.0
     climb_gain: float = 1.0
+    climbs_within_s: float = 0.0
+    climb_kept_s: float = 0.0
     above_rps: float = 0.0
     enough_rps: float = math.inf
     earlier: tuple[RateEvidence, ...] = ()

@@ -12,7 +12,7 @@ from analyzer.domain.measurement import RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.measure.plan import CertifyPlan, LoadPlan
 from analyzer.measure.session import Session
-from analyzer.measure.witness import SlowEdge, in_proportion
+from analyzer.measure.witness import SlowEdge, free_share, in_proportion
 from analyzer.stats.certificate import claim_confidence, expected_requests
 from analyzer.twin.pace import path_of, slowness
 from analyzer.twin.server_model import ServerModel
@@ -82,7 +82,9 @@ class Correlation:
             met = path_of((*self._plan.slowness, *own))
             # Too few seconds say nothing against what the twin knew before.
             model = replace(model, path=met or model.path)
-        self._inflation = cache(inflation_at(model, self._load))
+        tests = [*self._plan.tests, *self._session.tests]
+        free = free_share(tests, self._load.sla.miss_rate_max)
+        self._inflation = cache(inflation_at(model, self._load, free_share=free))
         self._miss_rate = cache(miss_rate_at(model, self._load))
 
 
@@ -138,8 +140,14 @@ def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> 
     return execution_s / (1.0 - math.sqrt(share)) ** 2
 
 
-def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float], float | None]:
-    """The simulated variance inflation by live rate; None without a model."""
+def inflation_at(
+    model: ServerModel | None, load: LoadPlan, *, free_share: float = 1.0
+) -> Callable[[float], float | None]:
+    """The simulated variance inflation by live rate; None without a model.
+
+    Args:
+        free_share: As in :meth:`~analyzer.twin.server_model.ServerModel.inflation`.
+    """
     if model is None:
         return lambda rate_rps: None
     saturation_rps = model.saturation_rps(load.batch_sizes())
@@ -152,6 +160,7 @@ def inflation_at(model: ServerModel | None, load: LoadPlan) -> Callable[[float],
             rate_rps,
             budget_ms=load.sla.latency_budget_ms,
             percentile=load.sla.percentile,
+            free_share=free_share,
         )
 
     return inflation

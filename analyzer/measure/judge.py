@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -49,19 +48,15 @@ def judge_runs(
     """
     sla = load.sla
     study = study or Conditions.pooled(test.conditions for test in tests)
-    quiet, half_s = steady(tests), OVERLOAD_SHARE * sla.latency_budget_ms / 1e3
-    watched = all(test.conditions and test.conditions.work_us for test in tests)
+    # Where the machine's speed was steady, less of its drift can pass for overloads.
+    least_share = STEADY_SHARE if steady(tests) else OVERLOAD_SHARE
     certificate = certify(
         [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
         percentile=sla.percentile,
         confidence=sla.confidence,
         twin_inflation=twin_inflation,
         latency_s=[log.latency_s[log.warmup :] for log in logs] or None,
-        # Where the machine's speed was steady, less of its drift can pass for overloads.
-        least_s=STEADY_SHARE * sla.latency_budget_ms / 1e3 if quiet else half_s,
-        # Where it varied, lower thresholds tell the slow states; where not, those far below the
-        # budget tell how threads meet.
-        enough_s=half_s if quiet else math.inf if watched else None,
+        least_s=least_share * sla.latency_budget_ms / 1e3,
         earlier=earlier,
         claim=claim,
     )

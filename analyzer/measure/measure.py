@@ -301,7 +301,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             shares=plan.shares,
             safe_share=1.0 if later else safe_share,
             free_share=lambda: free_share(runs(), sla.miss_rate_max),
-            climb_gain=plan.climb_gain if plan.supposed_rps is None else math.inf,
+            climb_gain=plan.climb_gain if measured else math.inf,
+            climbs_within_s=plan.climbs_within_s if measured else 0.0,
+            climb_kept_s=plan.climb_kept_s,
             above_rps=plan.above_rps,
             # One machine that carries the target rate is the cheapest.
             enough_rps=sla.enough_rps or math.inf,
@@ -417,11 +419,7 @@ def _proof_then_edge(
     """
     supposed_rps = certify.supposed_rps
     assert supposed_rps is not None
-    met = certify.conditions.work_us if certify.conditions is not None else ()
-    # The prediction is of the speed that the probes met: by and large the study's median so far.
-    supposed = Edge(
-        interval_rps=(supposed_rps, None), work_us=float(np.median(met)) if met else None
-    )
+    supposed = Edge(interval_rps=(supposed_rps, None), work_us=certify.supposed_us)
     before_s = session.seconds
     proof = certify_target(session, load, certify, edge=supposed)
     left_s = session.left_s - certify.kept_s

@@ -126,11 +126,12 @@ class CertifyPlan:
         rate_rps: The one rate to certify; None for the highest that the time allows.
         supposed_rps: A rate that the edge is supposed to reach, where the proof comes first and
             the edge takes what time is left; None for the edge first.
+        supposed_us: The witness's work at the speed that it is supposed of; None if unknown.
         kept_s, later_s: As in ``CertifyGoal``, of the session's time and after it.
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
-        climb_gain: As in ``CertifyGoal``.
+        climb_gain, climbs_within_s, climb_kept_s: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
         open_claims: Claims that the family (the study's candidates, or a baseline that is none) has
@@ -141,7 +142,8 @@ class CertifyPlan:
         tests: Its valid runs so far; the machine's speed is held against those of its edge.
         runs_before: As of :func:`certifying_runs`: the next run draws the arrivals after theirs.
         response: How executions answer to the canary's work (``twin.pace.mean_response``).
-        conditions: What the machine was like over the whole study so far; None where unknown.
+        conditions: What the machine was like over the whole study so far, its speeds in load tests;
+            None where unknown.
         earlier_us: The canary's work in earlier studies on the same machine: no rate is claimed
             that the slow states of those do not carry either. Empty where nothing is known.
         refute: Runs that are to show the contrary, in place of a proof; None for a proof.
@@ -151,12 +153,15 @@ class CertifyPlan:
     edge: Edge | None = None
     rate_rps: float | None = None
     supposed_rps: float | None = None
+    supposed_us: float | None = None
     kept_s: float = 0.0
     later_s: float = 0.0
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0
     climb_gain: float = 1.0
+    climbs_within_s: float = 0.0
+    climb_kept_s: float = 0.0
     stream: int = STREAM_CERTIFY
     kind: LoadTestKind = "certify"
     earlier: tuple[RateEvidence, ...] = ()

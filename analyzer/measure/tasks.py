@@ -48,6 +48,7 @@ from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
 from analyzer.targets.triton_install import require_triton
 from analyzer.targets.triton_tensorrt import require_same_tensorrt
+from analyzer.twin.precompile import start_compiling
 from analyzer.twin.probes import Probe, ProbeResult
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ _POOL_ROWS = 64
 _POOL_BYTES_MAX = 256 << 20  # of a server; large inputs are fewer
 # An engine of a large model takes many minutes; beyond half an hour it hangs.
 BUILD_SECONDS_MAX = 1800.0
+# Compiling the simulator's kernel takes seconds; loading it from its cache less than one.
+_COMPILING_S = 60.0
 # Of the time of all probes: what those take at least that are made once more, each alone.
 _AGAIN_SHARE = 0.5
 
@@ -311,12 +314,16 @@ class MeasureTask:
                 variant = self.assets.variant(self.configuration.variant, context)
             inputs = self.assets.request_inputs(context.cache_dir)
             stage = "start"
+            # The server takes its time to start; between load tests that of the kernel would show.
+            compiled = start_compiling() if self._simulates else None
             with (
                 telling_gpu_memory(context.gpu, gpu_base),
                 _nothing_built(context),
                 self._open(variant, inputs) as target,
             ):
                 stage = "load"
+                if compiled is not None:
+                    compiled(_COMPILING_S)
                 session = LiveSession(
                     target,
                     self.load,
@@ -336,6 +343,12 @@ class MeasureTask:
                 load_test_seconds=session.seconds if session is not None else 0.0,
             )
             return MeasureResult(outcome=failure, logs=())
+
+    @property
+    def _simulates(self) -> bool:
+        """Whether its plans are made with a twin."""
+        plans = (self.edge_plan, self.certify)
+        return any(plan is not None and plan.twin is not None for plan in plans)
 
     def _open(self, variant: Variant, inputs: Path) -> AbstractContextManager[Target]:
         if self.server == "triton" and variant.engine is not None:

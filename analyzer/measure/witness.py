@@ -36,13 +36,17 @@ STEADY_FACTOR = 1.1
 # 1.42 in six beside a process that kept one of two cores busy half of the time.
 _EXECUTED_FACTOR = 1.2
 # Shorter runs do not tell how busy others kept the cores: the kernel counts in hundredths of a
-# second.
+# second. Nor does less than this: the services of an idle machine take some hundredths of it.
 _TELLING_S = 0.5
+_TELLING_SHARE = 0.9
 #: Of an edge, the highest rate of a first proof: where its runs met the machine as slow as it was
-#: ever seen (0.5 and 0.65 were tried, bench/shares.py), and else. Runs of a second find the edge of
-#: a machine's fast state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
+#: ever seen (0.5 and 0.65 were tried, bench/shares.py), and the least. Runs of a second find the
+#: edge of a machine's fast state, and 0.55 to 0.7 of it were met for seconds (docs/twin.md).
 STEADY_SHARE = 0.65
 SAFE_SHARE = 0.5
+#: Of an edge, and of what a slow state carries by it: short runs know it to some ten per cent, and
+#: what is above needs runs that met that state (0.85 and 1 were tried, bench/study_coverage.py).
+SURE_SHARE = 0.9
 #: Of a study's seconds by speed: the one that stands for the machine's usual one.
 USUAL_QUANTILE = 0.05
 
@@ -98,15 +102,18 @@ def first_share(
 ) -> float:
     """Of an edge that was measured: the highest rate of a first proof.
 
-    More where the machine was never slower than in the edge's runs, and executions were not either:
-    the witness comes first on its core, and does not see what keeps them waiting for theirs.
+    The more, the less the machine was ever slower than in the edge's runs, where executions were
+    not either: the witness comes first on its core, and does not see what keeps them waiting.
 
     Args:
         watched: As of :func:`watched_times`.
         tests: Load tests of the configuration, the edge's among them.
     """
     runs = [test for test in tests if test.kind == "edge" and not test.aborted]
-    return STEADY_SHARE if _never_slower(edge, watched, runs) else SAFE_SHARE
+    slower = _times_slower(edge, watched)
+    if slower is None or not _executed_steadily(runs):
+        return SAFE_SHARE
+    return max(STEADY_SHARE * min(STEADY_FACTOR / slower, 1.0), SAFE_SHARE)
 
 
 def free_share(tests: Sequence[LoadTest], miss_rate_max: float) -> float:
@@ -130,20 +137,20 @@ def free_share(tests: Sequence[LoadTest], miss_rate_max: float) -> float:
         and (test.over_budget or 0) <= miss_rate_max * test.requests
     ]
     usual = max(kept)[1] if kept else 0.0
-    return min(min(left for _, left in free) / usual, 1.0) if usual > 0.0 else 1.0
+    least = min(left for _, left in free) / usual if usual > 0.0 else 1.0
+    return least if least < _TELLING_SHARE else 1.0
 
 
-def _never_slower(
-    edge: Edge, watched: Sequence[Conditions | None], runs: Sequence[LoadTest]
-) -> bool:
-    """Whether the machine was seen, and nothing was ever slower than in the edge's own runs."""
-    seen = edge.work_us is not None and all(
-        found is not None
-        and bool(found.work_us)
-        and float(np.quantile(found.work_us, 1.0 - USUAL_QUANTILE)) <= STEADY_FACTOR * edge.work_us
-        for found in watched
-    )
-    return seen and _executed_steadily(runs)
+def _times_slower(edge: Edge, watched: Sequence[Conditions | None]) -> float | None:
+    """How many times longer the witness's work took at the slowest than in the edge's own runs.
+
+    None where nobody saw the machine.
+    """
+    seen = [found.work_us for found in watched if found is not None and found.work_us]
+    if not edge.work_us or len(seen) < len(watched):
+        return None
+    slowest_us = [float(np.quantile(work_us, 1.0 - USUAL_QUANTILE)) for work_us in seen]
+    return max(slowest_us, default=edge.work_us) / edge.work_us
 
 
 def _executed_steadily(tests: Sequence[LoadTest]) -> bool:
@@ -220,12 +227,13 @@ def rate_ceiling(
     tests: Sequence[LoadTest] = (),
     response: float = 1.0,
 ) -> float:
-    """The rate that the machine's slow state carries, requests per second; infinite without one.
+    """The rate that the machine's slow state surely carries, requests per second; else infinite.
 
     The SLA must be kept in every state that takes up more of the time than requests may be late.
     Where such a state is slower than the machine ever was for long while the edge's rate was kept,
     its edge is lower by as much as executions are slower in it, or where that is not known by the
-    witness's work to the power of ``response``.
+    witness's work to the power of ``response``. Where the edge is that of the slow state, it counts
+    itself. Of both ``SURE_SHARE``, but for an edge with an open end: that is a rate that was kept.
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
@@ -234,7 +242,15 @@ def rate_ceiling(
     # What was lowered for a slower state is not lowered for it once more.
     least_rps = edge.own_speed_rps
     slower = slow_state(edge, study, sla, watched_seconds(tests), response)
-    return least_rps * slow_edge(slower) if least_rps and slower is not None else inf
+    if not least_rps:
+        return inf
+    if slower is not None:
+        return SURE_SHARE * least_rps * slow_edge(slower)
+    if not edge.rate_rps or not edge.work_us or study is None or not study.work_us:
+        return inf
+    slow_us = slow_work_us(study, sla.miss_rate_max) or 0.0
+    varies = slow_us > CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
+    return SURE_SHARE * edge.rate_rps if varies else inf
 
 
 def slow_state(
@@ -278,8 +294,10 @@ def carried(
 ) -> bool:
     """Whether the machine's slow state carries the rate, or the certificate met it as often.
 
-    A rate above the edge's estimate (a target rate, where the edge was found in a slower state) is
-    also held against the state of those runs, however little slower that was.
+    It met it where its runs had as many of the study's seconds that were slow, and of those as slow
+    as the slowest that count: a speed that drifts has many. A rate above the edge's estimate (a
+    target rate, where the edge was found in a slower state) is also held against the state of those
+    runs, however little slower that was.
 
     Args:
         seen: Of all the runs that the certificate counts; None where it counts others too.
@@ -297,12 +315,19 @@ def carried(
         faster_us = edge.work_us / CONSTANT_FACTOR
         met = seen.work_us if seen is not None and seen.work_us else study.work_us
         slow_us = min(slow_us, faster_us) if np.median(met) < faster_us else slow_us
-    due = float(np.mean(np.array(study.work_us) > slow_us))
-    if due <= sla.miss_rate_max:
-        return True
-    if seen is None or not seen.work_us:
-        return False
-    return float(np.mean(np.array(seen.work_us) > slow_us)) >= SEEN_SHARE * due
+    slowest_us = (slow_work_us(study, sla.miss_rate_max) or 0.0) / CONSTANT_FACTOR
+    return all(
+        (due := _share_above(study, least_us)) <= sla.miss_rate_max
+        or _share_above(seen, least_us) >= SEEN_SHARE * due
+        for least_us in {slow_us, max(slow_us, slowest_us)}
+    )
+
+
+def _share_above(watched: Conditions | None, work_us: float) -> float:
+    """The share of the seconds in which the work took longer; 0 where nobody watched."""
+    if watched is None or not watched.work_us:
+        return 0.0
+    return float(np.mean(np.array(watched.work_us) > work_us))
 
 
 def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:

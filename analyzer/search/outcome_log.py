@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any, Protocol
 
 from analyzer.domain import answer
@@ -91,7 +92,9 @@ class OutcomeLog:
         self.slow_edge: Callable[[Configuration], SlowEdge] = lambda _: in_proportion
         self.response: Callable[[], float] = lambda: 1.0
         self._watch = watch or StudyWatch()
+        # The whole time, and that of load tests alone.
         self._watched: Conditions | None = None
+        self._tested: Conditions | None = None
         self._faults = 0
         # Of the latest outcomes; a search asks for them at every step.
         self._scores: dict[str, Score] = {}
@@ -128,12 +131,14 @@ class OutcomeLog:
 
     def _remember(self, outcome: Measurement | Failure) -> None:
         config_id = outcome.configuration.config_id
-        watched = [outcome.watched]
-        if outcome.watched is None and isinstance(outcome, Measurement):
+        tested: list[Conditions | None] = []
+        if isinstance(outcome, Measurement):
             known = self.measurement(config_id)
             before = len(known.load_tests) if known is not None else 0
-            watched += [test.conditions for test in outcome.load_tests[before:]]
+            tested = [test.conditions for test in outcome.load_tests[before:]]
+        watched = [outcome.watched] if outcome.watched is not None else tested
         self._watched = Conditions.pooled([self._watched, *watched])
+        self._tested = Conditions.pooled([self._tested, *tested])
         self.first.setdefault(config_id, outcome)
         if isinstance(outcome, Measurement) or self.measurement(config_id) is None:
             self.latest[config_id] = outcome
@@ -218,8 +223,22 @@ class OutcomeLog:
     def conditions(self) -> Conditions | None:
         """What the machine was like over the study so far; None where nobody watched.
 
-        From the first probe on, earlier walks included; where only load tests were watched, those.
+        Its stalls from the first probe on, earlier walks included; where only load tests were
+        watched, theirs. Its speeds are those of the load tests' seconds: between them servers that
+        start and simulations on all cores slow the witness, and no state of the machine does.
         """
+        watched = self._all_watched
+        tested_us = self._tested.work_us if self._tested is not None else ()
+        return replace(watched, work_us=tested_us) if watched is not None else None
+
+    @property
+    def usual_us(self) -> float | None:
+        """The median of the witness's work over the study so far; None where nobody watched."""
+        watched = self._all_watched
+        return median(watched.work_us) if watched is not None and watched.work_us else None
+
+    @property
+    def _all_watched(self) -> Conditions | None:
         return Conditions.pooled([self._watched, self._watch.so_far()])
 
     @property

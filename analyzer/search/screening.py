@@ -20,7 +20,14 @@ from analyzer.measure.correlation import (
     slow_edge_at,
 )
 from analyzer.measure.plan import EdgePlan, LoadPlan
-from analyzer.measure.witness import SAFE_SHARE, SlowEdge, seconds_of_all, slow_state
+from analyzer.measure.witness import (
+    SAFE_SHARE,
+    SlowEdge,
+    rate_ceiling,
+    seconds_of_all,
+    slow_state,
+    watched_times,
+)
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Candidate, Designer
@@ -161,9 +168,10 @@ class Screening:
         inflation = inflation_at(model, self.load)
         miss_rate = miss_rate_at(model, self.load)
         found: list[float] = []
-        for share in (SAFE_SHARE, SAFER * SAFE_SHARE):
-            rate_rps = share * edge_rps
-            expected = inflation(rate_rps) or guessed_inflation(share)
+        highest_rps = min(SAFE_SHARE * edge_rps, self._ceiling_rps(configuration))
+        for share in (1.0, SAFER):
+            rate_rps = share * highest_rps
+            expected = inflation(rate_rps) or guessed_inflation(rate_rps / edge_rps)
             needed = requests_needed(
                 sla,
                 inflation=min(expected, _INFLATION_MAX),
@@ -173,6 +181,23 @@ class Screening:
             if needed is not None:
                 found.append(needed / rate_rps)
         return min(found, default=None)
+
+    def _ceiling_rps(self, configuration: Configuration) -> float:
+        """The rate that the slow states that were seen carry; infinite where nothing is known."""
+        known, log = self.log.measurement(configuration.config_id), self.log
+        if known is None:
+            return math.inf
+        return min(
+            rate_ceiling(
+                known.edge,
+                watched,
+                self.load.sla,
+                self.slow_edge(configuration),
+                known.load_tests,
+                log.response(),
+            )
+            for watched in watched_times(log.conditions, log.holding_us)
+        )
 
     def server_model(
         self, configuration: Configuration, *, rate_scale: float = 1.0

@@ -32,6 +32,8 @@ _FIRST_PROOF_SHARE = 0.6
 # has all that is left.
 _CLIMB_GAIN = 1.3
 _FIRST_PROOF_S_MIN = 3.0  # for the two runs of a first plan
+# A search for an edge takes up to half as long again where the machine varies.
+_EDGE_LONGER = 1.5
 # It comes before the edge where the time may not suffice for both: with runs that are given up, a
 # search takes up to twice its seconds, and a proof by half more than is expected of it.
 _EDGE_FACTOR = 2.0
@@ -123,14 +125,25 @@ class StepTasks:
         if scarce and supposed_rps and task.target_seconds is None:
             seconds = left_s - kept_s
             plan = self._certify_plan(configuration, None, seconds, CLIMBING)
-            plan = replace(plan, supposed_rps=supposed_rps, kept_s=kept_s)
+            # The probes met by and large the study's usual speed so far.
+            usual_us = self._context.log.usual_us
+            plan = replace(plan, supposed_rps=supposed_rps, supposed_us=usual_us, kept_s=kept_s)
             return seconds, replace(task, certify=plan)
         wanted_s = _FIRST_PROOF_FACTOR * (proof_s or edge_s)
         rest_s = left_s - edge_s - self._baseline_edge_s(self.edge_s)
         wanted_s = min(wanted_s, max(rest_s, _FIRST_PROOF_SHARE * left_s))
         seconds = max(min(max(wanted_s, _FIRST_PROOF_S_MIN), left_s - edge_s), _LOAD_S_MIN)
         certify = self._certify_plan(configuration, None, seconds, BOLD)
-        certify = replace(certify, climb_gain=_CLIMB_GAIN, kept_s=kept_s)
+        climb_kept_s = self._baseline_edge_s(_EDGE_LONGER * edge_s)
+        start_s = self._context.server_start_s
+        certify = replace(
+            certify,
+            climb_gain=_CLIMB_GAIN,
+            kept_s=kept_s,
+            climb_kept_s=climb_kept_s,
+            # A trial that fits before it, with a proof of what it finds.
+            climbs_within_s=climb_kept_s + 2.0 * start_s + edge_s + (proof_s or edge_s),
+        )
         return edge_s + seconds, replace(task, certify=certify)
 
     def leaves_time_to_baseline(self, configuration: Configuration) -> bool:

@@ -10,7 +10,6 @@ Source: Law, Simulation Modeling and Analysis, chapter 9 (method of batch means)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,16 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 # Batch counts that are tried: few see slow swings, many leave degrees of freedom. A batch of fewer
 # requests, or a share of fewer misses, says nothing of a variance (Law, chapter 9).
 BATCHES = (20, 40, 80, 160)
 BATCH_REQUESTS_MIN = 8
 MISSES_MIN = 10
-# Thresholds that as many requests exceed as may be late, and twice as many; independent overloads
-# (exceeding requests over their inflation) from which an estimate needs no lower threshold.
+# Thresholds that as many requests exceed as may be late, and twice as many.
 _NEAR_LATE = (1.0, 2.0)
-_OVERLOADS_MIN = 20.0
+# Errors of what an inflation is above 1 are relative to at least this; how it grows with the share
+# is told by shares that are so many times as large.
+_EXCESS_MIN = 0.3
+_SPAN_MIN = 2.0
 # One-sided: the true inflation exceeds the upper estimate in one case of four, if means are normal.
 _UPPER_TAIL = 0.25
 
@@ -95,25 +97,23 @@ def lower_threshold_inflation(
     *,
     least_s: float = 0.0,
     late_share: float | None = None,
-    enough_s: float = math.inf,
 ) -> Inflation | None:
-    """Returns the inflation of "among the slowest", the largest over several thresholds.
+    """Returns the inflation of "among the slowest", from several thresholds.
 
     Where hardly a request is over budget nothing can be seen of how they cluster. But the same
     overloads that would carry a request over the budget carry many over a lower threshold, which
-    every run has plenty of. Where the machine is slow for seconds, though, the inflation grows with
-    the share above the threshold, without bound (docs/statistics.md, section 4): the more so, the
-    less there is to be seen of overloads. So where ``late_share`` is told, thresholds go down from
-    the one that just keeps the promise, and no further than to the first one below it that enough
-    overloads exceed.
+    every run has plenty of. Where the machine is slow for seconds, though, the inflation grows in
+    proportion to a small share above the threshold (docs/statistics.md, section 4). So where
+    ``late_share`` is told, what the thresholds show is split into a part that is the same at all of
+    them and one that grows with the share, and taken at the promise's own share.
 
     Args:
         latency_s: One array of shape (n,) per run, in the order of the requests, inf for failures.
         shares: Shares of the requests above the threshold.
         least_s: Thresholds below this do not count; it is one itself where it is above the lowest.
             None is returned where fewer than ten requests exceed it.
-        late_share: Of the requests that may be late, 0 to 1; None for all thresholds.
-        enough_s: Thresholds above this count in any case.
+        late_share: Of the requests that may be late, 0 to 1; None for the largest inflation of all
+            thresholds. The upper estimate is the largest of all in any case.
     """
     everything = np.concatenate(list(latency_s))
     count = len(everything)
@@ -121,21 +121,40 @@ def lower_threshold_inflation(
         return None
     if late_share is not None:
         shares = (*shares, *(late_share * factor for factor in _NEAR_LATE))
-    ranks = [min(int(count * (1.0 - share)), count - 1) for share in shares]
+    ranks = [min(int(count * max(1.0 - share, 0.0)), count - 1) for share in shares]
     ordered = np.partition(everything, sorted(set(ranks)))
     thresholds = {float(ordered[rank]) for rank in ranks if ordered[rank] >= least_s}
     if least_s > ordered[min(ranks)]:
         thresholds.add(least_s)
-    point = upper = 0.0
-    for threshold in sorted(thresholds, reverse=True):
+    seen: dict[float, Inflation] = {}
+    for threshold in thresholds:
         above = [block > threshold for block in latency_s]
-        found = variance_inflation(above)
-        if found is None:
-            continue
-        point, upper = max(point, found.point), max(upper, found.upper)
-        exceeding = sum(int(np.count_nonzero(block)) for block in above)
-        enough = late_share is not None and exceeding >= late_share * count
-        enough = enough and threshold <= enough_s
-        if enough and exceeding >= _OVERLOADS_MIN * found.point:
-            break
-    return Inflation(point=point, upper=upper) if upper else None
+        if (found := variance_inflation(above)) is not None:
+            exceeding = sum(int(np.count_nonzero(block)) for block in above)
+            seen[exceeding / count] = found
+    if not seen:
+        return None
+    share = np.array(list(seen))
+    points = np.array([of.point for of in seen.values()])
+    point = float(points.max())
+    if late_share is not None:
+        point = _at_share(late_share, share, points, count * share / points)
+    return Inflation(point=point, upper=max(of.upper for of in seen.values()))
+
+
+def _at_share(late_share: float, share: Floats, inflation: Floats, overloads: Floats) -> float:
+    """The inflation at a share, from that at each ``share`` above a threshold; all [thresholds].
+
+    What is above 1 is a + b·share with a, b >= 0, by least squares of the relative errors, whose
+    variances fall with the number of independent ``overloads`` behind each. Shares that lie close
+    together tell nothing of b, and the largest counts.
+    """
+    from scipy.optimize import nnls
+
+    excess = inflation - 1.0
+    if share.max() < _SPAN_MIN * share.min():
+        return float(inflation.max())
+    weight = np.sqrt(np.maximum(overloads, 1.0)) / np.maximum(excess, _EXCESS_MIN)
+    design = np.stack([np.ones(len(share)), share], axis=1)
+    (constant, slope), _ = nnls(design * weight[:, None], excess * weight)
+    return 1.0 + float(constant + slope * late_share)

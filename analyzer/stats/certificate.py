@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 from typing import TypeVar
 
 import numpy as np
@@ -73,7 +73,6 @@ def certify(
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
     least_s: float = 0.0,
-    enough_s: float | None = None,
     earlier: RateEvidence | None = None,
     claim: int = 0,
 ) -> Certificate:
@@ -94,7 +93,6 @@ def certify(
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
         least_s: As in ``used_inflation``.
-        enough_s: As in ``lower_threshold_inflation``; None where all lower thresholds count.
         earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
             add up, and a larger inflation of the new runs counts for all, as for its runs at higher
             rates.
@@ -109,8 +107,7 @@ def certify(
         twin_inflation=twin_inflation,
         latency_s=latencies,
         least_s=least_s,
-        late_share=mlperf.tail_share(percentile) if enough_s is not None else None,
-        enough_s=inf if enough_s is None else enough_s,
+        late_share=mlperf.tail_share(percentile),
     )
     if earlier is not None:
         used = _pooled(used, requests, earlier)
@@ -266,7 +263,6 @@ def used_inflation(
     latency_s: Sequence[NDArray[np.floating]] | None = None,
     least_s: float = 0.0,
     late_share: float | None = None,
-    enough_s: float = inf,
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
 
@@ -281,16 +277,14 @@ def used_inflation(
         least_s: Beside a twin only thresholds from this latency on count, such as half the budget:
             what carries a request over the budget carries many that far, while far below it the
             machine's speed shows, and no overload.
-        late_share, enough_s: Beside a twin, as in :func:`lower_threshold_inflation`.
+        late_share: Beside a twin, as in :func:`lower_threshold_inflation`.
     """
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)
     lower = None
     if latency_s is not None:
         lower = (
-            lower_threshold_inflation(
-                latency_s, least_s=least_s, late_share=late_share, enough_s=enough_s
-            )
+            lower_threshold_inflation(latency_s, least_s=least_s, late_share=late_share)
             if twin is not None
             else lower_threshold_inflation(latency_s)
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.stats.certificate import OVERLOAD_SHARE
+from analyzer.stats.mlperf import tail_share
 from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.bands import RateScan, ScanMemory
@@ -164,38 +164,38 @@ class ServerModel:
         *,
         budget_ms: float,
         percentile: float = 99.0,
+        free_share: float = 1.0,
     ) -> float:
         """The variance inflation of late requests at ``rate_rps``, at least 1.
 
         Infinite where no queue can be stable. As :func:`late_inflation` of all ``arrivals`` but
-        the first fiftieth. Over a path of speeds, latencies far below the budget tell the speed and
-        no overload: where fewer requests than may be late take half the budget, what counts are
-        the overloads at the slowest speed of ten budgets, held for ever, and what exceeds half the
-        budget.
+        the first fiftieth. Over a path of speeds how long the states last counts only where the
+        slowest speed of ten budgets, held for ever, would break the promise. Where not even that
+        does, what counts are the overloads at that speed, and what exceeds the budget
+        (docs/statistics.md, section 4).
+
+        Args:
+            free_share: Of the cores, what other programs leave at the worst: the slowest speed is
+                so many times as high.
         """
         limit_ns = round((budget_ms - self.overhead_ms) * 1e6)
         latency_ns = self._latency_ns(arrivals, rate_rps)
         if latency_ns is None:
             return math.inf
         found = late_inflation(latency_ns, limit_ns=limit_ns, percentile=percentile)
-        half_ns = round(OVERLOAD_SHARE * limit_ns)
-        late_share = 1.0 - percentile / 100.0
-        if self.path is None or np.mean(latency_ns > half_ns) > late_share:
+        if self.path is None:
             return found
+        late_share = tail_share(percentile)
         slow = self.path.undercut_for(late_share, span_s=_SPELL_BUDGETS * budget_ms / 1e3)
-        slowest = replace(self, path=SpeedPath.constant(slow))
-        latency_slow_ns = slowest._latency_ns(arrivals, rate_rps)
-        if latency_slow_ns is None:
+        slowest = replace(self, path=SpeedPath.constant(free_share * slow))
+        slow_ns = slowest._latency_ns(arrivals, rate_rps)
+        if slow_ns is None or np.mean(slow_ns > limit_ns) > late_share:
             return found
-        return min(
-            found,
-            max(
-                late_inflation(
-                    latency_ns, limit_ns=limit_ns, percentile=percentile, least_ns=half_ns
-                ),
-                late_inflation(latency_slow_ns, limit_ns=limit_ns, percentile=percentile),
-            ),
+        over = late_inflation(
+            latency_ns, limit_ns=limit_ns, percentile=percentile, least_ns=limit_ns
         )
+        within = late_inflation(slow_ns, limit_ns=limit_ns, percentile=percentile)
+        return max(over, min(found, within))
 
     def _latency_ns(self, arrivals: UnitArrivals, rate_rps: float) -> NDArray[np.int64] | None:
         """Of all requests but the first fiftieth; None where no queue can be stable."""

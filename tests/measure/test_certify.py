@@ -182,6 +182,43 @@ def test_a_rate_is_left_for_one_that_is_proven_much_sooner() -> None:
     assert first == pytest.approx(97.0) and second == pytest.approx(58.0)
 
 
+@pytest.mark.parametrize(("left_s", "leaves"), [(80.0, False), (40.0, True)])
+def test_a_rate_that_is_not_proven_in_time_is_left_for_any_that_is(
+    left_s: float, leaves: bool
+) -> None:
+    """Else only for one that takes less than half of what is missing."""
+    script = Script(passes_up_to=100.0, needed=4000)
+    by_rate = CertifyGoal(
+        edge_rps=100.0,
+        seconds=22.0,
+        left_s=lambda: left_s - script.seconds,
+        requests_needed=lambda rate, claim, known: 1600 if rate > 71.0 else 1200,
+    )
+    certify_capacity(by_rate, script.run, script.judge)
+    assert script.rates[0] == pytest.approx(97.0)
+    assert (len(set(script.rates)) > 1) is leaves
+
+
+@pytest.mark.parametrize(("left_s", "climbs"), [(40.0, True), (90.0, False)])
+def test_a_first_proof_climbs_on_where_a_later_climb_would_have_no_more_time(
+    left_s: float, climbs: bool
+) -> None:
+    script = Script(passes_up_to=100.0, needed=500)
+    walk = goal(
+        12.0,
+        needed=500,
+        safe_share=0.5,
+        climb_gain=1.3,
+        climbs_within_s=35.0,
+        climb_kept_s=8.0,
+        left_s=lambda: left_s - script.seconds,
+    )
+    result = certify_capacity(walk, script.run, script.judge)
+    assert result.passed and script.rates[0] == 50.0
+    assert (result.rate_rps or 0.0) > 50.0 if climbs else result.rate_rps == 50.0
+    assert script.seconds <= left_s - 8.0, "what is kept is left"
+
+
 def test_a_rate_that_lacks_little_at_the_end_of_its_time_is_not_begun_anew_lower() -> None:
     script = Script(passes_up_to=100.0, needed=500)
     short = goal(8.0, needed=100, safe_share=0.5, left_s=lambda: 60.0)
@@ -858,7 +895,11 @@ def test_a_supposed_edge_is_of_the_speed_that_the_study_mostly_met(
     def first_rps(*work_us: float) -> float:
         met = Conditions(seconds=float(len(work_us)), work_us=work_us)
         certify = CertifyPlan(
-            seconds=8.0, twin=model, supposed_rps=0.6 * truth, conditions=met if work_us else None
+            seconds=8.0,
+            twin=model,
+            supposed_rps=0.6 * truth,
+            supposed_us=float(np.median(work_us)) if work_us else None,
+            conditions=met if work_us else None,
         )
         found = measure_configuration(
             VirtualSession(model, load),

@@ -193,15 +193,33 @@ def test_what_happens_between_load_tests_counts_and_is_stored(
         log = OutcomeLog(request, store, SilentProgress(), watch=watch)
         log.record(loaded("1", quiet), role="trial")
         witness.seen = [quiet]
-        assert log.conditions == Conditions.pooled([stall, quiet]), "the load test is part of it"
+        all_seen = Conditions(seconds=12.0, stalls_ms=(500.0,), work_us=quiet.work_us)
+        assert log.conditions == all_seen, "the speeds of load tests alone"
+        assert log.usual_us == 4.0
         witness.seen = []
     # A walk that resumes has what was seen, and where nobody watched the load tests.
     resumed = OutcomeLog(request, store, SilentProgress(), stored=store.outcomes("one"))
-    assert resumed.conditions == stall
+    assert resumed.conditions == replace(stall, work_us=quiet.work_us)
     slow = Conditions(seconds=1.0, work_us=(9.0,))
     resumed.record(loaded("2", slow, None), role="trial")
     resumed.record(merged(loaded("2", slow, None), loaded("2", quiet)), role="recommendation")
-    assert resumed.conditions == Conditions.pooled([stall, slow, quiet])
+    assert resumed.conditions == Conditions(
+        seconds=13.0, stalls_ms=(500.0,), work_us=(*quiet.work_us, 9.0, *quiet.work_us)
+    )
+
+
+def test_what_slows_the_witness_between_load_tests_is_no_state_of_the_machine(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    """Servers that start and simulations on all cores do; what it meets then tells the usual."""
+    request, store = place
+    starting = Conditions(seconds=3.0, work_us=(9.0, 8.0, 9.0))
+    with StudyWatch(lambda: nullcontext(Scripted(starting))) as watch:
+        log = OutcomeLog(request, store, SilentProgress(), watch=watch)
+        assert log.conditions == Conditions(seconds=3.0) and log.usual_us == 9.0
+        quiet = Conditions(seconds=2.0, work_us=(4.0, 4.0))
+        log.record(loaded("1", quiet), role="trial")
+        assert log.conditions is not None and log.conditions.work_us == (4.0, 4.0)
 
 
 def test_a_failure_that_is_stored_already_is_not_stored_again(

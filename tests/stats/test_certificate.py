@@ -212,7 +212,7 @@ def test_beside_a_twin_the_drift_far_below_the_budget_is_no_overload() -> None:
     assert found is not None and found.point > 50, "at half the budget the same swings show"
 
 
-def test_a_slow_state_counts_as_at_the_promise_where_enough_of_it_was_seen() -> None:
+def test_a_slow_state_counts_as_at_the_promise() -> None:
     """Slow for 200 requests, half of the time: the more, the more of them exceed a threshold."""
     rng = np.random.default_rng(4)
     slow = np.repeat(rng.random(400) < 0.5, 200)
@@ -226,9 +226,22 @@ def test_a_slow_state_counts_as_at_the_promise_where_enough_of_it_was_seen() -> 
         return found.point
 
     # A share of 1 %, all of it in the slow state: 1 + 200 · 0.01 · 0.5 / 0.5, and at half 100.
-    assert inflation(len(slow), 0.01) < 8 < 80 < inflation(len(slow), None)
-    # 1,000 requests tell too little of that, so that lower thresholds count.
-    assert inflation(1_000, 0.01) >= inflation(1_000, None) > 20
+    assert 2 < inflation(len(slow), 0.01) < 8 < 80 < inflation(len(slow), None)
+    assert inflation(1_000, 0.01) < 8 < 20 < inflation(1_000, None)
+
+
+def test_overloads_count_fully_where_no_threshold_shows_slow_states() -> None:
+    """Of 40 requests each: one inflation at all thresholds, which the promise's own has too."""
+    rng = np.random.default_rng(5)
+    latency_s = np.repeat(rng.exponential(1.0, 2_000), 40)
+    found = lower_threshold_inflation([latency_s], late_share=0.01)
+    assert found is not None and 30 < found.point < 50 and found.point <= found.upper
+    alone = lower_threshold_inflation([latency_s], shares=(), late_share=0.001)
+    assert alone is not None and 20 < alone.point < 60, "two thresholds"
+    near = lower_threshold_inflation([latency_s], shares=(0.053, 0.05), late_share=0.049)
+    assert near is not None and near.point > 30, "no slope of noise"
+    median = lower_threshold_inflation([latency_s], late_share=0.5)
+    assert median is not None and 20 < median.point < 60, "twice half is all of them"
 
 
 def with_earlier(earlier: RateEvidence, requests: int, twin: float) -> Certificate:

@@ -58,6 +58,10 @@ def test_a_slow_state_that_causes_no_overload_is_no_cluster_of_late_requests() -
     slow = replace(MODEL, path=SpeedPath.constant(0.6))
     alone = slow.inflation(arrivals, rate, budget_ms=200.0)
     assert varied.inflation(arrivals, rate, budget_ms=200.0) == pytest.approx(alone)
+    # Where others take half of the cores for a while, that would carry them over it.
+    busy = varied.inflation(arrivals, rate, budget_ms=200.0, free_share=0.5)
+    assert busy > 1.4 * alone
+    assert alone < varied.inflation(arrivals, rate, budget_ms=200.0, free_share=0.97) < busy
     # Ten budgets of a second are longer than a slow spell: what lasts is faster than that.
     lasting = varied.inflation(arrivals, rate, budget_ms=1e3)
     assert MODEL.inflation(arrivals, rate, budget_ms=1e3) < lasting < alone
