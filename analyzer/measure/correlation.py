@@ -13,7 +13,7 @@ from analyzer.domain.sla import Sla
 from analyzer.measure.plan import CertifyPlan, LoadPlan
 from analyzer.measure.session import Session
 from analyzer.measure.witness import SlowEdge, free_share, in_proportion
-from analyzer.stats.certificate import claim_confidence, expected_requests
+from analyzer.stats.certificate import OVERLOAD_SHARE, claim_confidence, expected_requests
 from analyzer.twin.pace import path_of, slowness
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.speed import SpeedPath
@@ -56,10 +56,16 @@ class Correlation:
         self._seconds = -math.inf
         self._refreshed()
 
-    def inflation(self, rate_rps: float) -> float | None:
-        """As :func:`inflation_at`."""
+    def inflation(self, rate_rps: float, *, met: bool = True) -> float | None:
+        """As :func:`inflation_at`.
+
+        Args:
+            met: Whether the runs that are judged met the machine's slow states as often as the
+                study. Where not, what those do is only supposed, and how long they last counts
+                unless they leave every promise far from broken.
+        """
         self._refreshed()
-        return self._inflation(rate_rps)
+        return self._inflation(rate_rps) if met else self._supposed(rate_rps)
 
     def miss_rate(self, rate_rps: float) -> float | None:
         """As :func:`miss_rate_at`."""
@@ -85,6 +91,9 @@ class Correlation:
         tests = [*self._plan.tests, *self._session.tests]
         free = free_share(tests, self._load.sla.miss_rate_max)
         self._inflation = cache(inflation_at(model, self._load, free_share=free))
+        self._supposed = cache(
+            inflation_at(model, self._load, free_share=free, kept_share=OVERLOAD_SHARE)
+        )
         self._miss_rate = cache(miss_rate_at(model, self._load))
 
 
@@ -141,12 +150,16 @@ def relaxation_s(model: ServerModel | None, load: LoadPlan, rate_rps: float) -> 
 
 
 def inflation_at(
-    model: ServerModel | None, load: LoadPlan, *, free_share: float = 1.0
+    model: ServerModel | None,
+    load: LoadPlan,
+    *,
+    free_share: float = 1.0,
+    kept_share: float = 1.0,
 ) -> Callable[[float], float | None]:
     """The simulated variance inflation by live rate; None without a model.
 
     Args:
-        free_share: As in :meth:`~analyzer.twin.server_model.ServerModel.inflation`.
+        free_share, kept_share: As in :meth:`~analyzer.twin.server_model.ServerModel.inflation`.
     """
     if model is None:
         return lambda rate_rps: None
@@ -161,6 +174,7 @@ def inflation_at(
             budget_ms=load.sla.latency_budget_ms,
             percentile=load.sla.percentile,
             free_share=free_share,
+            kept_share=kept_share,
         )
 
     return inflation

@@ -43,6 +43,7 @@ from analyzer.measure.witness import (
     first_share,
     free_share,
     lasting_work_us,
+    met_slow_states,
     rate_ceiling,
     slower_rates,
     watched_times,
@@ -273,16 +274,18 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         rate: float, indices: Sequence[int], claim: int, known: RateEvidence | None
     ) -> Certificate:
         tests = [session.tests[first + index] for index in indices]
+        seen = conditions_met(known, tests)
+        met = all(met_slow_states(watched, sla, seen) for watched in times())
         found = judge_runs(
             tests,
             [session.logs[first + index] for index in indices],
             load,
-            correlation.inflation(rate) if indices else None,
+            correlation.inflation(rate, met=met) if indices else None,
             earlier=known,
             claim=claim,
             study=study(),
         )
-        if found.verdict == "PASS" and not held(rate, conditions_met(known, tests)):
+        if found.verdict == "PASS" and not held(rate, seen):
             return replace(found, verdict="UNDECIDED")
         return found
 

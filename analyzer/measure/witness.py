@@ -27,6 +27,8 @@ from analyzer.twin.pace import (
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
+# Or it met them at all: they are more than supposed then.
+_MET_SHARE = 0.5
 # Fewer slow seconds are no state of the machine; with less than 100 of them one is more than 1 %.
 _SECONDS_OF_A_STATE = 2
 # The speed was steady where nine tenths of the seconds lie this close.
@@ -315,10 +317,25 @@ def carried(
         faster_us = edge.work_us / CONSTANT_FACTOR
         met = seen.work_us if seen is not None and seen.work_us else study.work_us
         slow_us = min(slow_us, faster_us) if np.median(met) < faster_us else slow_us
+    return _met_as_often(study, sla, seen, slow_us, SEEN_SHARE)
+
+
+def met_slow_states(study: Conditions | None, sla: Sla, seen: Conditions | None) -> bool:
+    """Whether what was ``seen`` had the study's slow states at least half as often as the study."""
+    if study is None or not study.work_us:
+        return True
+    slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
+    return _met_as_often(study, sla, seen, slow_us, _MET_SHARE)
+
+
+def _met_as_often(
+    study: Conditions, sla: Sla, seen: Conditions | None, slow_us: float, share: float
+) -> bool:
+    """Whether ``seen`` had the seconds slower than ``slow_us``, and the slowest, so often."""
     slowest_us = (slow_work_us(study, sla.miss_rate_max) or 0.0) / CONSTANT_FACTOR
     return all(
         (due := _share_above(study, least_us)) <= sla.miss_rate_max
-        or _share_above(seen, least_us) >= SEEN_SHARE * due
+        or _share_above(seen, least_us) >= share * due
         for least_us in {slow_us, max(slow_us, slowest_us)}
     )
 

@@ -165,14 +165,15 @@ class ServerModel:
         budget_ms: float,
         percentile: float = 99.0,
         free_share: float = 1.0,
+        kept_share: float = 1.0,
     ) -> float:
         """The variance inflation of late requests at ``rate_rps``, at least 1.
 
         Infinite where no queue can be stable. As :func:`late_inflation` of all ``arrivals`` but
         the first fiftieth. Over a path of speeds how long the states last counts only where the
-        slowest speed of ten budgets, held for ever, would break the promise. Where not even that
-        does, what counts are the overloads at that speed, and what exceeds the budget
-        (docs/statistics.md, section 4).
+        slowest speed of ten budgets, held for ever, would break the promise of ``kept_share`` of
+        the budget. Where not even that does, what counts are the overloads at that speed, and what
+        exceeds that share (docs/statistics.md, section 4).
 
         Args:
             free_share: Of the cores, what other programs leave at the worst: the slowest speed is
@@ -189,10 +190,11 @@ class ServerModel:
         slow = self.path.undercut_for(late_share, span_s=_SPELL_BUDGETS * budget_ms / 1e3)
         slowest = replace(self, path=SpeedPath.constant(free_share * slow))
         slow_ns = slowest._latency_ns(arrivals, rate_rps)
-        if slow_ns is None or np.mean(slow_ns > limit_ns) > late_share:
+        kept_ns = round(kept_share * limit_ns)
+        if slow_ns is None or np.mean(slow_ns > kept_ns) > late_share:
             return found
         over = late_inflation(
-            latency_ns, limit_ns=limit_ns, percentile=percentile, least_ns=limit_ns
+            latency_ns, limit_ns=limit_ns, percentile=percentile, least_ns=kept_ns
         )
         within = late_inflation(slow_ns, limit_ns=limit_ns, percentile=percentile)
         return max(over, min(found, within))
