@@ -33,6 +33,7 @@ from analyzer.measure.witness import (
     first_share,
     free_share,
     lasting_work_us,
+    met_slow_states,
     rate_ceiling,
     slow_work_us,
     slower_before,
@@ -266,6 +267,20 @@ def test_a_first_rate_is_bold_only_where_the_machine_was_never_slower_than_in_th
     assert first_share(EDGE, [Conditions(seconds=9.0)]) == SAFE_SHARE
     assert first_share(replace(EDGE, work_us=None), [QUIET]) == SAFE_SHARE
     assert first_share(replace(EDGE, work_us=200.0), [SLOW]) == STEADY_SHARE
+    hardly = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (120.0,) * 10)
+    assert SAFE_SHARE < first_share(EDGE, [hardly]) < STEADY_SHARE
+
+
+def test_runs_met_slow_states_where_they_had_at_least_half_as_many_of_them() -> None:
+    """The tenth of SLOW's seconds: what no run met is only supposed."""
+    assert not met_slow_states(SLOW, SLA, QUIET)
+    assert not met_slow_states(SLOW, SLA, None)
+    few, enough = (
+        Conditions(seconds=50.0, work_us=(100.0,) * (50 - slow) + (200.0,) * slow)
+        for slow in (2, 3)
+    )
+    assert not met_slow_states(SLOW, SLA, few) and met_slow_states(SLOW, SLA, enough)
+    assert met_slow_states(QUIET, SLA, QUIET) and met_slow_states(None, SLA, None)
 
 
 def ran(**changes: Any) -> LoadTest:
@@ -298,6 +313,7 @@ def test_others_leave_less_of_the_cores_than_the_edge_s_rate_had() -> None:
     assert beside(0.0, 0.5) == 1.0, "the edge is one beside the neighbour"
     assert beside(1.0, 1.0) == 1.0
     assert beside(None, None) == 1.0
+    assert beside(0.05, 0.0) == 1.0, "an idle machine's own services"
     assert beside(0.0, 0.5, duration_s=0.2) == 1.0, "too short to tell"
     for broke in ({"aborted": True}, {"over_budget": 41}, {"kind": "certify"}):
         assert beside(0.0, 0.5, **broke) == pytest.approx(0.5)

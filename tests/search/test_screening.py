@@ -42,10 +42,18 @@ def screening(
             long_run_factor=lambda _: twins_factor, server_model=lambda *_, **__: None
         ),
         "designer": SimpleNamespace(trusted=True),
-        "log": SimpleNamespace(latest=latest, measurement=latest.get, conditions=conditions),
+        "log": SimpleNamespace(
+            latest=latest,
+            first=latest,
+            measurement=latest.get,
+            conditions=conditions,
+            holding_us=(),
+            response=lambda: 1.0,
+        ),
         "load": SimpleNamespace(sla=Sla(latency_budget_ms=40.0)),
     }
-    return Screening(**parts, allowed={}, recommendable={}, predicted={}, by_edge=True)
+    predicted = {CONFIGURATION.config_id: 600.0}
+    return Screening(**parts, allowed={}, recommendable={}, predicted=predicted, by_edge=True)
 
 
 def test_no_edge_is_told_above_what_the_slow_state_carries() -> None:
@@ -60,6 +68,17 @@ def test_no_edge_is_told_above_what_the_slow_state_carries() -> None:
     assert 450.0 * found == pytest.approx(600.0 / 1.5), "for the slow state, and once"
     never_measured = Configuration(precision="fp16")
     assert screening(0.9, slow, *tests).speed_factor(never_measured) == 0.9
+
+
+def test_a_proof_is_expected_at_no_more_than_the_slow_state_carries() -> None:
+    """A baseline's was begun for the last seconds of a budget at a rate that could not be kept."""
+    quiet = Conditions(seconds=100.0, work_us=(100.0,) * 100)
+    slow = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (400.0,) * 10)
+    usual_s, slow_s = (
+        screening(1.0, seen, ran("edge", 100.0, 2.0)).proof_s(CONFIGURATION)
+        for seen in (quiet, slow)
+    )
+    assert usual_s and slow_s and slow_s > 1.2 * usual_s
 
 
 def test_what_others_tell_of_a_slow_state_counts_from_the_speed_of_their_own_edge() -> None:

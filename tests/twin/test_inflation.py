@@ -62,6 +62,12 @@ def test_a_slow_state_that_causes_no_overload_is_no_cluster_of_late_requests() -
     busy = varied.inflation(arrivals, rate, budget_ms=200.0, free_share=0.5)
     assert busy > 1.4 * alone
     assert alone < varied.inflation(arrivals, rate, budget_ms=200.0, free_share=0.97) < busy
+    # What is only supposed of the slow speed must leave the promise far from broken.
+    supposed = [
+        varied.inflation(arrivals, rate, budget_ms=b, kept_share=0.5) for b in (60.0, 600.0)
+    ]
+    kept = [varied.inflation(arrivals, rate, budget_ms=b) for b in (60.0, 600.0)]
+    assert supposed[0] > 1.4 * kept[0] and supposed[1] == pytest.approx(kept[1])
     # Ten budgets of a second are longer than a slow spell: what lasts is faster than that.
     lasting = varied.inflation(arrivals, rate, budget_ms=1e3)
     assert MODEL.inflation(arrivals, rate, budget_ms=1e3) < lasting < alone
