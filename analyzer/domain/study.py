@@ -254,8 +254,9 @@ class StudyResult:
         provenance: ``analyzer``, ``hardware``, ``libraries``, ``seeds``, ``started_at``.
         warnings: Sentences that qualify the result (fallbacks taken, data that was not there).
         engines: The TensorRT engines that were measured, one of each variant.
-        conditions: What the machine was like from the first probe to the end of measuring, over
-            every walk of the study; None where nobody watched.
+        conditions: What the machine was like over every walk of the study: its stalls from the
+            first probe to the end of measuring, its speeds in load tests; None where nobody
+            watched.
         speed_factors: Of each measured configuration by its id: the edge in ``outcomes`` over the
             one that short runs found, as :func:`~analyzer.domain.speeds.edge_over_speeds`.
         instance_types: What each came to, in the order of the command, where several were

@@ -44,6 +44,8 @@ _SLOW_SHARE_MIN = 0.5
 # The speeds that were met count anew when the runs are so many times as long: each time costs some
 # tenths of a second.
 _REFRESH_FACTOR = 1.3
+# And when others leave less than this of what they left.
+_FREE_FACTOR = 0.95
 
 
 class Correlation:
@@ -53,16 +55,16 @@ class Correlation:
         self._session = session
         self._plan = plan
         self._load = load
-        self._seconds = -math.inf
+        self._seconds, self._free = -math.inf, 1.0
         self._refreshed()
 
     def inflation(self, rate_rps: float, *, met: bool = True) -> float | None:
         """As :func:`inflation_at`.
 
         Args:
-            met: Whether the runs that are judged met the machine's slow states as often as the
-                study. Where not, what those do is only supposed, and how long they last counts
-                unless they leave every promise far from broken.
+            met: Whether the runs that are judged met the machine's slow states
+                (``witness.met_slow_states``). Where not, what those do is only supposed, and how
+                long they last counts unless they leave the promise far from broken.
         """
         self._refreshed()
         return self._inflation(rate_rps) if met else self._supposed(rate_rps)
@@ -73,13 +75,18 @@ class Correlation:
         return self._miss_rate(rate_rps)
 
     def _refreshed(self) -> None:
-        """Takes in the speeds of further runs, as soon as they are a part of what was known."""
+        """Takes in the speeds of further runs, as soon as they are a part of what was known.
+
+        And what others took of the cores, as soon as it is more.
+        """
         bins = sum(len(trace) for trace in self._plan.slowness)
         bins += sum(len(test.slowness) for test in self._session.tests)
         met_s = SLOWNESS_BIN_S * bins
-        if met_s <= _REFRESH_FACTOR * self._seconds:
+        tests = [*self._plan.tests, *self._session.tests]
+        free = free_share(tests, self._load.sla.miss_rate_max)
+        if met_s <= _REFRESH_FACTOR * self._seconds and free > _FREE_FACTOR * self._free:
             return
-        self._seconds = met_s
+        self._seconds, self._free = met_s, free
         model = self._plan.twin
         if model is not None:
             before, own = self._plan.tests, []
@@ -88,8 +95,6 @@ class Correlation:
             met = path_of((*self._plan.slowness, *own))
             # Too few seconds say nothing against what the twin knew before.
             model = replace(model, path=met or model.path)
-        tests = [*self._plan.tests, *self._session.tests]
-        free = free_share(tests, self._load.sla.miss_rate_max)
         self._inflation = cache(inflation_at(model, self._load, free_share=free))
         self._supposed = cache(
             inflation_at(model, self._load, free_share=free, kept_share=OVERLOAD_SHARE)

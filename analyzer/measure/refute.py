@@ -230,7 +230,7 @@ class _Walk:
             [test for test, _ in runs],
             [log for _, log in runs],
             self._load,
-            self._correlation.inflation(rate),
+            self._correlation.inflation(rate, met=False),
             earlier=earlier,
             claim=claim,
             study=self._study,

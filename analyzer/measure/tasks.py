@@ -323,7 +323,8 @@ class MeasureTask:
             ):
                 stage = "load"
                 if compiled is not None:
-                    compiled(_COMPILING_S)
+                    left_s = self.seconds_max - (time.monotonic() - started)
+                    compiled(min(left_s, _COMPILING_S))
                 session = LiveSession(
                     target,
                     self.load,

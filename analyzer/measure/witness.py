@@ -235,7 +235,7 @@ def rate_ceiling(
     Where such a state is slower than the machine ever was for long while the edge's rate was kept,
     its edge is lower by as much as executions are slower in it, or where that is not known by the
     witness's work to the power of ``response``. Where the edge is that of the slow state, it counts
-    itself. Of both ``SURE_SHARE``, but for an edge with an open end: that is a rate that was kept.
+    itself, unless it has an open end: that is a rate that was kept. Of both ``SURE_SHARE``.
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
@@ -321,9 +321,12 @@ def carried(
 
 
 def met_slow_states(study: Conditions | None, sla: Sla, seen: Conditions | None) -> bool:
-    """Whether what was ``seen`` had the study's slow states at least half as often as the study."""
+    """Whether what was ``seen`` had the study's slow states at least half as often as the study.
+
+    Unknown states were not.
+    """
     if study is None or not study.work_us:
-        return True
+        return False
     slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
     return _met_as_often(study, sla, seen, slow_us, _MET_SHARE)
 

@@ -227,18 +227,19 @@ class OutcomeLog:
         watched, theirs. Its speeds are those of the load tests' seconds: between them servers that
         start and simulations on all cores slow the witness, and no state of the machine does.
         """
-        watched = self._all_watched
+        watched = self.watched
         tested_us = self._tested.work_us if self._tested is not None else ()
         return replace(watched, work_us=tested_us) if watched is not None else None
 
     @property
     def usual_us(self) -> float | None:
         """The median of the witness's work over the study so far; None where nobody watched."""
-        watched = self._all_watched
+        watched = self.watched
         return median(watched.work_us) if watched is not None and watched.work_us else None
 
     @property
-    def _all_watched(self) -> Conditions | None:
+    def watched(self) -> Conditions | None:
+        """As :attr:`conditions`, with the speeds between load tests."""
         return Conditions.pooled([self._watched, self._watch.so_far()])
 
     @property

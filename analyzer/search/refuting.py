@@ -173,7 +173,7 @@ class Refuting:
                 open_claims=log.open_claims(screening.recommendable),
                 tests=known.load_tests if known is not None else (),
                 runs_before=certifying_runs(known),
-                conditions=log.conditions,
+                conditions=log.watched,
                 refute=plan,
             ),
         )

@@ -1,4 +1,4 @@
-"""Watches the machine over a whole search, so that what happens between load tests counts too."""
+"""Watches the machine over a whole search, so that stalls between load tests count too."""
 
 from __future__ import annotations
 
