@@ -314,7 +314,7 @@ def test_a_mig_instance_is_searched_on_by_its_uuid(
     instance = {"uuid": "MIG-cccc-4", "name": "NVIDIA H200 MIG 1g.18gb", "memory_total": 18 * GIB}
     made_up_machine(nvml={"gpus": [{"uuid": "GPU-whole-1", "instances": [instance]}]})
     done = search(
-        tmp_path, "--budget", "20s", "--precisions", "fp32", "--accept", "estimated",
+        tmp_path, "--budget", "40s", "--precisions", "fp32", "--accept", "estimated",
         "--store", f"sqlite:///{tmp_path}/r.db",
     )  # fmt: skip
     document = json.loads(done.stdout)
