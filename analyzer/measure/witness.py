@@ -27,7 +27,7 @@ from analyzer.twin.pace import (
 
 # A certificate met the slow seconds as often as the study, or nearly.
 SEEN_SHARE = 0.9
-# Or it met them at all: they are more than supposed then.
+# So often is enough for what the slow states do to be more than supposed.
 _MET_SHARE = 0.5
 # Fewer slow seconds are no state of the machine; with less than 100 of them one is more than 1 %.
 _SECONDS_OF_A_STATE = 2
