@@ -35,6 +35,16 @@ def test_348_independent_requests_without_a_miss_pass() -> None:
     assert evidence_below(347, 0, 0.01) < 20 <= evidence_below(348, 0, 0.01)
 
 
+def test_a_part_of_an_effective_late_request_costs_little() -> None:
+    """One late request at an inflation of 7 is a seventh of one, which refutes no share."""
+    needed = partial(
+        expected_requests, miss_rate=0.0, inflation=7.0, percentile=99, confidence=0.95
+    )
+    without, further = needed(), needed(requests=1_000, over_budget=1)
+    assert without is not None and further is not None
+    assert without < 1_000 + further < 1.15 * without
+
+
 def test_the_upper_estimate_is_exceeded_in_one_case_of_four() -> None:
     """What batchmeans.py says of it: 40 batches of 400 independent flags, one batch count."""
     flags = np.random.default_rng(5).random((600, 16_000)) < 0.3
