@@ -276,7 +276,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     ) -> Certificate:
         tests = [session.tests[first + index] for index in indices]
         seen = conditions_met(known, tests)
-        met = all(met_slow_states(watched, sla, seen) for watched in times())
+        met = met_slow_states(study(), sla, seen)
         logs = [session.logs[first + index] for index in indices]
         judged = partial(judge_runs, tests, logs, load, earlier=known, claim=claim, study=study())
         found = judged(correlation.inflation(rate, met=met) if indices else None)
