@@ -24,7 +24,7 @@ from analyzer.search.context import SearchContext
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.screening import Screening
 from analyzer.search.time_plan import hangs_after_s
-from analyzer.search.twin_witness import contradicted, kind_of
+from analyzer.search.twin_witness import contradicted, expected_edge, kind_of
 from analyzer.search.wording import complexity
 
 # Seconds of one visit at one rate, at least and at most: with two visits of three rates, a span
@@ -112,9 +112,19 @@ class Refuting:
             if kind_of(configuration) not in kinds
             and not never_runs(context.log.latest.get(config_id))
         ]
+        if refuted:
+            # Only one of which the twin expected nothing speaks for it.
+            expected = {
+                m.configuration.config_id for m in known if expected_edge(self._screening, m)
+            }
+            return min(
+                left,
+                key=lambda other: (other.config_id in expected, self._rank(other)),
+                default=None,
+            )
         soonest = min(left, key=self._rank, default=None)
-        if soonest is None or refuted:
-            return soonest
+        if soonest is None:
+            return None
         # One that is as quick and was measured already: what its runs were like is known.
         alike = [
             configuration

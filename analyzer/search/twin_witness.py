@@ -37,8 +37,7 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
     for config_id, outcome in context.log.latest.items():
         if config_id not in screening.allowed or not isinstance(outcome, Measurement):
             continue
-        # A task tells no prediction where the twin saw no rate.
-        expected_rps = outcome.predicted.edge_rps or screening.predicted.get(config_id)
+        expected_rps = expected_edge(screening, outcome)
         if expected_rps is not None and expected_rps > least_rps:
             if (outcome.edge.at_least_rps or 0.0) < _KEPT_SHARE * expected_rps:
                 wrong.append((expected_rps, kind_of(outcome.configuration)))
@@ -48,6 +47,13 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
         return None
     wrong_rps, kind = max(wrong)
     return None if right - {kind} else wrong_rps
+
+
+def expected_edge(screening: Screening, measured: Measurement) -> float | None:
+    """The edge that the twin expected of a configuration, requests per second; None if unknown."""
+    # A task tells no prediction where the twin saw no rate.
+    predicted = screening.predicted.get(measured.configuration.config_id)
+    return measured.predicted.edge_rps or predicted
 
 
 def kind_of(configuration: Configuration) -> tuple[str, int]:
