@@ -276,9 +276,10 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     ) -> Certificate:
         tests = [session.tests[first + index] for index in indices]
         seen = conditions_met(known, tests)
-        met = met_slow_states(study(), sla, seen)
+        watched = study()
+        met = met_slow_states(watched, sla, seen)
         logs = [session.logs[first + index] for index in indices]
-        judged = partial(judge_runs, tests, logs, load, earlier=known, claim=claim, study=study())
+        judged = partial(judge_runs, tests, logs, load, earlier=known, claim=claim, study=watched)
         found = judged(correlation.inflation(rate, met=met) if indices else None)
         if found.verdict == "FAIL" and indices:  # having met more slow states says too much
             found = judged(correlation.inflation(rate, met=False))

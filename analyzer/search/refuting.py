@@ -112,19 +112,15 @@ class Refuting:
             if kind_of(configuration) not in kinds
             and not never_runs(context.log.latest.get(config_id))
         ]
-        if refuted:
+
+        def rank(configuration: Configuration) -> tuple[bool, tuple[object, ...]]:
             # Only one of which the twin expected nothing speaks for it.
-            expected = {
-                m.configuration.config_id for m in known if expected_edge(self._screening, m)
-            }
-            return min(
-                left,
-                key=lambda other: (other.config_id in expected, self._rank(other)),
-                default=None,
-            )
-        soonest = min(left, key=self._rank, default=None)
-        if soonest is None:
-            return None
+            expected = refuted and expected_edge(context, self._screening, configuration.config_id)
+            return bool(expected), self._rank(configuration)
+
+        soonest = min(left, key=rank, default=None)
+        if soonest is None or refuted:
+            return soonest
         # One that is as quick and was measured already: what its runs were like is known.
         alike = [
             configuration

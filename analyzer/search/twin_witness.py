@@ -37,7 +37,7 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
     for config_id, outcome in context.log.latest.items():
         if config_id not in screening.allowed or not isinstance(outcome, Measurement):
             continue
-        expected_rps = expected_edge(screening, outcome)
+        expected_rps = expected_edge(context, screening, config_id)
         if expected_rps is not None and expected_rps > least_rps:
             if (outcome.edge.at_least_rps or 0.0) < _KEPT_SHARE * expected_rps:
                 wrong.append((expected_rps, kind_of(outcome.configuration)))
@@ -49,11 +49,12 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
     return None if right - {kind} else wrong_rps
 
 
-def expected_edge(screening: Screening, measured: Measurement) -> float | None:
+def expected_edge(context: SearchContext, screening: Screening, config_id: str) -> float | None:
     """The edge that the twin expected of a configuration, requests per second; None if unknown."""
+    known = context.log.measurement(config_id)
     # A task tells no prediction where the twin saw no rate.
-    predicted = screening.predicted.get(measured.configuration.config_id)
-    return measured.predicted.edge_rps or predicted
+    predicted_rps = known.predicted.edge_rps if known is not None else None
+    return predicted_rps or screening.predicted.get(config_id)
 
 
 def kind_of(configuration: Configuration) -> tuple[str, int]:
