@@ -25,7 +25,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.hardware.machine import inspect_machine
 from analyzer.stats import mlperf
 from analyzer.stats.batchmeans import variance_inflation
-from analyzer.stats.certificate import OVERLOAD_SHARE, decide, used_inflation
+from analyzer.stats.certificate import decide, used_inflation
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.simulator import OpenWorkload, simulate
 from benchlib.command import Command, cell, say, table, write_json
@@ -100,9 +100,18 @@ def looks_until(requests: int, *, dense: bool) -> list[int]:
 
 
 def judge_run(
-    latency: NDArray[np.float64], budget_ms: float, twin: float | None, looks: list[int]
+    latency: NDArray[np.float64],
+    budget_ms: float,
+    twin: float | None,
+    looks: list[int],
+    *,
+    steady: bool = True,
 ) -> Ending:
-    """The first verdict of the certificate, looking as told; one unit for all times will do."""
+    """The first verdict of the certificate, looking as told; one unit for all times will do.
+
+    Args:
+        steady: The machine's speed is known to have stayed the same, as it did here.
+    """
     over = latency > budget_ms
     counts = np.cumsum(over)
     least = known = twin or 1.0
@@ -116,7 +125,8 @@ def judge_run(
             [over[:requests]],
             twin_inflation=twin,
             latency_s=[latency[:requests]],
-            least_s=OVERLOAD_SHARE * budget_ms,
+            budget_s=budget_ms,
+            steady=steady,
             late_share=mlperf.tail_share(PERCENTILE),
         )
         if used is None:
@@ -155,7 +165,10 @@ def one_run(real: Truth, seed: int) -> dict[str, Ending]:
         endings[f"1.1 alone {name}"] = judge_run(latency, budget, None, looks)
         endings[f"1.1 mlperf {name}"] = judge_mlperf(latency, budget, looks)
     # Twins that are wrong on purpose: by a half, and one that takes the requests for independent.
-    endings["1.1 half often"] = judge_run(latency, budget, max(twin / 2.0, 1.0), often)
+    half = max(twin / 2.0, 1.0)
+    endings["1.1 half often"] = judge_run(latency, budget, half, often)
+    # As where the canary does not show that the machine's speed stayed the same.
+    endings["1.1 half, not steady often"] = judge_run(latency, budget, half, often, steady=False)
     endings["1.1 wrong often"] = judge_run(latency, budget, 1.0, often)
     budget, twin = real.budget_ms["0.9"], real.inflation["0.9"]
     looks = looks_until(REQUESTS, dense=False)

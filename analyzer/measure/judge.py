@@ -20,7 +20,7 @@ from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
 from analyzer.measure.walk_claims import excused
 from analyzer.measure.witness import stalls_too_long, steady
-from analyzer.stats.certificate import OVERLOAD_SHARE, STEADY_SHARE, certify
+from analyzer.stats.certificate import certify
 from analyzer.stats.percentiles import summarize_latency
 
 
@@ -48,15 +48,14 @@ def judge_runs(
     """
     sla = load.sla
     study = study or Conditions.pooled(test.conditions for test in tests)
-    # Where the machine's speed was steady, less of its drift can pass for overloads.
-    least_share = STEADY_SHARE if steady(tests) else OVERLOAD_SHARE
     certificate = certify(
         [log.latency_s[log.warmup :] > sla.latency_budget_ms / 1e3 for log in logs],
         percentile=sla.percentile,
         confidence=sla.confidence,
         twin_inflation=twin_inflation,
         latency_s=[log.latency_s[log.warmup :] for log in logs] or None,
-        least_s=least_share * sla.latency_budget_ms / 1e3,
+        budget_s=sla.latency_budget_ms / 1e3,
+        steady=steady(tests),
         earlier=earlier,
         claim=claim,
     )

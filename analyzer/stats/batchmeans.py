@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,7 @@ def lower_threshold_inflation(
     *,
     least_s: float = 0.0,
     late_share: float | None = None,
+    steady: bool = False,
 ) -> Inflation | None:
     """Returns the inflation of "among the slowest", from several thresholds.
 
@@ -114,6 +116,11 @@ def lower_threshold_inflation(
             None is returned where fewer than ten requests exceed it.
         late_share: Of the requests that may be late, 0 to 1; None for the largest inflation of all
             thresholds. The upper estimate is the largest of all in any case.
+        steady: The machine's speed is known to have stayed the same. Then there was no slow state,
+            and inflation that grows with the share is chance as likely: the geometric mean of the
+            largest and of what the split tells counts. The split alone is the lowest of several
+            noisy figures as often as not, and guards too little against a twin that is wrong
+            (``bench/certificate.py``).
     """
     everything = np.concatenate(list(latency_s))
     count = len(everything)
@@ -138,7 +145,8 @@ def lower_threshold_inflation(
     points = np.array([of.point for of in seen.values()])
     point = float(points.max())
     if late_share is not None:
-        point = _at_share(late_share, share, points, count * share / points)
+        split = _at_share(late_share, share, points, count * share / points)
+        point = sqrt(point * split) if steady else split
     return Inflation(point=point, upper=max(of.upper for of in seen.values()))
 
 

@@ -72,7 +72,8 @@ def certify(
     confidence: float,
     twin_inflation: float | None = None,
     latency_s: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
-    least_s: float = 0.0,
+    budget_s: float = 0.0,
+    steady: bool = False,
     earlier: RateEvidence | None = None,
     claim: int = 0,
 ) -> Certificate:
@@ -92,7 +93,7 @@ def certify(
             (or not finite) if there is no twin or it is not trusted.
         latency_s: Latencies of the same shape as ``over_budget``, seconds, inf for failures; what
             the inflation at lower thresholds is taken from. None if unknown.
-        least_s: As in ``used_inflation``.
+        budget_s, steady: As in ``used_inflation``.
         earlier: What earlier runs at this rate came to, none of which is in ``over_budget``: counts
             add up, and a larger inflation of the new runs counts for all, as for its runs at higher
             rates.
@@ -106,7 +107,8 @@ def certify(
         blocks,
         twin_inflation=twin_inflation,
         latency_s=latencies,
-        least_s=least_s,
+        budget_s=budget_s,
+        steady=steady,
         late_share=mlperf.tail_share(percentile),
     )
     if earlier is not None:
@@ -261,7 +263,8 @@ def used_inflation(
     *,
     twin_inflation: float | None = None,
     latency_s: Sequence[NDArray[np.floating]] | None = None,
-    least_s: float = 0.0,
+    budget_s: float = 0.0,
+    steady: bool = False,
     late_share: float | None = None,
 ) -> UsedInflation | None:
     """Returns the largest inflation that any source finds; None where none can be trusted.
@@ -274,17 +277,21 @@ def used_inflation(
 
     Args:
         blocks, twin_inflation, latency_s: As in ``certify``.
-        least_s: Beside a twin only thresholds from this latency on count, such as half the budget:
-            what carries a request over the budget carries many that far, while far below it the
-            machine's speed shows, and no overload.
-        late_share: Beside a twin, as in :func:`lower_threshold_inflation`.
+        budget_s: Latency budget, in the unit of ``latency_s``. Beside a twin only thresholds from
+            half of it on count: what carries a request over the budget carries many that far, while
+            far below it the machine's speed shows, and no overload; from a tenth of it on where the
+            speed was steady.
+        steady, late_share: Beside a twin, as in :func:`lower_threshold_inflation`.
     """
+    least_s = (STEADY_SHARE if steady else OVERLOAD_SHARE) * budget_s
     twin = twin_inflation if twin_inflation is not None and isfinite(twin_inflation) else None
     own = variance_inflation(blocks)
     lower = None
     if latency_s is not None:
         lower = (
-            lower_threshold_inflation(latency_s, least_s=least_s, late_share=late_share)
+            lower_threshold_inflation(
+                latency_s, least_s=least_s, late_share=late_share, steady=steady
+            )
             if twin is not None
             else lower_threshold_inflation(latency_s)
         )

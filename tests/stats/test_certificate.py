@@ -206,18 +206,18 @@ def test_beside_a_twin_the_drift_far_below_the_budget_is_no_overload() -> None:
     late = latency_s > 0.05
     assert not late.any()
 
-    def verdict(twin: float | None, least_s: float) -> str:
+    def verdict(twin: float | None, budget_s: float) -> str:
         return certify(
             late,
             percentile=99,
             confidence=0.95,
             twin_inflation=twin,
             latency_s=latency_s,
-            least_s=least_s,
+            budget_s=budget_s,
         ).verdict
 
-    assert verdict(10.0, 0.025) == "PASS"
-    assert verdict(None, 0.025) == "UNDECIDED", "without a twin nothing else tells of overloads"
+    assert verdict(10.0, 0.05) == "PASS"
+    assert verdict(None, 0.05) == "UNDECIDED", "without a twin nothing else tells of overloads"
     found = lower_threshold_inflation([latency_s], least_s=0.004)
     assert found is not None and found.point > 50, "at half the budget the same swings show"
 
@@ -238,6 +238,19 @@ def test_a_slow_state_counts_as_at_the_promise() -> None:
     # A share of 1 %, all of it in the slow state: 1 + 200 · 0.01 · 0.5 / 0.5, and at half 100.
     assert 2 < inflation(len(slow), 0.01) < 8 < 80 < inflation(len(slow), None)
     assert inflation(1_000, 0.01) < 8 < 20 < inflation(1_000, None)
+
+
+def test_where_the_speed_was_steady_the_largest_counts_by_half() -> None:
+    """Which alone is known of a run whose thresholds differ by chance."""
+    rng = np.random.default_rng(4)
+    latency_s = np.repeat(rng.exponential(1.0, 400), rng.integers(1, 80, 400))
+    split, steady, largest = (
+        lower_threshold_inflation([latency_s], late_share=late_share, steady=known)
+        for late_share, known in ((0.01, False), (0.01, True), (None, True))
+    )
+    assert split is not None and steady is not None and largest is not None
+    assert split.point < steady.point < largest.point
+    assert steady.point**2 == pytest.approx(split.point * largest.point, rel=0.1)
 
 
 def test_overloads_count_fully_where_no_threshold_shows_slow_states() -> None:
