@@ -272,7 +272,7 @@ def main() -> int:
         each for each in (Cell(world=w, mode=m) for w, m in names) if options.only in each.name
     ]
     document: dict[str, Any] = {"cells": {}}
-    if options.only or options.more:
+    if (options.only or options.more) and options.out.exists():
         document = json.loads(options.out.read_text())
     document |= {"budget_s": BUDGET_S, "shared_budget_s": SHARED_BUDGET_S}
     recorded = document["cells"] if options.more else {}

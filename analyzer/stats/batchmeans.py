@@ -31,8 +31,8 @@ _NEAR_LATE = (1.0, 2.0)
 # is told by shares that are so many times as large.
 _EXCESS_MIN = 0.3
 _SPAN_MIN = 2.0
-# One-sided: the true inflation exceeds the upper estimate in one case of four, if means are normal.
-_UPPER_TAIL = 0.25
+# One-sided: the true inflation exceeds the upper estimate in one case of ten, if means are normal.
+_UPPER_TAIL = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,13 +45,13 @@ def test_a_part_of_an_effective_late_request_costs_little() -> None:
     assert without < 1_000 + further < 1.15 * without
 
 
-def test_the_upper_estimate_is_exceeded_in_one_case_of_four() -> None:
+def test_the_upper_estimate_is_exceeded_in_one_case_of_ten() -> None:
     """What batchmeans.py says of it: 40 batches of 400 independent flags, one batch count."""
     flags = np.random.default_rng(5).random((600, 16_000)) < 0.3
     upper = [variance_inflation([row], batches=(40,)) for row in flags]
     # An estimate below 1 is raised to 1; none of these can be exceeded by the true inflation of 1.
     raised = np.mean([found is not None and found.upper == 1.0 for found in upper])
-    assert raised == pytest.approx(0.25, abs=0.04)
+    assert raised == pytest.approx(0.1, abs=0.025)
 
 
 def test_no_miss_at_inflation_25_needs_about_7500() -> None:
