@@ -264,16 +264,22 @@ def _config_id(configuration: Configuration) -> str:
     return hashlib.sha256(_JSON.encode(configuration.to_dict()).encode()).hexdigest()[:12]
 
 
-def baseline_configuration(*, batchable: bool, device: DeviceKind = "cpu") -> Configuration:
+def baseline_configuration(
+    *, batchable: bool, device: DeviceKind = "cpu", request_batch_size: int = 1
+) -> Configuration:
     """What Triton would do with an ONNX model alone (its automatic configuration).
 
     On a CPU with ONNX Runtime: two instances, ``max_batch_size`` 4 and ``dynamic_batching {}``
     where the model can be batched; one instance on a GPU, with the exhaustive search of cuDNN.
     Threads are ONNX Runtime's default (0: one per core).
+
+    Args:
+        request_batch_size: Inferences of the largest request; a batch holds it, since a server
+            refuses requests that are larger than its ``max_batch_size``.
     """
     return Configuration(
         device=device,
-        max_batch_size=4 if batchable else 0,
+        max_batch_size=max(4, request_batch_size) if batchable else 0,
         dynamic_batching=batchable,
         instance_count=2 if device == "cpu" else 1,
         intra_op_threads=0 if device == "cpu" else None,

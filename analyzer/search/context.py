@@ -171,9 +171,14 @@ def make_context(
     """
     watch = watch or StudyWatch()
     speeds = SpeedMemory(store.get_cache, store.put_cache, hardware_key)
-    baseline = (
-        baseline or baseline_configuration(batchable=request.model.batchable, device=request.device)
-    ).canonical()
+    largest = int(request.batch_sizes.max())
+    if baseline is None:
+        baseline = baseline_configuration(
+            batchable=request.model.batchable, device=request.device, request_batch_size=largest
+        )
+    elif 0 < baseline.max_batch_size < largest:  # its server would refuse them
+        baseline = replace(baseline, max_batch_size=largest)
+    baseline = baseline.canonical()
     if baseline.backend == "onnxruntime":
         baseline = replace(baseline, backend=request.space.onnx_backend)
     baseline = replace(baseline, instance_type=request.space.instance_type)

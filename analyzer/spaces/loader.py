@@ -25,6 +25,8 @@ _ACCELERATOR_ABSENT = {
     "tensorrt": "the accelerator tensorrt needs an NVIDIA GPU and ONNX Runtime's TensorRT "
     "provider, which is not here (extra gpu).",
 }
+# Batches in the place of a file's that hold no request, in requests.
+_REQUESTS_OF_A_BATCH = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,10 @@ class _Resolver:
                 )
         if key == "backend" and not self._context.tensorrt:
             found.pop("tensorrt", None)
+        request = self._context.request_batch_size
+        if key == "max_batch_size" and all(0 < int(choice) < request for choice in found):
+            # No batch holds a request: those that hold one to four of them do.
+            found = {request * requests: None for requests in _REQUESTS_OF_A_BATCH}
         refused = {choice: self._refusal(key, choice) for choice in found}
         if found and all(refused.values()):
             sentence = next(iter(refused.values()))

@@ -39,7 +39,9 @@ def unfinished(
         request_batch_size=told.get("request_batch_size", 1),
         server=told.get("server", "embedded"),
         baseline_id=baseline_configuration(
-            batchable=record.model.batchable, device=told.get("device", "cpu")
+            batchable=record.model.batchable,
+            device=told.get("device", "cpu"),
+            request_batch_size=told.get("request_batch_size", 1),
         ).config_id,
         pricing=Pricing(),
         explanation=Explanation(),

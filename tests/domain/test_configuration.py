@@ -82,6 +82,15 @@ def test_ids_of_stored_studies_stay_valid() -> None:
     )
 
 
+def test_a_batch_of_the_baseline_holds_a_request() -> None:
+    """A server refuses requests that are larger than its max_batch_size."""
+    sizes = [
+        baseline_configuration(batchable=True, request_batch_size=size).max_batch_size
+        for size in (1, 4, 8)
+    ]
+    assert sizes == [4, 4, 8]
+
+
 def test_settings_of_the_execution_that_have_no_effect_are_gone() -> None:
     plain = Configuration(intra_op_threads=2)
     for nothing in (

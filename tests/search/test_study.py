@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.configuration import Configuration, VariantKey, baseline_configuration
 from analyzer.domain.measurement import (
     Edge,
     Failure,
@@ -556,6 +556,32 @@ def test_a_rate_that_was_taken_back_is_none_that_a_further_walk_must_exceed() ->
     # The spell carries about 0.47 of the edge, which is that of the usual speed.
     assert best.capacity_rps > 0.5 * best.edge.at_least_rps
     assert len([known for known in best.evidence if known.claim]) > 1
+
+
+def test_requests_larger_than_triton_s_own_batches_have_a_baseline_that_takes_them() -> None:
+    """Of 8 inferences each, where its automatic configuration takes four at a time."""
+    request = SearchRequest(
+        study="large",
+        model=VIRTUAL_MODEL,
+        sla=Sla(latency_budget_ms=100.0),
+        space=replace(_space(ONE_CONFIGURATION), request_batch_size=8),
+        arrivals=Poisson(),
+        request_batch_size=8,
+        budget_s=100.0,
+        sampler="twin",
+        seed=1,
+        provenance={},
+    )
+    executor = VirtualExecutor(VirtualWorld(service=service))
+    given = replace(baseline_configuration(batchable=True), intra_op_threads=1)
+    for baseline in (None, given):
+        store = MemoryStore()
+        result = search_virtually(request, executor, store, cores=2, baseline=baseline)
+        measured = next(
+            of for of in result.outcomes if of.configuration.config_id == result.baseline_id
+        )
+        assert isinstance(measured, Measurement) and measured.edge.rate_rps
+        assert measured.configuration.max_batch_size == 8
 
 
 def test_what_earlier_studies_met_of_the_machine_holds_a_claim_back() -> None:

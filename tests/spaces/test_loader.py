@@ -55,6 +55,12 @@ def test_batches_are_never_smaller_than_the_request() -> None:
     assert sizes == {4, 8, 16, 32}
 
 
+def test_requests_larger_than_every_batch_have_batches_that_hold_them() -> None:
+    around = SpaceContext(device="cpu", cores=2, request_batch_size=64)
+    sizes = {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()}
+    assert sizes == {64, 128, 256}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
