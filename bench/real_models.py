@@ -28,7 +28,8 @@ from analyzer.targets.open import open_target
 from analyzer.targets.target import Connection
 from analyzer.variants.build import Variant
 from analyzer.variants.inputs import load_calibration, synthetic_inputs
-from analyzer.variants.inspect import inspect_model, try_model
+from analyzer.variants.inspect import inspect_model
+from analyzer.variants.try_model import try_model
 from benchlib import real_triton
 from benchlib.command import RESULTS, ROOT, Command, cell, put_into_page, say, table
 from benchlib.packaged import FOLDER, MODELS, PackagedModel

@@ -275,7 +275,7 @@ def tried(
         UsageError: It turned out to run one request at a time, and larger ones were asked for.
     """
     from analyzer.variants.inputs import synthetic_inputs
-    from analyzer.variants.inspect import try_model
+    from analyzer.variants.try_model import try_model
 
     if data is not None:
         inputs = {name: array[:2] for name, array in data.inputs.items()}

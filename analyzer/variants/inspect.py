@@ -8,7 +8,6 @@ symbolic links) and accepts models that do not.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +16,10 @@ from typing import Any
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.engine.runtimes.onnxruntime_ import (
     ORT_DATATYPES,
-    OrtRuntime,
     first_line,
     import_onnxruntime,
 )
-from analyzer.errors import (
-    MissingPartError,
-    ModelError,
-    TargetError,
-    TargetMemoryError,
-    is_out_of_memory,
-)
+from analyzer.errors import MissingPartError, ModelError, is_out_of_memory
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.graph import half_weights, table_ranges
 from analyzer.variants.onnx_file import (
@@ -52,10 +44,6 @@ from analyzer.variants.shapes import (
 
 # More than three of a kind say nothing new.
 _REASONS_SHOWN = 3
-_ONE_ROW_NOTE = (
-    "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"
-    " only."
-)
 _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
 
 
@@ -214,79 +202,6 @@ def _notes(
     if half:
         notes.append(f"The weights are {half}: the precision fp32 means the model as it is.")
     return tuple(notes)
-
-
-def as_unbatched(
-    model: ModelInfo, outputs: Mapping[str, tuple[int, ...]] | None = None
-) -> ModelInfo:
-    """``model`` as one that cannot be batched, every request holding one row.
-
-    For models whose first dimension is declared dynamic although the graph works for one row only.
-
-    Args:
-        outputs: Shapes of the outputs for one row, where they are known.
-    """
-    known = outputs or {}
-    if not model.batchable:
-        return model
-    return replace(
-        model,
-        batchable=False,
-        fixed_batch=1,
-        notes=(*model.notes, _ONE_ROW_NOTE),
-        inputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.inputs),
-        outputs=tuple(
-            replace(spec, shape=known.get(spec.name, (1, *spec.shape))) for spec in model.outputs
-        ),
-    )
-
-
-def try_model(model: ModelInfo, rows: Mapping[str, Any]) -> tuple[ModelInfo, float]:
-    """``model`` as it really runs, tried on two rows of inputs (``[rows, *shape]``).
-
-    Some graphs declare a dynamic first dimension and hold a reshape to one row; those come back as
-    models that cannot be batched (:func:`as_unbatched`).
-
-    Returns:
-        The model, and the seconds that one inference took.
-
-    Raises:
-        ModelError: It does not even run one row; made-up inputs may be the reason.
-        TargetMemoryError: It runs out of memory.
-    """
-    runtime: OrtRuntime | None = None
-    try:
-        runtime = OrtRuntime(model.path)
-        lead = slice(0, 1) if model.batchable else 0
-        # The ellipsis keeps a scalar an array.
-        begun = time.perf_counter()
-        one = runtime.run({name: array[lead, ...] for name, array in rows.items()})
-        inference_s = time.perf_counter() - begun
-        shapes = {name: array.shape for name, array in one.items()}
-        if not model.batchable or len(next(iter(rows.values()))) < 2:
-            return model, inference_s
-        try:
-            begun = time.perf_counter()
-            two = runtime.run({name: array[:2] for name, array in rows.items()})
-        except TargetMemoryError:
-            raise
-        except TargetError:
-            return as_unbatched(model, shapes), inference_s
-        # The first run makes room for what the others use again.
-        inference_s = min(inference_s, (time.perf_counter() - begun) / 2)
-        grown = all(two[name].shape == (2, *shape[1:]) for name, shape in shapes.items())
-        return model if grown else as_unbatched(model, shapes), inference_s
-    except TargetMemoryError:
-        raise
-    except TargetError as error:
-        raise ModelError(
-            f"The model loads and does not run: {error.message}",
-            hint="If its inputs need special values, give real ones with --calibration-data;"
-            " check --input-shape otherwise.",
-        ) from error
-    finally:
-        if runtime is not None:
-            runtime.close()
 
 
 def _open_session(file: Path) -> Any:

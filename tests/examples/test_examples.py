@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from analyzer.variants.inputs import load_calibration, synthetic_inputs
-from analyzer.variants.inspect import inspect_model, try_model
+from analyzer.variants.inspect import inspect_model
+from analyzer.variants.try_model import try_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

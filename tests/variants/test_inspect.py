@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.errors import MissingPartError, ModelError
 from analyzer.variants.inputs import synthetic_inputs
-from analyzer.variants.inspect import as_unbatched, inspect_model, try_model
+from analyzer.variants.inspect import inspect_model
 from analyzer.variants.onnx_file import default_name, locate_onnx
+from analyzer.variants.try_model import as_unbatched, try_model
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Write = Callable[..., Path]
@@ -221,7 +222,7 @@ def test_as_unbatched(linear_model: Write) -> None:
 
 @pytest.mark.parametrize(
     ("target", "batchable", "output"),
-    [([-1, 8], True, (8,)), ([1, 8], False, (1, 8)), ([-1, 4], False, (2, 4))],
+    [([-1, 8], True, (8,)), ([1, 8], False, (1, 8)), ([-1, 4], False, (-1, 4))],
 )
 def test_batch_axis_that_is_none_is_found_out(
     write_model: Write, target: list[int], batchable: bool, output: tuple[int, ...]
@@ -243,6 +244,48 @@ def test_batch_axis_that_is_none_is_found_out(
     assert tried.batchable == batchable
     assert tried.inputs[0].shape == ((8,) if batchable else (1, 8))
     assert tried.outputs[0].shape == output
+
+
+def over_rows(write_model: Write, nodes: list[object], weights: dict[str, np.ndarray]) -> Path:
+    return write_model(nodes, [("x", FLOAT, ["n", 8])], [("y", FLOAT, ["n", 8])], weights)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "weights", "independent"),
+    [
+        ("Softmax", {"axis": 1}, {}, True),
+        ("Softmax", {"axis": 0}, {}, False),
+        ("CumSum", {}, {"axis": np.array(0, np.int64)}, False),
+        ("Bernoulli", {}, {}, True),  # random, whatever stands beside it
+    ],
+)
+def test_rows_that_depend_on_each_other_are_no_batch(
+    write_model: Write,
+    operator: str,
+    attributes: dict[str, int],
+    weights: dict[str, np.ndarray],
+    independent: bool,
+) -> None:
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["p"]),
+        helper.make_node(operator, ["p", *weights], ["y"], **attributes),
+    ]
+    model = inspect_model(over_rows(write_model, nodes, weights))
+    tried, _ = try_model(model, synthetic_inputs(model, 2, 0))
+    assert tried.batchable == independent
+    said = "the answer to a request ('y') depends on the other requests of its batch"
+    assert [said in note for note in tried.notes] == ([] if independent else [True])
+
+
+def test_a_size_that_the_data_decides_is_not_fixed_by_one_row(write_model: Write) -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["indices"]),
+        helper.make_node("Transpose", ["indices"], ["y"]),
+    ]
+    path = write_model(nodes, [("x", FLOAT, ["n", 8])], [("y", TensorProto.INT64, ["m", 2])])
+    model = inspect_model(path)
+    tried, _ = try_model(model, synthetic_inputs(model, 2, 0))
+    assert not tried.batchable and tried.outputs[0].shape == (-1, 2)
 
 
 def test_model_that_loads_and_does_not_run(write_model: Write) -> None:

@@ -12,8 +12,9 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError
 from analyzer.variants.inputs import synthetic_inputs
-from analyzer.variants.inspect import inspect_model, try_model
+from analyzer.variants.inspect import inspect_model
 from analyzer.variants.shapes import Declared, declared_dims, state_loops, unbatched_reasons
+from analyzer.variants.try_model import try_model
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Write = Callable[..., Path]
