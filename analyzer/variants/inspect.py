@@ -8,7 +8,7 @@ symbolic links) and accepts models that do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,9 @@ def inspect_model(
     proto = load_onnx(file)
     external = external_files(file, proto)
     session = _open_session(file)
-    inputs = [_declared(value, "input") for value in session.get_inputs()]
+    inputs = _with_rank(
+        proto, [_declared(value, "input") for value in session.get_inputs()], input_shapes or {}
+    )
     ranges = _value_ranges(proto, inputs)
     outputs = [_declared(value, "output") for value in session.get_outputs()]
     if not inputs:
@@ -86,7 +88,7 @@ def inspect_model(
             f"{file} has no inputs, so there is nothing to send to it.",
             hint="Export the model with its inputs.",
         )
-    if unranked := _without_shape(proto, outputs):
+    if unranked := _without_shape(proto.graph.output, outputs):
         ranks = _ranks(session, inputs, input_shapes or {}, ranges)
         outputs = [
             replace(tensor, dims=(None,) * ranks.get(tensor.name, 0))
@@ -130,6 +132,7 @@ def inspect_model(
         external_files=external,
         notes=_notes(reasons, loops, half_weights(proto)),
     )
+    _refuse_empty((*model.inputs, *model.outputs))
     if any(-1 in spec.shape for spec in model.inputs):
         raise unknown_shapes(
             shapes,
@@ -155,13 +158,49 @@ def _input_specs(
     )
 
 
-def _without_shape(proto: Any, outputs: Sequence[Declared]) -> set[str]:
-    """The outputs of which neither the graph nor ONNX Runtime tells the rank.
+def _without_shape(values: Iterable[Any], tensors: Sequence[Declared]) -> set[str]:
+    """Those of ``tensors`` of which neither the graph nor ONNX Runtime tells the rank.
 
     A session shows them like scalars.
+
+    Args:
+        values: The graph's inputs or outputs.
     """
-    unsaid = {o.name for o in proto.graph.output if not o.type.tensor_type.HasField("shape")}
-    return {tensor.name for tensor in outputs if not tensor.dims and tensor.name in unsaid}
+    unsaid = {value.name for value in values if not value.type.tensor_type.HasField("shape")}
+    return {tensor.name for tensor in tensors if not tensor.dims and tensor.name in unsaid}
+
+
+def _with_rank(
+    proto: Any, inputs: Sequence[Declared], given: Mapping[str, tuple[int, ...]]
+) -> list[Declared]:
+    """``inputs``, those that the graph declares without a shape with the rank of the given one.
+
+    Raises:
+        ModelError: None is given.
+    """
+    unranked = _without_shape(proto.graph.input, inputs)
+    for name in sorted(unranked - given.keys()):
+        raise ModelError(
+            f"The model does not declare a shape for the input {name!r}.",
+            hint=f"Add --input-shape {name}:N,… with its dimensions (without the batch axis), or "
+            "export the model with shapes.",
+        )
+    return [
+        replace(tensor, dims=(None,) * (1 + len(given[tensor.name])))
+        if tensor.name in unranked
+        else tensor
+        for tensor in inputs
+    ]
+
+
+def _refuse_empty(tensors: Sequence[TensorSpec]) -> None:
+    for tensor in tensors:
+        if 0 in tensor.shape:
+            raise ModelError(
+                f"The tensor {tensor.name!r} has an empty dimension {list(tensor.shape)}, and "
+                "Triton serves dimensions of at least 1.",
+                hint="Export the model without it.",
+            )
 
 
 def _ranks(
@@ -262,7 +301,8 @@ def _datatype(value: Any, role: str) -> str:
             " out).",
         )
     hint = (
-        "For scikit-learn models, convert with options={id(model): {'zipmap': False}}."
+        "Export the model with tensors. Of scikit-learn models these are the probabilities: convert"
+        " with options={id(model): {'zipmap': False}}."
         if value.type.startswith(("seq", "map"))
         else "Supported: " + ", ".join(NUMPY_DTYPES) + "."
     )

@@ -178,6 +178,27 @@ def test_the_rank_of_an_output_that_the_graph_does_not_tell_is_found_by_a_run(
     assert "output 'y' is a scalar" in inspect_model(path).notes[0]
 
 
+def test_an_input_without_a_shape_takes_the_given_one(write_model: Write) -> None:
+    path = write_model(
+        [helper.make_node("Sigmoid", ["x"], ["y"])], [("x", FLOAT, None)], [("y", FLOAT, None)]
+    )
+    with pytest.raises(ModelError, match="does not declare a shape for the input 'x'"):
+        inspect_model(path)
+    model = inspect_model(path, input_shapes={"x": (16,)})
+    assert model.batchable and model.inputs[0].shape == (16,) and model.outputs[0].shape == (-1,)
+    assert try_model(model, synthetic_inputs(model, rows=2, seed=0))[0].batchable
+
+
+def test_an_empty_dimension_is_refused_before_anything_is_searched(write_model: Write) -> None:
+    path = write_model(
+        [helper.make_node("Concat", ["x", "z"], ["y"], axis=1)],
+        [("x", FLOAT, ["batch", 4]), ("z", FLOAT, ["batch", 0])],
+        [("y", FLOAT, ["batch", 4])],
+    )
+    with pytest.raises(ModelError, match=r"'z' has an empty dimension \[0\]"):
+        inspect_model(path)
+
+
 def test_accepted_shapes_are_suggested(write_model: Write) -> None:
     # The reshape holds only for a height of 48, as in a text recogniser.
     nodes = [helper.make_node("Reshape", ["x", "target"], ["y"])]
