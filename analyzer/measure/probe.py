@@ -56,7 +56,8 @@ def run_probes(
         seconds_max: After this no further execution starts.
 
     Returns:
-        The results of each model, without the probes that the time did not suffice for.
+        The results of each model, without the probes that the time did not suffice for; a model
+        that runs one row and fails at a larger batch says so in the results of those batches.
 
     Raises:
         TargetCrashError: The process ended before its time; its last log lines are in the message.
@@ -102,6 +103,7 @@ def run_probes(
             samples_ms=tuple(record["samples_ms"]),
             limit_ms=batch_ms_max if record["skipped"] else None,
             rounds=tuple((start, mean) for start, mean in record["rounds"]),
+            failed=record["failed"],
         )
         results[record["model"]].append(result)
     return results

@@ -9,7 +9,8 @@ Reads a JSON document from standard input::
 and writes one JSON line per probe to standard output, with the numbers of ``model`` and ``probe``
 and ``samples_ms`` (milliseconds of each execution while exactly ``busy`` instances were at work);
 ``rounds`` has the begin of each round, seconds since 1970, with its mean, milliseconds;
-``skipped`` where a smaller batch already took longer than ``batch_ms_max``. Probes that
+``skipped`` where a smaller batch already took longer than ``batch_ms_max``; ``failed`` has why the
+model does not run the batch, or a smaller one than that, though it runs one row. Probes that
 ``seconds_max`` did not suffice for have no line. A line with ``error`` ends the stream.
 """
 
@@ -136,7 +137,7 @@ def _groups(models: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             # ONNX Runtime's own choice of threads (0) comes last, as in the plan of the probes.
             place = (0 if together else number, probe["threads"] or 1 << 30)
             record = probe | {"model": number, "probe": index, "samples_ms": [], "rounds": []}
-            record["skipped"] = False
+            record |= {"skipped": False, "failed": ""}
             groups.setdefault(place, []).append(record)
     return [groups[place] for place in sorted(groups)]
 
@@ -160,6 +161,8 @@ def _run_group(
     else:
         rounds = max(_ROUNDS, round(seconds / _ROUND_S))
     slow: dict[tuple[int, int], int] = {}
+    # The smallest batch that a model does not run, and why.
+    failing: dict[int, tuple[int, str]] = {}
     # What one inference takes, of the largest batch so far.
     alone_s: dict[tuple[int, int], float] = {}
     for turn in range(2 * rounds):
@@ -167,6 +170,10 @@ def _run_group(
             if time.monotonic() > deadline:
                 return
             busy, batch = record["busy"], record["batch"]
+            fails_from, why = failing.get(record["model"], (math.inf, ""))
+            if batch >= fails_from:
+                record["failed"] = why
+                continue
             if turn >= rounds and not _disturbed(record):
                 continue
             if batch > slow.get((record["model"], busy), batch):
@@ -182,9 +189,16 @@ def _run_group(
             runtimes = instances.take(record["model"], record["threads"], busy)
             inputs = _batch(pool, batch, spec["batchable"])
             began_s = time.time()
-            samples = _time_executions(
-                runtimes, inputs, record["seconds"] / rounds, record["threads"]
-            )
+            try:
+                samples = _time_executions(
+                    runtimes, inputs, record["seconds"] / rounds, record["threads"]
+                )
+            except AnalyzerError as error:
+                if batch == 1:
+                    raise
+                record["failed"] = error.message
+                failing[record["model"]] = batch, error.message
+                continue
             if samples:
                 record["rounds"].append([round(began_s, 3), round(float(np.mean(samples)), 5)])
                 alone_s[record["model"], busy] = float(np.median(samples)) / batch / 1e3
@@ -214,7 +228,7 @@ def main() -> None:
             _run_group(records, instances, pool, spec, deadline)
             instances.close()
             for record in records:
-                if record["samples_ms"] or record["skipped"]:
+                if record["samples_ms"] or record["skipped"] or record["failed"]:
                     print(json.dumps(record), flush=True)
     except AnalyzerError as error:
         print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)

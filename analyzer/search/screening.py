@@ -252,6 +252,20 @@ class Screening:
 def screen(context: SearchContext, built: BuiltVariants) -> Screening:
     """Predicts every allowed configuration, and makes the designer, which learns what is known."""
     request = context.request
+    failures = {
+        key: failure
+        for key, known in built.calibrations.items()
+        if (failure := known.failure) is not None
+    }
+    for key, failure in failures.items():
+        context.log.warn(
+            f"{key.label} does not run batches of {failure.probe.batch}, which are left out with "
+            f"larger ones: {failure.failed}"
+        )
+
+    def runs(configuration: Configuration) -> bool:
+        failure = failures.get(configuration.variant)
+        return failure is None or configuration.max_batch_size < failure.probe.batch
 
     def usable(configurations: Mapping[str, Configuration]) -> dict[str, Configuration]:
         return {
@@ -260,6 +274,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
             if configuration.variant in built.variants
             and configuration.variant not in built.excluded
             and configuration.precision in request.precisions
+            and runs(configuration)
         }
 
     allowed = usable(context.candidates)

@@ -42,6 +42,12 @@ class VariantCalibration:
     variant: VariantKey
     results: tuple[ProbeResult, ...]
 
+    @property
+    def failure(self) -> ProbeResult | None:
+        """The smallest batch that the model does not run; None where it runs all that was tried."""
+        failed = [result for result in self.results if result.failed]
+        return min(failed, key=lambda result: result.probe.batch, default=None)
+
     def service_of(
         self,
         configuration: Configuration,
@@ -234,6 +240,7 @@ class VariantCalibration:
                     "samples_ms": list(result.samples_ms),
                     "limit_ms": result.limit_ms,
                     "rounds": [list(pair) for pair in result.rounds],
+                    "failed": result.failed,
                 }
                 for result in self.results
             ]
@@ -253,6 +260,7 @@ class VariantCalibration:
                     samples_ms=samples,
                     limit_ms=record.get("limit_ms"),
                     rounds=tuple((start, mean) for start, mean in record.get("rounds", ())),
+                    failed=record.get("failed", ""),
                 )
             )
         return cls(variant=variant, results=tuple(results))
@@ -271,7 +279,7 @@ class VariantCalibration:
         have = {
             _place(result.probe)
             for result in self.results
-            if result.samples_ms or (result.limit_ms or 0.0) >= limit_ms
+            if result.samples_ms or result.failed or (result.limit_ms or 0.0) >= limit_ms
         }
         return [probe for probe in probes if _place(probe) not in have]
 

@@ -47,6 +47,7 @@ class ProbeResult:
     Args:
         limit_ms: Of a probe that was skipped: a smaller batch already took longer than this.
         rounds: When each round began (seconds since 1970), and its mean time, milliseconds.
+        failed: Why the model does not run this batch, or a smaller one; empty if it does.
         mean_ms: :func:`trimmed_mean_ms` of the samples, computed here once; NaN without any.
         count, median_ms, cv: Number, median and coefficient of variation of the samples that
             ``mean_ms`` is of; 0 and NaN without any.
@@ -56,6 +57,7 @@ class ProbeResult:
     samples_ms: tuple[float, ...]
     limit_ms: float | None = None
     rounds: tuple[tuple[float, float], ...] = ()
+    failed: str = ""
     mean_ms: float = field(init=False, repr=False, compare=False)
     count: int = field(init=False, repr=False, compare=False)
     median_ms: float = field(init=False, repr=False, compare=False)

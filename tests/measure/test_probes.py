@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.domain.configuration import DEFAULT_EXECUTION, Configuration
 from analyzer.measure import probe_main
@@ -143,6 +145,51 @@ def test_a_batch_that_was_too_slow_is_tried_again_only_under_a_longer_budget() -
     assert kept == known
 
 
+def test_a_batch_that_the_model_does_not_run_is_known_and_not_tried_again(tmp_path: Path) -> None:
+    """A graph with a table of three positions, one for each row."""
+    positions = numpy_helper.from_array(np.zeros((3, 4), np.float32), "positions")
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], end=1),
+        helper.make_node("Squeeze", ["shape"], ["rows"]),
+        helper.make_node("Range", ["zero", "rows", "one"], ["indices"]),
+        helper.make_node("Gather", ["positions", "indices"], ["own"]),
+        helper.make_node("Add", ["x", "own"], ["y"]),
+    ]
+    numbers = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    scalars = [numpy_helper.from_array(array, name) for name, array in numbers.items()]
+    tensors = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [positions, *scalars])
+    onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(onnx_model, str(tmp_path / "model.onnx"))
+    np.savez(tmp_path / "inputs.npz", x=np.ones((8, 4), np.float32))
+    probes = tuple(Probe(threads=1, busy=1, batch=batch, seconds=0.05) for batch in (1, 2, 8, 4))
+    model = ProbedModel(
+        path=tmp_path / "model.onnx",
+        backend="onnxruntime",
+        execution=DEFAULT_EXECUTION,
+        accelerator_options={},
+        size_bytes=1 << 10,
+        probes=probes,
+    )
+    (results,) = run_probes(
+        [model],
+        device="cpu",
+        batchable=True,
+        inputs_path=tmp_path / "inputs.npz",
+        batch_ms_max=1e4,
+        seconds_max=30.0,
+    )
+    known = VariantCalibration.from_dict(FP32, calibrated(*results).to_dict())
+    assert [(r.probe.batch, bool(r.samples_ms), bool(r.failed)) for r in known.results] == [
+        (1, True, False),
+        (2, True, False),
+        (8, False, True),
+        (4, False, True),
+    ]
+    assert known.failure is not None and known.failure.probe.batch == 4
+    assert known.lacks(probes) == []
+
+
 def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, image=np.load(EXAMPLES / "digits.npz")["image"][:8].astype(np.float32))
@@ -193,7 +240,7 @@ def test_a_probe_of_few_executions_goes_on_where_its_rounds_contradict_each_othe
 
     def probed() -> dict[str, Any]:
         record: dict[str, Any] = {"model": 0, "probe": 0, "threads": 1, "busy": 1, "batch": 1}
-        record |= {"seconds": 1.0, "samples_ms": [], "rounds": [], "skipped": False}
+        record |= {"seconds": 1.0, "samples_ms": [], "rounds": [], "skipped": False, "failed": ""}
         monkeypatch.setattr(probe_main, "_ROUND_S", 0.4)
         probe_main._run_group([record], instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
         return record
@@ -215,7 +262,7 @@ def test_a_batch_that_would_outlast_the_time_is_not_begun() -> None:
     )
     records = [
         {"model": 0, "probe": index, "threads": 1, "busy": 1, "batch": batch, "seconds": 0.1}
-        | {"samples_ms": [], "rounds": [], "skipped": False}
+        | {"samples_ms": [], "rounds": [], "skipped": False, "failed": ""}
         for index, batch in enumerate((1, 16))
     ]
     began = time.monotonic()
