@@ -15,6 +15,7 @@ import click
 from analyzer.cli import options
 from analyzer.cli.devices import default_device
 from analyzer.cli.studies import format_table
+from analyzer.domain.units import format_duration
 from analyzer.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ class Subject:
     help="Closed loop with so many requests in flight (8).",
 )
 @click.option(
-    "--duration", type=options.DURATION_S, default="10s", show_default=True, help="Time under load."
+    "--duration",
+    type=options.DURATION_S,
+    default="10s",
+    show_default=True,
+    help="Time under load; with --rate, 20 requests at least.",
 )
 @options.load
 @click.option("--latency-budget", type=options.DURATION_MS, help="Counts requests over it.")
@@ -219,9 +224,14 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.targets.open import open_target
 
     model, configuration = inspect_path(path, values["input_shapes"])
-    if not values["quiet"]:
-        for note in model.notes:
-            click.echo(f"Note: {note}", err=True)
+    notes = [*model.notes]
+    if values["model_name"] not in (None, model.name):
+        notes.append(
+            f"--model {values['model_name']} is ignored: it names a model of an endpoint, and "
+            f"{path} is a local model ({model.name})."
+        )
+    for note in () if values["quiet"] else notes:
+        click.echo(f"Note: {note}", err=True)
     if configuration is None:
         configuration = baseline_configuration(batchable=model.batchable, device=default_device())
     gpu = first_gpu() if configuration.device == "gpu" else None
@@ -281,6 +291,8 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         gpu_base_bytes=subject.gpu_base_bytes,
         budgeted=budget_ms is not None,
     )
+    if values["rate"] is not None and not values["quiet"]:
+        _tell_least_time(values["rate"], values["duration"])
     session.warm_up(concurrency=values["concurrency"] or 4)
     certificate = None
     if values["concurrency"] is not None:
@@ -292,6 +304,20 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         if budget_ms is not None:
             certificate = judge_runs([test], session.logs, load, None)
     return build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
+
+
+def _tell_least_time(rate_rps: float, duration_s: float) -> None:
+    """Notes how long the least number of requests takes, where that is more than asked for."""
+    from analyzer.measure.session import REQUESTS_MIN
+
+    least_s = REQUESTS_MIN / rate_rps
+    if least_s > duration_s:
+        click.echo(
+            f"Note: {REQUESTS_MIN} requests at least are sent, which takes about "
+            f"{format_duration(least_s)} at this rate: longer than --duration "
+            f"{format_duration(duration_s)}.",
+            err=True,
+        )
 
 
 def _theirs(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analyzer.cli.measure import _print
+from analyzer.cli.measure import measure as measure_command
+from analyzer.errors import UsageError
+from analyzer.measure.session import REQUESTS_MIN
 
 Call = Callable[..., Any]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -87,3 +91,48 @@ def test_a_request_larger_than_the_largest_batch_is_refused(call: Call, folder: 
     answer = call("measure", str(EXAMPLES / "digits.onnx"), *options)
     assert answer.code == 2, answer
     assert "digits takes 4 inferences at most" in answer.document["error"]["message"]
+
+
+@pytest.fixture
+def unserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server is started, and the load test ends with an error where it would begin."""
+
+    class Session:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def warm_up(self, **_: object) -> None:
+            raise UsageError("It begins.", hint="Stop.")
+
+    monkeypatch.setattr("analyzer.targets.open.open_target", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("analyzer.measure.live_session.LiveSession", Session)
+
+
+@pytest.mark.usefixtures("unserved")
+def test_a_test_longer_than_its_duration_says_so_before_it_begins(call: Call) -> None:
+    """Twenty requests at 0.5/s took 40 s without a word, with --duration 1s."""
+    model = str(EXAMPLES / "digits.onnx")
+    long = ("measure", model, "--rate", "0.5/s", "--duration", "1s")
+    told = call(*long).stderr
+    note, begun = told.index(f"{REQUESTS_MIN} requests at least"), told.index("It begins.")
+    assert note < begun and "about 40s at this rate" in told and "--duration 1s" in told
+    silent = (
+        (*long, "--quiet"),
+        ("measure", model, "--rate", "20/s", "--duration", "1s"),
+        ("measure", model, "--concurrency", "1", "--duration", "1s"),
+    )
+    for arguments in silent:
+        told = call(*arguments).stderr
+        assert "It begins." in told and "at least" not in told, arguments
+    (duration,) = (option for option in measure_command.params if option.name == "duration")
+    assert f"{REQUESTS_MIN} requests at least" in (getattr(duration, "help", None) or "")
+
+
+@pytest.mark.usefixtures("unserved")
+def test_the_name_of_an_endpoints_model_means_nothing_to_a_local_one(call: Call) -> None:
+    """``--model foo`` was ignored without a word."""
+    options = ("measure", str(EXAMPLES / "digits.onnx"), "--concurrency", "1")
+    told = call(*options, "--model", "foo").stderr
+    assert "Note: --model foo is ignored" in told and "(digits)" in told
+    for arguments in ((*options, "--model", "digits"), (*options, "--model", "foo", "-q")):
+        assert "Note" not in call(*arguments).stderr
