@@ -35,6 +35,7 @@ def export_with_evidence(
     Raises:
         UsageError, RepositoryError: There is nothing to export, or it cannot be written.
     """
+    from analyzer.export.repository import check_destination
     from analyzer.export.rtx import check_capabilities, export_rtx_engine
     from analyzer.export.study import chosen_measurement, export_study
     from analyzer.report.document import evidence_document
@@ -50,6 +51,8 @@ def export_with_evidence(
             f"--backend tensorrt-rtx: {destination} is for repositories that Triton reads.",
             hint="Write the engine to a folder of this machine.",
         )
+    if isinstance(destination, Path):
+        check_destination(destination)
     named = check_capabilities(compute_capabilities) if rtx else ()
     measurement = chosen_measurement(result, config_id)
     evidence = evidence_document(result, measurement)

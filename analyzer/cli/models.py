@@ -34,7 +34,7 @@ def find_model(folder: Path) -> Path:
         return files[0]
     if len(files) > 1:
         raise _several(files, "The working folder holds")
-    found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+    found = _names(sorted(folder.iterdir())) or "nothing"
     raise ModelError(
         "No MODEL was given, and there is neither a model in ./model_repository nor an .onnx file "
         f"in the working folder (found: {found}).",
@@ -43,11 +43,15 @@ def find_model(folder: Path) -> Path:
 
 
 def _several(paths: list[Path], where: str) -> ModelError:
-    names = ", ".join(path.name for path in paths[:10])
     return ModelError(
-        f"{where} {len(paths)} models: {names}.",
+        f"{where} {len(paths)} models: {_names(paths)}.",
         hint=f"Name the one that is meant, for instance: analyze {paths[0]}.",
     )
+
+
+def _names(paths: list[Path]) -> str:
+    """The first ten names, and ``…`` where there are more."""
+    return ", ".join([*(path.name for path in paths[:10]), *(["…"] if len(paths) > 10 else [])])
 
 
 def local_model(place: Path | Location) -> Path:

@@ -55,9 +55,10 @@ def check_report(path: Path) -> None:
 
 def check_export(path: Path | Location) -> None:
     """Raises UsageError or RepositoryError where no repository could be written to ``path``."""
-    if isinstance(path, Location):
-        from analyzer.export.remote import check_remote
+    from analyzer.export.remote import check_remote
+    from analyzer.export.repository import check_destination
 
+    if isinstance(path, Location):
         check_remote(path)
         return
     if path.exists() and not path.is_dir():
@@ -65,6 +66,7 @@ def check_export(path: Path | Location) -> None:
             f"--export: {path} is a file, where a model repository is a folder.",
             hint="Choose another folder.",
         )
+    check_destination(path)
     _check_writable(path, f"--export {path}")
 
 

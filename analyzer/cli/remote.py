@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from analyzer.buckets.location import Location
 from analyzer.cli import options as shared
 from analyzer.cli.models import find_model, local_model
-from analyzer.cli.preflight import check_report
+from analyzer.cli.preflight import check_export, check_report
 from analyzer.errors import (
     AnalyzerError,
     InputError,
@@ -65,6 +65,8 @@ def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> in
         raise UsageError(f"There is no model {path}.", hint="Give an ONNX file or a directory.")
     if values["report_file"] is not None:
         check_report(values["report_file"])
+    if isinstance(values["export_dir"], Path):
+        check_export(values["export_dir"])
     with ServiceClient(values["service"], os.environ.get(TOKEN_VARIABLE)) as client:
         body: dict[str, Any] = {"kind": "search", "options": _options(context)}
         if isinstance(values["export_dir"], Location):

@@ -85,7 +85,7 @@ def _secret(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(SECRET_VARIABLE) or None
     try:
-        with file.open() as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             found = stream.read(_SECRET_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(

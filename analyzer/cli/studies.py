@@ -12,8 +12,9 @@ import click
 from analyzer.cli import options
 
 if TYPE_CHECKING:
+    from analyzer.domain.study import Verdict
     from analyzer.report.entries import StudyReport
-    from analyzer.store.records import StudyRecord, TrialRow
+    from analyzer.store.records import StudyRecord, StudySummary, TrialRow
 
 
 @click.group(invoke_without_command=True)
@@ -42,7 +43,7 @@ def studies(
             {
                 "name": study.name,
                 "model": study.model,
-                "verdict": study.verdict,
+                "verdict": _verdict(study),
                 "trials": study.trials,
                 "started_at": study.started_at,
                 "status": study.status,
@@ -52,10 +53,18 @@ def studies(
         click.echo(json.dumps({"schema": 1, "studies": rows}))
         return
     table = [("study", "model", "verdict", "trials", "status", "started at")]
-    table += [
-        (s.name, s.model, s.verdict or "–", str(s.trials), s.status, s.started_at) for s in found
-    ]
+    table += [(s.name, s.model, _verdict(s), str(s.trials), s.status, s.started_at) for s in found]
     click.echo(format_table(table))
+
+
+def _verdict(study: StudySummary) -> Verdict:
+    """The verdict as the study's document tells it.
+
+    After a search that did not end only a verdict that recommends something stands.
+    """
+    if study.status == "finished" or study.verdict in ("found", "estimated"):
+        return study.verdict or "undecided"
+    return "undecided"
 
 
 @studies.command()
@@ -85,9 +94,8 @@ def show(
         click.echo(json.dumps(_document(record, report, rows)))
         return
     summary = summarize(report)
-    click.echo(
-        f"{record.name}: {record.model.name}, {record.status}, {record.verdict or 'no verdict'}"
-    )
+    verdict = report.result.verdict
+    click.echo(f"{record.name}: {record.model.name}, {record.status}, {verdict}")
     click.echo(f"{summary.title}.")
     click.echo(format_table(trial_table(report, rows)))
     for note in summary.notes:
@@ -117,7 +125,7 @@ def _document(record: StudyRecord, report: StudyReport, rows: Sequence[TrialRow]
         "schema": 1,
         "name": record.name,
         "model": record.model.name,
-        "verdict": record.verdict,
+        "verdict": report.result.verdict,
         "status": record.status,
         "started_at": record.started_at,
         "sla": dataclasses.asdict(record.sla),

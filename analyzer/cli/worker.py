@@ -14,7 +14,7 @@ from analyzer.cli import options as shared
 from analyzer.cli.machine import constants_folder
 from analyzer.cli.service import log_to_stderr, require_service
 from analyzer.cli.service_limits import limit_options
-from analyzer.errors import UsageError
+from analyzer.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.service.limits import ServiceLimits
@@ -65,26 +65,49 @@ def worker(
     from analyzer.service.folder import ANALYZE
     from analyzer.service.worker import Worker, compiled_twin, this_device
 
+    if lease < 1:
+        raise UsageError("--lease must be 1s at least.", hint="Write it like --lease 30s.")
+    folder = _folder(data)
+    _check_there(store_url, folder)
     log_to_stderr(verbose=verbose)
     stop = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stop.set())
     if parent is not None:
         die_with_parent(signal.SIGTERM, parent_pid=parent)
-    if lease < 1:
-        raise UsageError("--lease must be 1s at least.", hint="Write it like --lease 30s.")
-    content = ContentStore(_folder(data))
     idle_s = min(IDLE_S, lease)  # what it holds must be free when its lease has ended
     with open_service_database(store_url, upgrade=False, idle_s=idle_s) as database:
         Worker(
             database,
-            content,
+            ContentStore(folder),
             this_device(),
             limits,
             stopping=stop.is_set,
             lease_s=lease,
             analyze=replace(ANALYZE, compiled=compiled_twin(), constants=constants_folder()),
         ).run()
+
+
+def _check_there(store_url: str, folder: Path) -> None:
+    """Looks for the service's database and folder, which the service makes and no worker does.
+
+    Raises:
+        UsageError: There is no such folder.
+        StoreError: There is no such file of SQLite, or ``store_url`` names no database.
+    """
+    from analyzer.store.engine import parse_url
+
+    url = parse_url(store_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        raise StoreError(
+            f"--store: the database {url.database} does not exist.",
+            hint="Start analyze service on it once: it makes the tables.",
+        )
+    if not folder.is_dir():
+        raise UsageError(
+            f"--data: {folder} is {'no folder' if folder.exists() else 'not there'}.",
+            hint="Name the folder that the service keeps its files in, as this machine sees it.",
+        )
 
 
 def _folder(data: str) -> Path:

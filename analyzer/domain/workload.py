@@ -126,12 +126,14 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """The trace in a CSV file with the header ``arrival_ms[,batch_size]``, sorted stably.
 
+    The text is UTF-8; a byte order mark before it, as Excel writes it, is skipped.
+
     Raises:
         DataError: It cannot be read; the message names the row.
     """
     rows: list[tuple[float, int]] = []
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if "arrival_ms" not in (reader.fieldnames or []):
                 raise DataError(

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.model import ModelInfo
-from analyzer.errors import RepositoryError
+from analyzer.errors import RepositoryError, UsageError
 from analyzer.export.atomic import (
     copy_durably,
     link_or_copy,
@@ -67,6 +67,16 @@ class ExportResult:
             "version": self.version,
             "config_id": self.config_id,
         }
+
+
+def check_destination(destination: Path) -> None:
+    """Raises UsageError where ``destination`` is the folder of one model."""
+    if (destination / CONFIG_NAME).exists():
+        raise UsageError(
+            f"{destination} is a model's folder ({CONFIG_NAME} lies in it); a repository is the "
+            "folder around it.",
+            hint="Name the folder around it, or another one.",
+        )
 
 
 def export_repository(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +29,12 @@ def chosen_measurement(result: StudyResult, config_id: str | None) -> Measuremen
     }
     wanted = config_id or result.recommended_id
     if wanted is None:
+        go_on = f"--study {shlex.quote(result.name)} --resume"
         raise UsageError(
             f"The study {result.name!r} recommends nothing (verdict: {result.verdict}).",
-            hint="Name a measured configuration with --config; analyze studies show lists them.",
+            hint="Name a measured configuration with --config; analyze studies show lists them."
+            if measured
+            else f"Nothing was measured yet: repeat the search with {go_on} to go on with it.",
         )
     found = [own for own in measured if own.startswith(wanted)]
     if len(found) != 1:

@@ -238,11 +238,11 @@ def _machines(count: int | None) -> str:
 def _measured_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     latency, test, use = entry.latency_ms, entry.test, entry.resources
     tail = percentile_name(sla.percentile)
-    percentiles = [f"p50 {milliseconds(latency.p50)}", f"{tail} {milliseconds(latency.sla)}"]
+    percentiles = {"p50": milliseconds(latency.p50), tail: milliseconds(latency.sla)}
     rows: list[Row] = [
         ("measured at", rate(entry.measured_at_rps)),
         ("throughput", f"{number(test.throughput_ips if test else None)} inferences/s"),
-        ("latency", ", ".join(percentiles)),
+        ("latency", ", ".join(f"{name} {value}" for name, value in percentiles.items())),
         ("errors", number(test.errors if test else None, 9)),
         ("memory, peak", size(use.memory_bytes_peak)),
     ]

@@ -44,7 +44,8 @@ def locate_onnx(path: Path) -> Path:
     files = sorted(folder.glob("*.onnx"))
     if len(files) == 1 and files[0].is_file():
         return files[0]
-    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+    names = sorted(entry.name for entry in folder.iterdir())
+    found = ", ".join([*names[:8], *(["…"] if len(names) > 8 else [])]) or "nothing"
     what = "several .onnx files and no model.onnx" if files else "no ONNX file"
     raise ModelError(
         f"{folder} holds {what} (found: {found}).",

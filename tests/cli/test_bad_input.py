@@ -178,6 +178,23 @@ def test_an_export_that_would_be_refused_is_noticed_before_the_search(
     assert (there / "config.pbtxt").read_text() == 'name: "good"'
 
 
+def test_a_models_folder_is_no_repository(
+    good: str, call: Call, stored: Path, folder: Path
+) -> None:
+    """A repository was made inside the folder of a model, with exit code 0."""
+    (folder / "models" / "one").mkdir(parents=True)
+    (folder / "models" / "one" / "config.pbtxt").write_text('name: "one"')
+    words = ("models/one is a model's folder", "a repository is the folder around it")
+    refused(call(good, "--json", *BUDGET, "--export", "models/one", "--study", "new"), *words)
+    refused(call("export", "--json", "--repository", "models/one"), *words)
+    refused(call("export", "--json", "--repository", "models"), "recommends nothing")
+    remote = ("--service", "http://localhost:1", "--export", "models/one")
+    refused(call(good, "--json", *BUDGET, *remote), *words)
+    assert [path.name for path in (folder / "models" / "one").iterdir()] == ["config.pbtxt"]
+    studies = call("studies", "--json").document["studies"]
+    assert [study["name"] for study in studies] == ["mine"], "nothing was searched"
+
+
 @pytest.mark.skipif(bool(inspect_machine().gpus), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_here(good: str, call: Call) -> None:
     refused(call(good, "--json", *BUDGET, "--device", "gpu"), "--device gpu", "NVIDIA GPU")
@@ -228,6 +245,24 @@ def test_no_model_and_several_models(call: Call, folder: Path) -> None:
         version.mkdir(parents=True)
         (version / "model.onnx").touch()
     refused(call("--json", *BUDGET), "model_repository holds 2 models", "one", "two")
+
+
+def test_a_list_of_files_that_is_cut_says_so(call: Call, folder: Path) -> None:
+    (folder / "many").mkdir()
+    found = {}
+    for number in range(11):
+        (folder / "many" / f"m{number:02}.onnx").touch()
+        (folder / f"n{number:02}.txt").touch()
+        if number >= 7:
+            named, unnamed = call("many", "--json", *BUDGET), call("--json", *BUDGET)
+            refused(named, "several .onnx files", "m07.onnx")
+            refused(unnamed, "No MODEL", "n07.txt")
+            found[number + 1] = tuple("…" in one.stderr for one in (named, unnamed))
+    # The folder "many" is one of the names that the second list has.
+    assert found == {8: (False, False), 9: (True, False), 10: (True, True), 11: (True, True)}
+    for number in range(11):
+        shutil.copy(folder / "many" / f"m{number:02}.onnx", folder)
+    refused(call("--json", *BUDGET), "11 models", "m09.onnx, ….")
 
 
 def test_the_one_model_of_the_folder_is_meant(call: Call, folder: Path) -> None:
@@ -387,7 +422,10 @@ def test_a_database_that_cannot_be_written(good: str, call: Call, stored: Path) 
 
 
 def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path) -> None:
-    refused(call("export", "--repository", "models", "--json"), "'mine'", "recommends nothing")
+    refused(
+        call("export", "--repository", "models", "--json"),
+        "'mine'", "recommends nothing", "Nothing was measured yet", "--study mine --resume",
+    )  # fmt: skip
     refused(call("verify", "--json"), "'mine'", "recommends nothing")
     refused(call("export", "--repository", "models", "--config", "abc", "--json"), "abc")
     refused(call("studies", "show", "nope", "--json"), "'nope'", "mine")

@@ -13,7 +13,8 @@ from facts_example import BASELINE, OUTCOMES, WINNER, example_facts
 
 from analyzer.cli.studies import studies
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.study import StudyResult
+from analyzer.domain.study import StudyResult, StudyStatus, Verdict
+from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
 from analyzer.report.gain_text import edge_text
 from analyzer.report.wording import rate
@@ -94,3 +95,26 @@ def test_an_interrupted_study_is_shown_as_its_report_tells_it(url: str) -> None:
     text = shown(url, facts.name)
     assert "Interrupted: as int8 static, digits is certified so far for 556 requests/s" in text
     assert text.rstrip().endswith(f"--study {facts.name} --resume")
+
+
+@pytest.mark.parametrize("before", [None, "found", "estimated", "infeasible", "undecided"])
+@pytest.mark.parametrize("status", ["interrupted", "failed", "running", "finished"])
+def test_one_verdict_is_told_everywhere(
+    url: str, before: Verdict | None, status: StudyStatus
+) -> None:
+    """Of an interrupted study the list said ``null``, and its report ``undecided``."""
+    facts = example_facts()
+    with open_store(url) as store:
+        store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+        if before is not None:
+            recommended = WINNER.config_id if before in ("found", "estimated") else None
+            store.add_outcome(facts.name, 0, {}, of(WINNER.config_id))
+            store.save_result(replace(facts, verdict=before, recommended_id=recommended))
+        store.set_status(facts.name, status)
+        verdict = build_document(make_report(store.load_result(facts.name)))["verdict"]
+    listed = CliRunner().invoke(studies, ["--store", url, "--json"])
+    assert json.loads(listed.output)["studies"][0]["verdict"] == verdict
+    assert json.loads(shown(url, facts.name, "--json"))["verdict"] == verdict
+    assert f", {status}, {verdict}\n" in shown(url, facts.name)
+    table = CliRunner().invoke(studies, ["--store", url]).output.splitlines()[1]
+    assert f" {verdict} " in table

@@ -28,6 +28,14 @@ def test_a_trace_is_sorted_stably_and_keeps_its_rows(tmp_path: Path) -> None:
     assert trace.row is not None and trace.row.tolist() == [2, 3, 1]
 
 
+def test_a_trace_that_excel_has_saved_is_read(tmp_path: Path) -> None:
+    """Its byte order mark was taken for a part of the header."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbfarrival_ms,batch_size\r\n10,2\r\n20,1\r\n")
+    trace = read_trace(path)
+    assert trace.arrival_s.tolist() == [0.01, 0.02] and trace.batch_size.tolist() == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -116,6 +116,17 @@ def test_the_answer_says_what_holds_and_what_it_gains() -> None:
     assert answer.command is None
 
 
+@pytest.mark.parametrize(
+    ("percentile", "told"), [(99.0, ["p50", "p99"]), (95.5, ["p50", "p95.5"]), (50.0, ["p50"])]
+)
+def test_each_percentile_is_told_once(percentile: float, told: list[str]) -> None:
+    """``latency p50 2.67 ms, p50 2.67 ms`` was said of the median."""
+    facts = example_facts()
+    report = make_report(replace(facts, sla=replace(facts.sla, percentile=percentile)))
+    latency = dict(summarize(report).measured)["latency"]
+    assert [part.split()[0] for part in latency.split(", ")] == told
+
+
 def test_a_baseline_without_a_certificate_is_told_by_the_edges() -> None:
     bare = replace(of(BASELINE), capacity_rps=None, certificate=None, headline=None)
     facts = example_facts(

@@ -110,9 +110,10 @@ def test_options_come_from_the_command_line_the_environment_and_a_file(tmp_path:
     done = run(told, given, env=environment)
     assert "('secret', 'x', ['email', 'profile'])" in done.output, done.exception
     file = tmp_path / "secret"
-    file.write_text("of a file\n")
     more = [f"--oidc-client-secret-file={file}", "--oidc-scopes=groups"]
-    assert "('of a file', 'x', ['groups'])" in run(told, given + more, env=environment).output
+    for encoding in ("utf-8", "utf-8-sig"):  # the second with a byte order mark
+        file.write_text("of a file\n", encoding=encoding)
+        assert "('of a file', 'x', ['groups'])" in run(told, given + more, env=environment).output
     assert run(told, ["--auth=none"]).output == "none None\n"
     missing = run(told, given).exception
     assert isinstance(missing, UsageError) and "--public-url" in missing.message

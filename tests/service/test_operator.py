@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,32 @@ def test_a_database_of_a_newer_version_is_left_alone(database: Database, store_u
 def test_a_worker_does_not_make_the_tables(store_url: str) -> None:
     with pytest.raises(StoreError, match="no tables"):
         open_service_database(store_url, upgrade=False)
+
+
+def test_a_worker_makes_neither_database_nor_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong path left an empty database and an empty folder, where the next command took them."""
+
+    def refused(store: Path, data: Path) -> str:
+        with pytest.raises(SystemExit) as end:
+            main(["worker", "--store", f"sqlite:///{store}", "--data", str(data)])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    assert "w.db does not exist" in refused(tmp_path / "w.db", tmp_path / "d")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "w.db").touch()
+    assert "d is not there" in refused(tmp_path / "w.db", tmp_path / "d")
+    assert "w.db is no folder" in refused(tmp_path / "w.db", tmp_path / "w.db")
+    (tmp_path / "d").mkdir()
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert "no tables" in refused(tmp_path / "w.db", tmp_path / "d")
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    assert not any((tmp_path / "d").iterdir())
 
 
 def test_a_worker_measures_on_the_first_gpu_that_it_may_use(
