@@ -21,6 +21,8 @@ from analyzer.variants.reference import chunks
 # Fewer rows leave an interval that says nothing; more resamples do not narrow it.
 _ROWS_MIN = 32
 _RESAMPLES = 1000
+# The class that scores tell which are not all numbers.
+_NO_CLASS = int(np.iinfo(np.int64).min)
 # Outputs [batch, n] with such names are vectors, not scores of classes.
 _VECTOR_NAMES = re.compile(r"embed|hidden|pool|feature|vector|state|token", re.IGNORECASE)
 
@@ -29,14 +31,19 @@ _VECTOR_NAMES = re.compile(r"embed|hidden|pool|feature|vector|state|token", re.I
 class RowScores:
     """The comparison of each row; arrays of length n.
 
+    A row cannot be judged by an output of which the reference gave NaN, or nothing finite.
+
     Args:
         cosine: Cosine between the outputs, the worst of all outputs, float64; 0 where the variant
-            gave NaN or infinity and the reference did not.
+            gave NaN or infinity and the reference did not, NaN where an output cannot be judged.
         relative_error: |variant − reference| / |reference| (Euclidean), the worst of all outputs,
-            float64; 1 where the variant gave NaN or infinity.
+            float64; 1 where the variant gave NaN or infinity, NaN where an output cannot be judged.
         reference_class, variant_class: The answers of a classifier, int64, one per inference; empty
-            if it is none.
+            if it is none. The least int64 is no class: of the reference where it cannot be judged,
+            of the variant where it gave NaN or infinity and the reference did not.
         classes: Number of classes; 0 if unknown.
+        output: What tells the class; None of no classifier.
+        not_finite: Outputs by which some row cannot be judged.
     """
 
     cosine: NDArray[np.float64]
@@ -44,6 +51,8 @@ class RowScores:
     reference_class: NDArray[np.int64]
     variant_class: NDArray[np.int64]
     classes: int = 0
+    output: str | None = None
+    not_finite: frozenset[str] = frozenset()
 
 
 def compare_rows(
@@ -87,14 +96,18 @@ def compare_rows(
 
 
 def _score(expected: Tensors, answered: Tensors, rows: int, output: str | None) -> RowScores:
-    cosine, error = _compare(expected, answered, rows)
-    empty = np.empty(0, np.int64)
+    cosine, error, not_finite = _compare(expected, answered, rows)
+    wanted = given = np.empty(0, np.int64)
+    if output is not None:
+        wanted, given = _decide(expected[output], answered[output])
     return RowScores(
         cosine=cosine,
         relative_error=error,
-        reference_class=empty if output is None else _decide(expected[output]),
-        variant_class=empty if output is None else _decide(answered[output]),
+        reference_class=wanted,
+        variant_class=given,
         classes=expected[output].shape[1] if output and expected[output].ndim == 2 else 0,
+        output=output,
+        not_finite=not_finite,
     )
 
 
@@ -105,6 +118,8 @@ def _join(parts: list[RowScores]) -> RowScores:
         reference_class=np.concatenate([part.reference_class for part in parts]),
         variant_class=np.concatenate([part.variant_class for part in parts]),
         classes=parts[-1].classes,
+        output=parts[-1].output,
+        not_finite=frozenset().union(*(part.not_finite for part in parts)),
     )
 
 
@@ -144,6 +159,8 @@ def judge(
       1 − mean, with a bootstrap interval over rows.
     - Made-up inputs: ``relative_error``: value and drop are its mean, with a bootstrap interval.
 
+    Rows that cannot be judged are left out; without any other, value and drop are None.
+
     Args:
         labels: Classes of all rows (``[rows]`` or ``[rows, batch]``); longer than the rows scored
             where the time ran out.
@@ -151,27 +168,34 @@ def judge(
     Raises:
         DataError: A label is no class of the model.
     """
-    n = len(scores.cosine)
     if synthetic:
-        value = float(scores.relative_error.mean())
-        interval = bootstrap_interval(scores.relative_error, confidence=confidence, seed=seed)
+        errors = scores.relative_error[~np.isnan(scores.relative_error)]
+        if not len(errors):
+            return Accuracy(metric="relative_error", synthetic=True)
+        value = float(errors.mean())
+        interval = bootstrap_interval(errors, confidence=confidence, seed=seed)
         return Accuracy(
             metric="relative_error",
             value=value,
             drop=value,
             interval=interval,
-            samples=n,
+            samples=len(errors),
             synthetic=True,
         )
-    if len(scores.variant_class) and labels is not None:
-        truth = labels.reshape(-1)[: len(scores.variant_class)]
+    judged = scores.reference_class != _NO_CLASS
+    reference_class, variant_class = scores.reference_class[judged], scores.variant_class[judged]
+    if len(judged) and labels is not None:
+        truth = labels.reshape(-1)[: len(judged)]
         if scores.classes and truth.max() >= scores.classes:
             raise DataError(
                 f"The labels go up to {truth.max()}, and the model has {scores.classes} classes.",
                 hint="Count classes from 0, in the order of the model's output.",
             )
-        right = scores.variant_class == truth
-        reference_right = scores.reference_class == truth
+        truth = truth[judged]
+        if not len(truth):
+            return Accuracy(metric="label_accuracy")
+        right = variant_class == truth
+        reference_right = reference_class == truth
         lost = int(np.sum(reference_right & ~right))
         won = int(np.sum(right & ~reference_right))
         return Accuracy(
@@ -181,8 +205,10 @@ def judge(
             interval=paired_interval(lost, won, len(truth), confidence=confidence),
             samples=len(truth),
         )
-    if len(scores.variant_class):
-        agree = scores.variant_class == scores.reference_class
+    if len(judged):
+        if not len(variant_class):
+            return Accuracy(metric="top1_agreement")
+        agree = variant_class == reference_class
         return Accuracy(
             metric="top1_agreement",
             value=float(agree.mean()),
@@ -190,14 +216,32 @@ def judge(
             interval=wilson_interval(int(np.sum(~agree)), len(agree), confidence=confidence),
             samples=len(agree),
         )
-    losses = 1 - scores.cosine
+    cosines = scores.cosine[~np.isnan(scores.cosine)]
+    if not len(cosines):
+        return Accuracy(metric="cosine")
+    losses = 1 - cosines
     return Accuracy(
         metric="cosine",
-        value=float(scores.cosine.mean()),
+        value=float(cosines.mean()),
         drop=float(losses.mean()),
         interval=bootstrap_interval(losses, confidence=confidence, seed=seed),
-        samples=n,
+        samples=len(losses),
     )
+
+
+def unjudged(scores: RowScores, accuracy: Accuracy) -> str:
+    """How many rows ``accuracy``, judged from ``scores``, leaves out; empty where none is."""
+    by_class = scores.output is not None and not accuracy.synthetic
+    rows = len(scores.reference_class) if by_class else len(scores.cosine)
+    if accuracy.samples == rows:
+        return ""
+    left_out = rows - accuracy.samples
+    names = [scores.output] if by_class else sorted(scores.not_finite)
+    outputs = f"output{'s' * (len(names) > 1)} {', '.join(repr(name) for name in names)}"
+    why = "since the model itself answers NaN or infinity to"
+    if accuracy.samples:
+        return f"{left_out} of {rows} rows are left out of the accuracy, {why} them ({outputs})"
+    return f"its accuracy is unknown, {why} all {rows} rows ({outputs})"
 
 
 def paired_interval(lost: int, won: int, rows: int, *, confidence: float) -> tuple[float, float]:
@@ -242,34 +286,56 @@ def _z(confidence: float) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def _decide(output: NDArray[np.generic]) -> NDArray[np.int64]:
-    """The class of each row; −1 where the scores are not all numbers, which agrees with nothing."""
-    if output.ndim != 2:
-        return output.reshape(-1).astype(np.int64)
-    scores = output.astype(np.float64)
-    classes = np.argmax(scores, axis=1).astype(np.int64)
-    return np.where(np.isnan(scores).any(axis=1), -1, classes)
+def _decide(
+    expected: NDArray[np.generic], answered: NDArray[np.generic]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The class of each row that the reference and the variant tell, as in :class:`RowScores`."""
+    if expected.ndim != 2:
+        return expected.reshape(-1).astype(np.int64), answered.reshape(-1).astype(np.int64)
+    want, got = expected.astype(np.float64), answered.astype(np.float64)
+    wanted = np.where(_not_finite(want), _NO_CLASS, np.argmax(want, axis=1))
+    if want.shape != got.shape:
+        return wanted, np.full(len(wanted), _NO_CLASS)
+    return wanted, np.where(_broken(want, got), _NO_CLASS, np.argmax(got, axis=1))
+
+
+def _not_finite(reference: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Rows that hold NaN or nothing finite; infinities beside numbers (masked scores) are usual."""
+    nan = np.isnan(reference).any(axis=1)
+    infinite = np.isinf(reference).all(axis=1)
+    return np.asarray(nan | infinite if reference.shape[1] else nan)
+
+
+def _broken(reference: NDArray[np.float64], variant: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Rows in which the variant gave NaN, or infinity for a number."""
+    nan = np.isnan(variant) & ~np.isnan(reference)
+    overflow = np.isinf(variant) & np.isfinite(reference)
+    return np.asarray((nan | overflow).any(axis=1))
 
 
 def _compare(
     expected: Mapping[str, NDArray[np.generic]],
     answered: Mapping[str, NDArray[np.generic]],
     rows: int,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Worst cosine and relative error of each row over all outputs.
+) -> tuple[NDArray[np.float64], NDArray[np.float64], frozenset[str]]:
+    """Worst cosine and relative error of each row over all outputs, as in :class:`RowScores`.
 
-    Of an output with a single number a row it is one less the relative error, for a cosine.
+    The names are of the outputs by which some row cannot be judged. Of an output with a single
+    number a row it is one less the relative error, for a cosine.
     """
     cosine = np.ones(rows)
     error = np.zeros(rows)
+    not_finite = set()
     for name, reference in expected.items():
         split = rows if reference.ndim and reference.shape[0] == rows else 1
         want = reference.astype(np.float64).reshape(split, -1)
         got = answered[name].astype(np.float64).reshape(split, -1)
         if want.shape != got.shape:
-            return np.zeros(rows), np.ones(rows)
+            return np.zeros(rows), np.ones(rows), frozenset()
+        broken, unknown = _broken(want, got), _not_finite(want)
+        if unknown.any():
+            not_finite.add(name)
         usable = np.isfinite(want)
-        broken = (usable & ~np.isfinite(got)).any(axis=1)
         want = np.where(usable, want, 0.0)
         got = np.where(usable & np.isfinite(got), got, 0.0)
         norm_want = np.linalg.norm(want, axis=1)
@@ -282,6 +348,7 @@ def _compare(
         relative = np.where(distance == 0, 0.0, relative)
         if want.shape[1] == 1:  # the cosine of single numbers is their sign
             similar = 1.0 - np.minimum(relative, 1.0)
-        cosine = np.minimum(cosine, np.where(broken, 0.0, similar))
-        error = np.maximum(error, np.where(broken, 1.0, relative))
-    return np.clip(cosine, -1, 1), error
+        # NaN stays where one output cannot be judged.
+        cosine = np.minimum(cosine, np.where(unknown, np.nan, np.where(broken, 0.0, similar)))
+        error = np.maximum(error, np.where(unknown, np.nan, np.where(broken, 1.0, relative)))
+    return np.clip(cosine, -1, 1), error, frozenset(not_finite)

@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ from analyzer.hardware.gpu_lock import building_on
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.modelconfig.execution import accelerator_settings
-from analyzer.variants.accuracy import compare_rows, judge
+from analyzer.variants.accuracy import RowScores, compare_rows, judge, unjudged
 from analyzer.variants.cache import write_error
 from analyzer.variants.compiled_graphs import compiled_graph
 from analyzer.variants.native_half import computes_half
@@ -82,7 +83,8 @@ class BuildRequest:
             for named compute capabilities needs no GPU, and cannot be scored.
         drop_max: The limit on the accuracy's drop: rows are scored until its side is clear.
         reference_key: Of the cache entry with the fp32 model's answers to the rows that score.
-        faster_only: Whether a variant is refused, unscored, if it is slower than the model itself.
+        faster_only: Whether a variant is refused, unscored, if it is slower than the model itself,
+            and an int8 one if no row tells its accuracy.
         threads: Of a session on the CPU.
         timing_cache: Where TensorRT's timings are kept between builds.
     """
@@ -178,13 +180,7 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             scoring = {name: array[:1] for name, array in scoring.items()}
             reference = _open_model(request)
         else:
-            reference = StoredReference(
-                folder.parent,
-                request.reference_key,
-                model,
-                scoring,
-                lambda: _open_model(request),
-            )
+            reference = _stored_reference(request, folder)
         variant = reference if itself else _open(file, request)
         if request.faster_only and request.device == "cpu" and not itself:
             slowdown = _slowdown(request, _open_model(request), variant)
@@ -204,6 +200,8 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             classifier=True if request.labels is not None else None,
             enough=lambda scores: _clear(judged(scores), request.drop_max),
         )
+        if itself and request.labels is None and not judged(scores).samples:
+            scores = _first_judged(request, folder, judged)
     except (MissingPartError, TargetError) as error:
         # As a server that opens the file would fail.
         error.stage = "start"
@@ -214,13 +212,47 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             error.hint or "Leave this precision out with --precisions.",
         ) from error
     accuracy = judged(scores)
-    if itself:
+    left_out = unjudged(scores, accuracy)
+    if request.faster_only and key.quantized and not request.synthetic and not accuracy.samples:
+        return BuildResult(
+            file=None,
+            accuracy=None,
+            seconds=time.monotonic() - started,
+            refused=f"{key.label} is not considered: {left_out}.",
+        )
+    notes += (left_out,) if left_out else ()
+    if itself and accuracy.samples:
         accuracy = replace(accuracy, drop=0.0, interval=(0.0, 0.0))
     return BuildResult(
         file=None if file == source else file.name,
         accuracy=accuracy,
         notes=notes,
         seconds=time.monotonic() - started,
+    )
+
+
+def _first_judged(
+    request: BuildRequest, folder: Path, judged: Callable[[RowScores], Accuracy]
+) -> RowScores:
+    """The model held against itself where its first row says nothing, until a row does."""
+    reference = _stored_reference(request, folder)
+    return compare_rows(
+        request.model,
+        reference,
+        reference,
+        request.scoring,
+        enough=lambda scores: judged(scores).samples > 0,
+    )
+
+
+def _stored_reference(request: BuildRequest, folder: Path) -> StoredReference:
+    """The model's answers to the rows that score, shared with the other variants' builders."""
+    return StoredReference(
+        folder.parent,
+        request.reference_key,
+        request.model,
+        request.scoring,
+        lambda: _open_model(request),
     )
 
 
@@ -278,7 +310,8 @@ def _clear(accuracy: Accuracy, drop_max: float) -> bool:
 
     With a margin, since it is looked at several times.
     """
-    assert accuracy.interval is not None
+    if accuracy.interval is None:
+        return False
     low, high = accuracy.interval
     return high <= (1.0 - _MARGIN) * drop_max or low > (1.0 + _MARGIN) * drop_max
 

@@ -19,6 +19,7 @@ from analyzer.variants.accuracy import (
     compare_rows,
     judge,
     paired_interval,
+    unjudged,
     wilson_interval,
 )
 
@@ -152,5 +153,55 @@ def test_scoring_stops_where_the_rows_suffice() -> None:
 def test_of_single_numbers_the_error_counts_since_their_cosine_is_a_sign() -> None:
     want = {"y": np.array([[2.0], [4.0], [-1.0]])}
     got = {"y": np.array([[1.0], [4.0], [1.0]])}
-    cosine, error = accuracy._compare(want, got, 3)
+    cosine, error, _ = accuracy._compare(want, got, 3)
     assert cosine.tolist() == [0.5, 1.0, 0.0] and error.tolist() == [0.5, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("output", ["logits", "embedding"])
+def test_rows_that_the_reference_cannot_answer_are_left_out(output: str) -> None:
+    """A model that gives NaN alone agreed with itself on every row."""
+    inputs = rows()
+    inputs["x"][:20] = np.nan
+    inputs["x"][20:30] = np.inf
+    inputs["x"][30:40, 0] = -np.inf  # as masked scores are: the rest can be judged
+
+    def variant(x: np.ndarray) -> np.ndarray:
+        return np.where(np.isin(x, inputs["x"][90:]), np.nan, np.nan_to_num(x, neginf=-9e9))
+
+    model, reference = make_model(output), FunctionRuntime(lambda x: x, output)
+    scores = compare_rows(model, reference, FunctionRuntime(variant, output), inputs)
+    labels = inputs["x"].argmax(axis=1)
+    for truth, synthetic in ((labels, False), (None, False), (None, True)):
+        found = judge(scores, labels=truth, synthetic=synthetic)
+        assert found.samples == 70 and found.drop == pytest.approx(10 / 70, abs=1e-6)
+        told = unjudged(scores, found)
+        assert told.startswith("30 of 100 rows are left out") and f"(output '{output}')" in told
+
+
+@pytest.mark.parametrize("output", ["logits", "embedding"])
+def test_without_a_row_that_can_be_judged_there_is_no_accuracy(output: str) -> None:
+    nothing = FunctionRuntime(lambda x: x * np.nan, output)
+    scores = compare_rows(make_model(output), nothing, nothing, rows())
+    for labels, synthetic in ((np.zeros(100, np.int64), False), (None, False), (None, True)):
+        found = judge(scores, labels=labels, synthetic=synthetic)
+        assert (found.value, found.drop, found.interval, found.samples) == (None, None, None, 0)
+        assert unjudged(scores, found).endswith(f"to all 100 rows (output '{output}')")
+    whole = compare_rows(make_model(output), *[FunctionRuntime(lambda x: x, output)] * 2, rows())
+    assert unjudged(whole, judge(whole, labels=None, synthetic=False)) == ""
+
+
+def test_a_class_that_overflowed_is_wrong() -> None:
+    """fp16 ends at 65504: infinity is its largest score, and perhaps the right one by chance."""
+    inputs = {"x": 1e5 * np.eye(3, dtype=np.float32)[np.arange(60) % 3]}
+
+    def variant(x: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(np.float32)
+
+    scores = compare_rows(
+        make_model(), FunctionRuntime(lambda x: x), FunctionRuntime(variant), inputs
+    )
+    labels = inputs["x"].argmax(axis=1)
+    for truth in (None, labels):
+        found = judge(scores, labels=truth, synthetic=False)
+        assert (found.value, found.drop, found.samples) == (0.0, 1.0, 60)

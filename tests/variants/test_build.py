@@ -130,6 +130,49 @@ def test_the_model_itself_takes_one_inference_without_labels(
     assert labelled or build_variant(digits, FP16, cache_dir=tmp_path).accuracy.samples > 1
 
 
+def test_a_model_that_answers_nan_has_no_accuracy_and_says_so(
+    write_model: Write, tmp_path: Path
+) -> None:
+    """Its own first row agreed with itself: 100 % of one sample."""
+    path = write_model(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["m"]),
+            helper.make_node("Sqrt", ["m"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, ["batch", 2])],
+        [("y", TensorProto.FLOAT, ["batch", 2])],
+        {"w": np.eye(2, dtype=np.float32)},
+    )
+    model = inspect_model(path)
+    rows = np.random.default_rng(0).uniform(1.0, 2.0, (100, 2)).astype(np.float32)
+
+    def build(bad: Any, **options: Any) -> dict[VariantKey, Variant | AnalyzerError]:
+        inputs = rows.copy()
+        inputs[bad] *= -1.0
+        np.savez(tmp_path / "rows.npz", x=inputs)
+        data = load_calibration(tmp_path / "rows.npz", model)
+        keys, cache = [FP32, DYNAMIC], tmp_path / f"cache{len(options)}"
+        return build_variants(model, keys, calibration=data, cache_dir=cache, **options)
+
+    _, scoring = split_rows(100)
+    first = build(scoring[:1])
+    itself, named = first[FP32], first[DYNAMIC]
+    assert isinstance(itself, Variant) and isinstance(named, Variant)
+    assert (itself.accuracy.value, itself.accuracy.drop) == (1.0, 0.0), "other rows tell it"
+    assert named.accuracy.drop is not None and named.accuracy.drop < 0.5
+    assert any("1 of " in note and "left out of the accuracy" in note for note in named.notes)
+
+    every = build(slice(None))
+    itself, named = every[FP32], every[DYNAMIC]
+    assert isinstance(itself, Variant) and isinstance(named, Variant)
+    assert itself.accuracy.value is itself.accuracy.drop is named.accuracy.drop is None
+    assert any("its accuracy is unknown" in note for note in itself.notes)
+
+    refusal = build(slice(None), faster_only=True)[DYNAMIC]
+    if "gains nothing" not in str(refusal):  # which may be found first
+        assert isinstance(refusal, BuildError) and "accuracy is unknown" in str(refusal)
+
+
 def test_second_time_comes_from_the_cache(
     built: dict[VariantKey, Variant], digits: ModelInfo, data: CalibrationData, cache: Path
 ) -> None:
