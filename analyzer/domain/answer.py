@@ -45,6 +45,11 @@ class Miss:
     required: float | None
     observed: float | None
 
+    @property
+    def lasts(self) -> bool:
+        """Whether neither another rate nor more time changes it."""
+        return self.limit in ("max_memory_bytes", "max_accuracy_drop")
+
 
 def measured(outcomes: Iterable[Measurement | Failure]) -> tuple[Measurement, ...]:
     """One measurement per configuration, in order of first appearance.

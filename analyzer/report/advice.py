@@ -69,7 +69,7 @@ def advice(report: StudyReport) -> tuple[str, ...]:
     if result.unfinished:
         return unfinished_advice(report)
     sentences: list[str] = []
-    if result.verdict in ("undecided", "estimated"):
+    if _time_helps(report):
         sentences.append(_more_time(report))
     if result.verdict == "undecided" and closest and _lacks_only_proof(closest):
         sentences.append(
@@ -85,14 +85,25 @@ def advice(report: StudyReport) -> tuple[str, ...]:
                 f"(--latency-budget), or a lower --percentile."
             )
         elif miss.limit == "max_memory_bytes" and observed is not None:
-            sentences.append(f"It needs {size(observed)}: raise --max-memory to that.")
-        elif miss.limit == "max_accuracy_drop":
-            sentences.append("Raise --max-accuracy-drop, or score more rows (--calibration-data).")
+            sentences.append(
+                f"It needs {size(observed)}: raise --max-memory to about {size(observed * 1.1)}."
+            )
+        elif miss.limit == "max_accuracy_drop" and observed is not None:
+            sentences.append(
+                f"It may lose {percent(observed)}: raise --max-accuracy-drop to that, or score "
+                "more rows (--calibration-data)."
+            )
         elif miss.limit == "target_rate_rps":
             sentences.append("Lower --target-rate: one device does not carry it.")
     if result.verdict == "infeasible":
         sentences.append("A faster machine or a smaller model shortens every latency.")
     return tuple(sentences)
+
+
+def _time_helps(report: StudyReport) -> bool:
+    """Whether to go on is worth it: unproven, and no limit is missed that more time leaves."""
+    open_ = report.result.verdict in ("undecided", "estimated")
+    return open_ and not (report.closest and any(miss.lasts for miss in report.closest.misses))
 
 
 def _lacks_only_proof(closest: Closest) -> bool:
@@ -131,11 +142,12 @@ def round_budget(seconds: float) -> float:
     return math.ceil(seconds / step) * step
 
 
-def next_command(result: StudyResult) -> str | None:
-    """The command line that goes on with an unproven study; None for the other verdicts."""
-    if result.verdict not in ("undecided", "estimated"):
-        return None
+def next_command(report: StudyReport) -> str | None:
+    """The command line that goes on with an unproven study; None where that is no use."""
+    result = report.result
     unfinished = result.unfinished
+    if not unfinished and not _time_helps(report):
+        return None
     given = shlex.split(result.provenance.get("command") or "")
     words = iter(given or ["analyze", "search", result.model.path, *_sla_options(result.sla)])
     # A search that did not end goes on with the budget that it was given.

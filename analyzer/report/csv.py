@@ -141,7 +141,7 @@ def _measurement_cells(measurement: Measurement, sla: Sla) -> dict[str, Any]:
         own = getattr(test.resources, name) if test is not None else None
         cells[name] = own if own is not None else getattr(use, name)
     accuracy = measurement.real_accuracy
-    if accuracy is not None:
+    if accuracy is not None and accuracy.value is not None:
         cells |= {
             "accuracy_metric": accuracy.metric,
             "accuracy": accuracy.value,

@@ -240,7 +240,7 @@ def _speedup(gain: Gain | None) -> dict[str, Any]:
 
 
 def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
-    if accuracy is None:
+    if accuracy is None or accuracy.value is None:
         return None
     return {
         "metric": accuracy.metric,
@@ -282,7 +282,7 @@ def _closest(report: StudyReport) -> dict[str, Any] | None:
         "entry": entry_document(closest.entry),
         "misses": [asdict(miss) for miss in closest.misses],
         **_speedup(report.closest_gain),
-        "command": next_command(report.result),
+        "command": next_command(report),
     }
 
 

@@ -13,6 +13,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
+from analyzer.domain.units import format_duration
 from analyzer.report.advice import advice, miss_sentence, next_command
 from analyzer.report.conditions_text import conditions_sentence, watched
 from analyzer.report.entries import Entry, StudyReport, TypeEntry
@@ -40,8 +41,6 @@ from analyzer.report.wording import (
 )
 
 Row = tuple[str, str]
-
-OUT_OF_BUDGET = "The budget ended before anything was measured."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +109,7 @@ def summarize(report: StudyReport) -> Summary:
         gain=gain_sentence(report) if shown else "",
         misses=_misses(report),
         advice=advice(report),
-        command=next_command(report.result),
+        command=next_command(report),
         conditions=conditions_sentence(watched(report.result)),
         types=tuple(_type_row(one) for one in report.types),
         notes=notes_of(report.result),
@@ -145,8 +144,15 @@ def _title(report: StudyReport) -> tuple[str, str]:
         return f"No configuration of {name} keeps {required}", came
     if not came:
         faults = any(failure.is_fault for failure in report.failures)
-        came = "Nothing could be measured." if faults else OUT_OF_BUDGET
+        came = "Nothing could be measured." if faults else _too_little_time(report.result)
     return f"Undecided: no configuration was proven to keep {required}", came
+
+
+def _too_little_time(result: StudyResult) -> str:
+    """That nothing was measured; no step is begun that does not fit into what is left."""
+    budget_s = result.search.budget_s
+    budget = format_duration(budget_s) if budget_s is not None else "the budget"
+    return f"Nothing was measured: {budget} did not suffice for a first load test."
 
 
 def _heading(report: StudyReport) -> str:
@@ -266,6 +272,8 @@ def accuracy_text(accuracy: Accuracy | None) -> str:
     """``96.7 % label accuracy, drop 0.4 % (0.1 to 0.8 %)``."""
     if accuracy is None:
         return "not measured (no real data: --calibration-data)"
+    if accuracy.value is None:
+        return "unknown (the model answers no row with finite numbers)"
     text = f"{percent(accuracy.value)} {accuracy.metric.replace('_', ' ')}"
     if accuracy.drop:
         text += f", drop {percent(accuracy.drop)}"

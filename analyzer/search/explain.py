@@ -38,6 +38,8 @@ _WITHOUT_ORDER = (
 _NAMED = ("graph_level", "execution_mode", "cuda_graphs", "pinned_memory", "cudnn_search")
 # A preferred size varies with the largest batch, of which it is a part.
 _IMPORTANT = tuple(name for name in _SETTINGS if name != "preferred_batch_size")
+# Of the cores: what other processes took above this share is worth a sentence.
+_OTHERS_TOLD = 0.1
 # Above this utilization of the cores a server is limited by them.
 _BUSY = 0.85
 
@@ -250,6 +252,43 @@ def drift_sentence(outcomes: Sequence[Measurement | Failure]) -> str:
     return (
         f" At one and the same speed of the machine it would be {model:.0%}; between these"
         f" measurements the speed differed by {drift:.0%}."
+    )
+
+
+def others_sentence(outcomes: Sequence[Measurement | Failure]) -> str:
+    """Where other processes took a good part of the cores from the load tests; else empty."""
+    known = [
+        (test.duration_s, test.resources.other_utilization)
+        for outcome in outcomes
+        if isinstance(outcome, Measurement)
+        for test in outcome.load_tests
+        if test.resources.other_utilization is not None
+    ]
+    watched_s = sum(seconds for seconds, _ in known)
+    share = sum(seconds * other for seconds, other in known) / watched_s if watched_s else 0.0
+    if share <= _OTHERS_TOLD:
+        return ""
+    return (
+        f"Other processes kept {share:.0%} of the cores busy during the load tests: rates are "
+        "those beside them."
+    )
+
+
+def slower_sentence(slower: float, *, fixed: bool) -> str:
+    """That earlier studies met slower states of this machine, and what that means.
+
+    Args:
+        slower: How many times slower than ever in this study.
+        fixed: Whether a rate was asked for.
+    """
+    means = (
+        "whether it carries the asked rate then is not known"
+        if fixed
+        else "what was certified is a rate that it is expected to carry then, too"
+    )
+    return (
+        f"In earlier studies of the last week this machine was {slower:.2g} times slower for some "
+        f"of the time than ever in this one: {means}."
     )
 
 

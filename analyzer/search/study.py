@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from analyzer.domain.answer import closest_miss
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
 from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
@@ -19,10 +20,11 @@ from analyzer.search.build import BuiltVariants, build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
 from analyzer.search.engines import keep_engines, with_measured_engines
-from analyzer.search.explain import explanation
-from analyzer.search.infeasible import prove_infeasible
+from analyzer.search.explain import explanation, others_sentence, slower_sentence
+from analyzer.search.infeasible import prove_infeasible, ruled_out
 from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe, rough_proof_s
+from analyzer.search.refuting import Refuting
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
 
@@ -37,12 +39,13 @@ _OVERRUN_CAUTION = 1.1
 # The least by which a budget grows that brought no measurement: what a start takes varies by half
 # on a busy machine.
 _CLEARLY_MORE = 1.5
+# So many times the least that a first measurement takes may be too little, since builds and the
+# compilation of the simulator come on top where nothing is cached.
+_SCARCE = 2.0
 # A loss by the machine's varying speed above 5 % is worth a sentence.
 _SPEED_TOLD = 0.95
 # So is what a server does for a request, one at a time, above this share of its execution.
 _SERVER_TOLD = 0.25
-# And what other processes took of the cores, above this share.
-_OTHERS_TOLD = 0.1
 
 MakeTrials = Callable[[frozenset[str], Designer], "OptunaTrials"]
 """Opens the Optuna study, once the ids of the allowed configurations are known."""
@@ -64,10 +67,12 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
 
 def _searched(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     """From the first build to the answer, whatever the budget allowed."""
+    # Where nothing is measured it is told at the start and at the end: one figure.
+    enough_s = max(_enough_s(context), _CLEARLY_MORE * context.request.budget_s)
     try:
         context.plan.left_before_s("workers")
         context = with_measured_engines(context)
-        _tell_at_start(context)
+        _tell_at_start(context, enough_s)
         _keep_time_for_a_slow_model(context)
         built = build(context)
         context = keep_engines(context, built)
@@ -78,7 +83,7 @@ def _searched(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
             context.plan.left_before_s("measurement")
             return _search(context, built, make_trials)
     except BudgetEndedError:
-        return _unmeasured(context)
+        return _unmeasured(context, enough_s)
 
 
 def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrials) -> StudyResult:
@@ -99,7 +104,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     accepted = context.request.accept == "estimated"
     proven = None
     if winner is None and not (accepted and context.log.best_by_evidence(allowed)):
-        proven = prove_infeasible(context, built, screening)
+        proven = _ruled_out(context, built, screening)
     estimate = context.log.best_by_evidence(allowed) if winner is None else None
     if estimate is not None and accepted and proven is None:
         winner, verdict = estimate, "estimated"
@@ -118,7 +123,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         if isinstance(outcome, Measurement)
     }
     context.log.restate(factors)
-    _tell_others(context)
+    if told := others_sentence(context.log.outcomes):
+        context.log.warn(told)
     if winner is not None:
         factor = factors[winner.configuration.config_id]
         explained = explained.scaled(factor, factors)
@@ -134,7 +140,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             _tell_slower_before(context)
     if proven is not None:
         verdict, sentence = "infeasible", proven
-    open_ = verdict in ("undecided", "estimated")
+    open_ = verdict in ("undecided", "estimated") and not _misses_for_good(context, screening)
     needed_s = _needed_s(context, measuring, estimate) if open_ else None
     result = _result(context, allowed, screening.predicted)
     return replace(
@@ -147,12 +153,43 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     )
 
 
-def _tell_at_start(context: SearchContext) -> None:
+def _tell_slower_before(context: SearchContext) -> None:
+    """Says that earlier studies met slower states of this machine."""
+    sla, log = context.request.sla, context.log
+    slower = slower_before(log.conditions, log.earlier_us, sla)
+    if slower is not None:
+        log.warn(slower_sentence(slower, fixed=bool(sla.fixed_rps)))
+
+
+def _ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
+    """As :func:`prove_infeasible`; where no rate is what is missing, none is spoken of."""
+    if not _misses_for_good(context, screening):
+        return prove_infeasible(context, built, screening)
+    Refuting(context, built, screening).run()
+    return ruled_out(context, built, screening)
+
+
+def _misses_for_good(context: SearchContext, screening: Screening) -> bool:
+    """Whether what came closest misses a limit that neither another rate nor more time changes."""
+    sla, allowed = context.request.sla, screening.recommendable
+    closest = closest_miss(context.log.outcomes, sla, among=allowed)
+    return closest is not None and any(miss.lasts for miss in closest[1])
+
+
+def _tell_at_start(context: SearchContext, enough_s: float) -> None:
     """Tells the user at the start where the budget is too small for a proof, as far as is known.
 
-    The budget that suffices is told once, at the end, when most is known.
+    Where it may not even suffice for a measurement (``enough_s`` does), nothing more may come to be
+    known, and the budget that suffices is told now; else at the end, when most is known. The answer
+    itself speaks of what came of it, so that this is told alone.
     """
     plan, proof_s = context.plan, _proof_guess_s(context)
+    if plan.left_s < _SCARCE * plan.least_s("workers"):
+        context.progress.warn(
+            f"--budget {format_duration(context.request.budget_s)} may not suffice for a "
+            f"measurement; by what is known now, about {_spelled(enough_s)} suffices for a proof."
+        )
+        return
     if proof_s > plan.left_s - plan.least_s("workers"):
         context.log.warn(
             f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
@@ -192,50 +229,14 @@ def _tell_server(context: SearchContext, winner: Measurement) -> None:
         )
 
 
-def _tell_others(context: SearchContext) -> None:
-    """Tells where other processes took a good part of the cores from the load tests."""
-    known = [
-        (test.duration_s, test.resources.other_utilization)
-        for outcome in context.log.outcomes
-        if isinstance(outcome, Measurement)
-        for test in outcome.load_tests
-        if test.resources.other_utilization is not None
-    ]
-    watched_s = sum(seconds for seconds, _ in known)
-    share = sum(seconds * other for seconds, other in known) / watched_s if watched_s else 0.0
-    if share > _OTHERS_TOLD:
-        context.log.warn(
-            f"Other processes kept {share:.0%} of the cores busy during the load tests: rates are "
-            "those beside them."
-        )
-
-
-def _tell_slower_before(context: SearchContext) -> None:
-    """Says that earlier studies met slower states of this machine, and what that means."""
-    sla, log = context.request.sla, context.log
-    slower = slower_before(log.conditions, log.earlier_us, sla)
-    if slower is None:
-        return
-    means = (
-        "whether it carries the asked rate then is not known"
-        if sla.fixed_rps
-        else "what was certified is a rate that it is expected to carry then, too"
-    )
-    log.warn(
-        f"In earlier studies of the last week this machine was {slower:.2g} times slower for some "
-        f"of the time than ever in this one: {means}."
-    )
-
-
-def _unmeasured(context: SearchContext) -> StudyResult:
+def _unmeasured(context: SearchContext, enough_s: float) -> StudyResult:
     """The answer where the budget leaves no time for a measurement: from what was stored before."""
     log = context.log
     _note_unmeasured_baseline(context)
-    needed_s = max(_enough_s(context), _CLEARLY_MORE * context.request.budget_s)
     if any(isinstance(outcome, Measurement) for outcome in log.outcomes):
         # Where nothing was measured before either, that is the answer itself.
-        budget = _spelled(context.request.budget_s)
-        log.warn(f"--budget {budget} ended before anything more could be measured.")
+        budget = format_duration(context.request.budget_s)
+        log.warn(f"--budget {budget} did not suffice for measuring anything more.")
     refused = {
         outcome.configuration.variant
         for outcome in log.outcomes
@@ -253,7 +254,7 @@ def _unmeasured(context: SearchContext) -> StudyResult:
         result,
         verdict="found" if winner is not None else "undecided",
         recommended_id=winner.configuration.config_id if winner is not None else None,
-        search=replace(result.search, budget_needed_s=None if winner is not None else needed_s),
+        search=replace(result.search, budget_needed_s=None if winner is not None else enough_s),
     )
 
 

@@ -27,6 +27,7 @@ from analyzer.domain.measurement import (
     Measurement,
 )
 from analyzer.domain.study import Pricing, StudyResult
+from analyzer.report.csv import render_csv
 from analyzer.report.document import (
     FAILURES_MAX,
     build_document,
@@ -159,6 +160,21 @@ def test_without_a_price_the_replicas_stay() -> None:
     fleet = build_document(make_report(example_facts(pricing=Pricing())))["recommendation"]["fleet"]
     assert fleet["replicas"] == 4
     assert fleet["cost_per_hour"] is fleet["currency"] is fleet["price_source"] is None
+
+
+def test_an_accuracy_that_no_row_tells_is_null_and_said_to_be_unknown() -> None:
+    unknown = Accuracy(metric="top1_agreement")
+    facts = replace(
+        example_facts(),
+        outcomes=tuple(
+            replace(outcome, accuracy=unknown) if isinstance(outcome, Measurement) else outcome
+            for outcome in example_facts().outcomes
+        ),
+    )
+    report = make_report(facts)
+    assert build_document(report)["recommendation"]["accuracy"] is None
+    assert "unknown (the model answers no row with finite numbers)" in render_terminal(report)
+    assert "top1_agreement" not in render_csv(facts)
 
 
 def test_accuracy_on_made_up_inputs_is_null() -> None:

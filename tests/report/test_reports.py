@@ -28,6 +28,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.gain import Gain
 from analyzer.domain.load_test import Conditions, ExecutionTimes
 from analyzer.domain.measurement import (
+    Accuracy,
     Edge,
     Failure,
     HigherRuns,
@@ -248,7 +249,8 @@ def test_a_variant_that_is_left_out_has_not_failed() -> None:
     report = make_report(facts)
     terminal = " ".join(render_terminal(report).split())
     assert "1 variant left out in" in terminal and "failed" not in terminal
-    assert terminal.count("The budget ended before anything was measured.") == 1
+    said = "Nothing was measured: 1m did not suffice for a first load test."
+    assert terminal.count(said) == 1
     for text in (render_markdown(report), render_html(report)):
         assert "What was left out or failed, and why" in text
         assert "no batching" not in text, "the variant is left out, not one way to serve it"
@@ -258,6 +260,18 @@ def test_a_variant_that_is_left_out_has_not_failed() -> None:
     said = "All that was tried failed, the first with: Gone. Once that is mended, go on:"
     assert advice(crashed)[0] == said, "no budget mends that"
     assert "is expected" not in render_terminal(crashed)
+
+
+def test_an_accuracy_limit_that_is_missed_is_no_lack_of_time() -> None:
+    lossy = Accuracy(metric="top1_agreement", value=0.95, drop=0.05, interval=(0.04, 0.06))
+    facts = undecided_facts()
+    outcomes = tuple(
+        replace(o, accuracy=lossy) if isinstance(o, Measurement) else o for o in facts.outcomes
+    )
+    report = make_report(replace(facts, outcomes=outcomes))
+    assert summarize(report).command is None
+    (said,) = advice(report)
+    assert said.startswith("It may lose 6 %: raise --max-accuracy-drop to that")
 
 
 def test_an_infeasible_answer_does_not_blame_the_budget() -> None:

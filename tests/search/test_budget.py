@@ -16,15 +16,17 @@ from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
+from analyzer.domain.units import format_duration
 from analyzer.domain.workload import Poisson
 from analyzer.errors import AnalyzerError, BuildTimeoutError
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.report.advice import round_budget
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
 from analyzer.report.terminal import render_terminal
-from analyzer.search.request import SearchRequest
+from analyzer.search.request import SearchRequest, SilentProgress
 from analyzer.search.time_plan import OVERRUN_SHARE, TimePlan
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
@@ -236,12 +238,29 @@ def test_a_budget_that_suffices_for_nothing_is_answered_at_once() -> None:
     assert found.search.budget_needed_s is not None and found.search.budget_needed_s > 3.0
     report = make_report(found)
     told = " ".join(render_terminal(report).split())
-    assert told.count("before anything was measured") == 1 and "Nothing could be" not in told
+    said = "Nothing was measured: 3s did not suffice for a first load test."
+    assert told.count(said) == 1 and "Nothing could be" not in told
+    assert "ended" not in told, "nothing was begun, so that most of the budget was left"
     assert not any("suffice" in warning for warning in found.warnings), "the report names it"
     document = build_document(report)
     assert document["closest"] is None and document["search"]["budget_needed_s"] >= 10.0
     again, _ = search(document["search"]["budget_needed_s"], machine)
     assert again.verdict == "found"
+
+
+@pytest.mark.parametrize(("budget_s", "warned"), [(12.0, True), (60.0, False)])
+def test_a_budget_that_may_not_suffice_for_a_measurement_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, warned: bool
+) -> None:
+    """With the budget that does; the answer tells what came of it."""
+    told: list[str] = []
+    monkeypatch.setattr(SilentProgress, "warn", lambda self, text: told.append(text))
+    found, _ = search(budget_s, Machine(start_s=1.5, workers_s=6.0))
+    named = [text for text in told if "may not suffice for a measurement" in text]
+    assert bool(named) is warned and not set(named) & set(found.warnings)
+    if warned:
+        assert found.search.budget_needed_s is not None
+        assert f"about {format_duration(round_budget(found.search.budget_needed_s))}" in named[0]
 
 
 def test_the_budget_named_after_nothing_was_measured_clearly_exceeds_it() -> None:

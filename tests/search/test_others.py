@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from load_tests import load_test
@@ -12,7 +10,7 @@ from load_tests import load_test
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import ResourceUse
 from analyzer.domain.measurement import Edge, Measurement
-from analyzer.search.study import _tell_others
+from analyzer.search.explain import others_sentence
 
 
 @pytest.mark.parametrize(
@@ -35,9 +33,6 @@ def test_other_processes_are_told_where_they_took_a_good_part_of_the_cores(
         edge=Edge(rate_rps=None, interval_rps=(None, None)),
         load_tests=tuple(tests),
     )
-    warnings: list[str] = []
-    log: Any = SimpleNamespace(outcomes=(measured,), warn=warnings.append)
-    context: Any = SimpleNamespace(log=log)
-    _tell_others(context)
-    assert len(warnings) == (told is not None)
-    assert all(told in text for text in warnings if told)
+    sentence = others_sentence((measured,))
+    assert bool(sentence) == (told is not None)
+    assert (told or "") in sentence

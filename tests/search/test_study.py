@@ -25,8 +25,10 @@ from analyzer.measure.plan import CertifyPlan
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.measure.virtual_session import VirtualSession
+from analyzer.report.advice import next_command
 from analyzer.report.entries import make_report
 from analyzer.report.gain_text import gain_sentence
+from analyzer.report.terminal import render_terminal
 from analyzer.search import measuring
 from analyzer.search import next_step as module_of_steps
 from analyzer.search.designer import Designer
@@ -297,6 +299,27 @@ def test_memory_is_a_limit_of_the_search() -> None:
         sla=Sla(latency_budget_ms=40.0, max_memory_bytes=150 << 20),
     )
     assert winner(facts).configuration.instance_count == 1
+
+
+def test_a_memory_limit_that_everything_misses_is_no_lack_of_time_and_of_no_rate() -> None:
+    """Rates were kept; 65 s were to prove it, and no rate was said to keep the promise."""
+
+    def memory(configuration: Configuration) -> int:
+        return (100 << 20) + (10 << 20) * configuration.max_batch_size
+
+    found, _, _ = run(
+        VirtualWorld(service=service, memory_bytes=memory),
+        sla=Sla(latency_budget_ms=40.0, max_memory_bytes=50 << 20),
+        trials_max=2,
+    )
+    assert found.verdict == "undecided" and found.search.budget_needed_s is None
+    assert not [text for text in found.warnings if "No rate" in text or "time did not" in text]
+    report = make_report(found)
+    assert report.closest is not None and report.closest.entry.measurement.edge.at_least_rps
+    assert next_command(report) is None
+    text = " ".join(render_terminal(report).split())
+    assert "It misses the memory limit" in text and "raise --max-memory to about" in text
+    assert "--budget" not in text and "budget of" not in text
 
 
 def test_a_study_with_few_predictions_makes_no_claim_about_the_space(
