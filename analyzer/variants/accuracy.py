@@ -24,7 +24,9 @@ _RESAMPLES = 1000
 # The class that scores tell which are not all numbers.
 _NO_CLASS = int(np.iinfo(np.int64).min)
 # Outputs [batch, n] with such names are vectors, not scores of classes.
-_VECTOR_NAMES = re.compile(r"embed|hidden|pool|feature|vector|state|token", re.IGNORECASE)
+_VECTOR_NAMES = re.compile(
+    r"embed|hidden|pool|feature|vector|state|token|box|coord|landmark", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,6 +64,7 @@ def compare_rows(
     inputs: Tensors,
     *,
     classifier: bool | None = None,
+    classes_min: int = 0,
     enough: Callable[[RowScores], bool] = lambda _: False,
     seconds_max: float = 60.0,
 ) -> RowScores:
@@ -75,8 +78,11 @@ def compare_rows(
         classifier: Whether the model is one; None to judge by its outputs: the first float output
             of rank 2 with at least two columns whose name does not speak of vectors, else an
             integer output of rank 1.
+        classes_min: As in :func:`class_output`.
     """
-    output = None if classifier is False else class_output(model, labelled=bool(classifier))
+    output = None
+    if classifier is not False:
+        output = class_output(model, labelled=bool(classifier), classes_min=classes_min)
     scored: list[RowScores] = []
     rows, next_look = 0, _ROWS_MIN
     started = time.monotonic()
@@ -123,17 +129,27 @@ def _join(parts: list[RowScores]) -> RowScores:
     )
 
 
-def class_output(model: ModelInfo, *, labelled: bool = False) -> str | None:
+def class_output(model: ModelInfo, *, labelled: bool = False, classes_min: int = 0) -> str | None:
     """The output that tells the class, None if the model is no classifier.
 
-    With labels (``labelled``) an output's name does not matter.
+    Args:
+        labelled: There are labels, so that an output named like a vector counts where no other
+            does.
+        classes_min: The classes that the labels name at least.
     """
     lead = 1 if model.batchable else 0
-    for spec in model.outputs:
-        rank = len(spec.shape) + lead
-        scores = spec.datatype.startswith("FP") and rank == 2 and spec.shape[-1] not in (0, 1)
-        if scores and (labelled or not _VECTOR_NAMES.search(spec.name)):
-            return spec.name
+    scores = [
+        spec.name
+        for spec in model.outputs
+        if spec.datatype.startswith("FP")
+        and len(spec.shape) + lead == 2
+        and spec.shape[-1] not in (0, 1)
+        and (spec.shape[-1] == -1 or spec.shape[-1] >= classes_min)
+    ]
+    named = [name for name in scores if not _VECTOR_NAMES.search(name)]
+    found: list[str] = [*named, *(scores if labelled else ())]
+    if found:
+        return found[0]
     if any(spec.datatype.startswith("FP") for spec in model.outputs):
         return None
     for spec in model.outputs:
@@ -242,6 +258,14 @@ def unjudged(scores: RowScores, accuracy: Accuracy) -> str:
     if accuracy.samples:
         return f"{left_out} of {rows} rows are left out of the accuracy, {why} them ({outputs})"
     return f"its accuracy is unknown, {why} all {rows} rows ({outputs})"
+
+
+def labels_note(model: ModelInfo, scores: RowScores) -> str:
+    """Which of several outputs the labels were held against, or that none was; empty for one."""
+    if scores.output is None:
+        return "the labels are not used, since no output has a score for each class"
+    several = len(model.outputs) > 1
+    return f"the labels are compared with the output {scores.output!r}" if several else ""
 
 
 def paired_interval(lost: int, won: int, rows: int, *, confidence: float) -> tuple[float, float]:

@@ -61,6 +61,17 @@ def half_weights(model: Any) -> str:
     return next((name for kind, name in names.items() if kind in kinds), "")
 
 
+def trains(model: Any) -> str:
+    """``BatchNormalization`` where one is in training mode, so that rows change each other."""
+    for graph in all_graphs(model.graph):
+        for node in graph.node:
+            if node.op_type == "BatchNormalization" and any(
+                attribute.name == "training_mode" and attribute.i for attribute in node.attribute
+            ):
+                return str(node.op_type)
+    return ""
+
+
 def is_quantized(operator: str) -> bool:
     """Whether an operator of this name computes on, makes or reads quantized values."""
     return (

@@ -305,7 +305,8 @@ def _fit_labels(
         raise DataError(f"{where} has negative class numbers.", hint="Count classes from 0.")
     output = class_output(model, labelled=True)
     classes = next((o.shape[-1] for o in model.outputs if o.name == output and o.shape), -1)
-    if output is not None and 1 < classes <= labels.max():
+    fits = class_output(model, labelled=True, classes_min=1 + int(labels.max())) is not None
+    if output is not None and not fits:
         raise DataError(
             f"{where} goes up to {labels.max()}, and the model's output {output!r} has"
             f" {classes} classes.",

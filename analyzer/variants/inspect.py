@@ -21,7 +21,7 @@ from analyzer.engine.runtimes.onnxruntime_ import (
 )
 from analyzer.errors import MissingPartError, ModelError, is_out_of_memory
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
-from analyzer.variants.graph import half_weights, table_ranges
+from analyzer.variants.graph import half_weights, table_ranges, trains
 from analyzer.variants.onnx_file import (
     default_name,
     external_files,
@@ -37,6 +37,7 @@ from analyzer.variants.shapes import (
     declared_dims,
     known,
     resolve,
+    rows_elsewhere,
     state_loops,
     unbatched_reasons,
     unknown_shapes,
@@ -97,6 +98,8 @@ def inspect_model(
             for tensor in outputs
         ]
     reasons = unbatched_reasons(inputs, outputs)
+    if not reasons and (trained := trains(proto)):
+        reasons = (f"its {trained} computes over the whole batch, as in training",)
     loops = state_loops(inputs, outputs)
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
     if scalars and scratch is not None:
@@ -108,8 +111,13 @@ def inspect_model(
         told = f"Triton serves no scalars, so one dimension of size 1 is added to {shown}."
         return replace(model, notes=(*_notes(reasons, loops), told))
     batchable = not reasons
+    elsewhere = rows_elsewhere(inputs, outputs)
     shapes, symbols = resolve(
-        inputs, input_shapes or {}, batchable=batchable, states=[name for name, _ in loops]
+        inputs,
+        input_shapes or {},
+        batchable=batchable,
+        states=[name for name, _ in loops],
+        rows=elsewhere[0] if elsewhere is not None else None,
     )
     drop = 1 if batchable else 0
     model = ModelInfo(

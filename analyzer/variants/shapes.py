@@ -18,6 +18,8 @@ Dims = tuple[int | str | None, ...]
 _PLACEHOLDER = re.compile(
     r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*", re.IGNORECASE
 )
+# First dimensions that exporters name after the batch, or after the input itself.
+_BATCH_NAME = re.compile(r"batch|^n$|^b$|^bs$", re.IGNORECASE)
 _STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
 _NEW_VALUE = re.compile(r"[_.]?(?:n|out|new|next)$")
 _OLD_VALUE = re.compile(r"[_.]?(?:0|in|old|prev)$")
@@ -50,6 +52,12 @@ def unbatched_reasons(inputs: Sequence[Declared], outputs: Sequence[Declared]) -
     """
     batch = {tensor.dims[0] for tensor in inputs if tensor.dims} - {None}
     names = {name for name in batch if isinstance(name, str)}
+    only_axis_0 = "Triton batches on axis 0 only"
+    if (rows := rows_elsewhere(inputs, outputs)) is not None:
+        dim, name, axis = rows
+        return (f"input {name!r} has the outputs' rows {dim!r} on axis {axis}, {only_axis_0}",)
+    if several := _several_batches(inputs):
+        return (several,)
     for role, tensors in (("input", inputs), ("output", outputs)):
         found = tuple(
             f"{role} {tensor.name!r} {reason}"
@@ -59,6 +67,35 @@ def unbatched_reasons(inputs: Sequence[Declared], outputs: Sequence[Declared]) -
         if found:
             return found
     return ()
+
+
+def rows_elsewhere(
+    inputs: Sequence[Declared], outputs: Sequence[Declared]
+) -> tuple[str, str, int] | None:
+    """``(dimension, input, axis)`` where outputs have a row for each of an input's later axis.
+
+    As time-major recurrent networks have: ``[time, batch, features]`` in, ``[batch, …]`` out.
+    """
+    first = {tensor.dims[0] for tensor in inputs if tensor.dims}
+    answers = {tensor.dims[0] for tensor in outputs if tensor.dims} - first
+    for tensor in inputs:
+        for axis, dim in enumerate(tensor.dims[1:], start=1):
+            if isinstance(dim, str) and dim in answers:
+                return dim, tensor.name, axis
+    return None
+
+
+def _several_batches(inputs: Sequence[Declared]) -> str:
+    """Where the inputs' first dimensions have names of their own, as items and bags of items."""
+    named = {
+        dim: tensor.name
+        for tensor in inputs
+        if tensor.dims and isinstance(dim := tensor.dims[0], str) and tensor.name not in dim
+    }
+    if len(named) < 2 or all(_BATCH_NAME.search(dim) for dim in named):
+        return ""
+    shown = ", ".join(f"{dim!r} of {name!r}" for dim, name in list(named.items())[:2])
+    return f"the first dimensions of the inputs are different ones ({shown})"
 
 
 def _obstacle(dims: Dims, batch_names: set[str]) -> str | None:
@@ -116,6 +153,7 @@ def resolve(
     *,
     batchable: bool,
     states: Sequence[str] = (),
+    rows: str | None = None,
 ) -> tuple[dict[str, Dims], dict[str, int]]:
     """Shapes of the inputs as far as they are known, and the sizes of named dimensions.
 
@@ -123,6 +161,7 @@ def resolve(
     it is given, and so is the dynamic axis 1 of a state (``states``: its batch).
 
     Args:
+        rows: The dimension of the rows where that is a later one; it is 1 instead then.
         given: Shapes by input, without the batch axis; the first axis of a model that cannot be
             batched may be given or left out.
 
@@ -140,11 +179,14 @@ def resolve(
     own = {tensor.name: tensor.dims[1:] if batchable else tensor.dims for tensor in inputs}
     for name, shape in given.items():
         own[name] = _given(name, own[name], shape, symbols, batchable=batchable)
+    if rows is not None:
+        symbols.setdefault(rows, 1)
     if not batchable:
         for name, dims in own.items():
             own[name] = tuple(
                 _one_row(dim, symbols)
-                if axis == 0 or (axis == 1 and len(dims) == _STATE_RANK and name in states)
+                if (axis == 0 and rows is None)
+                or (axis == 1 and len(dims) == _STATE_RANK and name in states)
                 else dim
                 for axis, dim in enumerate(dims)
             )
@@ -234,5 +276,7 @@ def _to_be_given(shapes: Mapping[str, Dims]) -> Iterator[tuple[str, Dims]]:
 
 
 def _spell(dims: Dims, *, batchable: bool) -> str:
-    shown = dims if batchable or len(dims) == 1 else dims[1:]
+    # The first dimension of what is served unbatched is left out where it is one row.
+    left_out = not batchable and len(dims) > 1 and isinstance(dims[0], int)
+    shown = dims[1:] if left_out else dims
     return ",".join(str(dim) if isinstance(dim, int) else "N" for dim in shown)

@@ -61,8 +61,9 @@ def try_model(model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
             return as_unbatched(model, shapes), inference_s
         # The first run makes room for what the others use again.
         inference_s = min(inference_s, (time.perf_counter() - begun) / 2)
-        if any(two[name].shape != (2, *shape[1:]) for name, shape in shapes.items()):
-            return as_unbatched(model, shapes), inference_s
+        for output, shape in shapes.items():
+            if two[output].shape != (2, *shape[1:]):
+                return as_unbatched(model, shapes, note=_shape_note(output)), inference_s
         second = {name: array[1:] for name, array in two.items()}
         # A model that draws random numbers answers otherwise at every run.
         if (name := _differing(one, second)) and not _differing(two, runtime.run(pair)):
@@ -91,6 +92,10 @@ def _differing(first: Tensors, second: Tensors) -> str | None:
             if np.max(np.abs(after - before)) > _ROUNDING * np.max(np.abs(before)):
                 return name
     return None
+
+
+def _shape_note(output: str) -> str:
+    return f"Served unbatched: the output {output!r} has not one row for each of a batch."
 
 
 def _others_note(output: str) -> str:

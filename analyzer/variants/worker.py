@@ -44,7 +44,7 @@ from analyzer.hardware.gpu_lock import building_on
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.modelconfig.execution import accelerator_settings
-from analyzer.variants.accuracy import RowScores, compare_rows, judge, unjudged
+from analyzer.variants.accuracy import RowScores, compare_rows, judge, labels_note, unjudged
 from analyzer.variants.cache import write_error
 from analyzer.variants.compiled_graphs import compiled_graph
 from analyzer.variants.native_half import computes_half
@@ -198,6 +198,7 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             variant,
             scoring,
             classifier=True if request.labels is not None else None,
+            classes_min=1 + int(request.labels.max()) if request.labels is not None else 0,
             enough=lambda scores: _clear(judged(scores), request.drop_max),
         )
         if itself and request.labels is None and not judged(scores).samples:
@@ -221,6 +222,8 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
             refused=f"{key.label} is not considered: {left_out}.",
         )
     notes += (left_out,) if left_out else ()
+    if itself and request.labels is not None and (said := labels_note(model, scores)):
+        notes += (said,)
     if itself and accuracy.samples:
         accuracy = replace(accuracy, drop=0.0, interval=(0.0, 0.0))
     return BuildResult(

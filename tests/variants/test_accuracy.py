@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from analyzer.variants.accuracy import (
     class_output,
     compare_rows,
     judge,
+    labels_note,
     paired_interval,
     unjudged,
     wilson_interval,
@@ -85,6 +87,27 @@ def test_vectors_are_compared_by_their_angle() -> None:
     made_up = judge(compare_rows(model, same, doubled, rows()), labels=None, synthetic=True)
     assert made_up.metric == "relative_error" and made_up.synthetic
     assert made_up.drop == pytest.approx(1) and made_up.value == pytest.approx(1)
+
+
+def test_labels_are_of_the_output_that_has_so_many_classes_and_is_no_vector() -> None:
+    def model(**columns: int) -> ModelInfo:
+        specs = [
+            TensorSpec(name=name, datatype="FP32", shape=(width,))
+            for name, width in columns.items()
+        ]
+        return replace(make_model(), outputs=tuple(specs))
+
+    both = model(pooled=32, logits=4)
+    assert class_output(both, labelled=True, classes_min=4) == class_output(both) == "logits"
+    detector = model(box=4, scores=6)
+    assert class_output(detector, labelled=True, classes_min=3) == "scores"
+    assert class_output(model(first=4, second=6), labelled=True, classes_min=5) == "second"
+    assert class_output(model(first=4), labelled=True, classes_min=5) is None
+    same = FunctionRuntime(lambda x: x)
+    scores = compare_rows(make_model(), same, same, rows())
+    unused, used = (replace(scores, output=name) for name in (None, "logits"))
+    assert "not used" in labels_note(both, unused) and "'logits'" in labels_note(both, used)
+    assert not labels_note(model(logits=4), used)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -277,6 +277,14 @@ def test_rows_that_depend_on_each_other_are_no_batch(
     assert [said in note for note in tried.notes] == ([] if independent else [True])
 
 
+def test_a_batch_normalization_in_training_mode_is_no_batch(write_model: Write) -> None:
+    ones = {name: np.ones(8, np.float32) for name in ("scale", "bias", "mean", "var")}
+    outputs = ["y", "new_mean", "new_var"]
+    node = helper.make_node("BatchNormalization", ["x", *ones], outputs, training_mode=1)
+    model = inspect_model(over_rows(write_model, [node], ones))
+    assert not model.batchable and "BatchNormalization computes over the whole" in model.notes[0]
+
+
 def test_a_size_that_the_data_decides_is_not_fixed_by_one_row(write_model: Write) -> None:
     nodes = [
         helper.make_node("NonZero", ["x"], ["indices"]),

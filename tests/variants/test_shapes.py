@@ -178,6 +178,45 @@ def test_the_rank_of_an_output_that_the_graph_does_not_tell_is_found_by_a_run(
     assert "output 'y' is a scalar" in inspect_model(path).notes[0]
 
 
+def test_a_time_major_network_has_its_rows_on_axis_1(write_model: Write) -> None:
+    """[time, batch, features] in, [batch, features] out: time is none of the rows."""
+    mean = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[0], keepdims=0)]
+    path = write_model(mean, [("x", FLOAT, ["t", "n", 8])], [("y", FLOAT, ["n", 8])])
+    with pytest.raises(
+        ModelError, match=r"Dimension 0 \(t\) of the input 'x' is dynamic"
+    ) as raised:
+        inspect_model(path)
+    assert "--input-shape x:N,1,8" in raised.value.hint
+    model = inspect_model(path, input_shapes={"x": (20, 1, 8)})
+    assert not model.batchable and model.inputs[0].shape == (20, 1, 8)
+    assert (
+        "input 'x' has the outputs' rows 'n' on axis 1, Triton batches on axis 0" in model.notes[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "batchable"),
+    [
+        ("items", "bags", False),
+        ("items", "batch", False),
+        ("batch_x", "batch_z", True),
+        ("x_dynamic_axes_1", "z_dynamic_axes_1", True),  # named by torch's exporter
+        (None, "batch", True),
+    ],
+)
+def test_first_dimensions_of_different_names_are_no_batch(
+    write_model: Write, first: str | None, second: str, batchable: bool
+) -> None:
+    path = write_model(
+        [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Neg", ["z"], ["w"])],
+        [("x", FLOAT, [first, 4]), ("z", FLOAT, [second, 4])],
+        [("y", FLOAT, [first, 4]), ("w", FLOAT, [second, 4])],
+    )
+    model = inspect_model(path)
+    assert model.batchable == batchable
+    assert ("different ones ('items' of 'x'" in "".join(model.notes)) != batchable
+
+
 def test_an_input_without_a_shape_takes_the_given_one(write_model: Write) -> None:
     path = write_model(
         [helper.make_node("Sigmoid", ["x"], ["y"])], [("x", FLOAT, None)], [("y", FLOAT, None)]
