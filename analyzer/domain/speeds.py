@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -9,10 +10,17 @@ from analyzer.domain.measurement import (
     Edge,
     Failure,
     Measurement,
+    RateEvidence,
 )
 
 EVIDENCE_MIN = 300
 """Requests from which a rate that a certificate's runs kept counts, as for a side of an edge."""
+BROKEN_SHARE = 2.0
+"""Of the allowed share over budget: what a rate that broke the SLA counts as at most in an
+estimate, as far above the allowed share as one without a late request is below it."""
+SHARE_POWER = 2.0
+"""The share over budget falls at least with this power of the rate: so little where a machine's
+slow moments make requests late, far more where queues do."""
 
 
 def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: float) -> Edge:
@@ -21,7 +29,9 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
     Short runs find the edge at the speeds that they met; the one over all is ``factor`` times
     that. It is no lower than a rate that was kept over at least 300 requests of a certificate, nor
     than the certified one. The lower end of one that is open upwards is a rate that was kept, over
-    however few requests: there every rate counts that a certificate's runs kept.
+    however few requests: there every rate counts that a certificate's runs kept. A rate that these
+    broke over at least 300 requests lowers it in turn, whatever shorter runs kept above, as in
+    :func:`_below`.
 
     Args:
         factor: The twin's edge over all speeds, over its edge at those of the edge's runs.
@@ -30,8 +40,9 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
     edge = measurement.edge
     kept = [measurement.capacity_rps or 0.0]
     requests_min = EVIDENCE_MIN if edge.rate_rps else 1
+    broken = [e for e in measurement.evidence if e.over_budget > miss_rate_max * e.requests]
     for known in measurement.evidence:
-        if known.over_budget > miss_rate_max * known.requests:
+        if known in broken:
             break
         if known.requests >= requests_min:
             kept.append(known.rate_rps)
@@ -44,7 +55,34 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
     # A rate that was broken was broken at the speeds of its run: a higher bound only where the
     # study met faster ones.
     upper = high * max(factor, 1.0) if high is not None else None
-    return replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), upper))
+    found = replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), upper))
+    long = next((known for known in broken if known.requests >= EVIDENCE_MIN), None)
+    return found if long is None else _below(found, long, least, miss_rate_max)
+
+
+def _below(edge: Edge, broken: RateEvidence, kept_rps: float, miss_rate_max: float) -> Edge:
+    """``edge`` below a rate that a certificate's runs broke, but no lower than ``kept_rps``.
+
+    The estimate is halfway (in logarithms) to the rate that was kept, or where a share over budget
+    that falls with the square of the rate would be the allowed one, if that is higher; a share
+    counts as twice the allowed one at most, so that one stall does not decide it. For the lower end
+    it counts in full.
+    """
+    share = broken.over_budget / broken.requests
+
+    def allowed_rps(share: float) -> float:
+        return broken.rate_rps * (miss_rate_max / share) ** (1.0 / SHARE_POWER)
+
+    halfway_rps = math.sqrt(kept_rps * broken.rate_rps)
+    most_rps = max(kept_rps, halfway_rps, allowed_rps(min(share, BROKEN_SHARE * miss_rate_max)))
+    if (edge.at_least_rps or 0.0) <= most_rps:
+        return edge
+    least_rps = min(edge.interval_rps[0] or 0.0, max(kept_rps, allowed_rps(share)))
+    return replace(
+        edge,
+        rate_rps=most_rps if edge.rate_rps else None,
+        interval_rps=(least_rps, edge.interval_rps[1]),
+    )
 
 
 def restated(

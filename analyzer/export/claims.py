@@ -15,7 +15,9 @@ from analyzer.errors import RepositoryError, UsageError
 from analyzer.export.manifest import Manifest, read_manifest
 from analyzer.export.study import variant_of
 from analyzer.modelconfig.files import ONNX_FILENAME
-from analyzer.modelconfig.render import MODEL_FILENAMES
+from analyzer.modelconfig.render import MODEL_FILENAMES, configuration_from_config
+from analyzer.modelconfig.rules import normalize
+from analyzer.modelconfig.text import CONFIG_NAME, read_config
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.deployed import inspect_deployed
 
@@ -112,7 +114,8 @@ def claim_of_repository(
         rate_rps: The rate that is claimed; None for the certified one.
 
     Raises:
-        RepositoryError: There is no manifest, or it cannot be read.
+        RepositoryError: There is no manifest, or it cannot be read; or a ``config.pbtxt`` that was
+            changed since cannot.
         UsageError: It claims no certified rate, and none is given.
     """
     manifest = read_manifest(repository, model_name)
@@ -133,13 +136,18 @@ def claim_of_repository(
     files = [manifest.version_dir / name for name in names]
     model_path = next((file for file in files if file.exists()), files[0])
     limits = {name: sla[name] for name in Sla.__dataclass_fields__ if sla.get(name) is not None}
-    changed = ", ".join(manifest.changed_files())
-    note = f"changed since the export: {changed}. What is there is measured."
+    changed = manifest.changed_files()
+    note = f"changed since the export: {', '.join(changed)}. What is there is measured."
+    configuration = manifest.configuration
+    if CONFIG_NAME in changed:
+        proto = read_config(repository / model_name / CONFIG_NAME)
+        normalize(proto)
+        configuration = configuration_from_config(proto)
     return ClaimedModel(
         claim=Claim(
             source=f"repository {repository}, {model_name} version {manifest.version}",
             model=model_name,
-            configuration=manifest.configuration,
+            configuration=configuration,
             sla=Sla(**limits),
             rate_rps=rate_rps,
             arrivals=sla.get("arrivals", "poisson"),

@@ -21,19 +21,13 @@ from scipy.optimize import isotonic_regression
 
 from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import Edge
-from analyzer.domain.speeds import EVIDENCE_MIN
+from analyzer.domain.speeds import BROKEN_SHARE, EVIDENCE_MIN, SHARE_POWER
 from analyzer.measure.witness import met_slower
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
 # So many times the misses that the requests behind a side may have are a failure at once.
 _CLEAR_FACTOR = 3.0
-# Of the allowed share over budget: what a rate that broke the SLA counts as at most, as far above
-# the allowed share as one without a late request is below it.
-_BROKEN_SHARE = 2.0
-# The share over budget falls at least with this power of the rate: so little where a machine's slow
-# moments make requests late, far more where queues do.
-_SHARE_POWER = 2.0
 # Factor downwards while no rate was kept.
 _HALF = 2.0
 
@@ -318,7 +312,7 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         return edge
     requests = np.array([counts[rate][0] for rate in rates], dtype=np.float64)
     late = np.array([counts[rate][1] for rate in rates], dtype=np.float64)
-    shares = np.minimum(late / requests, _BROKEN_SHARE * miss_rate_max)
+    shares = np.minimum(late / requests, BROKEN_SHARE * miss_rate_max)
     expected = isotonic_regression(shares, weights=requests).x
     first = int(np.searchsorted(expected, miss_rate_max * (1.0 + 1e-9), side="right"))
     before_rps = _before(edge, tests, miss_rate_max)
@@ -333,7 +327,7 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
         upper = edge.interval_rps[1] or next(broke, None)
         return replace(edge, rate_rps=None, interval_rps=(0.0, upper), before_rps=None)
     low, broken = rates[first - 1], rates[first]
-    allowed_rps = broken * (miss_rate_max / float(expected[first])) ** (1.0 / _SHARE_POWER)
+    allowed_rps = broken * (miss_rate_max / float(expected[first])) ** (1.0 / SHARE_POWER)
     return replace(
         edge,
         rate_rps=max(math.sqrt(low * broken), allowed_rps),

@@ -63,7 +63,7 @@ def read_config(path: Path) -> Any:
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
             raise RepositoryError(f"{path} is too large for a configuration.")
-        return parse_config(path.read_text(encoding="utf-8"), where=str(path))
+        return parse_config(path.read_text(encoding="utf-8-sig"), where=str(path))
     except OSError as error:
         raise RepositoryError(
             f"{path} cannot be read: {error.strerror}.",

@@ -355,7 +355,7 @@ class ResultStore:
             )
             found = list(map(TrialRow._make, result))
         stored = self._stored_result(study)
-        if stored is None or all(factor == 1.0 for _, factor in stored.speed_factors):
+        if stored is None or not stored.speed_factors:
             return found  # edges as they are stored: no object need be built
         outcomes, sla = self.outcomes(study, load_tests_of=()), self.study(study).sla
         return rows.with_stated_edges(found, outcomes, dict(stored.speed_factors), sla)

@@ -187,7 +187,7 @@ def _measured_columns(outcome: Measurement) -> dict[str, Any]:
         _finite(use.gpu_utilization),
         _finite(use.power_watts),
         _finite(use.cpu_utilization),
-        _finite(outcome.accuracy.drop) if outcome.accuracy else None,
+        _finite(outcome.real_accuracy.drop) if outcome.real_accuracy else None,
     )
     return dict(zip(_MEASURED, values, strict=True))
 

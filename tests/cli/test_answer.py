@@ -89,6 +89,30 @@ def test_an_estimate_is_exported_and_its_manifest_says_that_nothing_was_proven(
     assert subject.claim.rate_rps == 100.0 and subject.claim.sla == facts.sla
 
 
+def test_a_configuration_that_was_edited_since_is_the_one_that_is_verified(
+    facts: StudyResult, folder: Path
+) -> None:
+    deliver(options(folder, force=False), facts)
+    config = folder / "models" / "digits" / "config.pbtxt"
+    claimed = claim_of_repository(folder / "models", "digits")
+    assert not claimed.notes
+    count = claimed.claim.configuration.instance_count
+    text = config.read_text()
+    config.write_text(text.replace(f"count: {count}", f"count: {count + 3}"))
+    edited = claim_of_repository(folder / "models", "digits")
+    assert edited.notes == ("changed since the export: config.pbtxt. What is there is measured.",)
+    assert edited.claim.configuration == replace(
+        claimed.claim.configuration, instance_count=count + 3
+    )
+    for broken in ("garbage", 'name: "digits" backend: "nonsense"'):
+        config.write_text(broken)
+        with pytest.raises(RepositoryError):
+            claim_of_repository(folder / "models", "digits")
+    config.unlink()
+    with pytest.raises(RepositoryError, match="cannot be read"):
+        claim_of_repository(folder / "models", "digits")
+
+
 def test_a_password_is_not_kept_with_the_command() -> None:
     kept = command_line(["m.onnx", "--store", "postgresql://me:secret@host/db", "--study", "a b"])
     assert kept == "analyze m.onnx --store 'postgresql://me:***@host/db' --study 'a b'"
