@@ -113,6 +113,11 @@ def verify(study: str | None, **values: Any) -> int:
             "--repository and --model belong together.",
             hint="Write --repository models --model NAME, or name a study instead.",
         )
+    if repository is not None and study is not None:
+        raise UsageError(
+            f"The study {study!r} and --repository are two claims.",
+            hint="Name the study, or --repository with --model.",
+        )
     result = None
     if repository is not None:
         subject = claim_of_repository(

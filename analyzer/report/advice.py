@@ -159,8 +159,15 @@ def next_command(report: StudyReport) -> str | None:
             kept.append(word)
         elif anew[name] and not value:
             next(words, None)
+    kept += ["--study", result.name, "--resume"]
+    if result.verdict == "estimated" and _exports(kept) and "--force" not in kept:
+        kept.append("--force")  # what it exported lies there, and stays as an older version
     budget = [] if unfinished else ["--budget", format_duration(next_budget_s(result)[0])]
-    return shlex.join([*kept, "--study", result.name, "--resume", *budget])
+    return shlex.join([*kept, *budget])
+
+
+def _exports(words: list[str]) -> bool:
+    return any(word.partition("=")[0] == "--export" for word in words)
 
 
 def _sla_options(sla: Sla) -> list[str]:

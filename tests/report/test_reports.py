@@ -385,6 +385,20 @@ def test_an_undecided_answer_says_what_to_do() -> None:
     )
 
 
+def test_the_next_command_replaces_what_an_estimate_exported() -> None:
+    """``--export: … is there already`` was what the printed command came to."""
+
+    def forced(facts: StudyResult, options: str) -> int:
+        command = f"analyze digits.onnx --latency-budget 50ms{options}"
+        told = replace(facts, provenance={"command": command})
+        return str(summarize(make_report(told)).command).count("--force")
+
+    assert forced(undecided_facts(), " --export models") == 0, "nothing was exported"
+    assert forced(estimated_facts(), "") == 0
+    assert forced(estimated_facts(), " --export models") == 1
+    assert forced(estimated_facts(), " --export=models --force") == 1
+
+
 def test_without_the_command_of_before_the_next_one_is_made_from_the_sla() -> None:
     facts = replace(undecided_facts(), provenance={})
     assert summarize(make_report(facts)).command == (
