@@ -95,7 +95,8 @@ def advice(report: StudyReport) -> tuple[str, ...]:
             )
         elif miss.limit == "target_rate_rps":
             sentences.append("Lower --target-rate: one device does not carry it.")
-    if result.verdict == "infeasible":
+    late = closest is None or not all(miss.lasts for miss in closest.misses)
+    if result.verdict == "infeasible" and late:
         sentences.append("A faster machine or a smaller model shortens every latency.")
     return tuple(sentences)
 

@@ -141,11 +141,23 @@ def _title(report: StudyReport) -> tuple[str, str]:
         return unfinished_title(report, required)
     came = f"Closest: {configuration_sentence(closest.entry.configuration)}." if closest else ""
     if report.result.verdict == "infeasible":
-        return f"No configuration of {name} keeps {required}", came
+        return f"No configuration of {name} keeps {_within_limits(report, required)}", came
     if not came:
         faults = any(failure.is_fault for failure in report.failures)
         came = "Nothing could be measured." if faults else _too_little_time(report.result)
     return f"Undecided: no configuration was proven to keep {required}", came
+
+
+def _within_limits(report: StudyReport, required: str) -> str:
+    """``required``, and the limits besides it that what came closest misses."""
+    limits = [
+        f"{size(miss.required)} of memory"
+        if miss.limit == "max_memory_bytes"
+        else f"an accuracy drop of {percent(miss.required)}"
+        for miss in (report.closest.misses if report.closest is not None else ())
+        if miss.lasts and miss.required is not None
+    ]
+    return " and ".join([required, *limits])
 
 
 def _too_little_time(result: StudyResult) -> str:

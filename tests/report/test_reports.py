@@ -274,6 +274,16 @@ def test_an_accuracy_limit_that_is_missed_is_no_lack_of_time() -> None:
     assert said.startswith("It may lose 6 %: raise --max-accuracy-drop to that")
 
 
+def test_an_infeasible_answer_names_the_memory_that_nothing_keeps() -> None:
+    """Not a latency that was kept, for which a faster machine would help."""
+    facts = undecided_facts()
+    sla = replace(facts.sla, max_memory_bytes=1 << 20)
+    answer = summarize(make_report(replace(facts, verdict="infeasible", sla=sla)))
+    assert answer.title.endswith("keeps 99 % of requests within 50 ms and 1MiB of memory")
+    assert any("raise --max-memory" in text for text in answer.advice)
+    assert not any("faster machine" in text for text in answer.advice)
+
+
 def test_an_infeasible_answer_does_not_blame_the_budget() -> None:
     facts = infeasible_facts()
     others = tuple(o for o in facts.outcomes if o.configuration != BASELINE)
