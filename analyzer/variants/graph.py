@@ -61,6 +61,12 @@ def half_weights(model: Any) -> str:
     return next((name for kind, name in names.items() if kind in kinds), "")
 
 
+def quantized_weights(model: Any) -> str:
+    """``quantized already`` where operators compute on quantized values; empty otherwise."""
+    operators = (node.op_type for graph in all_graphs(model.graph) for node in graph.node)
+    return "quantized already" if any(map(is_quantized, operators)) else ""
+
+
 def trains(model: Any) -> str:
     """``BatchNormalization`` where one is in training mode, so that rows change each other."""
     for graph in all_graphs(model.graph):

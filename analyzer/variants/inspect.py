@@ -21,7 +21,7 @@ from analyzer.engine.runtimes.onnxruntime_ import (
 )
 from analyzer.errors import MissingPartError, ModelError, is_out_of_memory
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
-from analyzer.variants.graph import half_weights, table_ranges, trains
+from analyzer.variants.graph import half_weights, quantized_weights, table_ranges, trains
 from analyzer.variants.onnx_file import (
     default_name,
     external_files,
@@ -138,7 +138,10 @@ def inspect_model(
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         size_bytes=sum((file.parent / part).stat().st_size for part in (file.name, *external)),
         external_files=external,
-        notes=_notes(reasons, loops, half_weights(proto)),
+        notes=(
+            *_notes(reasons, loops, half_weights(proto) or quantized_weights(proto)),
+            *_sizes_note(inputs, shapes, input_shapes or {}),
+        ),
     )
     _refuse_empty((*model.inputs, *model.outputs))
     if any(-1 in spec.shape for spec in model.inputs):
@@ -225,15 +228,29 @@ def _ranks(
 
 
 def _fixed_batch(inputs: Sequence[Declared], shapes: Mapping[str, Dims]) -> int | None:
-    """The one fixed first dimension that all inputs have and keep, None if they differ."""
-    fixed = {tensor.dims[0] for tensor in inputs if tensor.dims if isinstance(tensor.dims[0], int)}
+    """The one first dimension that all inputs have, fixed or one row; None if there is none."""
+    declared = {tensor.dims[0] for tensor in inputs if tensor.dims}
     kept = {shape[0] for shape in shapes.values() if shape}
-    size = fixed.pop() if len(fixed) == 1 and kept == fixed else None
-    return size if isinstance(size, int) else None
+    size = kept.pop() if len(kept) == 1 else None
+    return size if isinstance(size, int) and (size == 1 or declared == {size}) else None
+
+
+def _sizes_note(
+    inputs: Sequence[Declared], shapes: Mapping[str, Dims], given: Mapping[str, tuple[int, ...]]
+) -> tuple[str, ...]:
+    """Which sizes that the graph leaves open are fixed, as they were given."""
+    fixed = [
+        f"{tensor.name!r} {list(shapes[tensor.name])}"
+        for tensor in inputs
+        if tensor.name in given
+        and any(not isinstance(dim, int) for dim in tensor.dims[-len(given[tensor.name]) :])
+    ]
+    told = f"Only the given sizes are measured and exported: {', '.join(fixed)}."
+    return (told,) if fixed else ()
 
 
 def _notes(
-    reasons: Sequence[str], loops: Sequence[tuple[str, str]], half: str = ""
+    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str = ""
 ) -> tuple[str, ...]:
     """What to say of a model that cannot be batched, carries a state, or is no fp32 model."""
     notes = []
@@ -246,8 +263,8 @@ def _notes(
             f"The model carries a state ({pairs}): requests are measured with the same state"
             " each time."
         )
-    if half:
-        notes.append(f"The weights are {half}: the precision fp32 means the model as it is.")
+    if weights:
+        notes.append(f"The weights are {weights}: the precision fp32 means the model as it is.")
     return tuple(notes)
 
 

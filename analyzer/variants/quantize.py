@@ -151,7 +151,7 @@ def quantize_static(
             quantized(calibration_data_reader=reader, per_channel=False)
             _require_loadable(target)
         except Exception as again:
-            raise _failed("static", again) from again
+            raise _failed("static", again, before) from again
     if not convolutional:
         _keep_other_readers_float(target)
     _require_change(before, _operators(target))
@@ -185,7 +185,7 @@ def quantize_dynamic(
             extra_options={"MatMulConstBOnly": True},
         )
     except Exception as error:
-        raise _failed("dynamic", error) from error
+        raise _failed("dynamic", error, before) from error
     _require_change(before, _operators(target))
     return notes
 
@@ -334,21 +334,27 @@ def _require_change(before: Counter[str], after: Counter[str]) -> None:
     """Raises a BuildError if ``after`` has no quantized operator more than ``before``."""
     if any(is_quantized(name) and count > before[name] for name, count in after.items()):
         return
+    raise _nothing_left(before)
+
+
+def _nothing_left(before: Counter[str]) -> BuildError:
     if any(is_quantized(name) for name in before):
-        raise BuildError(
+        return BuildError(
             "There is nothing left to quantize: the model's weights are quantized already.",
             hint="Leave int8 out with --precisions; the variant called fp32 is the model as it is.",
         )
-    raise BuildError(
+    return BuildError(
         "There is nothing to quantize: the model has no operator with weights that the int8"
         " quantizer knows.",
         hint="Leave int8 out with --precisions.",
     )
 
 
-def _failed(kind: str, error: Exception) -> BuildError:
+def _failed(kind: str, error: Exception, before: Counter[str]) -> BuildError:
     if isinstance(error, BuildError):
         return error
+    if any(is_quantized(name) for name in before) or "proper ai.onnx domain" in str(error):
+        return _nothing_left(before)  # its own pairs, or only operators beside the standard
     return BuildError(
         f"The {kind} int8 quantization failed: {type(error).__name__}: {first_line(error)}.",
         hint="Leave int8 out with --precisions.",

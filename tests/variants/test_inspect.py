@@ -48,7 +48,7 @@ def test_fixed_output_makes_a_model_unbatchable(write_model: Write) -> None:
         [("y", FLOAT, [])],
     )
     model = inspect_model(path)
-    assert not model.batchable and model.fixed_batch is None
+    assert not model.batchable and model.fixed_batch == 1, "rows of data are requests"
     assert model.inputs[0].shape == (1, 8)
 
 
@@ -275,6 +275,15 @@ def test_rows_that_depend_on_each_other_are_no_batch(
     assert tried.batchable == independent
     said = "the answer to a request ('y') depends on the other requests of its batch"
     assert [said in note for note in tried.notes] == ([] if independent else [True])
+
+
+def test_sizes_that_are_given_are_told_to_be_fixed(write_model: Write) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    path = write_model(nodes, [("x", FLOAT, ["n", "t", 4])], [("y", FLOAT, ["n", "t", 4])])
+    (note,) = inspect_model(path, input_shapes={"x": (24, 4)}).notes
+    assert note == "Only the given sizes are measured and exported: 'x' [24, 4]."
+    fixed = write_model(nodes, [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["n", 4])])
+    assert not inspect_model(fixed, input_shapes={"x": (4,)}).notes
 
 
 def test_a_batch_normalization_in_training_mode_is_no_batch(write_model: Write) -> None:

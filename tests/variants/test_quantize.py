@@ -14,6 +14,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import BuildError
+from analyzer.variants import quantize
+from analyzer.variants.inspect import inspect_model
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
 
@@ -135,8 +137,20 @@ def test_model_that_is_quantized_already(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="quantized already") as caught:
         quantize_dynamic(int8, tmp_path / "again.onnx", external=(), work=tmp_path)
     assert "--precisions" in caught.value.hint
+    assert "weights are quantized already" in inspect_model(int8).notes[0]
     convert_fp16(int8, tmp_path / "fp16.onnx")
     assert relative_error(int8, tmp_path / "fp16.onnx", ROWS) < 0.01
+
+
+def test_a_failure_to_quantize_twice_is_told_as_that() -> None:
+    """ONNX Runtime's own words were told: "two nodes with same node name"."""
+    error = RuntimeError("two nodes with same node name")
+    told = quantize._failed("static", error, Counter(["Conv", "DequantizeLinear"]))
+    assert "quantized already" in told.message
+    trees = RuntimeError("Failed to find proper ai.onnx domain")
+    told = quantize._failed("static", trees, Counter(["TreeEnsembleClassifier"]))
+    assert "nothing to quantize" in told.message
+    assert "same node name" in quantize._failed("static", error, Counter(["Conv"])).message
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
