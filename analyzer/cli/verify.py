@@ -101,12 +101,15 @@ def verify(study: str | None, **values: Any) -> int:
     import json
 
     started = time.monotonic()
+    from analyzer.cli.preflight import check_endpoint
     from analyzer.export.claims import claim_of_repository, claim_of_study
     from analyzer.export.study import chosen_measurement
     from analyzer.store.results import open_store
     from analyzer.targets.open import check_server
 
     check_server(values["server"])
+    if "://" in values["server"]:
+        check_endpoint(values["server"])
     repository = values["repository"]
     if (repository is None) != (values["model_name"] is None):
         raise UsageError(

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.counters import ServerStatistics
-from analyzer.errors import AnalyzerError, TargetCrashError, TargetError, TargetStartError
+from analyzer.errors import (
+    AnalyzerError,
+    MissingPartError,
+    TargetCrashError,
+    TargetError,
+    TargetStartError,
+)
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import parse_config
 from analyzer.targets.address import open_endpoint
@@ -113,7 +119,7 @@ def existing_model_target(
 
     Raises:
         TargetCrashError: Nothing answers there.
-        TargetError: It is not ready there; the hint lists what is.
+        MissingPartError: It is not ready there; the hint lists what is.
     """
     endpoint = open_endpoint(address)
     try:
@@ -121,7 +127,7 @@ def existing_model_target(
             known: list[str] = []
             with suppress(TargetError):
                 known = sorted(n for n, state in endpoint.models().items() if state == "READY")
-            raise TargetError(
+            raise MissingPartError(
                 f"The server at {address} has no model {model!r} that is ready.",
                 hint=f"It serves: {', '.join(known) or 'no model'}.",
             )

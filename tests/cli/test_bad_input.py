@@ -464,6 +464,7 @@ def test_the_database_of_another_program_is_left_alone(good: str, call: Call, fo
         (["verify"], ["results.db"]),
         (["verify", "--repository", "models"], ["--model"]),
         (["verify", "--repository", "nowhere", "--model", "m"], ["nowhere"]),
+        (["verify", "--server", "http://localhost:1"], ["does not answer"]),
         (["verify", "s", "--repository", "models", "--model", "m"], ["two claims"]),
         (["verify", "--server", "tritn"], ["tritn"]),
         (["verify", "--budget", "1e99s"], ["--budget", "336h"]),

@@ -337,7 +337,7 @@ def test_attaching_loads_under_a_name_of_its_own_and_leaves_the_rest(
         assert described.inputs[0].shape == (3,)
     assert endpoint.ready("resident")
     with (
-        pytest.raises(TargetError, match="no model 'absent'") as caught,
+        pytest.raises(MissingPartError, match="no model 'absent'") as caught,
         existing_model_target(address, "absent", rows(), batchable=True),
     ):
         pass
