@@ -289,9 +289,18 @@ def _open_session(file: Path) -> Any:
                 hint="Use a machine with more memory.",
             ) from error
         reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error))
+        kernel = re.search(
+            r"Could not find an implementation for (\S+?)(?:\(-?\d+\))? ", str(error)
+        )
+        if kernel:
+            raise ModelError(
+                f"{file} uses the operator {kernel[1]} in a version or with types that ONNX Runtime"
+                f" {ort.__version__} has no kernel for: {reason}.",
+                hint="Export the model in float32 or float16 (bfloat16 has hardly a kernel on a"
+                " CPU), with standard operators.",
+            ) from error
         operator = re.search(
-            r"No Op registered for (\S+)|Fatal error: (\S+?)(?:\(-?\d+\))? is not a registered"
-            r"|Could not find an implementation for (\S+?)(?:\(-?\d+\))? ",
+            r"No Op registered for (\S+)|Fatal error: (\S+?)(?:\(-?\d+\))? is not a registered",
             str(error),
         )
         if operator:

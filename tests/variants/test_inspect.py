@@ -286,6 +286,15 @@ def test_sizes_that_are_given_are_told_to_be_fixed(write_model: Write) -> None:
     assert not inspect_model(fixed, input_shapes={"x": (4,)}).notes
 
 
+def test_types_without_a_kernel_are_told_as_that(write_model: Write) -> None:
+    """It was "an operator that ONNX Runtime does not have", and a newer opset was advised."""
+    tensors = [(name, TensorProto.BFLOAT16, ["n", "n"]) for name in ("x", "z", "y")]
+    gemm = helper.make_node("Gemm", ["x", "z"], ["y"])
+    with pytest.raises(ModelError, match="Gemm in a version or with types") as caught:
+        inspect_model(write_model([gemm], tensors[:2], tensors[2:]))
+    assert "float16" in caught.value.hint
+
+
 def test_a_batch_normalization_in_training_mode_is_no_batch(write_model: Write) -> None:
     ones = {name: np.ones(8, np.float32) for name in ("scale", "bias", "mean", "var")}
     outputs = ["y", "new_mean", "new_var"]
