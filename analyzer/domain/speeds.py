@@ -71,7 +71,7 @@ def _below(edge: Edge, broken: RateEvidence, kept_rps: float, miss_rate_max: flo
     share = broken.over_budget / broken.requests
 
     def allowed_rps(share: float) -> float:
-        return broken.rate_rps * (miss_rate_max / share) ** (1.0 / SHARE_POWER)
+        return broken.rate_rps * math.pow(miss_rate_max / share, 1.0 / SHARE_POWER)
 
     halfway_rps = math.sqrt(kept_rps * broken.rate_rps)
     most_rps = max(kept_rps, halfway_rps, allowed_rps(min(share, BROKEN_SHARE * miss_rate_max)))

@@ -198,16 +198,26 @@ class OutcomeLog:
         ]
         return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
 
-    def restate(self, factors: Mapping[str, float]) -> None:
+    def restate(self, factors: Mapping[str, float]) -> dict[str, float]:
         """States every edge over all speeds that the study met, as :func:`restated`.
 
         In memory only, for the result; the stored outcomes keep what the runs found.
+
+        Returns:
+            Of ``factors``, what became of the edges: certificates' runs may say more, or less.
         """
         allowed = self._request.sla.miss_rate_max
+        before = {key: _edge_rps(outcome) for key, outcome in self.latest.items()}
         stated = restated(self.latest.values(), factors, miss_rate_max=allowed)
         self.latest = dict(zip(self.latest, stated, strict=True))
         self._scores = {key: score_of(o, self._request.sla) for key, o in self.latest.items()}
         self._ranked = None
+        return {
+            key: (_edge_rps(self.latest[key]) or 0.0) / found_rps
+            if (found_rps := before.get(key))
+            else factor
+            for key, factor in factors.items()
+        }
 
     def open_claims(self, config_ids: Collection[str]) -> int:
         """Claims that these configurations, together one family, have begun and that are open."""
@@ -281,6 +291,10 @@ class OutcomeLog:
             self.response(),
             self.holding_us,
         )
+
+
+def _edge_rps(outcome: Measurement | Failure) -> float | None:
+    return outcome.edge.at_least_rps if isinstance(outcome, Measurement) else None
 
 
 def outcome_of(

@@ -122,12 +122,12 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         for outcome in context.log.outcomes
         if isinstance(outcome, Measurement)
     }
-    context.log.restate(factors)
+    shares = context.log.restate(factors)
     if told := others_sentence(context.log.outcomes):
         context.log.warn(told)
     if winner is not None:
-        factor = factors[winner.configuration.config_id]
-        explained = explained.scaled(factor, factors)
+        factor = shares[winner.configuration.config_id]
+        explained = explained.scaled(factor, shares)
         winner = context.log.measurement(winner.configuration.config_id)
         if factor < _SPEED_TOLD:
             context.log.warn(

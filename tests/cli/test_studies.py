@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from facts_example import BASELINE, OUTCOMES, WINNER, example_facts
 
 from analyzer.cli.studies import studies
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.measurement import Accuracy, Measurement, RateEvidence
 from analyzer.domain.study import StudyResult, StudyStatus, Verdict
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
@@ -84,6 +84,36 @@ def test_its_document_has_every_row_with_the_same_edges(url: str) -> None:
     for row in document["trials"]:
         if row["stands"]:
             assert row["edge_rps"] == pytest.approx(edges[row["config_id"]])
+
+
+def test_an_accuracy_on_made_up_inputs_was_not_measured(url: str) -> None:
+    facts, winner = example_facts(), of(WINNER.config_id)
+    real = Accuracy(metric="top1_agreement", value=0.99, drop=0.01, samples=100)
+    with open_store(url) as store:
+        store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+        for accuracy in (real, replace(real, synthetic=True)):
+            store.add_outcome(facts.name, 0, {}, replace(winner, accuracy=accuracy))
+    document = json.loads(shown(url, facts.name, "--json"))
+    assert [row["accuracy_drop"] for row in document["trials"]] == [0.01, None]
+
+
+def test_an_edge_that_long_runs_broke_is_told_alike_everywhere(url: str) -> None:
+    facts, winner = example_facts(), of(WINNER.config_id)
+    broken = RateEvidence(
+        rate_rps=200.0, requests=2000, over_budget=30, inflation=5.0, claim=1, blocks=2
+    )
+    unproven = replace(
+        winner, capacity_rps=None, certificate=None, headline=None, evidence=(broken,)
+    )
+    with open_store(url) as store:
+        store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+        store.add_outcome(facts.name, 0, {}, unproven)
+        factors = ((WINNER.config_id, 1.0),)
+        store.save_result(replace(facts, outcomes=(unproven,), speed_factors=factors))
+        (measured,) = make_report(store.load_result(facts.name)).measured
+    assert (measured.edge.at_least_rps or 0.0) < 200.0
+    document = json.loads(shown(url, facts.name, "--json"))
+    assert [row["edge_rps"] for row in document["trials"]] == [measured.edge.rate_rps]
 
 
 def test_an_interrupted_study_is_shown_as_its_report_tells_it(url: str) -> None:

@@ -501,7 +501,7 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
         configuration=Configuration(),
         edge=Edge(rate_rps=1000.0, interval_rps=(950.0, 1050.0)),
         capacity_rps=300.0,
-        evidence=(evidence(300.0, 9000, 10), evidence(700.0, 200, 0), evidence(800.0, 5000, 900)),
+        evidence=(evidence(300.0, 9000, 10), evidence(700.0, 200, 0), evidence(1800.0, 5000, 900)),
     )
     lowered = edge_over_speeds(measured, 0.5, miss_rate_max=0.01)
     assert lowered.rate_rps == 500.0 and lowered.interval_rps == (475.0, 1050.0)
@@ -518,3 +518,38 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
     found_when_slow = edge_over_speeds(measured, 1.2, miss_rate_max=0.01)
     assert found_when_slow.rate_rps == 1200.0
     assert found_when_slow.interval_rps == pytest.approx((1140.0, 1260.0))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_an_edge_over_all_speeds_is_below_what_long_runs_broke(factor: float) -> None:
+    """A busy machine: short runs kept 3,137/s, a certificate's broke 1,189/s and then 476/s."""
+
+    def evidence(rate: float, requests: int, over: int) -> RateEvidence:
+        return RateEvidence(
+            rate_rps=rate, requests=requests, over_budget=over, inflation=5.0, claim=1, blocks=2
+        )
+
+    measured = Measurement(
+        configuration=Configuration(),
+        edge=Edge(rate_rps=2400.0, interval_rps=(2300.0, 3300.0)),
+        evidence=(evidence(476.0, 2197, 31), evidence(1189.0, 1213, 51)),
+    )
+    found = edge_over_speeds(measured, factor, miss_rate_max=0.01)
+    allowed_rps = pytest.approx(476.0 * (0.01 / (31 / 2197)) ** 0.5)
+    assert found.rate_rps == allowed_rps and found.interval_rps == (allowed_rps, 3300.0)
+    opened = replace(measured, edge=Edge(interval_rps=(2300.0, None)))
+    assert edge_over_speeds(opened, factor, miss_rate_max=0.01) == Edge(
+        interval_rps=(allowed_rps, None)
+    )
+    # A clear miss: the estimate is that of twice the allowed share, the lower end that of all.
+    late = replace(measured, evidence=(evidence(476.0, 2000, 320),))
+    found = edge_over_speeds(late, factor, miss_rate_max=0.01)
+    assert found.rate_rps == pytest.approx(476.0 / 2**0.5)
+    assert found.interval_rps[0] == pytest.approx(476.0 / 4)
+    # What is certified, or kept below, stays; too few requests say nothing.
+    kept = replace(measured, evidence=(evidence(450.0, 3000, 3), *measured.evidence))
+    found = edge_over_speeds(kept, factor, miss_rate_max=0.01)
+    assert found.rate_rps == pytest.approx((450.0 * 476.0) ** 0.5)
+    assert found.interval_rps[0] == 450.0
+    few = replace(measured, evidence=(evidence(476.0, 299, 31),))
+    assert edge_over_speeds(few, factor, miss_rate_max=0.01).rate_rps == 2400.0 * factor
