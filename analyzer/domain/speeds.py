@@ -23,18 +23,22 @@ SHARE_POWER = 2.0
 slow moments make requests late, far more where queues do."""
 
 
-def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: float) -> Edge:
+def edge_over_speeds(
+    measurement: Measurement, factor: float, *, miss_rate_max: float, proven: bool = False
+) -> Edge:
     """The edge over all speeds of the machine that a study met.
 
     Short runs find the edge at the speeds that they met; the one over all is ``factor`` times
     that. It is no lower than a rate that was kept over at least 300 requests of a certificate, nor
     than the certified one. The lower end of one that is open upwards is a rate that was kept, over
-    however few requests: there every rate counts that a certificate's runs kept. A rate that these
-    broke over at least 300 requests lowers it in turn, whatever shorter runs kept above, as in
-    :func:`_below`.
+    however few requests: there every rate counts that a certificate's runs kept. Where nothing is
+    proven, so that the edge is the answer, a rate that these broke over at least 300 requests lowers
+    it in turn, whatever shorter runs kept above, as in :func:`_below`.
 
     Args:
         factor: The twin's edge over all speeds, over its edge at those of the edge's runs.
+        proven: Whether the study certified anything: a climb that met a slow moment and was left
+            says less of the edge than the runs that were made to find it.
         miss_rate_max: The allowed fraction of requests over budget.
     """
     edge = measurement.edge
@@ -57,7 +61,7 @@ def edge_over_speeds(measurement: Measurement, factor: float, *, miss_rate_max: 
     upper = high * max(factor, 1.0) if high is not None else None
     found = replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), upper))
     long = next((known for known in broken if known.requests >= EVIDENCE_MIN), None)
-    return found if long is None else _below(found, long, least, miss_rate_max)
+    return found if proven or long is None else _below(found, long, least, miss_rate_max)
 
 
 def _below(edge: Edge, broken: RateEvidence, kept_rps: float, miss_rate_max: float) -> Edge:
@@ -96,14 +100,15 @@ def restated(
     Args:
         factors: As of :func:`edge_over_speeds`, by ``config_id``; 1 where there is none.
     """
-    found: list[Measurement | Failure] = []
-    for outcome in outcomes:
+    known, found = tuple(outcomes), list[Measurement | Failure]()
+    proven = any(isinstance(one, Measurement) and one.capacity_rps for one in known)
+    for outcome in known:
         factor = factors.get(outcome.configuration.config_id)
         if isinstance(outcome, Measurement) and factor is not None:
             predicted = outcome.predicted.edge_rps
             outcome = replace(
                 outcome,
-                edge=edge_over_speeds(outcome, factor, miss_rate_max=miss_rate_max),
+                edge=edge_over_speeds(outcome, factor, miss_rate_max=miss_rate_max, proven=proven),
                 predicted=replace(outcome.predicted, edge_rps=predicted and predicted * factor),
             )
         found.append(outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -492,6 +493,8 @@ def test_what_broke_the_sla_bounds_an_edge_that_nothing_is_known_of() -> None:
 
 
 def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
+    stated = partial(edge_over_speeds, miss_rate_max=0.01, proven=True)
+
     def evidence(rate: float, requests: int, over: int) -> RateEvidence:
         return RateEvidence(
             rate_rps=rate, requests=requests, over_budget=over, inflation=5.0, claim=1, blocks=1
@@ -501,21 +504,22 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
         configuration=Configuration(),
         edge=Edge(rate_rps=1000.0, interval_rps=(950.0, 1050.0)),
         capacity_rps=300.0,
-        evidence=(evidence(300.0, 9000, 10), evidence(700.0, 200, 0), evidence(1800.0, 5000, 900)),
+        evidence=(evidence(300.0, 9000, 10), evidence(700.0, 200, 0), evidence(800.0, 5000, 900)),
     )
-    lowered = edge_over_speeds(measured, 0.5, miss_rate_max=0.01)
+    lowered = stated(measured, 0.5)
     assert lowered.rate_rps == 500.0 and lowered.interval_rps == (475.0, 1050.0)
-    kept = edge_over_speeds(
-        replace(measured, evidence=(*measured.evidence[:1], evidence(600.0, 4000, 20))),
-        0.5,
-        miss_rate_max=0.01,
+    kept = stated(
+        replace(measured, evidence=(*measured.evidence[:1], evidence(600.0, 4000, 20))), 0.5
     )
     assert kept.rate_rps == 600.0 and kept.interval_rps[0] == 600.0
-    assert edge_over_speeds(measured, 1.0, miss_rate_max=0.01) == measured.edge
+    assert stated(measured, 1.0) == measured.edge
     # Open upwards, its lower end rests on few requests, and so do these.
     opened = replace(measured, edge=Edge(interval_rps=(950.0, None)), capacity_rps=None)
-    assert edge_over_speeds(opened, 0.5, miss_rate_max=0.01).interval_rps == (700.0, None)
-    found_when_slow = edge_over_speeds(measured, 1.2, miss_rate_max=0.01)
+    assert stated(opened, 0.5).interval_rps == (
+        700.0,
+        None,
+    )
+    found_when_slow = stated(measured, 1.2)
     assert found_when_slow.rate_rps == 1200.0
     assert found_when_slow.interval_rps == pytest.approx((1140.0, 1260.0))
 
