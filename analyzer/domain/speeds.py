@@ -32,7 +32,7 @@ def edge_over_speeds(
     that. It is no lower than a rate that was kept over at least 300 requests of a certificate, nor
     than the certified one. The lower end of one that is open upwards is a rate that was kept, over
     however few requests: there every rate counts that a certificate's runs kept. Where nothing is
-    proven, so that the edge is the answer, a rate that these broke over at least 300 requests lowers
+    proven the edge is the answer, and a rate that these broke over at least 300 requests lowers
     it in turn, whatever shorter runs kept above, as in :func:`_below`.
 
     Args:
