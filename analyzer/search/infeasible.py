@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analyzer.domain.answer import closest_miss
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import OUT_OF_TIME, Measurement
 from analyzer.domain.refutation import shown, walked
@@ -28,12 +29,20 @@ def prove_infeasible(
         refuting.run()
     found = ruled_out(context, built, screening)
     measured = any(isinstance(outcome, Measurement) for outcome in context.log.outcomes)
-    if found is None and measured and not context.log.ranked(screening.recommendable):
+    open_ = found is None and measured and not context.log.ranked(screening.recommendable)
+    if open_ and not misses_for_good(context, screening):
         context.log.warn(
             "No rate that was tried keeps the promise, but it is not shown that none does: "
             f"{_open_reason(context, screening, refuting)}."
         )
     return found
+
+
+def misses_for_good(context: SearchContext, screening: Screening) -> bool:
+    """Whether what came closest misses a limit that neither another rate nor more time changes."""
+    sla, allowed = context.request.sla, screening.recommendable
+    closest = closest_miss(context.log.outcomes, sla, among=allowed)
+    return closest is not None and any(miss.lasts for miss in closest[1])
 
 
 def _open_reason(context: SearchContext, screening: Screening, refuting: Refuting) -> str:

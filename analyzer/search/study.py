@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from analyzer.domain.answer import closest_miss
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
 from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
@@ -21,10 +20,9 @@ from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
 from analyzer.search.engines import keep_engines, with_measured_engines
 from analyzer.search.explain import explanation, others_sentence, slower_sentence
-from analyzer.search.infeasible import prove_infeasible, ruled_out
+from analyzer.search.infeasible import misses_for_good, prove_infeasible
 from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe, rough_proof_s
-from analyzer.search.refuting import Refuting
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
 
@@ -104,7 +102,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     accepted = context.request.accept == "estimated"
     proven = None
     if winner is None and not (accepted and context.log.best_by_evidence(allowed)):
-        proven = _ruled_out(context, built, screening)
+        proven = prove_infeasible(context, built, screening)
     estimate = context.log.best_by_evidence(allowed) if winner is None else None
     if estimate is not None and accepted and proven is None:
         winner, verdict = estimate, "estimated"
@@ -140,7 +138,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             _tell_slower_before(context)
     if proven is not None:
         verdict, sentence = "infeasible", proven
-    open_ = verdict in ("undecided", "estimated") and not _misses_for_good(context, screening)
+    open_ = verdict in ("undecided", "estimated") and not misses_for_good(context, screening)
     needed_s = _needed_s(context, measuring, estimate) if open_ else None
     result = _result(context, allowed, screening.predicted)
     return replace(
@@ -159,21 +157,6 @@ def _tell_slower_before(context: SearchContext) -> None:
     slower = slower_before(log.conditions, log.earlier_us, sla)
     if slower is not None:
         log.warn(slower_sentence(slower, fixed=bool(sla.fixed_rps)))
-
-
-def _ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening) -> str | None:
-    """As :func:`prove_infeasible`; where no rate is what is missing, none is spoken of."""
-    if not _misses_for_good(context, screening):
-        return prove_infeasible(context, built, screening)
-    Refuting(context, built, screening).run()
-    return ruled_out(context, built, screening)
-
-
-def _misses_for_good(context: SearchContext, screening: Screening) -> bool:
-    """Whether what came closest misses a limit that neither another rate nor more time changes."""
-    sla, allowed = context.request.sla, screening.recommendable
-    closest = closest_miss(context.log.outcomes, sla, among=allowed)
-    return closest is not None and any(miss.lasts for miss in closest[1])
 
 
 def _tell_at_start(context: SearchContext, enough_s: float) -> None:

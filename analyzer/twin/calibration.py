@@ -45,7 +45,7 @@ class VariantCalibration:
     @property
     def failure(self) -> ProbeResult | None:
         """The smallest batch that the model does not run; None where it runs all that was tried."""
-        failed = [result for result in self.results if result.failed]
+        failed = [result for result in self.results if result.failed and not result.samples_ms]
         return min(failed, key=lambda result: result.probe.batch, default=None)
 
     def service_of(
