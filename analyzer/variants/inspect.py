@@ -101,6 +101,10 @@ def inspect_model(
     if not reasons and (trained := trains(proto)):
         reasons = (f"its {trained} computes over the whole batch, as in training",)
     loops = state_loops(inputs, outputs)
+    notes = (
+        *_notes(reasons, loops, half_weights(proto) or quantized_weights(proto)),
+        *_sizes_note(inputs, input_shapes or {}),
+    )
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
     if scalars and scratch is not None:
         served = scratch / hash_model(file, external)[:24] / file.name
@@ -109,7 +113,7 @@ def inspect_model(
         model = inspect_model(served, input_shapes=input_shapes, name=name or default_name(path))
         shown = ", ".join(map(repr, scalars))
         told = f"Triton serves no scalars, so one dimension of size 1 is added to {shown}."
-        return replace(model, notes=(*_notes(reasons, loops), told))
+        return replace(model, notes=(*notes, told))
     batchable = not reasons
     elsewhere = rows_elsewhere(inputs, outputs)
     shapes, symbols = resolve(
@@ -138,10 +142,7 @@ def inspect_model(
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         size_bytes=sum((file.parent / part).stat().st_size for part in (file.name, *external)),
         external_files=external,
-        notes=(
-            *_notes(reasons, loops, half_weights(proto) or quantized_weights(proto)),
-            *_sizes_note(inputs, shapes, input_shapes or {}),
-        ),
+        notes=notes,
     )
     _refuse_empty((*model.inputs, *model.outputs))
     if any(-1 in spec.shape for spec in model.inputs):
@@ -236,11 +237,11 @@ def _fixed_batch(inputs: Sequence[Declared], shapes: Mapping[str, Dims]) -> int 
 
 
 def _sizes_note(
-    inputs: Sequence[Declared], shapes: Mapping[str, Dims], given: Mapping[str, tuple[int, ...]]
+    inputs: Sequence[Declared], given: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, ...]:
     """Which sizes that the graph leaves open are fixed, as they were given."""
     fixed = [
-        f"{tensor.name!r} {list(shapes[tensor.name])}"
+        f"{tensor.name!r} {list(given[tensor.name])}"
         for tensor in inputs
         if tensor.name in given
         and any(not isinstance(dim, int) for dim in tensor.dims[-len(given[tensor.name]) :])
@@ -250,7 +251,7 @@ def _sizes_note(
 
 
 def _notes(
-    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str = ""
+    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str
 ) -> tuple[str, ...]:
     """What to say of a model that cannot be batched, carries a state, or is no fp32 model."""
     notes = []

@@ -18,6 +18,7 @@ Dims = tuple[int | str | None, ...]
 _PLACEHOLDER = re.compile(
     r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*", re.IGNORECASE
 )
+_ONLY_AXIS_0 = "Triton batches on axis 0 only"
 # First dimensions that exporters name after the batch, or after the input itself.
 _BATCH_NAME = re.compile(r"batch|^n$|^b$|^bs$", re.IGNORECASE)
 _STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
@@ -52,10 +53,9 @@ def unbatched_reasons(inputs: Sequence[Declared], outputs: Sequence[Declared]) -
     """
     batch = {tensor.dims[0] for tensor in inputs if tensor.dims} - {None}
     names = {name for name in batch if isinstance(name, str)}
-    only_axis_0 = "Triton batches on axis 0 only"
     if (rows := rows_elsewhere(inputs, outputs)) is not None:
         dim, name, axis = rows
-        return (f"input {name!r} has the outputs' rows {dim!r} on axis {axis}, {only_axis_0}",)
+        return (f"input {name!r} has the outputs' rows {dim!r} on axis {axis}, {_ONLY_AXIS_0}",)
     if several := _several_batches(inputs):
         return (several,)
     for role, tensors in (("input", inputs), ("output", outputs)):
@@ -100,16 +100,15 @@ def _several_batches(inputs: Sequence[Declared]) -> str:
 
 def _obstacle(dims: Dims, batch_names: set[str]) -> str | None:
     """What keeps a tensor from being joined with others along axis 0; None if nothing does."""
-    only_axis_0 = "Triton batches on axis 0 only"
     if not dims:
         return "is a scalar"
     for axis, dim in enumerate(dims[1:], start=1):
         if isinstance(dim, str) and dim in batch_names:
-            return f"has its dynamic batch dimension {dim!r} on axis {axis}, {only_axis_0}"
+            return f"has its dynamic batch dimension {dim!r} on axis {axis}, {_ONLY_AXIS_0}"
     if not isinstance(dims[0], int):
         return None
     if len(dims) == _STATE_RANK and [d for d in dims if not isinstance(d, int)] == [dims[1]]:
-        return f"has its only dynamic dimension on axis 1, {only_axis_0}"
+        return f"has its only dynamic dimension on axis 1, {_ONLY_AXIS_0}"
     return f"has its first dimension fixed at {dims[0]}"
 
 

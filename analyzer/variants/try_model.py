@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError, TargetError, TargetMemoryError
-
-Tensors = Mapping[str, NDArray[np.generic]]
 
 _ONE_ROW_NOTE = (
     "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"

@@ -492,13 +492,14 @@ def test_what_broke_the_sla_bounds_an_edge_that_nothing_is_known_of() -> None:
     assert revised_edge(opened, runs[1:], miss_rate_max=0.01).interval_rps == (0.0, None)
 
 
+def evidence(rate: float, requests: int, over: int) -> RateEvidence:
+    return RateEvidence(
+        rate_rps=rate, requests=requests, over_budget=over, inflation=5.0, claim=1, blocks=1
+    )
+
+
 def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
     stated = partial(edge_over_speeds, miss_rate_max=0.01, proven=True)
-
-    def evidence(rate: float, requests: int, over: int) -> RateEvidence:
-        return RateEvidence(
-            rate_rps=rate, requests=requests, over_budget=over, inflation=5.0, claim=1, blocks=1
-        )
 
     measured = Measurement(
         configuration=Configuration(),
@@ -515,10 +516,7 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
     assert stated(measured, 1.0) == measured.edge
     # Open upwards, its lower end rests on few requests, and so do these.
     opened = replace(measured, edge=Edge(interval_rps=(950.0, None)), capacity_rps=None)
-    assert stated(opened, 0.5).interval_rps == (
-        700.0,
-        None,
-    )
+    assert stated(opened, 0.5).interval_rps == (700.0, None)
     found_when_slow = stated(measured, 1.2)
     assert found_when_slow.rate_rps == 1200.0
     assert found_when_slow.interval_rps == pytest.approx((1140.0, 1260.0))
@@ -527,11 +525,6 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.3])
 def test_an_edge_over_all_speeds_is_below_what_long_runs_broke(factor: float) -> None:
     """A busy machine: short runs kept 3,137/s, a certificate's broke 1,189/s and then 476/s."""
-
-    def evidence(rate: float, requests: int, over: int) -> RateEvidence:
-        return RateEvidence(
-            rate_rps=rate, requests=requests, over_budget=over, inflation=5.0, claim=1, blocks=2
-        )
 
     measured = Measurement(
         configuration=Configuration(),

@@ -145,6 +145,17 @@ def test_a_batch_that_was_too_slow_is_tried_again_only_under_a_longer_budget() -
     assert kept == known
 
 
+def probed_model(path: Path, *probes: Probe) -> ProbedModel:
+    return ProbedModel(
+        path=path,
+        backend="onnxruntime",
+        execution=DEFAULT_EXECUTION,
+        accelerator_options={},
+        size_bytes=1 << 20,
+        probes=probes,
+    )
+
+
 def test_a_batch_that_the_model_does_not_run_is_known_and_not_tried_again(tmp_path: Path) -> None:
     """A graph with a table of three positions, one for each row."""
     positions = numpy_helper.from_array(np.zeros((3, 4), np.float32), "positions")
@@ -163,14 +174,7 @@ def test_a_batch_that_the_model_does_not_run_is_known_and_not_tried_again(tmp_pa
     onnx.save(onnx_model, str(tmp_path / "model.onnx"))
     np.savez(tmp_path / "inputs.npz", x=np.ones((8, 4), np.float32))
     probes = tuple(Probe(threads=1, busy=1, batch=batch, seconds=0.05) for batch in (1, 2, 8, 4))
-    model = ProbedModel(
-        path=tmp_path / "model.onnx",
-        backend="onnxruntime",
-        execution=DEFAULT_EXECUTION,
-        accelerator_options={},
-        size_bytes=1 << 10,
-        probes=probes,
-    )
+    model = probed_model(tmp_path / "model.onnx", *probes)
     (results,) = run_probes(
         [model],
         device="cpu",
@@ -193,18 +197,12 @@ def test_a_batch_that_the_model_does_not_run_is_known_and_not_tried_again(tmp_pa
 def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, image=np.load(EXAMPLES / "digits.npz")["image"][:8].astype(np.float32))
-    model = ProbedModel(
-        path=EXAMPLES / "digits.onnx",
-        backend="onnxruntime",
-        execution=DEFAULT_EXECUTION,
-        accelerator_options={},
-        size_bytes=1 << 20,
-        probes=(
-            Probe(threads=1, busy=2, batch=1, seconds=0.1),
-            Probe(threads=1, busy=1, batch=1, seconds=0.1),
-            Probe(threads=1, busy=1, batch=4, seconds=0.1),
-            Probe(threads=1, busy=1, batch=8, seconds=0.1),
-        ),
+    model = probed_model(
+        EXAMPLES / "digits.onnx",
+        Probe(threads=1, busy=2, batch=1, seconds=0.1),
+        Probe(threads=1, busy=1, batch=1, seconds=0.1),
+        Probe(threads=1, busy=1, batch=4, seconds=0.1),
+        Probe(threads=1, busy=1, batch=8, seconds=0.1),
     )
 
     def probed(batch_ms_max: float, seconds_max: float) -> list[list[ProbeResult]]:
