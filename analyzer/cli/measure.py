@@ -80,7 +80,7 @@ class Subject:
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**62),
+    type=options.SEED,
     metavar="N",
     help="Seed of the arrivals.  [default: drawn]",
 )

@@ -50,6 +50,7 @@ KEPT_S = Quantity("DUR", units.parse_kept_s, usual="s")
 RATE_RPS = Quantity("RATE", units.parse_rate_rps)
 SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes)
 PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
+SEED = click.IntRange(0, 2**62)
 
 
 class Percentile(click.ParamType[float]):

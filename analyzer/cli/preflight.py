@@ -13,6 +13,8 @@ from analyzer.cli.options import cache_dir
 from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import AnalyzerError, MissingPartError, StoreError, TargetError, UsageError
 
+_STUDY_NAME_MAX = 100  # characters; as the service has it
+
 
 def check_search(options: SearchOptions) -> None:
     """Everything about ``analyze search`` that is seen at once; nothing is started or made.
@@ -115,7 +117,7 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
     """Opens the database and looks for the study, without making anything that is not there yet.
 
     Raises:
-        UsageError: ``--resume`` without a name.
+        UsageError: ``--resume`` without a name, or no name for a new study.
         StoreError: The database cannot be used, the study is there although it is to be new, or it
             is not there although it is to be resumed, or another command searches it now.
     """
@@ -127,6 +129,8 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
             "--resume needs the study's name.",
             hint="Add --study NAME; analyze studies lists them.",
         )
+    if study is not None and not resume:
+        _check_study_name(study)
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         file = Path(str(parsed.database))
@@ -143,6 +147,16 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
                 f"A study named {study!r} exists already in {store.place}.",
                 hint=f"Go on with it (--study {study} --resume), or choose another name.",
             )
+
+
+def _check_study_name(name: str) -> None:
+    """Raises UsageError where a list, a command or a file's name could not hold ``name``."""
+    if not (name.strip() == name and name.isprintable() and 0 < len(name) <= _STUDY_NAME_MAX):
+        raise UsageError(
+            f"--study: {name[:_STUDY_NAME_MAX]!r} is no name of a study.",
+            hint=f"Choose one to {_STUDY_NAME_MAX} printable characters, none of the outer ones a "
+            "space.",
+        )
 
 
 def check_endpoint(address: str) -> None:

@@ -167,7 +167,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )  # fmt: skip
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**63 - 1),
+    type=options.SEED,
     metavar="N",
     help="Seed of all that is random.  [default: drawn and recorded]",
 )

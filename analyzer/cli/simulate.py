@@ -79,7 +79,12 @@ _CAPACITY_REQUESTS_MIN = 200_000
 )  # fmt: skip
 @click.option("--request-batch-size", type=int, default=1, show_default=True,
               help="Inferences of each request.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), help="Of all that is random (default: drawn).")
+@click.option(
+    "--seed",
+    type=options.SEED,
+    metavar="N",
+    help="Seed of all that is random.  [default: drawn]",
+)
 @click.option("--requests-out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.csv",
               help="Write a row per request.")  # fmt: skip
 @click.option("--find-capacity", is_flag=True, help="Find the rates that keep the budget.")

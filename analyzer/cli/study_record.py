@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -63,9 +64,18 @@ def begin_study(
                 hint=f"Repeat its options: {_spell(record.sla)}.",
             )
         _check_data(record, options, data_sha256)
+        if options.seed_given and options.seed != record.seed:
+            raise UsageError(
+                f"--resume: the study {record.name!r} goes on with its own seed, {record.seed}.",
+                hint="Leave --seed out, or start a new study with another --study NAME.",
+            )
         store.hold_study(record.name)
-        store.set_status(record.name, "running")
-        return record
+        now = _provenance(options, machine, hardware)
+        kept = {key: now[key] for key in ("started_at", "command", "analyzer", "hardware")}
+        resumes = [*record.provenance.get("resumes", ()), kept]
+        provenance = {**record.provenance, "resumes": resumes}
+        store.set_status(record.name, "running", provenance=provenance)
+        return replace(record, provenance=provenance)
     record = store.create_study(
         StudyRecord(
             name=options.study or "",

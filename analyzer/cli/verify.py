@@ -86,7 +86,7 @@ _END_S = 0.5
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**62),
+    type=options.SEED,
     metavar="N",
     help="Seed of the arrivals.  [default: drawn]",
 )

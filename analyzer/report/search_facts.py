@@ -94,6 +94,9 @@ def _flatten(value: Any, prefix: str) -> list[Row]:
         return [row for key, item in value.items() for row in _flatten(item, f"{prefix}.{key}")]
     if value is None or value == []:
         return []
+    if isinstance(value, list) and isinstance(value[0], dict):
+        numbered = enumerate(value, 1)
+        return [row for number, item in numbered for row in _flatten(item, f"{prefix}.{number}")]
     if isinstance(value, list):
         return [(prefix, ", ".join(map(str, value)))]
     return [(prefix, str(value))]

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from analyzer.errors import AnalyzerError, InputError, TargetError, UsageError
+from analyzer.errors import (
+    AnalyzerError,
+    InputError,
+    MissingPartError,
+    TargetError,
+    UsageError,
+)
 
 # A stream is silent for 15 s at most; the same and some more is a connection that is gone.
 _TIMEOUT = httpx.Timeout(30.0, read=45.0)
@@ -36,7 +42,8 @@ class ServiceClient:
 
     Every method raises:
         UsageError: The service refuses what is asked for.
-        TargetError: It cannot be reached.
+        MissingPartError: It has never answered.
+        TargetError: It answers no more.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -50,6 +57,7 @@ class ServiceClient:
                 f"--service: {url!r} is no address.", hint="Write http://HOST:8040."
             ) from error
         self._url = url
+        self._answered = False
 
     def __enter__(self) -> ServiceClient:
         return self
@@ -152,7 +160,11 @@ class ServiceClient:
         try:
             response = self._http.request(method, f"/api/v1{path}", **more)
         except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+            gone = self._unreachable(error)
+            if not self._answered:
+                raise MissingPartError(gone.message, hint=gone.hint) from error
+            raise gone from error
+        self._answered = True
         if response.status_code >= 500:
             raise self._unreachable(_refusal(response))
         if response.is_error:

@@ -20,6 +20,7 @@ from analyzer.search.samplers import SAMPLERS
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import Problem, invalid
 from analyzer.service.relay import Endpoint, parse_endpoint
+from analyzer.spaces.prices import lookup_price
 
 Value = str | int | float | bool
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -271,6 +272,8 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         )
     if "force" in options and "export" not in options:
         raise invalid("The option force belongs to export.", pointer="/options/force")
+    if kind == "search":
+        _check_together(options)
     if kind == "search" and "max_trials" not in options:
         arguments.append(f"--max-trials={limits.trials_max}")
     budget = str(options.get("budget", _BUDGETS[kind]))
@@ -288,6 +291,30 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         endpoint=parse_endpoint(server) if server not in _SERVERS else None,
         study=options.get("study"),
     )
+
+
+def _check_together(options: Mapping[str, Any]) -> None:
+    """Raises Problem where options of a search, each right alone, cannot go together."""
+    objective = options.get("objective", "capacity")
+    if objective != "capacity" and "target_rate" not in options:
+        raise invalid(
+            f"The option objective: {objective} needs a rate at which it is judged.",
+            pointer="/options/objective",
+            hint='Add it, like "target_rate": "500/s".',
+        )
+    if "instance_type" in options and "price" not in options:
+        try:
+            lookup_price(str(options["instance_type"]))
+        except UsageError as error:
+            raise invalid(
+                f"The option instance_type: {error.message}",
+                pointer="/options/instance_type",
+                hint=error.hint,
+            ) from error
+    if options.get("executor") == "in-process" and str(options.get("workers", 1)) != "1":
+        raise invalid(
+            "The option workers: the executor in-process has one.", pointer="/options/workers"
+        )
 
 
 def stored_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) -> JobOptions:

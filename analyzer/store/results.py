@@ -66,6 +66,9 @@ class ResultStore:
 
     Only the driver of a search writes. Whatever a method returned from is committed: a process that
     is killed later loses nothing.
+
+    Whatever takes the name of a study raises:
+        StoreError: There is no such study.
     """
 
     def __init__(self, database: Database) -> None:
@@ -198,22 +201,17 @@ class ResultStore:
         """
         self._database.hold(study)
 
-    def set_status(self, study: str, status: StudyStatus) -> None:
-        """Says how far the study is.
-
-        Raises:
-            StoreError: There is no such study.
-        """
+    def set_status(
+        self, study: str, status: StudyStatus, *, provenance: Mapping[str, Any] | None = None
+    ) -> None:
+        """Says how far the study is, and where it goes on, under which provenance."""
+        changed = {} if provenance is None else {"provenance": codec.dumps(provenance)}
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, study)
-            self._update(connection, study_id, status=status)
+            self._update(connection, study_id, status=status, **changed)
 
     def save_result(self, result: StudyResult) -> None:
-        """Stores what a study ended with; a later result replaces it. Its outcomes are there.
-
-        Raises:
-            StoreError: There is no such study.
-        """
+        """Stores what a study ended with; a later result replaces it. Its outcomes are there."""
         body = codec.dumps(rows.stored_result(result))
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, result.name)
@@ -391,11 +389,7 @@ class ResultStore:
     # --- verifications and the cache -------------------------------------------------------------
 
     def add_verification(self, study: str, verification: Verification) -> None:
-        """Commits a claim that was measured again.
-
-        Raises:
-            StoreError: There is no such study.
-        """
+        """Commits a claim that was measured again."""
         body = codec.dumps(verification)
         with self._database.writing() as connection:
             connection.execute(

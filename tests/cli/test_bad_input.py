@@ -143,6 +143,9 @@ def save_model(
         ([*BUDGET, "--store", "results.db"], ["sqlite:///results.db"]),
         ([*BUDGET, "--store", "mysql://x"], ["mysql", "PostgreSQL"]),
         ([*BUDGET, "--resume"], ["--study"]),
+        ([*BUDGET, "--study", "a\nb"], ["--study", "printable"]),
+        ([*BUDGET, "--study", "x" * 101], ["--study", "100"]),
+        ([*BUDGET, "--study", ""], ["--study", "''"]),
         ([*BUDGET, "--resume", "--study", "nope"], ["no results yet"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
@@ -402,6 +405,17 @@ def test_a_study_goes_on_with_the_real_data_it_was_begun_with(
     assert call(*short, "with", "--resume", *more).code == 4
     # A study of an older version does not say what it had.
     assert call(*short, "mine", "--resume", *more).code == 4
+
+
+def test_a_study_tells_how_it_went_on(call: Call, stored: Path, good: str) -> None:
+    short = ("--budget", "1ms", "--executor", "in-process", "--study", "mine", "--resume")
+    first = call(good, "--json", *BUDGET, *short)
+    again = call(good, "--json", *BUDGET, *short, "--seed", "1")
+    assert (first.code, again.code) == (4, 4)
+    resumes = again.document["provenance"]["resumes"]
+    assert len(resumes) == 2 and "--seed 1" in resumes[1]["command"], resumes
+    assert resumes[:1] == first.document["provenance"]["resumes"]
+    refused(call(good, "--json", *BUDGET, *short, "--seed", "2"), "its own seed, 1")
 
 
 def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> None:

@@ -61,6 +61,9 @@ def test_every_option_of_the_commands_is_taken_or_refused_with_a_reason() -> Non
         ({**BUDGET, "--export": "/tmp"}, "/options/--export"),
         ({**BUDGET, "a/b~c": 1}, "/options/a~1b~0c"),
         ({**BUDGET, "percentile": "nan"}, "/options/percentile"),
+        ({**BUDGET, "objective": "latency"}, "/options/objective"),
+        ({**BUDGET, "instance_type": "nowhere.large"}, "/options/instance_type"),
+        ({**BUDGET, "executor": "in-process", "workers": 2}, "/options/workers"),
     ],
 )
 @pytest.mark.sqlite_alone

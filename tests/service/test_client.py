@@ -208,6 +208,15 @@ def test_a_service_that_takes_no_more_watchers_is_asked_now_and_then(
     assert asked is not None and 2 <= float(asked[1]) <= 5
 
 
+def test_a_service_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_text("{}")
+    nowhere = ("--service", "http://127.0.0.1:9", "--json")
+    code, out, _ = run(capsys, "search", str(model), "--latency-budget", "50ms", *nowhere)
+    error = json.loads(out)["error"]
+    assert code == 2 and error["code"] == "missing" and "127.0.0.1:9" in error["message"]
+
+
 def test_without_its_token_a_service_is_of_no_use(
     service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
