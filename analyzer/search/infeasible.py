@@ -47,7 +47,7 @@ def misses_for_good(context: SearchContext, screening: Screening) -> bool:
 
 def _open_reason(context: SearchContext, screening: Screening, refuting: Refuting) -> str:
     """What is missing to the proof that nothing keeps the SLA."""
-    measured = filter(None, map(context.log.measurement, screening.allowed))
+    measured = filter(None, map(context.log.measurement, screening.unrefuted))
     reasons = dict.fromkeys(
         reason
         for measurement in measured
@@ -74,8 +74,10 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     """
     if any(failure.reason == OUT_OF_TIME for failure in built.excluded.values()):
         return None  # what was never built may keep it
-    if not screening.allowed:
-        return "every variant that may be recommended breaks the accuracy limit or cannot be built"
+    if not screening.recommendable:
+        return (
+            "every variant that may be recommended breaks the accuracy limit, or cannot be built or run"
+        )
     sla, scores = context.request.sla, context.log.scores
     measured = [m for key in context.log.latest if (m := context.log.measurement(key)) is not None]
     heavy = [
@@ -83,7 +85,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         for m in measured
         if scores[m.configuration.config_id].constraints["memory"] > 0
     ]
-    candidates = [m for m in measured if m.configuration.config_id in screening.allowed]
+    candidates = [m for m in measured if m.configuration.config_id in screening.unrefuted]
     proven = {m.configuration.config_id for m in candidates if shown(m, sla)}
     if any(walked(m) and m.configuration.config_id not in proven for m in candidates):
         return None  # runs that were made to show it did not
@@ -95,8 +97,7 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
     by_twin_too = screening.designer.trusted and contradicted(context, screening) is None
     by_measurement = by_twin = by_memory = by_failure = 0
     too_slow_ms: list[float] = []
-    for config_id in sorted(screening.allowed):
-        configuration = screening.allowed[config_id]
+    for config_id, configuration in sorted(screening.unrefuted.items()):
         known = scores.get(config_id)
         if never_runs(context.log.latest.get(config_id)):
             by_failure += 1

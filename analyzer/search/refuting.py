@@ -85,7 +85,7 @@ class Refuting:
 
     def run(self) -> None:
         """Refutes what answers soonest, and another kind where the twin is no witness."""
-        log, allowed = self._context.log, self._screening.allowed
+        log, allowed = self._context.log, self._screening.unrefuted
         while self._walks < _WALKS_MAX:
             configuration = self._next()
             if configuration is None or log.ranked(allowed):
@@ -98,9 +98,9 @@ class Refuting:
     def _next(self) -> Configuration | None:
         """What to refute next; None where nothing more is needed."""
         context, sla = self._context, self._context.request.sla
-        known = [m for key in self._screening.allowed if (m := context.log.measurement(key))]
+        known = [m for key in self._screening.unrefuted if (m := context.log.measurement(key))]
         refuted = [m.configuration for m in known if shown(m, sla)]
-        others = len(self._screening.allowed) > len(known)
+        others = len(self._screening.unrefuted) > len(known)
         if refuted and not (others and contradicted(context, self._screening)):
             return None
         kinds = {kind_of(configuration) for configuration in refuted}
@@ -108,7 +108,7 @@ class Refuting:
             return self._closest()
         left = [
             configuration
-            for config_id, configuration in self._screening.allowed.items()
+            for config_id, configuration in self._screening.unrefuted.items()
             if kind_of(configuration) not in kinds
             and not never_runs(context.log.latest.get(config_id))
         ]
@@ -133,7 +133,7 @@ class Refuting:
 
     def _closest(self) -> Configuration | None:
         """What came closest of those that may be recommended; None where nothing was measured."""
-        log, allowed = self._context.log, self._screening.allowed
+        log, allowed = self._context.log, self._screening.unrefuted
         found = answer.closest_miss(log.outcomes, self._context.request.sla, among=list(allowed))
         closest = found[0].configuration if found is not None else None
         return closest if closest is not None and closest.config_id in allowed else None

@@ -96,6 +96,17 @@ class Screening:
             )
 
     @property
+    def unrefuted(self) -> Mapping[str, Configuration]:
+        """What each has to be ruled out before it is said that nothing keeps the SLA.
+
+        All that may be recommended, but for a baseline that was measured beside others.
+        """
+        others = {key for key in self.recommendable if key not in self.allowed}
+        measured = {key for key in others if self.log.measurement(key) is not None}
+        left_out = measured if self.allowed else ()
+        return {key: one for key, one in self.recommendable.items() if key not in left_out}
+
+    @property
     def hopeless(self) -> bool:
         """Whether the twin sees no rate at which any allowed configuration keeps the SLA."""
         edges = [self.predicted.get(config_id) for config_id in self.allowed]
@@ -320,7 +331,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
         designer=designer,
         log=context.log,
         allowed=allowed,
-        recommendable=usable(context.recommendable) if allowed else {},
+        recommendable=usable(context.recommendable),
         predicted=predicted,
         by_edge=request.sla.at_any_rate,
     )

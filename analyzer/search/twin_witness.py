@@ -35,7 +35,7 @@ def contradicted(context: SearchContext, screening: Screening) -> float | None:
     wrong: list[tuple[float, tuple[str, int]]] = []
     right = set()
     for config_id, outcome in context.log.latest.items():
-        if config_id not in screening.allowed or not isinstance(outcome, Measurement):
+        if config_id not in screening.unrefuted or not isinstance(outcome, Measurement):
             continue
         expected_rps = expected_edge(context, screening, config_id)
         if expected_rps is not None and expected_rps > least_rps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,7 @@ def run(
     budget_s: float = 90.0,
     seed: int = 1,
     baseline: Configuration | None = None,
+    data: Path | None = None,
 ) -> tuple[StudyResult, VirtualExecutor]:
     request = SearchRequest(
         study="virtual-1",
@@ -87,10 +89,27 @@ def run(
         budget_s=budget_s,
         seed=seed,
         provenance={},
+        calibration_path=data,
     )
     executor = kind(world)
     found = search_virtually(request, executor, MemoryStore(), cores=2, baseline=baseline)
     return found, executor
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_a_baseline_that_keeps_the_promise_is_found_where_the_space_has_nothing(
+    with_data: bool, tmp_path: Path
+) -> None:
+    """int8 alone: unknowable without real data, and with it too inaccurate."""
+    world = VirtualWorld(
+        service=lambda key, threads, instances: of_ms(2.0), accuracy_drop={"int8-static": 0.2}
+    )
+    data = tmp_path / "rows.npz" if with_data else None
+    facts, _ = run(world, 50.0, ONE.replace("fp32", "int8"), data=data)
+    (measured,) = _measured(facts)
+    assert facts.verdict == "found" and facts.recommended_id == measured.configuration.config_id
+    slow, _ = run(world, 1.0, ONE.replace("fp32", "int8"), data=data)
+    assert slow.verdict == "infeasible" and "1 configuration" in (slow.search.bound or "")
 
 
 def _measured(facts: StudyResult) -> list[Measurement]:
