@@ -271,7 +271,12 @@ def _twin(subject: ClaimedModel, store_url: str, server: str) -> ServerModel | N
     machine = inspect_machine()
     with open_store(store_url, create=False) as store:
         return kept_server_model(
-            ProbeCache(store.get_cache, store.put_cache, machine.hardware_key),
+            ProbeCache(
+                store.get_cache,
+                store.put_cache,
+                machine.hardware_key,
+                inputs=subject.model.inputs,
+            ),
             subject.claim.configuration,
             subject.variant_sha256,
             cores=machine.cores,

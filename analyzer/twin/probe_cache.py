@@ -1,14 +1,16 @@
-"""Probes that are kept between studies, by probed file, runtime and machine."""
+"""Probes that are kept between studies, by probed file, shapes, runtime and machine."""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from analyzer.domain.configuration import DeviceKind, VariantKey
+from analyzer.domain.model import TensorSpec
 from analyzer.engine.runtimes.providers import onnxruntime_versions
 from analyzer.twin.calibration import VariantCalibration
 
@@ -25,6 +27,8 @@ class ProbeCache:
         read: A kept value by kind and key; None if there is none (``ResultStore.get_cache``).
         write: Keeps a value under kind and key (``ResultStore.put_cache``).
         hardware_key: Equal where measurements can be shared.
+        inputs: The model's, with the shapes that are measured: how long executions take depends on
+            ``--input-shape``, which the file does not tell.
         installed: What runs models there, as :func:`runtimes` tells; None for what does here.
         now: Seconds since 1970.
     """
@@ -35,12 +39,15 @@ class ProbeCache:
         write: Callable[[str, str, dict[str, Any]], None],
         hardware_key: str,
         *,
+        inputs: Sequence[TensorSpec],
         installed: str | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._read = read
         self._write = write
-        self._place = f"{hardware_key}:{installed or runtimes()}"
+        shapes = str([(tensor.name, tensor.shape) for tensor in inputs])
+        fed = hashlib.sha256(shapes.encode()).hexdigest()[:16]
+        self._place = f"{hardware_key}:{installed or runtimes()}:{fed}"
         self._now = now
         self._recorded: dict[str, float] = {}
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
+from analyzer.domain.model import TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import ArrivalProcess, Poisson, Trace
 from analyzer.twin import probes
@@ -195,9 +196,14 @@ def test_kept_probes_give_the_model_that_the_search_used() -> None:
 
     now = [1e9]
 
-    def opened(hardware: str = "hardware") -> ProbeCache:
+    def opened(hardware: str = "hardware", length: int = 16) -> ProbeCache:
+        inputs = [TensorSpec(name="x", datatype="FP32", shape=(length,))]
         return ProbeCache(
-            lambda kind, key: kept.get((kind, key)), write, hardware, now=lambda: now[0]
+            lambda kind, key: kept.get((kind, key)),
+            write,
+            hardware,
+            inputs=inputs,
+            now=lambda: now[0],
         )
 
     cache = opened()
@@ -210,6 +216,7 @@ def test_kept_probes_give_the_model_that_the_search_used() -> None:
         configuration()
     )
     assert opened("other hardware").load(FP32, "abc", "cpu") is None
+    assert opened(length=512).load(FP32, "abc", "cpu") is None, "as --input-shape says"
     now[0] += 5 * 86400.0
     later = opened()
     assert later.load(FP32, "abc", "cpu") == known
