@@ -67,6 +67,11 @@ class Validity:
     reasons: tuple[str, ...] = ()
     kinds: tuple[InvalidityKind, ...] = ()
 
+    @property
+    def excused(self) -> bool:
+        """Valid, or nothing but the generator late, which is inside the latencies."""
+        return self.valid or set(self.kinds) == {"lag"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencySummary:

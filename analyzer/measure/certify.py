@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from analyzer.domain.measurement import Certificate
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
-from analyzer.measure.walk_claims import WalkClaims, excused
+from analyzer.measure.walk_claims import WalkClaims
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
@@ -318,7 +318,7 @@ class _Certifying:
             runs.append(test)
             self._left_s -= test.duration_s + lead_s
             limit_s -= test.duration_s + lead_s
-            if not excused(test):
+            if not test.validity.excused:
                 self._take_back(rate)
                 if not self._result.passed:
                     # Nothing is decided by it, and the certificate says why.

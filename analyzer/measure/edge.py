@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from analyzer.domain.load_test import LoadTest
+from analyzer.domain.load_test import InvalidityKind, LoadTest
 from analyzer.domain.measurement import Edge
 from analyzer.domain.speeds import BROKEN_SHARE, EVIDENCE_MIN, SHARE_POWER
 from analyzer.measure.witness import met_slower
@@ -68,18 +68,28 @@ class RateOutcome:
         return kept and not self.aborted and self.requests > 0
 
 
+# Why a run is invalid although its rate was offered and its latencies were not too short.
+_HARMLESS: frozenset[InvalidityKind] = frozenset({"lag", "throttled"})
+
+
 def telling(tests: Iterable[LoadTest], miss_rate_max: float) -> list[RateOutcome]:
     """What those of ``tests`` did that say something about their rate.
 
-    The generator's lag is inside the latency already: a run that keeps the SLA keeps it, valid or
-    not. One that broke it only since the server stood still would have done so at any rate.
+    The generator's lag is inside the latency already, and a throttled device is no faster for it:
+    such a run that keeps the SLA keeps it. One that broke it only since the server stood still
+    would have done so at any rate.
     """
     outcomes = [
-        (test.validity.valid and not only_stalled(test, miss_rate_max), RateOutcome.of(test))
+        (test, RateOutcome.of(test))
         for test in tests
         if test.offered_rps and test.over_budget is not None
     ]
-    return [outcome for valid, outcome in outcomes if valid or outcome.keeps(miss_rate_max)]
+    return [
+        outcome
+        for test, outcome in outcomes
+        if (test.validity.valid and not only_stalled(test, miss_rate_max))
+        or (outcome.keeps(miss_rate_max) and _HARMLESS.issuperset(test.validity.kinds))
+    ]
 
 
 def only_stalled(test: LoadTest, miss_rate_max: float) -> bool:

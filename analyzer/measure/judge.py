@@ -18,7 +18,6 @@ from analyzer.domain.load_test import (
 from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import combine
-from analyzer.measure.walk_claims import excused
 from analyzer.measure.witness import stalls_too_long, steady
 from analyzer.stats.certificate import certify
 from analyzer.stats.percentiles import summarize_latency
@@ -60,12 +59,12 @@ def judge_runs(
         claim=claim,
     )
     void = dict.fromkeys(
-        reason for test in tests if not excused(test) for reason in test.validity.reasons
+        reason for test in tests if not test.validity.excused for reason in test.validity.reasons
     )
     certificate = replace(certificate, conditions=study, void_reasons=tuple(void))
     medians = [test.latency_ms.p50 for test in tests if test.latency_ms.p50 is not None]
     doubtful = {
-        "PASS": not all(map(excused, tests))
+        "PASS": not all(test.validity.excused for test in tests)
         or any(test.aborted for test in tests)
         or stalls_too_long(study, sla, min(medians, default=None)),
         "FAIL": not all(test.validity.valid for test in tests),

@@ -34,7 +34,7 @@ from analyzer.measure.edge import RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import CertifyPlan, LoadPlan, RefutePlan
 from analyzer.measure.session import REQUESTS_MIN, Session
-from analyzer.measure.walk_claims import evidence_of, excused
+from analyzer.measure.walk_claims import evidence_of
 from analyzer.measure.witness import USUAL_QUANTILE
 from analyzer.stats.certificate import certify
 from analyzer.twin.pace import SLOW_FACTOR
@@ -179,7 +179,7 @@ class _Walk:
                 known = None  # its runs count for a lower rate, and it begins anew
             claim = known.claim if known is not None else self._plan.open_claims + 1 + position
             runs = self._runs(rate)
-            if counted := [run for run in runs if excused(run[0])]:
+            if counted := [run for run in runs if run[0].validity.excused]:
                 evidence[rate] = evidence_of(
                     self._judge(rate, counted, known, claim),
                     (known, claim),

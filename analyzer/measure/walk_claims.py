@@ -18,17 +18,13 @@ Opening = tuple[RateEvidence | None, int]
 """What a claim begins with other than its walk's runs at its rate, and its number."""
 
 
-def excused(test: LoadTest) -> bool:
-    """Whether a run counts: valid, or only the generator late, which is inside the latencies."""
-    return test.validity.valid or set(test.validity.kinds) == {"lag"}
-
-
 def conditions_met(known: RateEvidence | None, tests: Sequence[LoadTest]) -> Conditions | None:
     """What the machine was like in all runs of a claim; None where that is not known of all."""
     if known is not None and known.conditions is None:
         return None
     before = known.conditions if known is not None else None
-    return Conditions.pooled([before, *(test.conditions for test in tests if excused(test))])
+    counted = [test.conditions for test in tests if test.validity.excused]
+    return Conditions.pooled([before, *counted])
 
 
 def evidence_of(

@@ -76,7 +76,8 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
         return None  # what was never built may keep it
     if not screening.recommendable:
         return (
-            "every variant that may be recommended breaks the accuracy limit, or cannot be built or run"
+            "every variant that may be recommended breaks the accuracy limit, cannot be built, or "
+            "does not run"
         )
     sla, scores = context.request.sla, context.log.scores
     measured = [m for key in context.log.latest if (m := context.log.measurement(key)) is not None]

@@ -231,13 +231,18 @@ def _unmeasured(context: SearchContext, enough_s: float) -> StudyResult:
         if configuration.precision in context.request.precisions
         and configuration.variant not in refused
     }
-    winner = log.settled(allowed)
+    verdict: Verdict = "undecided"
+    if (winner := log.settled(allowed)) is not None:
+        verdict = "found"
+    elif context.request.accept == "estimated":
+        winner = log.best_by_evidence(allowed)
+        verdict = "estimated" if winner is not None else verdict
     result = _result(context, allowed, {})
     return replace(
         result,
-        verdict="found" if winner is not None else "undecided",
+        verdict=verdict,
         recommended_id=winner.configuration.config_id if winner is not None else None,
-        search=replace(result.search, budget_needed_s=None if winner is not None else enough_s),
+        search=replace(result.search, budget_needed_s=None if verdict == "found" else enough_s),
     )
 
 

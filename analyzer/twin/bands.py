@@ -70,7 +70,8 @@ class RateScan:
 
     Args:
         memory: What the runs write to; one for each thread.
-        path: The machine's speed over time, all of which a run goes through; None for 1.
+        path: The machine's speed over time, which a run goes through, or, where its requests are
+            too few for all of it, through stretches of it (:meth:`SpeedPath.sampled`); None for 1.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class RateScan:
         arrival_ns = self._memory.arrival_ns(self._arrivals.time_s[:n], rate_rps)
         due_ns, limit_ns = arrival_ns, self._limit_ns
         if path is not None:
+            path = path.sampled(self._arrivals.time_s[n - 1] / rate_rps)
             # On the clock of the work done a request is late at a time of its own.
             due_ns, limit_ns = path.work_ns(arrival_ns + self._limit_ns), 0
             arrival_ns = path.work_ns(arrival_ns)

@@ -145,15 +145,16 @@ class ServerModel:
         """Latency at a percentile at ``rate_rps``; None if that request was not served."""
         time_s = arrivals.time_s[:_LATENCY_REQUESTS]
         begin_s = time_s / (rate_rps * self.rate_scale)
-        work_s = self.path.work_s(begin_s) if self.path is not None else begin_s
+        path = self.path.sampled(float(begin_s[-1])) if self.path is not None else None
+        work_s = path.work_s(begin_s) if path is not None else begin_s
         workload = OpenWorkload(
             arrival_ns=(work_s * 1e9).astype(np.int64),
             batch_size=arrivals.batch_size[:_LATENCY_REQUESTS],
         )
         latency_ms = self.simulate(workload).latency_ms()
-        if self.path is not None:
+        if path is not None:
             served = np.isfinite(latency_ms)
-            ends_s = self.path.real_s(work_s[served] + latency_ms[served] / 1e3)
+            ends_s = path.real_s(work_s[served] + latency_ms[served] / 1e3)
             latency_ms[served] = (ends_s - begin_s[served]) * 1e3
         return nearest_rank(latency_ms, percentile)
 
@@ -207,12 +208,13 @@ class ServerModel:
             return None
         prepared = Prepared.of(self.policy, self.service, self.overhead_ms)
         begin_ns = (arrivals.time_s * (1e9 / rate_rps)).astype(np.int64)
-        arrival_ns = begin_ns if self.path is None else self.path.work_ns(begin_ns)
+        path = self.path.sampled(begin_ns[-1] / 1e9) if self.path is not None else None
+        arrival_ns = begin_ns if path is None else path.work_ns(begin_ns)
         requests = len(arrival_ns)
         batch_of, executions = prepared.run_kernel(
             arrival_ns, arrivals.batch_size, requests, self.service.noise_at(arrivals.quantile)
         )
-        end_ns = executions[1] if self.path is None else self.path.real_ns(executions[1])
+        end_ns = executions[1] if path is None else path.real_ns(executions[1])
         latency_ns = np.where(batch_of >= 0, end_ns[batch_of] - begin_ns, np.int64(2**62))
         return latency_ns[requests // 50 :]
 

@@ -20,6 +20,10 @@ _STALLED = 1e-7
 # Moments of a period whose speeds are looked at: with two minutes the pieces of a tenth of a second
 # are four of them.
 _MOMENTS = 4800
+# Of a period that is too long for a simulation: enough that a state's share of the time is met, and
+# long enough each that most of its requests meet the queue of that state.
+_STRETCHES = 16
+_MOMENT_S = 1e-9  # shorter pieces of a stretch are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +74,25 @@ class SpeedPath:
         else:
             speeds = self.speed[np.searchsorted(self.start_s, begins_s, side="right") - 1]
         return float(np.quantile(speeds, share, method="higher"))
+
+    def sampled(self, seconds: float) -> SpeedPath:
+        """So many seconds of the period, in stretches spread evenly over it.
+
+        What is simulated for a shorter time than a period meets all of it so, each state for about
+        its share of the time. Itself where it is no longer than that, or never begins again.
+        """
+        if not seconds < self.period_s < math.inf:
+            return self
+        numbers: Floats = np.arange(_STRETCHES, dtype=np.float64)
+        gap_s, span_s = self.period_s / _STRETCHES, seconds / _STRETCHES
+        first = np.searchsorted(self.start_s, numbers * gap_s, side="right") - 1
+        stretch = np.minimum(self.start_s // gap_s, _STRETCHES - 1)
+        since_s = self.start_s - stretch * gap_s
+        inner = (since_s > _MOMENT_S) & (since_s < span_s - _MOMENT_S)
+        start_s = np.concatenate([numbers * span_s, (stretch * span_s + since_s)[inner]])
+        speed = np.concatenate([self.speed[first], self.speed[inner]])
+        order = np.argsort(start_s)
+        return SpeedPath(start_s=start_s[order], speed=speed[order], period_s=seconds)
 
     def work_s(self, real_s: Floats) -> Floats:
         """The work clock at each real time, seconds, shape (n,)."""

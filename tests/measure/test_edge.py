@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import (
     Conditions,
+    InvalidityKind,
     LatencySummary,
     LoadTest,
     RequestLog,
@@ -36,6 +37,7 @@ from analyzer.measure.edge import (
     only_stalled,
     raised_edge,
     revised_edge,
+    telling,
 )
 from analyzer.measure.measure import long_run_edge, measure_edge
 from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
@@ -274,6 +276,18 @@ def test_what_an_invalid_run_broke_is_not_known_and_runs_at_one_rate_count_toget
     assert session.tests[0].offered_rps == pytest.approx((200.0 * 300.0) ** 0.5)
 
 
+@pytest.mark.parametrize("kind", ["offered_rate", "littles_law"])
+def test_a_rate_that_was_not_offered_is_not_kept(kind: InvalidityKind) -> None:
+    """600/s were sent of 1,000, and none was late."""
+    sent = replace(load_test(1000.0, 600, 0), achieved_rps=600.0)
+    for kinds in (("lag",), ("lag", "throttled")):
+        slow = replace(sent, validity=Validity(valid=False, reasons=("",) * 2, kinds=kinds))
+        assert [of.rate_rps for of in telling([slow], 0.01)] == [1000.0]
+    for kinds in ((kind,), ("lag", kind)):
+        unsent = replace(sent, validity=Validity(valid=False, reasons=("",) * 2, kinds=kinds))
+        assert not telling([unsent], 0.01)
+
+
 def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPolicy) -> None:
     load = LoadPlan(sla=Sla(latency_budget_ms=3.0), arrivals=Poisson(), seed=7)
     session = VirtualSession(ServerModel(policy=policy, service=service), load)
@@ -287,7 +301,9 @@ class Disturbed(VirtualSession):
 
     def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
         test, log, seconds = super()._offer(schedule)
-        late = replace(test, validity=Validity(valid=False, reasons=("sent too late",)))
+        late = replace(
+            test, validity=Validity(valid=False, reasons=("sent too late",), kinds=("lag",))
+        )
         return late, log, seconds
 
 
@@ -395,7 +411,9 @@ def load_test(rate: float, requests: int, over: int, *, valid: bool = True) -> L
         duration_s=requests / rate,
         latency_ms=LatencySummary(mean=1, p50=1, p90=1, p95=1, p99=1, sla=1),
         send_lag_ms_p99=0.0,
-        validity=Validity(valid=valid, reasons=() if valid else ("lag",)),
+        validity=Validity(
+            valid=valid, reasons=() if valid else ("late",), kinds=() if valid else ("lag",)
+        ),
     )
 
 

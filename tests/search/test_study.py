@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import ListedConfiguration, SearchSpace
-from analyzer.domain.study import StudyResult
+from analyzer.domain.study import Acceptance, StudyResult
 from analyzer.domain.workload import Poisson
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.plan import CertifyPlan
@@ -109,6 +110,8 @@ def run(
     kind: type[VirtualExecutor] = VirtualExecutor,
     precisions: tuple[str, ...] = PRECISIONS,
     study: str = "virtual-1",
+    accept: Acceptance = "certified",
+    start_s: float = 0.0,
 ) -> tuple[StudyResult, VirtualExecutor, MemoryStore]:
     sla = sla or Sla(latency_budget_ms=40.0)
     store = store or MemoryStore()
@@ -124,10 +127,13 @@ def run(
         seed=seed,
         precisions=precisions,
         provenance={},
+        accept=accept,
     )
 
     executor = kind(world)
-    result = search_virtually(request, executor, store, cores=2, resume=resume, baseline=baseline)
+    result = search_virtually(
+        request, executor, store, cores=2, resume=resume, baseline=baseline, start_s=start_s
+    )
     return result, executor, store
 
 
@@ -247,6 +253,20 @@ def test_a_twin_that_is_wrong_on_purpose_still_ends_in_a_true_certificate(
     true_edge = best.edge.rate_rps
     assert best.capacity_rps is not None and true_edge is not None
     assert best.capacity_rps <= true_edge * 1.02
+
+
+def test_an_estimate_is_still_accepted_where_a_resumed_study_can_measure_nothing_more() -> None:
+    slow = VirtualWorld(
+        service=lambda key, threads, instances: ServiceTime(
+            batch_sizes=(1, 8), service_ms=(200.0, 800.0)
+        )
+    )
+    again = partial(run, slow, sla=Sla(latency_budget_ms=900.0), accept="estimated")
+    first, _, store = again(budget_s=40.0)
+    then, _, _ = again(budget_s=4.0, start_s=3.5, store=store, resume=True)
+    assert first.verdict == then.verdict == "estimated"
+    assert first.recommended_id == then.recommended_id and first.recommended_id is not None
+    assert then.search.budget_needed_s is not None
 
 
 def test_a_budget_nobody_can_keep_is_infeasible_with_a_bound() -> None:

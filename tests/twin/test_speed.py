@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.domain.workload import Poisson
+from analyzer.engine.policy import BatchingPolicy
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
+from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
 
 
@@ -66,3 +71,41 @@ def test_two_speeds_and_drift_have_their_means() -> None:
     assert path.work_s(np.array([50_000.0]))[0] / 50_000 == pytest.approx(0.775, abs=0.02)
     swing = SpeedPath.drift(to=0.6, every_s=300.0, until_s=3000.0)
     assert swing.work_s(np.array([3000.0]))[0] / 3000 == pytest.approx(0.8, abs=0.01)
+
+
+@given(
+    dwells=st.lists(st.floats(0.01, 30.0), min_size=1, max_size=20),
+    speeds=st.lists(st.floats(0.05, 2.0), min_size=21, max_size=21),
+    part=st.floats(0.01, 1.5),
+)
+def test_a_sample_of_a_path_meets_all_of_it(
+    dwells: list[float], speeds: list[float], part: float
+) -> None:
+    start_s = np.concatenate([[0.0], np.cumsum(dwells)])
+    period_s = float(start_s[-1]) + 1.0
+    path = SpeedPath(start_s=start_s, speed=np.array(speeds[: len(start_s)]), period_s=period_s)
+    sample = path.sampled(part * period_s)
+    assert sample.period_s == min(part, 1.0) * period_s or part > 1.0
+    assert set(sample.speed) <= set(path.speed)
+    # A piece of a stretch stands for so much of the period, but for one stretch at each end.
+    slowest = path.speed == path.speed.min()
+    real = np.diff(np.append(start_s, period_s))[slowest].sum() / period_s
+    met = (
+        np.diff(np.append(sample.start_s, sample.period_s))[sample.speed == path.speed.min()].sum()
+        / sample.period_s
+    )
+    assert met == pytest.approx(real, abs=2 * slowest.sum() / 16)
+    assert path.sampled(2 * period_s) is path
+
+
+@pytest.mark.parametrize("slow_at", [0, 1, 2])
+def test_where_in_the_path_a_slow_state_lies_makes_no_difference(slow_at: int) -> None:
+    speed = np.ones(3)
+    speed[slow_at] = 0.4
+    path = SpeedPath(start_s=np.array([0.0, 40.0, 80.0]), speed=speed, period_s=120.0)
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(1.0, 2.0))
+    model = ServerModel(policy=policy, service=service, path=path)
+    arrivals = UnitArrivals.draw(Poisson(), count=50_000)
+    # At 1,800/s the requests are enough for 28 of the 120 s; late are those of the slow state.
+    assert model.miss_rate(arrivals, 1800.0, budget_ms=10.0) == pytest.approx(1 / 3, abs=0.08)
