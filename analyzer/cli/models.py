@@ -21,9 +21,7 @@ def find_model(folder: Path) -> Path:
     repository = folder / "model_repository"
     if repository.is_dir():
         models = sorted(
-            path
-            for path in repository.iterdir()
-            if path.is_dir() and any(path.glob("*/model.onnx"))
+            path for path in repository.iterdir() if path.is_dir() and any(path.glob("*/*.onnx"))
         )
         if len(models) == 1:
             return models[0]
@@ -70,23 +68,32 @@ def local_model(place: Path | Location) -> Path:
 def inspect_path(
     path: Path, input_shapes: dict[str, tuple[int, ...]]
 ) -> tuple[ModelInfo, Configuration | None]:
-    """The model, and the configuration that a model directory's own ``config.pbtxt`` gives."""
+    """The model, and the configuration that a model directory's own ``config.pbtxt`` gives.
+
+    What that leaves out is completed as ``analyze serve`` does it.
+
+    Raises:
+        AnalyzerError: The model cannot be used, or a server refuses its configuration.
+    """
     from analyzer.variants.inspect import inspect_model
 
     scratch = cache_dir() / "models"
     config = path / "config.pbtxt"
     if not (path.is_dir() and config.is_file()):
         return inspect_model(path, input_shapes=input_shapes, scratch=scratch), None
-    from analyzer.modelconfig.render import configuration_from_config, unexpressed_settings
+    from analyzer.modelconfig.render import configuration_from_config
     from analyzer.modelconfig.render import input_shapes as shapes_in
-    from analyzer.modelconfig.rules import normalize
     from analyzer.modelconfig.text import read_config
-    from analyzer.variants.deployed import inspect_deployed
+    from analyzer.modelconfig.unexpressed import unexpressed_settings
+    from analyzer.variants.deployed import deployed_config, inspect_deployed
 
-    proto = read_config(config)
-    model = inspect_deployed(path, shapes_in(proto), given=input_shapes, scratch=scratch)
-    if ignored := unexpressed_settings(proto):
-        note = f"What is measured leaves out settings of config.pbtxt: {', '.join(ignored)}."
+    completed = deployed_config(path)
+    written = read_config(config)
+    model = inspect_deployed(path, shapes_in(written), given=input_shapes, scratch=scratch)
+    if ignored := unexpressed_settings(written):
+        note = (
+            f"What is measured and exported leaves out settings of {config.name}: "
+            f"{', '.join(ignored)}."
+        )
         model = replace(model, notes=(*model.notes, note))
-    normalize(proto)
-    return model, configuration_from_config(proto)
+    return model, configuration_from_config(completed)

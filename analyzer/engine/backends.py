@@ -91,7 +91,7 @@ def complete(config: Any, version_dir: Path, *, max_batch_size_default: int) -> 
     """
     if config.backend != "onnxruntime" or (config.input and config.output):
         return
-    inputs, outputs = _declared(model_file(config, version_dir))
+    inputs, outputs = declared_tensors(model_file(config, version_dir))
     autocomplete_onnx(config, inputs, outputs, max_batch_size_default=max_batch_size_default)
 
 
@@ -112,7 +112,7 @@ def open_instances(config: Any, version_dir: Path, instances: Sequence[Instance]
         ]
     path = model_file(config, version_dir)
     if config.backend == "onnxruntime":
-        _check_onnx(config, signature, path)
+        check_tensors(config, *declared_tensors(path))
     runtimes: list[Runtime] = []
     # Instances of one model may lie on the CPU and on GPUs, each with accelerators of its own.
     for device, own in groupby(instances, key=lambda i: "gpu" if i.kind == "gpu" else "cpu"):
@@ -163,8 +163,12 @@ def _threads(config: Any) -> int:
     return int(text)
 
 
-def _declared(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
-    """Inputs and outputs as the graph declares them."""
+def declared_tensors(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
+    """Inputs and outputs as the ONNX graph at ``path`` declares them.
+
+    Raises:
+        ModelError: It cannot be loaded, or a tensor has a type that Triton does not know.
+    """
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -188,9 +192,18 @@ def _declared(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
     return [tensor(v) for v in session.get_inputs()], [tensor(v) for v in session.get_outputs()]
 
 
-def _check_onnx(config: Any, signature: Signature, path: Path) -> None:
-    """Refuses a configuration whose tensors are not those of the graph, as Triton does."""
-    inputs, outputs = _declared(path)
+def check_tensors(config: Any, inputs: Sequence[OnnxTensor], outputs: Sequence[OnnxTensor]) -> None:
+    """Refuses a complete configuration whose tensors are not those of the graph, as Triton does.
+
+    Args:
+        config: The ``ModelConfig``.
+        inputs: The graph's inputs as they are declared.
+        outputs: The graph's outputs.
+
+    Raises:
+        InputError: A tensor is unknown, missing, or of another type or shape.
+    """
+    signature = signature_of(config)
     where = f"unable to load model '{config.name}'"
     if len(signature.inputs) != len(inputs):
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -135,6 +136,15 @@ def python_model() -> str:
 def onnxruntime_backend() -> str:
     """The ``model.py`` of a Python-based backend that stands in for Triton's ``onnxruntime``."""
     return _model_py(None)
+
+
+def is_own_python_model(text: str) -> bool:
+    """Whether ``text`` is the :func:`python_model` of this program, of whatever version."""
+    return _without_version(text) == _without_version(python_model())
+
+
+def _without_version(text: str) -> str:
+    return re.sub(r"Written by tritune [^\s]+\.(?=\s)", "", text)
 
 
 def _model_py(filename: str | None) -> str:

@@ -32,7 +32,6 @@ from analyzer.modelconfig.execution import (
     execution_from_config,
     execution_parameters,
     optimization_settings,
-    unexpressed_accelerators,
 )
 from analyzer.modelconfig.rules import normalize_instance_groups
 from analyzer.modelconfig.text import ModelConfig, parse_config
@@ -138,8 +137,8 @@ def configuration_from_config(proto: Any, *, gpus: tuple[int, ...] = ()) -> Conf
     """The canonical configuration that ``proto`` deploys.
 
     Fields that a :class:`Configuration` cannot express are not looked at;
-    :func:`unexpressed_settings` names them. Without our own parameters the precision is taken for
-    fp32, since Triton's configuration does not tell it.
+    :mod:`~analyzer.modelconfig.unexpressed` names them. Without our own parameters the precision is
+    taken for fp32, since Triton's configuration does not tell it.
 
     Args:
         proto: A ``ModelConfig``, normalized or not.
@@ -150,12 +149,7 @@ def configuration_from_config(proto: Any, *, gpus: tuple[int, ...] = ()) -> Conf
     """
     filled: Any = ModelConfig()
     filled.CopyFrom(proto)
-    backend = filled.backend or _backend_of_platform(filled.platform)
-    if backend not in MODEL_FILENAMES:
-        raise RepositoryError(
-            f"Model {filled.name!r}: backend {backend!r} is not one that can be tuned.",
-            hint=f"Tuned are models for {', '.join(MODEL_FILENAMES)}.",
-        )
+    backend = tuned_backend(filled)
     filled.backend = backend
     normalize_instance_groups(filled, gpus=gpus)
     groups = [group for group in filled.instance_group if not group.passive]
@@ -188,6 +182,21 @@ def configuration_from_config(proto: Any, *, gpus: tuple[int, ...] = ()) -> Conf
         ) from error
 
 
+def tuned_backend(proto: Any) -> str:
+    """The backend of ``proto``, told by its platform where it names none.
+
+    Raises:
+        RepositoryError: It is none that can be tuned.
+    """
+    backend: str = proto.backend or _backend_of_platform(proto.platform)
+    if backend not in MODEL_FILENAMES:
+        raise RepositoryError(
+            f"Model {proto.name!r}: backend {backend!r} is not one that can be tuned.",
+            hint=f"Tuned are models for {', '.join(MODEL_FILENAMES)}.",
+        )
+    return backend
+
+
 def input_shapes(proto: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
     """What ``proto`` says of inputs whose every dimension it gives, without the batch axis.
 
@@ -202,34 +211,6 @@ def input_shapes(proto: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
     if proto.max_batch_size > 0:
         return (shapes,)
     return shapes, {name: dims[1:] for name, dims in shapes.items()}
-
-
-def unexpressed_settings(proto: Any) -> tuple[str, ...]:
-    """Settings of ``proto`` that change how it serves and that a Configuration cannot say.
-
-    Each is a dotted field name, for the note that what is measured leaves them out.
-    """
-    found = [
-        name
-        for name in ("sequence_batching", "ensemble_scheduling", "model_transaction_policy")
-        if proto.HasField(name)
-    ]
-    if proto.response_cache.enable:
-        found.append("response_cache")
-    batching = proto.dynamic_batching
-    found += [
-        f"dynamic_batching.{name}"
-        for name in ("preserve_ordering", "priority_levels")
-        if getattr(batching, name)
-    ]
-    policy = batching.default_queue_policy
-    if policy.max_queue_size or policy.default_timeout_microseconds:
-        found.append("dynamic_batching.default_queue_policy")
-    if len(proto.instance_group) > 1:
-        found.append("instance_group (more than one)")
-    if unexpressed_accelerators(proto):
-        found.append("optimization.execution_accelerators")
-    return tuple(found)
 
 
 def _tensor(model: ModelInfo, configuration: Configuration, tensor: TensorSpec) -> dict[str, Any]:

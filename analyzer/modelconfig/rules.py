@@ -289,6 +289,18 @@ def autocomplete_onnx(
                 entry.reshape.SetInParent()
 
 
+def served_versions(proto: Any, available: Sequence[int]) -> tuple[int, ...]:
+    """:func:`select_versions` of a configuration that need not be normalized; it is not changed.
+
+    Raises:
+        RepositoryError: It selects none of them.
+    """
+    filled: Any = type(proto)()
+    filled.CopyFrom(proto)
+    normalize(filled)
+    return select_versions(filled, available)
+
+
 def select_versions(proto: Any, available: Sequence[int]) -> tuple[int, ...]:
     """The versions that the (normalized) version policy serves, ascending.
 

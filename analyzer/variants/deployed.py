@@ -1,13 +1,27 @@
-"""Reads a model that is deployed: what its graph leaves open, its configuration may tell."""
+"""Reads a model that is deployed: its configuration, and what that tells of the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from analyzer.domain.model import ModelInfo
-from analyzer.errors import ModelError
+from analyzer.engine.backends import check_tensors, declared_tensors
+from analyzer.errors import InputError, ModelError
+from analyzer.modelconfig.files import is_own_python_model
+from analyzer.modelconfig.render import MODEL_FILENAMES, tuned_backend
+from analyzer.modelconfig.repository import load_config
+from analyzer.modelconfig.rules import (
+    autocomplete_onnx,
+    fill_from_repository,
+    finish,
+    normalize,
+)
+from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.modelconfig.validation import validate
 from analyzer.variants.inspect import inspect_model
+from analyzer.variants.onnx_file import locate_onnx
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -41,3 +55,53 @@ def inspect_deployed(
             except ModelError:
                 continue
         raise
+
+
+def deployed_config(path: Path) -> Any:
+    """The ``ModelConfig`` of the model folder ``path``, completed and checked as a server does it.
+
+    Instance groups are left as they are written: this machine need not have their GPUs.
+
+    Raises:
+        ModelError: The folder holds no ONNX file, or code of its own for the python backend; or the
+            configuration does not fit the graph.
+        RepositoryError: Its backend is none that can be tuned, or Triton refuses the configuration.
+    """
+    # A link is called by its own name, as in a repository.
+    name = path.name if path.name not in ("", "..") else path.resolve().name
+    config = load_config(path)
+    file = None
+    if not config.backend and not config.platform:
+        file = locate_onnx(path)
+    files = [entry.name for entry in file.parent.iterdir()] if file is not None else []
+    fill_from_repository(config, directory_name=name, version_files=files)
+    config.backend = tuned_backend(config)
+    normalize(config)
+    validate(config, directory_name=name)
+    file = file or locate_onnx(path)
+    if config.backend == "python":
+        _require_own(file.parent / MODEL_FILENAMES["python"])
+    if config.backend == "onnxruntime":
+        inputs, outputs = declared_tensors(file)
+        autocomplete_onnx(config, inputs, outputs)
+        finish(config, directory_name=name)
+        try:
+            check_tensors(config, inputs, outputs)
+        except InputError as error:
+            raise ModelError(
+                f"{path / CONFIG_NAME}: {error.message}",
+                hint="Correct its inputs and outputs, or leave them out: the graph tells them.",
+            ) from error
+    return config
+
+
+def _require_own(file: Path) -> None:
+    """Raises ModelError where ``file`` is code that this program did not write."""
+    if file.is_file() and is_own_python_model(file.read_text(encoding="utf-8", errors="replace")):
+        return
+    raise ModelError(
+        f"{file.parent.parent} is served by code of its own ({file.name} of Triton's python "
+        "backend), which would not be measured.",
+        hint="If the ONNX file alone is to be served, give that file itself; the service around "
+        "the model can be measured with `analyze measure http://HOST:PORT --model NAME`.",
+    )

@@ -11,7 +11,8 @@ from analyzer.buckets.location import Location
 from analyzer.errors import AnalyzerError, ModelError
 from analyzer.modelconfig.files import ONNX_FILENAME, external_names
 from analyzer.modelconfig.repository import version_number
-from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.modelconfig.rules import served_versions
+from analyzer.modelconfig.text import CONFIG_NAME, read_config
 from analyzer.variants.cache import file_sha256
 
 
@@ -23,7 +24,7 @@ def fetch_model(location: Location, cache_dir: Path) -> Path:
 
     Args:
         location: An object ending in ``.onnx``, or a folder as in a Triton repository, of which
-            ``config.pbtxt`` and the newest version are taken.
+            ``config.pbtxt`` and the newest version that it serves are taken.
         cache_dir: Where it is kept.
 
     Returns:
@@ -73,7 +74,11 @@ def _directory(location: Location, folder: Path) -> None:
     bucket = Bucket(location, error=ModelError)
     listed = bucket.list()
     folders = {name.partition("/")[0] for name in listed if "/" in name}
-    newest = max(filter(None, map(version_number, folders)), default=None)
+    versions = [version for name in folders if (version := version_number(name))]
+    if CONFIG_NAME in listed:
+        bucket.download(CONFIG_NAME, folder / CONFIG_NAME)
+        versions = _served(location, folder / CONFIG_NAME, versions)
+    newest = max(versions, default=None)
     wanted = [
         name
         for name in listed
@@ -85,8 +90,17 @@ def _directory(location: Location, folder: Path) -> None:
             f"There is no model at {location} (found: {found}).",
             hint=f"Name an .onnx file, or a folder that holds VERSION/{ONNX_FILENAME}.",
         )
-    for name in (*wanted, *(name for name in listed if name == CONFIG_NAME)):
+    for name in wanted:
         bucket.download(name, folder / name)
+
+
+def _served(location: Location, config: Path, versions: list[int]) -> list[int]:
+    """Those of ``versions`` that ``config`` serves."""
+    try:
+        return list(served_versions(read_config(config), versions)) if versions else []
+    except AnalyzerError as error:
+        message = error.message.replace(str(config.parent), str(location))
+        raise ModelError(message, hint=error.hint) from None
 
 
 def _digest(folder: Path) -> str:

@@ -10,19 +10,27 @@ from typing import Any
 
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import MissingPartError, ModelError
+from analyzer.modelconfig.render import MODEL_FILENAMES
+from analyzer.modelconfig.repository import list_versions, load_config
+from analyzer.modelconfig.rules import served_versions
+from analyzer.modelconfig.text import CONFIG_NAME
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.graph import external_pieces
+
+_FILENAME = MODEL_FILENAMES["onnxruntime"]
 
 
 def locate_onnx(path: Path) -> Path:
     """The ONNX file that ``path`` means: itself, or that of a Triton model directory.
 
-    In a directory it is ``model.onnx`` (or the only ``.onnx``) of the highest numeric version, as
-    Triton's default policy; a directory without versions may hold the file itself. Triton also
-    allows ``model.onnx`` to be a folder with ``model.onnx`` and its weights in it.
+    In a directory it is the file that ``config.pbtxt`` names, else ``model.onnx`` (or the only
+    ``.onnx``), of the highest version that its version policy serves; a directory without versions
+    may hold the file itself. Triton also allows a folder of the file's name with the file and its
+    weights in it.
 
     Raises:
         ModelError: There is none.
+        RepositoryError: ``config.pbtxt`` cannot be read, or its policy serves none of the versions.
     """
     if not path.exists():
         raise ModelError(
@@ -31,22 +39,31 @@ def locate_onnx(path: Path) -> Path:
         )
     if path.is_file():
         return path
-    versions = [
-        entry
-        for entry in path.iterdir()
-        if entry.is_dir() and re.fullmatch(r"[1-9][0-9]*", entry.name)
-    ]
-    folder = max(versions, key=lambda entry: int(entry.name)) if versions else path
-    if (folder / "model.onnx").is_dir():
-        folder = folder / "model.onnx"
-    if (folder / "model.onnx").is_file():
-        return folder / "model.onnx"
+    config = load_config(path)
+    config.name = config.name or path.name
+    versions = list_versions(path)
+    folder = path / str(served_versions(config, versions)[-1]) if versions else path
+    name = config.default_model_filename
+    named = bool(name) and name not in MODEL_FILENAMES.values()
+    if named and Path(name).name != name:
+        raise ModelError(
+            f"{path / CONFIG_NAME}: default_model_filename {name!r} is not the name of a file.",
+            hint="It names a file in the version's folder, like net.onnx.",
+        )
+    wanted = folder / (name if named else _FILENAME)
+    if wanted.is_dir():
+        folder = wanted
+        wanted = folder / wanted.name
+    if wanted.is_file():
+        return wanted
     files = sorted(folder.glob("*.onnx"))
-    if len(files) == 1 and files[0].is_file():
+    if not named and len(files) == 1 and files[0].is_file():
         return files[0]
     names = sorted(entry.name for entry in folder.iterdir())
     found = ", ".join([*names[:8], *(["…"] if len(names) > 8 else [])]) or "nothing"
     what = "several .onnx files and no model.onnx" if files else "no ONNX file"
+    if named:
+        what = f"no {name}, which {CONFIG_NAME} names"
     raise ModelError(
         f"{folder} holds {what} (found: {found}).",
         hint="A Triton model folder holds VERSION/model.onnx; otherwise give the .onnx file.",

@@ -288,6 +288,10 @@ def test_the_newest_version_of_a_model_directory_is_fetched(
     fetched = fetch_model(replace(place, path="repository/adder"), tmp_path / "cache")
     files = {file.relative_to(fetched).as_posix() for file in fetched.rglob("*") if file.is_file()}
     assert (fetched.name, files) == ("adder", {"config.pbtxt", "2/model.onnx"})
+    config = Bucket(replace(place, path="repository/adder"))
+    config.put("config.pbtxt", b"version_policy { specific { versions: [ 1 ] } }")
+    fetched = fetch_model(replace(place, path="repository/adder"), tmp_path / "cache")
+    assert [entry.name for entry in fetched.iterdir() if entry.is_dir()] == ["1"]
 
 
 @pytest.mark.parametrize("path", ["repository/gone.onnx", "repository/gone"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from analyzer.cli import search_run
 from analyzer.cli.models import inspect_path
 from analyzer.cli.search_options import SearchOptions
-from analyzer.errors import ModelError, UsageError
+from analyzer.errors import AnalyzerError, ModelError, RepositoryError, UsageError
+from analyzer.modelconfig.files import python_model
 from analyzer.search.request import SearchRequest
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"
@@ -49,6 +51,8 @@ def test_what_the_graph_leaves_open_its_configuration_tells(
         f'backend: "onnxruntime" max_batch_size: {batch} '
         f'input {{ name: "tokens" data_type: TYPE_INT64 dims: [ {dims} ] }}'
     )
+    if not batch:
+        text += ' output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }'
     config.write_text(text)
     if batch:
         model, _ = inspect_path(folder, {})
@@ -67,9 +71,106 @@ def test_a_fixed_batch_in_the_configuration_is_not_taken_for_a_dimension(
     save_open_model(folder / "1" / "model.onnx")
     (folder / "config.pbtxt").write_text(
         'backend: "onnxruntime" input { name: "tokens" data_type: TYPE_INT64 dims: [ 1, 24 ] }'
+        ' output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] }'
     )
     model, _ = inspect_path(folder, {})
     assert model.inputs[0].shape == (24,)
+
+
+IO = (
+    'input { name: "image" data_type: TYPE_FP32 dims: [ 1, 64, 64 ] } '
+    'output { name: "logits" data_type: TYPE_FP32 dims: [ 10 ] } '
+)
+
+
+def _digits(tmp_path: Path, config: str, *versions: str) -> Path:
+    folder = tmp_path / "digits"
+    for version in versions or ("1",):
+        (folder / version).mkdir(parents=True)
+        shutil.copy(DIGITS, folder / version / "model.onnx")
+    (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def test_code_of_ones_own_is_not_replaced_by_the_graph_beside_it(tmp_path: Path) -> None:
+    """The bare graph was certified and exported in the place of a service around it."""
+    folder = _digits(tmp_path, 'backend: "python" max_batch_size: 8 ' + IO)
+    code = folder / "1" / "model.py"
+    code.write_text("class TritonPythonModel: pass")
+    with pytest.raises(ModelError, match=r"code of its own \(model.py"):
+        inspect_path(folder, {})
+    exported = python_model()
+    for text in (exported, re.sub(r"(tritune) \S+\.", r"\1 0.0.1.", exported, count=1)):
+        code.write_text(text)
+        _, baseline = inspect_path(folder, {})
+        assert baseline is not None and baseline.backend == "python"
+    code.write_text(exported + "# changed\n")
+    with pytest.raises(ModelError, match="code of its own"):
+        inspect_path(folder, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "maximum"),
+    [
+        ("", 4),
+        ("max_batch_size: 32", 32),
+        ('backend: "onnxruntime"', 4),
+        ('platform: "onnxruntime_onnx" max_batch_size: 32', 32),
+        ('backend: "onnxruntime" instance_group { count: 1 kind: KIND_CPU }', 4),
+    ],
+)
+def test_a_baseline_is_completed_as_the_server_does(
+    tmp_path: Path, config: str, maximum: int
+) -> None:
+    _, baseline = inspect_path(_digits(tmp_path, config), {})
+    assert baseline is not None and baseline.dynamic_batching
+    assert (baseline.max_batch_size, baseline.preferred_batch_size) == (maximum, (maximum,))
+    assert baseline.instance_count == (1 if "count" in config else 2)
+
+
+def test_what_is_configured_whole_is_not_completed(tmp_path: Path) -> None:
+    _, baseline = inspect_path(
+        _digits(tmp_path, 'backend: "onnxruntime" ' + IO.replace("[ ", "[ 2, ")), {}
+    )
+    assert baseline is not None and baseline.max_batch_size == 0
+
+
+def test_the_version_that_is_served_is_read(tmp_path: Path) -> None:
+    folder = _digits(tmp_path, "version_policy { specific { versions: [ 2, 1 ] } }", "1", "2", "10")
+    (folder / "10" / "model.onnx").write_text("no graph")
+    model, _ = inspect_path(folder, {})
+    assert Path(model.path).parent.name == "2"
+    assert any("version_policy" in note for note in model.notes)
+    (folder / "config.pbtxt").write_text("version_policy { specific { versions: [ 7 ] } }")
+    with pytest.raises(RepositoryError, match="version policy of model 'digits'"):
+        inspect_path(folder, {})
+
+
+def test_the_file_that_is_named_is_read(tmp_path: Path) -> None:
+    folder = _digits(tmp_path, 'backend: "onnxruntime" default_model_filename: "net.onnx"')
+    (folder / "1" / "net.onnx").write_bytes((folder / "1" / "model.onnx").read_bytes())
+    (folder / "1" / "model.onnx").write_text("no graph")
+    model, _ = inspect_path(folder, {})
+    assert Path(model.path).name == "net.onnx"
+    (folder / "1" / "net.onnx").unlink()
+    with pytest.raises(ModelError, match=r"no net.onnx, which config.pbtxt names"):
+        inspect_path(folder, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('name: "other" ' + IO, "unexpected directory name 'digits' for model 'other'"),
+        (IO.replace("FP32", "FP16", 1), "'image' is TYPE_FP16 in the configuration and FP32"),
+        (IO.replace('"image"', '"x"'), "unexpected inference input 'x', allowed inputs are: image"),
+        (IO.replace('"logits"', '"y"'), "unexpected inference output 'y'"),
+    ],
+)
+def test_what_a_server_refuses_is_refused(tmp_path: Path, config: str, said: str) -> None:
+    folder = _digits(tmp_path, 'backend: "onnxruntime" max_batch_size: 4 ' + config)
+    with pytest.raises(AnalyzerError, match=said) as refused:
+        inspect_path(folder, {})
+    assert refused.value.exit_code == 2 and refused.value.hint
 
 
 def test_a_model_that_does_not_run_two_requests_is_searched_one_at_a_time(

@@ -15,9 +15,9 @@ from analyzer.modelconfig.render import (
     configuration_from_config,
     render_config,
     served_configuration,
-    unexpressed_settings,
 )
 from analyzer.modelconfig.text import parse_config
+from analyzer.modelconfig.unexpressed import unexpressed_settings
 
 
 def model(*, batchable: bool = True, **changes: object) -> ModelInfo:
@@ -299,14 +299,47 @@ def test_foreign_accelerators_are_named() -> None:
     assert unexpressed_settings(parse_config(text)) == ("optimization.execution_accelerators",)
 
 
-def test_settings_that_a_configuration_cannot_say_are_named() -> None:
-    proto = parse_config(
-        "dynamic_batching { preserve_ordering: true } response_cache { enable: true }"
-        " instance_group { count: 1 } instance_group { count: 2 }"
-    )
-    assert unexpressed_settings(proto) == (
-        "response_cache",
-        "dynamic_batching.preserve_ordering",
-        "instance_group (more than one)",
-    )
-    assert unexpressed_settings(parse_config(render_config(model(), Configuration()))) == ()
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            (
+                "dynamic_batching { preserve_ordering: true } response_cache { enable: true }"
+                " instance_group { count: 1 } instance_group { count: 2 }"
+            ),
+            (
+                "dynamic_batching.preserve_ordering",
+                "response_cache",
+                "instance_group (more than one)",
+            ),
+        ),
+        ('input { name: "x" dims: [ 16, 16 ] reshape { shape: 256 } }', ("input.reshape",)),
+        ('output { name: "y" label_filename: "labels.txt" }', ("output.label_filename",)),
+        ('metric_tags { key: "team" value: "ml" }', ("metric_tags",)),
+        ('parameters { key: "mine" value { string_value: "1" } }', ("parameters.mine",)),
+        (
+            'model_warmup { name: "w" inputs { key: "x" value { random_data: true } } }',
+            ("model_warmup",),
+        ),
+        (
+            'instance_group { host_policy: "numa0" rate_limiter { priority: 2 } }',
+            ("instance_group.rate_limiter", "instance_group.host_policy"),
+        ),
+        ("optimization { priority: PRIORITY_MAX }", ("optimization.priority",)),
+        ("version_policy { all { } }", ("version_policy",)),
+        ("sequence_batching { }", ("sequence_batching",)),
+        ("dynamic_batching { default_queue_policy { } } response_cache { }", ()),
+        ("version_policy { latest { num_versions: 1 } }", ()),
+    ],
+)
+def test_settings_that_a_configuration_cannot_say_are_named(
+    text: str, names: tuple[str, ...]
+) -> None:
+    """Labels, reshapes and tags were gone from what was exported, and nobody was told."""
+    assert unexpressed_settings(parse_config(text)) == names
+
+
+def test_of_what_is_exported_nothing_is_left_out() -> None:
+    scalar = TensorSpec(name="s", datatype="FP32", shape=())
+    text = render_config(model(outputs=(scalar,)), Configuration(max_batch_size=4))
+    assert unexpressed_settings(parse_config(text)) == ()
