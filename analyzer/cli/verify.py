@@ -41,7 +41,8 @@ _END_S = 0.5
     "--repository",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="An exported repository, instead of a study; with --model.",
+    help="An exported repository, instead of a study; with --model. Any other repository, with "
+    "--latency-budget and --target-rate.",
 )
 @click.option("--model", "model_name", metavar="NAME", help="The model in --repository.")
 @click.option(
@@ -124,7 +125,10 @@ def verify(study: str | None, **values: Any) -> int:
     result = None
     if repository is not None:
         subject = claim_of_repository(
-            repository, values["model_name"], rate_rps=values["target_rate"]
+            repository,
+            values["model_name"],
+            rate_rps=values["target_rate"],
+            latency_budget_ms=values["latency_budget"],
         )
     else:
         with open_store(values["store_url"], create=False) as store:

@@ -12,14 +12,26 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Claim, StudyResult
 from analyzer.errors import RepositoryError, UsageError
-from analyzer.export.manifest import Manifest, read_manifest
+from analyzer.export.manifest import (
+    CHANGED_BY_HAND,
+    MANIFEST_NAME,
+    Manifest,
+    read_manifest,
+    read_versions,
+)
 from analyzer.export.study import variant_of
 from analyzer.modelconfig.files import ONNX_FILENAME
-from analyzer.modelconfig.render import MODEL_FILENAMES, configuration_from_config
+from analyzer.modelconfig.render import (
+    MODEL_FILENAMES,
+    configuration_from_config,
+    input_shapes,
+)
+from analyzer.modelconfig.repository import load_config, model_directory
 from analyzer.modelconfig.rules import normalize
 from analyzer.modelconfig.text import CONFIG_NAME, read_config
+from analyzer.modelconfig.unexpressed import unexpressed_settings
 from analyzer.variants.cache import file_sha256
-from analyzer.variants.deployed import inspect_deployed
+from analyzer.variants.deployed import deployed_config, inspect_deployed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,32 +118,55 @@ def _rate_hint(edge_rps: float | None) -> str:
 
 
 def claim_of_repository(
-    repository: Path, model_name: str, *, rate_rps: float | None = None
+    repository: Path,
+    model_name: str,
+    *,
+    rate_rps: float | None = None,
+    latency_budget_ms: float | None = None,
 ) -> ClaimedModel:
-    """What the manifest of an exported model says of it.
+    """What the manifest of an exported model says of it; without one, what the arguments say.
 
     Args:
         rate_rps: The rate that is claimed; None for the certified one.
+        latency_budget_ms: The latency budget that is claimed; None for the manifest's.
 
     Raises:
-        RepositoryError: There is no manifest, or it cannot be read; or a ``config.pbtxt`` that was
-            changed since cannot.
-        UsageError: It claims no certified rate, and none is given.
+        RepositoryError: There is no such model, its manifest cannot be read; or a ``config.pbtxt``
+            that was changed since cannot.
+        UsageError: Rate or latency budget are neither claimed nor given.
+        ModelError: There is no manifest, and the model is none that can be measured.
     """
+    folder = model_directory(repository, model_name)
+    if not read_versions(folder):
+        if rate_rps is None or latency_budget_ms is None:
+            raise UsageError(
+                f"{folder} has no {MANIFEST_NAME}, so it claims nothing.",
+                hint="Name the claim with --latency-budget and --target-rate, like "
+                "--latency-budget 50ms --target-rate 100/s.",
+            )
+        return _without_manifest(folder, rate_rps, latency_budget_ms)
     manifest = read_manifest(repository, model_name)
-    evidence = manifest.evidence
-    sla, entry = evidence.get("sla") or {}, evidence.get("entry") or {}
-    rate_rps = rate_rps or entry.get("capacity_rps")
-    if not sla.get("latency_budget_ms"):
+    budget_ms = latency_budget_ms or manifest.number("sla.latency_budget_ms")
+    rate_rps = rate_rps or manifest.number("entry.capacity_rps")
+    if budget_ms is None:
         raise UsageError(
             f"The manifest of {model_name} names no latency budget: it claims nothing.",
             hint="Export a configuration of a study with analyze export.",
         )
-    if not rate_rps:
+    if rate_rps is None:
         raise UsageError(
             f"The manifest of {model_name} claims no certified rate.",
-            hint=_rate_hint(entry.get("edge_rps")),
+            hint=_rate_hint(manifest.number("entry.edge_rps")),
         )
+    try:
+        return _of_manifest(manifest, rate_rps, budget_ms)
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise RepositoryError(f"{manifest.place}: {error!r}.", hint=CHANGED_BY_HAND) from error
+
+
+def _of_manifest(manifest: Manifest, rate_rps: float, budget_ms: float) -> ClaimedModel:
+    evidence = manifest.evidence
+    sla, entry = evidence.get("sla") or {}, evidence.get("entry") or {}
     names = (ONNX_FILENAME, MODEL_FILENAMES["tensorrt"])
     files = [manifest.version_dir / name for name in names]
     model_path = next((file for file in files if file.exists()), files[0])
@@ -140,18 +175,18 @@ def claim_of_repository(
     note = f"changed since the export: {', '.join(changed)}. What is there is measured."
     configuration = manifest.configuration
     if CONFIG_NAME in changed:
-        proto = read_config(repository / model_name / CONFIG_NAME)
+        proto = read_config(manifest.repository / manifest.model / CONFIG_NAME)
         normalize(proto)
         configuration = configuration_from_config(proto)
     return ClaimedModel(
         claim=Claim(
-            source=f"repository {repository}, {model_name} version {manifest.version}",
-            model=model_name,
+            source=f"repository {manifest.repository}, {manifest.model} version {manifest.version}",
+            model=manifest.model,
             configuration=configuration,
-            sla=Sla(**limits),
+            sla=Sla(**limits | {"latency_budget_ms": budget_ms}),
             rate_rps=rate_rps,
             arrivals=sla.get("arrivals", "poisson"),
-            request_batch_size=sla.get("request_batch_size", 1),
+            request_batch_size=manifest.number("sla.request_batch_size") or 1,
         ),
         model=served_model(manifest, model_path),
         model_path=model_path,
@@ -160,6 +195,28 @@ def claim_of_repository(
         notes=(note,) if changed else (),
         conditions=_kept_conditions(entry),
         tensorrt=(evidence.get("engine") or {}).get("tensorrt", ""),
+    )
+
+
+def _without_manifest(folder: Path, rate_rps: float, budget_ms: float) -> ClaimedModel:
+    """The claim that the model in ``folder``, as its own configuration serves it, keeps a rate."""
+    config = deployed_config(folder)
+    model = inspect_deployed(folder, input_shapes(config))
+    ignored = unexpressed_settings(load_config(folder))
+    note = f"What is measured leaves out settings of {CONFIG_NAME}: {', '.join(ignored)}."
+    return ClaimedModel(
+        claim=Claim(
+            source=f"repository {folder.parent}, {folder.name}",
+            model=model.name,
+            configuration=configuration_from_config(config),
+            sla=Sla(latency_budget_ms=budget_ms),
+            rate_rps=rate_rps,
+            arrivals="poisson",
+            request_batch_size=1,
+        ),
+        model=model,
+        model_path=Path(model.path),
+        notes=(note,) if ignored else (),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from analyzer.variants.cache import file_sha256
 MANIFEST_NAME = "tritune.json"
 # Raised when a program that does not know the change would misread a manifest.
 MANIFEST_SCHEMA = 1
+CHANGED_BY_HAND = "The manifest was changed by hand; export the study again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,30 @@ class Manifest:
     files: dict[str, str]
     evidence: dict[str, Any]
     written_at: str
+
+    def number(self, key: str) -> float | None:
+        """The number above 0 at the dotted ``key`` of the evidence; None where there is none.
+
+        Raises:
+            RepositoryError: What stands there is something else.
+        """
+        value: Any = self.evidence
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is None:
+            return None
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < inf:
+            raise RepositoryError(
+                f"{self.place}.{key}: {value!r} is not a number above 0.",
+                hint=CHANGED_BY_HAND,
+            )
+        return float(value)
+
+    @property
+    def place(self) -> str:
+        """Where its evidence stands, for messages: file and key."""
+        path = self.repository / self.model / MANIFEST_NAME
+        return f"{path}, versions.{self.version}.evidence"
 
     @property
     def version_dir(self) -> Path:
@@ -88,7 +114,7 @@ def read_manifest(repository: Path, model: str, version: int | None = None) -> M
     if not versions:
         raise RepositoryError(
             f"{folder} has no {MANIFEST_NAME}: it was not exported by this program.",
-            hint="Name the claim by options, or export a study with `analyze export`.",
+            hint="Export a study there with `analyze export`.",
         )
     wanted = str(version) if version is not None else max(versions, key=int)
     if wanted not in versions:
@@ -113,7 +139,7 @@ def read_manifest(repository: Path, model: str, version: int | None = None) -> M
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise RepositoryError(
             f"{folder / MANIFEST_NAME}, versions.{wanted}: {error!r}.",
-            hint="The manifest was changed by hand; export the study again.",
+            hint=CHANGED_BY_HAND,
         ) from error
 
 

@@ -4,8 +4,8 @@ A model's folder has one ``config.pbtxt`` for all its versions, and the one that
 the newest version only (``latest { num_versions: 1 }``). So a new version with the same
 configuration is simply added (nothing is written where the newest has the same files and the same
 evidence already); one with another configuration changes how the model is served and
-needs ``force``. The older versions stay, and their ``config.pbtxt`` stays in the manifest, so that
-going back is a copy.
+needs ``force``. The older versions stay, and their ``config.pbtxt`` stays in the manifest; so does
+one that somebody else wrote (under :data:`REPLACED`). Going back is a copy.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ from analyzer.modelconfig.render import configuration_from_config
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME, parse_config, read_config
 from analyzer.variants.cache import file_sha256
+
+# Key in the manifest's entry of a version: the config.pbtxt that it replaced, if no entry has it.
+REPLACED = "replaced_config_pbtxt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +152,7 @@ def _export(
     staged = staging / files.name
     version = 1
     versions: dict[str, Any] = {}
+    replaced = ""
     if target.exists():
         if not target.is_dir():
             raise RepositoryError(
@@ -164,7 +168,12 @@ def _export(
                     hint="Use --force to replace it (the older versions stay beside the new one), "
                     "or another --repository.",
                 )
-            notes.append(f"{target / CONFIG_NAME} was replaced; older versions are still there.")
+            replaced = _unrecorded(target / CONFIG_NAME, versions)
+            kept = f", and what it said is in {MANIFEST_NAME} (versions.{version}.{REPLACED})"
+            notes.append(
+                f"{target / CONFIG_NAME} was replaced; older versions are still there"
+                f"{kept if replaced else ''}."
+            )
         elif _is_there(files, target, version - 1, versions, evidence):
             return ExportResult(
                 path=str(destination),
@@ -205,7 +214,7 @@ def _export(
         evidence=evidence,
         written_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    versions[str(version)] = manifest.to_dict()
+    versions[str(version)] = manifest.to_dict() | ({REPLACED: replaced} if replaced else {})
     document = {"schema": MANIFEST_SCHEMA, "model": files.name, "versions": versions}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     copy_durably(text.encode(), staged / MANIFEST_NAME)
@@ -245,6 +254,15 @@ def _sha256(content: Path | bytes) -> str:
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest()
     return file_sha256(content)
+
+
+def _unrecorded(path: Path, versions: dict[str, Any]) -> str:
+    """The text of the ``config.pbtxt`` at ``path``; empty where it is gone or in ``versions``."""
+    if not path.is_file():
+        return ""
+    text = path.read_bytes().decode(errors="backslashreplace")
+    known = [entry.get("config_pbtxt") for entry in versions.values() if isinstance(entry, dict)]
+    return "" if text in known else text
 
 
 def _same_configuration(path: Path, text: str) -> bool:

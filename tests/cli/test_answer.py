@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +20,7 @@ from analyzer.cli.search import EXIT_CODES
 from analyzer.cli.search_run import save_at_end
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
-from analyzer.errors import RepositoryError, UsageError
+from analyzer.errors import AnalyzerError, RepositoryError, UsageError
 from analyzer.export.claims import claim_of_repository, served_model
 from analyzer.export.manifest import read_manifest
 from analyzer.report.entries import make_report
@@ -111,6 +113,53 @@ def test_a_configuration_that_was_edited_since_is_the_one_that_is_verified(
     config.unlink()
     with pytest.raises(RepositoryError, match="cannot be read"):
         claim_of_repository(folder / "models", "digits")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (("entry", "capacity_rps"), "lots"),
+        (("entry", "capacity_rps"), -3),
+        (("sla", "latency_budget_ms"), "50ms"),
+        (("sla", "percentile"), "p99"),
+        (("sla", "request_batch_size"), [1]),
+        (("sla",), 5),
+    ],
+)
+def test_a_manifest_with_a_value_that_is_none_is_told_with_its_place(
+    facts: StudyResult, folder: Path, key: tuple[str, ...], value: object
+) -> None:
+    deliver(options(folder, force=False), facts)
+    file = folder / "models" / "digits" / "tritune.json"
+    document = json.loads(file.read_text())
+    place = document["versions"]["1"]["evidence"]
+    for part in key[:-1]:
+        place = place[part]
+    place[key[-1]] = value
+    file.write_text(json.dumps(document))
+    with pytest.raises(AnalyzerError) as refused:
+        claim_of_repository(folder / "models", "digits")
+    assert refused.value.exit_code == 2
+    if value != 5:
+        assert f"{file}, versions.1.evidence" in refused.value.message
+
+
+def test_a_repository_without_a_manifest_can_be_claimed_by_options(folder: Path) -> None:
+    model = folder / "models" / "digits"
+    (model / "1").mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[2] / "examples" / "digits.onnx", model / "1" / "model.onnx")
+    (model / "config.pbtxt").write_text('max_batch_size: 16 metric_tags { key: "a" value: "b" }')
+    with pytest.raises(UsageError, match="claims nothing") as refused:
+        claim_of_repository(folder / "models", "digits", rate_rps=20.0)
+    assert "--latency-budget and --target-rate" in refused.value.hint
+    claimed = claim_of_repository(
+        folder / "models", "digits", rate_rps=20.0, latency_budget_ms=50.0
+    )
+    claim = claimed.claim
+    assert (claim.rate_rps, claim.sla.latency_budget_ms, claim.model) == (20.0, 50.0, "digits")
+    assert claim.configuration.max_batch_size == 16 and claim.configuration.dynamic_batching
+    assert claimed.model_path == model / "1" / "model.onnx"
+    assert "metric_tags" in claimed.notes[0]
 
 
 def test_a_password_is_not_kept_with_the_command() -> None:

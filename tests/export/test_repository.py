@@ -21,7 +21,7 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import RepositoryError
 from analyzer.export import atomic
 from analyzer.export.manifest import read_manifest
-from analyzer.export.repository import export_repository
+from analyzer.export.repository import REPLACED, export_repository
 from analyzer.modelconfig.render import configuration_from_config
 from analyzer.modelconfig.text import read_config
 
@@ -179,6 +179,23 @@ def test_a_strangers_model_is_not_touched_without_force(tmp_path: Path, variant:
     assert export_repository(info(), variant, SMALL, model.parent, force=True).version == 4
     assert (model / "labels.txt").read_text() == "a\nb\n"
     assert read_manifest(model.parent, "adder").version == 4
+
+
+def test_a_configuration_by_hand_that_is_replaced_is_kept(tmp_path: Path, variant: Path) -> None:
+    """The only copy of somebody's work was gone, and the note said that older versions remain."""
+    model = tmp_path / "repository" / "adder"
+    (model / "1").mkdir(parents=True)
+    by_hand = "# mine\nmax_batch_size: 3\n"
+    (model / "config.pbtxt").write_text(by_hand)
+    done = export_repository(info(), variant, SMALL, model.parent, force=True)
+    versions = json.loads((model / "tritune.json").read_text())["versions"]
+    assert versions["2"][REPLACED] == by_hand
+    assert f"versions.2.{REPLACED}" in done.notes[0]
+    # One of ours is recorded already.
+    done = export_repository(info(), variant, OTHER, model.parent, force=True)
+    versions = json.loads((model / "tritune.json").read_text())["versions"]
+    assert REPLACED not in versions["3"] and REPLACED not in done.notes[0]
+    assert versions["2"][REPLACED] == by_hand
 
 
 def test_external_weights_go_along(tmp_path: Path) -> None:
