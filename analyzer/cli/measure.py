@@ -100,15 +100,15 @@ def measure(target: str, **values: Any) -> None:
     if values["duration"] <= 0:
         raise UsageError("--duration must be above 0.", hint="Write it like --duration 10s.")
     with _open(target, values) as subject:
-        if values["request_batch_size"] > 1 and not subject.batchable:
+        largest = _largest_request(values)
+        if largest > 1 and not subject.batchable:
             raise UsageError(
-                f"--request-batch-size {values['request_batch_size']}: the model {subject.name} "
-                "cannot be batched.",
+                f"Requests of {largest} inferences: the model {subject.name} cannot be batched.",
                 hint="Leave the option out, or export the model with a dynamic first dimension.",
             )
-        if subject.batch_max and values["request_batch_size"] > subject.batch_max:
+        if subject.batch_max and largest > subject.batch_max:
             raise UsageError(
-                f"--request-batch-size {values['request_batch_size']}: {subject.name} takes "
+                f"Requests of {largest} inferences: {subject.name} takes "
                 f"{subject.batch_max} inferences at most.",
                 hint="Send fewer, or serve it with a larger max_batch_size (config.pbtxt).",
             )
@@ -261,6 +261,19 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
             gpu=gpu,
             gpu_base_bytes=gpu_base,
         )
+
+
+def _largest_request(values: dict[str, Any]) -> int:
+    """Inferences of the largest request that will be sent."""
+    from analyzer.domain.workload import (
+        check_request_batch_size,
+        parse_arrivals,
+        request_batch_sizes,
+    )
+
+    process = parse_arrivals(values["arrivals"])
+    check_request_batch_size(process, values["request_batch_size"])
+    return int(request_batch_sizes(process, values["request_batch_size"]).max())
 
 
 def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:

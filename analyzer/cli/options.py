@@ -14,6 +14,7 @@ import click
 from analyzer.buckets.location import Location, is_location, parse_location
 from analyzer.domain import units
 from analyzer.errors import UsageError
+from analyzer.service.command import TOLD
 
 DEFAULT_STORE = "sqlite:///results.db"
 
@@ -53,8 +54,11 @@ PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
 SEED = click.IntRange(0, 2**62)
 
 
+_PERCENTILE_MAX = 99.9999
+
+
 class Percentile(click.ParamType[float]):
-    """A percentile from 1 to below 100; one below 1 is taken for a fraction, and refused."""
+    """A percentile from 1 to 99.9999; one below 1 is taken for a fraction, and refused."""
 
     name = "P"
 
@@ -73,6 +77,12 @@ class Percentile(click.ParamType[float]):
             raise UsageError(
                 f"--percentile: {value!r} means {number:g} % of the requests, not a fraction.",
                 hint=f"For {100 * number:g} % write {100 * number:g}.",
+            )
+        if number > _PERCENTILE_MAX:
+            raise UsageError(
+                f"--percentile: {value!r} is above {_PERCENTILE_MAX:g}, which takes millions of "
+                "requests to prove already.",
+                hint="Write 99 or 99.9.",
             )
         return number
 
@@ -220,7 +230,12 @@ def load(function: _F) -> _F:
 
 
 def command_line(args: Sequence[str]) -> str:
-    """The command with its arguments, to be repeated; passwords in URLs are hidden."""
+    """The command with its arguments, to be repeated; passwords in URLs are hidden.
+
+    A job of the service is told what its user would type instead.
+    """
+    if told := os.environ.get(TOLD):
+        return told
     hidden = (re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", arg) for arg in args)
     return shlex.join(["analyze", *hidden])
 

@@ -11,7 +11,11 @@ from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Objective, Sla
 from analyzer.domain.space import SearchSpace
 from analyzer.domain.study import Pricing
-from analyzer.domain.workload import ArrivalProcess, request_batch_sizes
+from analyzer.domain.workload import (
+    ArrivalProcess,
+    check_request_batch_size,
+    request_batch_sizes,
+)
 from analyzer.errors import MissingPartError, UsageError
 
 if TYPE_CHECKING:
@@ -112,6 +116,7 @@ def price_notes(options: SearchOptions) -> tuple[str, ...]:
 
 def largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> int:
     """Inferences of the largest request, which every batch must hold."""
+    check_request_batch_size(arrivals, options.request_batch_size)
     largest = int(request_batch_sizes(arrivals, options.request_batch_size).max())
     if largest > 1 and not model.batchable:
         raise UsageError(

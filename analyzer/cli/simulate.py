@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from analyzer.cli import options
 from analyzer.cli.simulate_inputs import (
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 # Bounds of memory, and of a run that is too short to see a queue.
 _REQUESTS_MAX = 20_000_000
 _CAPACITY_REQUESTS_MIN = 200_000
+# Without --requests: a high percentile of bursty arrivals needs millions for 2 %. Where fewer are
+# enough fewer are simulated.
+_CAPACITY_REQUESTS = 8_000_000
 
 
 @click.command()
@@ -145,6 +149,11 @@ def simulate(
         raise UsageError(
             "--requests-out has no meaning with --find-capacity.", hint="Simulate one rate for it."
         )
+    given = click.get_current_context().get_parameter_source("percentile")
+    if not find_capacity and given is not ParameterSource.DEFAULT:
+        raise UsageError(
+            "--percentile has no effect without --find-capacity.", hint="Add --find-capacity."
+        )
     if calibrated and not find_capacity:
         raise UsageError(
             "--calibrated has no effect without --find-capacity.", hint="Add --find-capacity."
@@ -167,7 +176,7 @@ def simulate(
     answer: dict[str, Any]
     if find_capacity:
         assert budget_ms is not None and arrivals.process is not None
-        count = max(requests or 0, _CAPACITY_REQUESTS_MIN) if requests else None
+        count = max(requests, _CAPACITY_REQUESTS_MIN) if requests else _CAPACITY_REQUESTS
         answer = _capacity(
             policy, service, arrivals.process, budget_ms=budget_ms, percentile=percentile,
             overhead_ms=overhead_ms, request_batch_size=batch_size, seed=seed, count=count,
@@ -217,17 +226,14 @@ def _capacity(
     overhead_ms: float,
     request_batch_size: int,
     seed: int,
-    count: int | None,
+    count: int,
     path: SpeedPath | None,
 ) -> dict[str, Any]:
     from analyzer.twin.arrivals import UnitArrivals
     from analyzer.twin.server_model import ServerModel
 
     drawn = UnitArrivals.draw(
-        process,
-        request_batch_size=request_batch_size,
-        seed=seed,
-        **({} if count is None else {"count": count}),
+        process, request_batch_size=request_batch_size, seed=seed, count=count
     )
     model = ServerModel(policy=policy, service=service, overhead_ms=overhead_ms, path=path)
     bands = model.feasible_bands(drawn, budget_ms=budget_ms, percentile=percentile)

@@ -160,7 +160,7 @@ def parse_arrivals_option(text: str, *, rate_wanted: bool) -> Arrivals:
 
 def checked_request_batch_size(process: ArrivalProcess | None, option: int, limit: int) -> int:
     """The size of requests that bring none of their own, after a check of all against ``limit``."""
-    from analyzer.domain.workload import Trace
+    from analyzer.domain.workload import Trace, check_request_batch_size
 
     if option > limit:
         raise UsageError(
@@ -168,11 +168,7 @@ def checked_request_batch_size(process: ArrivalProcess | None, option: int, limi
             hint="Triton never splits a request: it refuses one that is too large.",
         )
     if isinstance(process, Trace) and process.batch_size.max() > 1:
-        if option != 1:
-            raise UsageError(
-                f"--request-batch-size: the trace {process.path} has batch sizes of its own.",
-                hint="Leave the option out.",
-            )
+        check_request_batch_size(process, option)
         too_large = (process.batch_size > limit).nonzero()[0]
         if len(too_large):
             # The first in the file, which need not be the first in time.

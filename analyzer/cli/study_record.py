@@ -131,8 +131,11 @@ def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | 
 
 def _spell(sla: Sla) -> str:
     text = f"--latency-budget {sla.latency_budget_ms:g}ms --percentile {sla.percentile:g}"
+    text += f" --confidence {sla.confidence:g} --max-accuracy-drop {sla.max_accuracy_drop:g}"
     if sla.target_rate_rps:
         text += f" --target-rate {sla.target_rate_rps:g}/s"
+    if sla.max_memory_bytes:
+        text += f" --max-memory {sla.max_memory_bytes}B"
     return f"{text} --objective {sla.objective}"
 
 

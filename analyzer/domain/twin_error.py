@@ -74,17 +74,8 @@ def with_errors(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
     errors = twin_errors(
         [(m.predicted.edge_rps, m.edge.rate_rps, slowness_of(m)) for m in measurements]
     )
+    told = [(of.error, of.model, of.drift) if of is not None else (None,) * 3 for of in errors]
     return tuple(
-        measurement
-        if error is None
-        else replace(
-            measurement,
-            predicted=replace(
-                measurement.predicted,
-                error=error.error,
-                model_error=error.model,
-                drift=error.drift,
-            ),
-        )
-        for measurement, error in zip(measurements, errors, strict=True)
+        replace(m, predicted=replace(m.predicted, error=error, model_error=model, drift=drift))
+        for m, (error, model, drift) in zip(measurements, told, strict=True)
     )

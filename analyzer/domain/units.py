@@ -64,11 +64,12 @@ class _Quantity:
             UsageError: It is none; the message says which of the possible faults it has.
         """
         match = re.fullmatch(
-            rf"\s*(-?)({_NUMBER}|nan|inf(?:inity)?)\s*(/?)\s*([A-Za-zµ]*)\s*", text, re.I
+            rf"\s*(-?)({_NUMBER}|nan|inf(?:inity)?)\s*(/?)\s*([A-Za-zµ\u03bc]*)\s*", text, re.I
         )
         if match is None:
             raise self._wrong(text, "it is no number with a unit")
         sign, number, slash, unit = match.groups()
+        unit = unit.replace("\u03bc", "\u00b5")  # the Greek letter for the micro sign
         value = float(number)
         if math.isnan(value):
             raise self._wrong(text, "nan is not a number")

@@ -265,6 +265,15 @@ def request_batch_sizes(
     return np.array([request_batch_size], dtype=np.int64)
 
 
+def check_request_batch_size(process: ArrivalProcess, option: int) -> None:
+    """Raises UsageError where ``--request-batch-size`` is given beside a trace that has sizes."""
+    if option != 1 and isinstance(process, Trace) and process.batch_size.max() > 1:
+        raise UsageError(
+            f"--request-batch-size: the trace {process.path} has batch sizes of its own.",
+            hint="Leave the option out.",
+        )
+
+
 def inferences_per_request(process: ArrivalProcess, request_batch_size: int) -> float:
     """The mean of :func:`request_batch_sizes`; a whole number where all are equal."""
     sizes = request_batch_sizes(process, request_batch_size)

@@ -330,12 +330,17 @@ def merged(earlier: Measurement, later: Measurement) -> Measurement:
     forgot = not knew and (earlier.capacity_rps or 0.0) > (later.capacity_rps or 0.0)
     same = later.capacity_rps == earlier.capacity_rps and later.headline is None
     proven = earlier if forgot or same else later
+    headline = proven.headline
+    if headline is not None:  # of both walks' runs at that rate those that say most
+        of_both = filter(None, (later.headline, earlier.headline))
+        told = [test for test in of_both if test.offered_rps == headline.offered_rps]
+        headline = max(told, key=lambda test: test.requests)
     return replace(
         later,
         edge=edge,
         capacity_rps=proven.capacity_rps,
         certificate=proven.certificate,
-        headline=proven.headline,
+        headline=headline,
         load_tests=(*earlier.load_tests, *later.load_tests),
         load_test_seconds=earlier.load_test_seconds + later.load_test_seconds,
         resources=combine([earlier.resources, later.resources]),

@@ -47,5 +47,8 @@ class UnitArrivals:
         rng = np.random.default_rng(seed)
         gaps = process.interarrival_s(count, 1.0, rng)
         sizes = request_batch_sizes(process, request_batch_size, count)
-        quantile = (rng.permutation(_NOISE_POOL) + 0.5) / _NOISE_POOL
+        # Slow executions that follow each other in the pool do so in every turn of it: a run that
+        # is longer than screens need, for the sake of a rare overload, has a larger one.
+        pool = _NOISE_POOL if count <= COUNT_MAX else 1 << (count // 4).bit_length()
+        quantile = (rng.permutation(pool) + 0.5) / pool
         return cls(time_s=np.cumsum(gaps), batch_size=sizes, quantile=quantile)

@@ -224,8 +224,12 @@ class RateScan:
                   for rate in np.geomspace(bottom, top, count + 1)]  # fmt: skip
         for index, point in enumerate(points):
             # Where a short run cannot tell, a longer one does.
-            if abs(point.over - self.allowed) < 3 * point.over_error:
-                points[index] = self.at(point.rate_rps, 16 * self.scan_requests())
+            requests = 16 * self.scan_requests()
+            while abs(points[index].over - self.allowed) < 3 * points[index].over_error:
+                points[index] = self.at(point.rate_rps, requests)
+                if requests >= len(self._arrivals.time_s):
+                    break
+                requests *= 4
         bands: list[tuple[float, float]] = []
         start = 0.0 if points[0].over <= self.allowed else None
         for below, above in pairwise(points):

@@ -143,6 +143,7 @@ def save_model(
         ([*BUDGET, "--store", "results.db"], ["sqlite:///results.db"]),
         ([*BUDGET, "--store", "mysql://x"], ["mysql", "PostgreSQL"]),
         ([*BUDGET, "--resume"], ["--study"]),
+        ([*BUDGET, "--percentile", "99.99999999"], ["--percentile", "99.9999"]),
         ([*BUDGET, "--study", "a\nb"], ["--study", "printable"]),
         ([*BUDGET, "--study", "x" * 101], ["--study", "100"]),
         ([*BUDGET, "--study", ""], ["--study", "''"]),
@@ -381,7 +382,7 @@ def test_another_promise_or_model_is_no_resumption(
 ) -> None:
     in_process = ("--study", "mine", "--resume", "--executor", "in-process")
     found = call(good, "--json", "--latency-budget", "60ms", *in_process)
-    refused(found, "another SLA", "--latency-budget 50ms")
+    refused(found, "another SLA", "--latency-budget 50ms", "--confidence 0.95")
     save_model("another.onnx", "Relu")
     refused(call("another.onnx", "--json", *BUDGET, *in_process), "another model")
 
@@ -416,6 +417,17 @@ def test_a_study_tells_how_it_went_on(call: Call, stored: Path, good: str) -> No
     assert len(resumes) == 2 and "--seed 1" in resumes[1]["command"], resumes
     assert resumes[:1] == first.document["provenance"]["resumes"]
     refused(call(good, "--json", *BUDGET, *short, "--seed", "2"), "its own seed, 1")
+
+
+def test_a_trace_s_own_sizes_are_those_of_the_requests(
+    good: str, call: Call, folder: Path
+) -> None:
+    (folder / "trace.csv").write_text("arrival_ms,batch_size\n0,1\n5,8\n")
+    sized = ("--arrivals", "trace:trace.csv", "--json")
+    refused(call(good, *BUDGET, *sized, "--request-batch-size", "2"), "sizes of its own")
+    measured = ("measure", good, "--rate", "100/s", "--duration", "1s", *sized)
+    refused(call(*measured, "--request-batch-size", "2"), "sizes of its own")
+    refused(call(*measured), "8 inferences", "4 inferences at most")
 
 
 def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> None:

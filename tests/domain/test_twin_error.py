@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.domain.configuration import Configuration
@@ -46,3 +48,6 @@ def test_measurements_carry_it() -> None:
     assert first.predicted.drift == pytest.approx(8 / 9 - 1)
     assert second.predicted.model_error == pytest.approx(105 / 80 / (10 / 9) - 1)
     assert open_.predicted == Prediction(edge_rps=105.0, latency_ms_p99=7.0)
+    # An edge that was withdrawn since has no error either.
+    withdrawn = replace(first, edge=replace(first.edge, rate_rps=None))
+    assert with_errors([withdrawn])[0].predicted == open_.predicted

@@ -13,7 +13,7 @@ from load_tests import load_test
 
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.load_test import Conditions
+from analyzer.domain.load_test import Conditions, LatencySummary, LoadTest, Validity
 from analyzer.domain.measurement import (
     Certificate,
     CertificateVerdict,
@@ -56,6 +56,22 @@ def measurement(
     )
 
 
+def of_requests(rate_rps: float, requests: int) -> LoadTest:
+    return LoadTest(
+        kind="certify",
+        offered_rps=rate_rps,
+        achieved_rps=rate_rps,
+        throughput_ips=rate_rps,
+        requests=requests,
+        over_budget=0,
+        errors=0,
+        duration_s=requests / rate_rps,
+        latency_ms=LatencySummary(mean=1.0),
+        send_lag_ms_p99=0.0,
+        validity=Validity(valid=True),
+    )
+
+
 def test_what_was_proven_stays_proven_where_later_runs_prove_less() -> None:
     first = measurement(80.0, "PASS", edge_rps=200.0)
     for later in (measurement(None, "UNDECIDED"), measurement(60.0, "PASS")):
@@ -71,6 +87,14 @@ def test_a_higher_rate_that_was_proven_later_counts() -> None:
     assert found.capacity_rps == 150.0 and found.certificate is later.certificate
     undecided = merged(measurement(None, "UNDECIDED", edge_rps=200.0), later)
     assert undecided.capacity_rps == 150.0
+
+
+def test_the_figures_are_of_the_walk_with_the_most_requests_at_that_rate() -> None:
+    few, many, other = (of_requests(80.0, 20), of_requests(80.0, 229), of_requests(90.0, 900))
+    proven = replace(measurement(80.0, "PASS"), headline=few)
+    undecided = replace(measurement(None, "UNDECIDED", edge_rps=200.0), headline=many)
+    assert merged(undecided, proven).headline is many
+    assert merged(replace(undecided, headline=other), proven).headline is few
 
 
 def test_a_walk_that_knew_of_a_proof_may_take_it_back() -> None:
