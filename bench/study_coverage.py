@@ -36,6 +36,7 @@ from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.search.request import SearchRequest
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
+from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
@@ -240,15 +241,15 @@ def summarize(endings: Sequence[Ending]) -> dict[str, Any]:
     """Of one cell: shares of the claims, and what they rest on."""
     claimed = [ending for ending in endings if ending.true_miss_rate is not None]
     shares = [ending.share_of_edge for ending in claimed if ending.share_of_edge]
-    requests = sorted(ending.requests or 0 for ending in claimed)
+    requests = np.array([ending.requests or 0 for ending in claimed], dtype=np.float64)
     return {
         "studies": len(endings),
         "pass_share": len(claimed) / len(endings),
         "wrong": sum(ending.wrong for ending in endings),
         "wrong_share": sum(ending.wrong for ending in endings) / len(endings),
         "share_of_edge": float(np.median(shares)) if shares else None,
-        "requests_50": requests[len(requests) // 2] if requests else None,
-        "requests_90": requests[int(0.9 * (len(requests) - 1))] if requests else None,
+        "requests_50": nearest_rank(requests, 50.0),
+        "requests_90": nearest_rank(requests, 90.0),
         "claims": max((ending.claims for ending in claimed), default=0),
         "endings": [asdict(ending) for ending in endings],
     }

@@ -341,18 +341,16 @@ def closest_miss(
         )
     elif open_below(best, sla):
         rest = tuple(miss for miss in missed if miss.limit != "latency_budget_ms")
-        missed = (*rest, _missing_evidence(best, sla))
+        missed = (*rest, _missing_evidence(best))
     elif not missed:
-        missed = (_missing_evidence(best, sla),)
+        missed = (_missing_evidence(best),)
     return best, missed
 
 
-def _missing_evidence(measurement: Measurement, sla: Sla) -> Miss:
+def _missing_evidence(measurement: Measurement) -> Miss:
     certificate = measurement.certificate
     if certificate is None:
-        # Without a single miss and independent requests: n with percentile^n <= 1 - confidence.
-        fewest = math.ceil(math.log(1 - sla.confidence) / math.log(1 - sla.miss_rate_max))
-        return Miss(limit="certified_requests", required=fewest, observed=0)
+        return Miss(limit="certified_requests", required=None, observed=0)
     missing = certificate.requests_missing
     return Miss(
         limit="certified_requests",

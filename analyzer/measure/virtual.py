@@ -215,6 +215,9 @@ class VirtualExecutor:
         try:
             outcome: Measurement = task.measure(session)
         except AnalyzerError as error:
-            return MeasureResult(outcome=as_failure(configuration, error, stage="load"))
-        self.load_test_seconds += session.seconds
+            spent_s = session.seconds
+            failure = as_failure(configuration, error, stage="load", load_test_seconds=spent_s)
+            return MeasureResult(outcome=failure)
+        finally:
+            self.load_test_seconds += session.seconds
         return MeasureResult(outcome=outcome, logs=tuple(session.logs))

@@ -13,6 +13,7 @@ from analyzer.domain.units import DURATION_S_MAX, format_duration
 from analyzer.report.entries import Closest, StudyReport
 from analyzer.report.unfinished import unfinished_advice
 from analyzer.report.wording import milliseconds, number, percent, rate, size
+from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Options of the command that the next one sets anew, and those that take a value.
 _SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
@@ -48,7 +49,13 @@ def miss_sentence(miss: Miss, sla: Sla, *, proven: bool = False) -> str:
     observed, required = miss.observed, miss.required
     if miss.limit == "certified_requests":
         if not observed:
-            return f"It has no certificate yet; one takes at least {show(required)}."
+            fewest = expected_requests(
+                miss_rate=0.0,
+                inflation=1.0,
+                percentile=sla.percentile,
+                confidence=claim_confidence(sla.confidence, 1),
+            )
+            return f"It has no certificate yet; one takes at least {number(fewest, 9)} requests."
         if proven:
             return "Its certificate passed, but the machine was worse later than in its runs."
         if required is None or required > _REACH * observed:
