@@ -36,6 +36,7 @@ LAYERS = {
     "export": 8,
     "service": 9,
     "cli": 10,
+    "__main__": 11,
 }
 HEAVY = (
     "alembic",

@@ -275,6 +275,8 @@ class RayExecutor:
             if result.lost and not cancelled and self._may_run_again(job) and self._retire(lease):
                 self._queue.put_back(job)
                 return
+            with self._lock:
+                self._lost.pop(job.job_id, None)  # climbs of a configuration have one id
             self._queue.finish(result)
         lease.release()
 

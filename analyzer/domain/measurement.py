@@ -63,7 +63,8 @@ class Certificate:
         confidence: Confidence of the verdict.
         mlperf: The verdict of MLPerf's early-stopping rule, which takes requests for independent.
         inflation: The variance inflation used at the rate itself, and where it comes from.
-        inflation_source: ``batch_means``, ``twin``, ``lower_threshold`` or ``none``.
+        inflation_source: ``batch_means``, ``twin``, ``lower_threshold``, ``earlier`` (that of
+            earlier runs at the rate, whatever it came from) or ``none``.
         requests_missing: Requests still needed for a decision; None if decided or unknown.
         conditions: What the machine was like during the runs; None where nobody watched.
         void_reasons: Why runs of it prove nothing, a sentence each (the GPU throttled).
@@ -206,7 +207,8 @@ class Measurement:
             latency and memory; None if there is none.
         load_tests: Every load test in order, the invalid ones included.
         load_test_seconds: Time under load, warm-up included.
-        memory_bytes_peak: Peak over all load tests.
+        resources: Peaks and means over all load tests.
+        notes: What qualifies the measurement, a sentence each.
         evidence: What certificates rest on, by rate in ascending order.
         watched: What the machine was like from the study's outcome before to this one, load tests
             included; None where nobody watched.
@@ -242,7 +244,7 @@ class Failure:
     """A configuration that could not be measured, and why.
 
     Args:
-        stage: ``build``, ``start``, ``load``, ``worker``.
+        stage: ``build``, ``start``, ``load``, ``worker``, ``search`` (its turn never came).
         reason: A short class for tables: ``build``, ``out_of_memory``, ``timeout``, ``crash``,
             ``start``, ``worker_lost``, ``invalid``, ``accuracy``, ``budget`` (no time).
         message: The sentence for people.

@@ -353,7 +353,7 @@ def _requests_text(certificate: Certificate) -> str:
 def _effective_text(certificate: Certificate) -> str:
     text = f"{certificate.effective_requests:,.0f}"
     if certificate.inflation is not None:
-        source = certificate.inflation_source.replace("_", " ")
+        source = certificate.inflation_source.replace("_", " ").replace("earlier", "earlier runs")
         at = " at the rate itself" if certificate.higher else ""
         value = number(certificate.inflation)
         text += f" (queueing correlates them: inflation {value}{at}, {source})"

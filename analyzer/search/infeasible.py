@@ -10,7 +10,7 @@ from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.refuting import Refuting, never_runs, shortest_ms
 from analyzer.search.screening import Screening
-from analyzer.search.twin_witness import contradicted, too_slow
+from analyzer.search.twin_refuted import contradicted, too_slow
 
 # Scores' limits that no rate changes.
 _LASTING = ("memory", "accuracy")

@@ -24,7 +24,7 @@ from analyzer.search.context import SearchContext
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.screening import Screening
 from analyzer.search.time_plan import hangs_after_s
-from analyzer.search.twin_witness import contradicted, expected_edge, kind_of
+from analyzer.search.twin_refuted import contradicted, expected_edge, kind_of
 from analyzer.search.wording import complexity
 
 # Seconds of one visit at one rate, at least and at most: with two visits of three rates, a span

@@ -67,14 +67,12 @@ class Observed:
     Args:
         log_ratio: log(observed / expected), at the speed that the machine had.
         variance: Of that, by chance.
-        work_us: The machine's speed meanwhile (``Conditions.work_us``); None if nobody watched.
     """
 
     place: Place
     batch_size: int
     log_ratio: float
     variance: float
-    work_us: float | None = None
 
 
 def observe(
@@ -113,7 +111,6 @@ def observe(
                         batch_size=execution.batch_size,
                         log_ratio=float(np.log(execution.mean_ms / pace / mean_ms)),
                         variance=_RUN_NOISE**2 + _EXECUTION_NOISE**2 / execution.count,
-                        work_us=test.work_us if not len(trace) else None,
                     )
                 )
     return found
@@ -142,19 +139,12 @@ class ServiceCorrection:
     """Factors on probed service times, learned from what was observed under load.
 
     Args:
-        observed: Of all runs. Ratios are held against the median speed of these, so that drift of
-            the machine between runs is not taken for an error of the model.
+        observed: Of all runs.
     """
 
     def __init__(self, observed: Sequence[Observed]) -> None:
         self._observed = tuple(observed)
-        speeds = [o.work_us for o in observed if o.work_us is not None]
-        self.reference_us = float(np.median(speeds)) if speeds else None
-        drift = [
-            np.log(o.work_us / self.reference_us) if o.work_us and self.reference_us else 0.0
-            for o in observed
-        ]
-        values = np.array([o.log_ratio for o in observed]) - np.array(drift)
+        values = np.array([o.log_ratio for o in observed])
         keys = [(o.place, o.batch_size) for o in observed]
         noise = np.diag([o.variance for o in observed])
         self._solved: Floats = np.linalg.solve(_covariance(keys, keys) + noise, values)

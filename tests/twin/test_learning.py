@@ -133,19 +133,6 @@ def test_targets_without_times_teach_nothing() -> None:
     )
 
 
-def test_drift_of_the_machine_is_not_an_error_of_the_model() -> None:
-    place = Place.of(configuration())
-    quick = [
-        Observed(place=place, batch_size=8, log_ratio=0.0, variance=1e-3, work_us=100.0)
-        for _ in range(3)
-    ]
-    slow = Observed(
-        place=place, batch_size=8, log_ratio=float(np.log(2)), variance=1e-3, work_us=200.0
-    )
-    learned = ServiceCorrection([*quick, slow])
-    assert learned.log_factor(place, [8])[0] == pytest.approx(0.0, abs=0.01)
-
-
 def test_a_rare_batch_size_corrects_little_and_another_variant_hardly() -> None:
     place = Place.of(configuration())
     many = Observed(place=place, batch_size=8, log_ratio=0.3, variance=1e-3)
