@@ -126,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         status = _show(_from_click(error), args)
     except (KeyboardInterrupt, click.Abort):
-        status = _show(RunInterruptedError("Interrupted."), args)
+        interrupted = RunInterruptedError("Interrupted.", hint="Run the command again.")
+        status = _show(interrupted, args)
     except AnalyzerError as error:
         status = _show(error, args)
     except BrokenPipeError:

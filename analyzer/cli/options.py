@@ -71,7 +71,8 @@ class Percentile(click.ParamType[float]):
             number = -1.0
         if not 0 < number < 100:
             raise UsageError(
-                f"--percentile: {value!r} is no number between 0 and 100.", hint="Write 99 or 99.9."
+                f"--percentile: {value!r} is no number from 1 to below 100.",
+                hint="Write 99 or 99.9.",
             )
         if number < 1:
             raise UsageError(

@@ -135,20 +135,23 @@ def read_trace(path: Path) -> Trace:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            if "arrival_ms" not in (reader.fieldnames or []):
+            header = reader.fieldnames or []
+            if "arrival_ms" not in header or not {"arrival_ms", "batch_size"}.issuperset(header):
                 raise DataError(
                     f"{path}: the header must be arrival_ms[,batch_size], "
-                    f"not {','.join(reader.fieldnames or [])!r}.",
+                    f"not {','.join(header)!r}.",
                     hint="The first line of a trace names its columns: write arrival_ms there.",
                 )
             for row in reader:
                 where = f"{path}, row {len(rows) + 1} (line {reader.line_num})"
                 try:
                     arrival_ms = float(row["arrival_ms"])
-                    batch_size = int(row.get("batch_size") or 1)
+                    batch_size = int(row["batch_size"]) if "batch_size" in row else 1
                 except (TypeError, ValueError) as error:
+                    fields = [row[name] if row[name] is not None else "" for name in header]
                     raise DataError(
-                        f"{where}: {error}.", hint="Each row is a number, then an integer."
+                        f"{where}: {','.join(fields)!r} is not {','.join(header)}.",
+                        hint="An arrival is a number of milliseconds, a batch size an integer.",
                     ) from error
                 if not np.isfinite(arrival_ms) or batch_size < 1:
                     raise DataError(

@@ -194,12 +194,17 @@ def _model(model: ModelInfo) -> dict[str, Any]:
     }
 
 
+def _whole(value: float) -> float | int:
+    """An integer where it is one: what is stored is read back as a float."""
+    return int(value) if float(value).is_integer() else value
+
+
 def _sla(result: StudyResult) -> dict[str, Any]:
     """The SLA of a study and the load and prices under which it is judged."""
     return {
         **asdict(result.sla),
         "arrivals": result.arrivals,
-        "request_batch_size": result.request_batch_size,
+        "request_batch_size": _whole(result.request_batch_size),
         "instance_type": result.pricing.instance_type,
         "price_per_hour": result.pricing.price_per_hour,
         "devices_per_machine": result.pricing.devices_per_machine,
@@ -319,7 +324,7 @@ def claim_document(claim: Claim) -> dict[str, Any]:
         "percentile": claim.sla.percentile,
         "confidence": claim.sla.confidence,
         "arrivals": claim.arrivals,
-        "request_batch_size": claim.request_batch_size,
+        "request_batch_size": _whole(claim.request_batch_size),
     }
 
 

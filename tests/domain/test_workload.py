@@ -48,6 +48,9 @@ def test_a_trace_that_excel_has_saved_is_read(tmp_path: Path) -> None:
         (b"arrival_ms\nnan\n", "finite"),
         (b"arrival_ms\n\xff\n", "UTF-8"),
         (b"arrival_ms\n1\0\n", "t.csv"),
+        (b"arrival_ms,batchsize\n1,2\n", "arrival_ms,batchsize"),
+        (b"arrival_ms,batch_size\n1,2\n3\n", "row 2 (line 3): '3,' is not"),
+        (b"arrival_ms,batch_size\n1,two\n", "'1,two' is not arrival_ms,batch_size"),
     ],
 )
 def test_a_trace_that_cannot_be_used_says_what_to_do(
