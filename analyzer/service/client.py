@@ -88,10 +88,10 @@ class ServiceClient:
         found: dict[str, Any] = self._patiently("GET", f"/jobs/{job}").json()
         return found
 
-    def job_of_study(self, study: str) -> str | None:
-        """The newest search of that study; None if there is none."""
+    def job_of_study(self, study: str) -> dict[str, Any] | None:
+        """The newest job of that study; None if there is none."""
         found = self._ask("GET", "/jobs", params={"study": study, "limit": 1}).json()["items"]
-        return str(found[0]["id"]) if found else None
+        return dict(found[0]) if found else None
 
     def cancel(self, job: str) -> None:
         """Ends a job."""

@@ -158,17 +158,21 @@ def upload_document(row: Row[Any]) -> Upload:
     )
 
 
-def job_document(row: Row[Any]) -> Job:
-    """A job from its row."""
-    return Job(**_job_fields(row), log_tail=row.log_tail)
+def job_document(row: Row[Any], phase: str | None = None) -> Job:
+    """A job from its row.
+
+    Args:
+        phase: As :func:`~analyzer.service.waiting.phases` tells it; None for the row's.
+    """
+    return Job(**_job_fields(row, phase), log_tail=row.log_tail)
 
 
-def listed_job(row: Row[Any]) -> ListedJob:
-    """A job of a list, from its row."""
-    return ListedJob(**_job_fields(row))
+def listed_job(row: Row[Any], phase: str | None = None) -> ListedJob:
+    """A job of a list, from its row; ``phase`` as for :func:`job_document`."""
+    return ListedJob(**_job_fields(row, phase))
 
 
-def _job_fields(row: Row[Any]) -> dict[str, Any]:
+def _job_fields(row: Row[Any], phase: str | None) -> dict[str, Any]:
     return {
         "id": row.id,
         "kind": row.kind,
@@ -180,7 +184,7 @@ def _job_fields(row: Row[Any]) -> dict[str, Any]:
         "job": row.source_job,
         "device": row.device,
         "state": State(row.state),
-        "phase": row.phase,
+        "phase": row.phase if phase is None else phase,
         "reason": row.reason,
         "message": row.message,
         "hint": row.hint,

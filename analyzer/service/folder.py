@@ -22,6 +22,7 @@ from analyzer.resources import PACKAGE_ROOT, search_path
 from analyzer.service import sandbox
 from analyzer.service.archive import pack
 from analyzer.service.child import start_child
+from analyzer.service.command import TOLD
 from analyzer.service.content import ContentStore
 from analyzer.service.keeper import Task
 from analyzer.service.options import JobOptions
@@ -112,8 +113,12 @@ class JobFolder:
         shutil.rmtree(self._own, ignore_errors=True)
         self._lock.close()
 
-    def environment(self) -> dict[str, str]:
-        """The command's environment: no credentials, and its home is its folder."""
+    def environment(self, told: str = "") -> dict[str, str]:
+        """The command's environment: no credentials, and its home is its folder.
+
+        Args:
+            told: The command line that its study notes; empty for its own.
+        """
         kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         return kept | {
             "HOME": str(self.work),
@@ -122,6 +127,7 @@ class JobFolder:
             "TRITUNE_CACHE": str(self.work / _CACHE),
             "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **({TOLD: told} if told else {}),
         }
 
     def reading(self) -> list[str]:
@@ -137,17 +143,19 @@ class JobFolder:
         limits: Mapping[str, int] = MappingProxyType({}),
         endpoint: tuple[str, int, int] | None = None,
         nice: int = 0,
+        told: str = "",
     ) -> Task:
         """A command that works in the folder and is kept from all else, for a keeper.
 
         Args:
             output, until, limits, endpoint, nice: As
                 :class:`~analyzer.service.keeper.Task` has them.
+            told: As for :meth:`environment`.
         """
         return Task(
             command=command,
             folder=str(self.work),
-            environment=self.environment(),
+            environment=self.environment(told),
             output=str(output),
             until=until,
             limits=dict(limits),

@@ -1,9 +1,12 @@
 """``python -m analyzer.service.inspect_main KIND FILE``: what an uploaded file is, as JSON.
 
+``… inspect_main job MODEL SHAPES [DATA]`` says whether a search can use a model with these shapes
+of its inputs (JSON) and these real data, as the search would find out.
+
 Run by ``inspection`` in a child that can do no harm: parsing a file of a stranger's is where that
 begins. Refused is what no job could use: a file of another kind, a model whose weights lie
-elsewhere, an archive that holds more than a model directory, arrays that hold pickled objects or
-unpack to more than the limit.
+elsewhere or that ONNX Runtime cannot load, an archive that holds more than a model directory,
+arrays that hold pickled objects or unpack to more than the limit.
 """
 
 from __future__ import annotations
@@ -13,25 +16,46 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from analyzer.errors import AnalyzerError, DataError, ModelError
+from analyzer.errors import AnalyzerError, BuildError, DataError, MissingPartError, ModelError
 from analyzer.service.archive import HEAD_BYTES, is_archive, unpack
+
+if TYPE_CHECKING:
+    from analyzer.domain.model import ModelInfo
 
 # Of all arrays together, unpacked: what a search loads into memory.
 _UNPACKED_MAX = 8 << 30
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")  # gzip, zip, zstd, xz
 #: Exit code: the machine has no room, which says nothing about the file.
 NO_ROOM = 74  # sysexits.h: EX_IOERR
+#: Bytes of arrays, unpacked, that are held against a model; larger ones are left to the job.
+FITTED_MAX = 1 << 30
 _NAMES_MAX = 200  # inputs or outputs that are listed
+_SHAPE_OPTION = "--input-shape"
 
 
 def inspect_model(path: Path) -> dict[str, Any]:
     """Inputs, outputs and operator set of an ONNX file, or of the model in an archive.
 
     Raises:
-        ModelError: It is none, or keeps weights elsewhere.
+        ModelError: It is none, keeps weights elsewhere, or no search can use it.
+    """
+    place = _in_place(path)
+    if place == path:
+        found = {"format": "onnx", **_inspect_onnx(path, weights=False)}
+    else:
+        found = _inspect_directory(place)
+    return found | _as_searched(place)
+
+
+def _in_place(path: Path) -> Path:
+    """Where the model in the file ``path`` lies: the file itself, or the folder of an archive.
+
+    Raises:
+        ModelError: It is compressed, or its archive cannot be used.
     """
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
@@ -40,10 +64,82 @@ def inspect_model(path: Path) -> dict[str, Any]:
             "It is compressed.", hint="Send the ONNX file itself, or a plain tar (tar -cf)."
         )
     if not is_archive(head):
-        return {"format": "onnx", **_inspect_onnx(path, weights=False)}
+        return path
     folder = path.with_suffix(".unpacked")
     unpack(path, folder)
-    return _inspect_directory(folder)
+    return folder
+
+
+def _as_searched(place: Path) -> dict[str, Any]:
+    """What a search finds out about the model: whether it can be batched, which shapes it lacks.
+
+    Empty where that shows on a worker alone: ONNX Runtime is not here, or not its kernels for GPUs.
+
+    Raises:
+        ModelError: No search can use it.
+    """
+    try:
+        return {"batchable": _searched_model(place, {}).batchable, "shapes_missing": None}
+    except ModelError as error:
+        if _SHAPE_OPTION in error.hint:
+            return {"shapes_missing": {"detail": error.message, "hint": error.hint}}
+        if _on_workers_alone(error):
+            return {}
+        raise
+    except (BuildError, MissingPartError):
+        return {}
+
+
+def _on_workers_alone(error: ModelError) -> bool:
+    """Whether ONNX Runtime knows the operator and has no kernel for it here, without a GPU."""
+    return type(error.__cause__).__name__ == "NotImplemented"
+
+
+def _searched_model(place: Path, shapes: Mapping[str, tuple[int, ...]]) -> ModelInfo:
+    """The model as a search with these shapes of inputs inspects it.
+
+    Raises:
+        BuildError: Its form for Triton cannot be written.
+        ModelError: The search would refuse it, or the shapes.
+        MissingPartError: ONNX Runtime is not here, or the memory does not suffice.
+    """
+    from analyzer.modelconfig.render import input_shapes
+    from analyzer.modelconfig.text import CONFIG_NAME, read_config
+    from analyzer.variants.deployed import inspect_deployed
+    from analyzer.variants.inspect import inspect_model as inspect
+
+    scratch = Path("scratch")
+    config = place / CONFIG_NAME
+    if not config.is_file():
+        return inspect(place, input_shapes=shapes, scratch=scratch)
+    written = input_shapes(read_config(config))
+    return inspect_deployed(place, written, given=shapes, scratch=scratch)
+
+
+def inspect_job(model: Path, shapes: Mapping[str, tuple[int, ...]], data: Path | None) -> None:
+    """Returns where a search can use the model with these shapes and data, as far as shows here.
+
+    Raises:
+        ModelError: The shapes do not fit the model.
+        DataError: The data do not.
+    """
+    from analyzer.variants.inputs import load_calibration
+
+    try:
+        found = _searched_model(_in_place(model), shapes)
+    except (BuildError, MissingPartError):
+        return
+    except ModelError as error:
+        if _on_workers_alone(error):
+            return
+        raise
+    if data is not None and _unpacked_bytes(data) <= FITTED_MAX:
+        load_calibration(data, found)
+
+
+def _unpacked_bytes(data: Path) -> int:
+    with zipfile.ZipFile(data) as archive:
+        return sum(member.file_size for member in archive.infolist())
 
 
 def _inspect_directory(folder: Path) -> dict[str, Any]:
@@ -183,14 +279,27 @@ _INSPECT = {
 }
 
 
+def _asked(kind: str, path: Path) -> dict[str, Any]:
+    if kind != "job":
+        return _INSPECT[kind](path)
+    shapes, *data = sys.argv[3:]
+    given = {name: tuple(dims) for name, dims in json.loads(shapes).items()}
+    inspect_job(path, given, Path(data[0]) if data else None)
+    return {}
+
+
 def main() -> int:
     """Prints what the file is, or why it is refused (2 then); :data:`NO_ROOM` on a full disk."""
     kind, path = sys.argv[1], Path(sys.argv[2])
     try:
         try:
-            found, code = _INSPECT[kind](path), 0
+            found, code = _asked(kind, path), 0
         except AnalyzerError as error:
-            found, code = {"refused": error.message, "hint": error.hint}, 2
+            # Where this child works is nobody's business.
+            message, hint = (
+                text.replace(f"{Path.cwd()}/", "") for text in (error.message, error.hint)
+            )
+            found, code = {"refused": message, "hint": hint, "code": error.code}, 2
         print(json.dumps(found), flush=True)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -335,21 +335,52 @@ def artifact_names(connection: Connection, number: int) -> Sequence[str]:
 def source_of(connection: Connection, project: str, kind: str, job: str) -> JobRow:
     """The job that a new one of ``kind`` goes on with, or verifies.
 
+    Of one that measured nothing the new one begins the study anew, under its name; or it goes on
+    with what an earlier job of that study measured.
+
     Raises:
         Problem: It cannot be used for that.
     """
     row = get_job(connection, project, job)
     if row.kind != "search":
         raise conflict("source", f"The job {job} is no search.", hint="Name a search.")
-    needed = "study.db" if kind == "search" else "repository.tar"
-    if row.state not in states.TERMINAL or artifact_of(connection, row.number, needed) is None:
-        what = "measured nothing" if kind == "search" else "exported nothing"
+    if row.state not in states.TERMINAL:
         raise conflict(
             "source",
-            f"The job {job} ({row.state}) has not ended, or it {what}.",
+            f"The job {job} has not ended, it is {row.state}.",
             hint="Wait for its end, or name another job.",
         )
+    if kind == "search":
+        return _newest_with_study(connection, row) or row
+    if artifact_of(connection, row.number, "repository.tar") is None:
+        raise conflict("source", f"The job {job} exported nothing.", hint="Name another job.")
     return row
+
+
+def _newest_with_study(connection: Connection, row: JobRow) -> JobRow | None:
+    """The newest ended job of the row's study that has left it: its own, if it measured anything.
+
+    None if no job of that study measured anything.
+    """
+    return connection.execute(
+        select(JOBS)
+        .join(ARTIFACTS, ARTIFACTS.c.job == JOBS.c.number)
+        .where(
+            JOBS.c.project == row.project,
+            JOBS.c.study == row.study,
+            JOBS.c.finished_at.is_not(None),
+            JOBS.c.number <= row.number,
+            ARTIFACTS.c.name == "study.db",
+        )
+        .order_by(JOBS.c.number.desc())
+        .limit(1)
+    ).first()
+
+
+def has_study(connection: Connection, project: str, study: str) -> bool:
+    """Whether a job of the project has a study of that name."""
+    query = select(JOBS.c.id).where(JOBS.c.project == project, JOBS.c.study == study)
+    return connection.execute(query.limit(1)).first() is not None
 
 
 def _state_body(job: Lifecycle, **more: str | None) -> dict[str, Any]:

@@ -18,15 +18,14 @@ from analyzer.domain.configuration import PRECISIONS
 from analyzer.errors import DataError, UsageError
 from analyzer.search.samplers import SAMPLERS
 from analyzer.service.limits import ServiceLimits
+from analyzer.service.names import PLAIN_NAME, check_study_name
 from analyzer.service.problems import Problem, invalid
 from analyzer.service.relay import Endpoint, parse_endpoint
 from analyzer.spaces.prices import lookup_price
 
 Value = str | int | float | bool
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# Names of studies and machine types: what a file name may hold everywhere.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SHAPE = re.compile(r"[^\x00-\x1f:]{1,200}:[0-9]{1,9}(,[0-9]{1,9}){0,31}")
+_SHAPE = re.compile(r"[^\x00-\x1f:]{1,200}:[1-9][0-9]{0,8}(,[1-9][0-9]{0,8}){0,31}")
 _SERVERS = ("embedded", "triton")  # those that the command starts itself
 _TEXT_MAX = 1000  # characters of one value; none that is meant comes near it
 
@@ -40,7 +39,8 @@ class JobOptions:
     Args:
         arguments: For the command, each ``--name=value``.
         budget_s: Seconds that the command may spend.
-        device: ``auto``, ``cpu`` or ``gpu``.
+        device: ``auto``, ``cpu`` or ``gpu``; the last also where another option needs one.
+        gpu_for: The option that needs a GPU, where ``device`` itself does not ask for one.
         precisions: That a search may choose from.
         calibration: The upload with real data, by its SHA-256.
         trace: The upload with the arrivals, by its SHA-256.
@@ -53,6 +53,7 @@ class JobOptions:
     arguments: tuple[str, ...]
     budget_s: float
     device: str = "auto"
+    gpu_for: str | None = None
     precisions: frozenset[str] = frozenset(PRECISIONS)
     calibration: str | None = None
     trace: str | None = None
@@ -184,9 +185,11 @@ def _export(text: str, limits: ServiceLimits) -> None:
         )
 
 
+# Beyond it no search counts enough requests to prove anything: a choice.
+_PERCENTILE_MAX = 99.9999
 _SLA: dict[str, _Check] = {
     "latency_budget": _latency,
-    "percentile": _unit(_number(0, 100, open_ends=True)),
+    "percentile": _unit(_number(1, _PERCENTILE_MAX)),
     "confidence": _unit(_number(0, 1, open_ends=True)),
     "target_rate": _unit(units.parse_rate_rps),
     "budget": _budget,
@@ -209,9 +212,9 @@ SEARCH: Mapping[str, _Check] = {
     "sampler": _one_of(*SAMPLERS),
     "device": _one_of("auto", "cpu", "gpu"),
     "workers": _at_most(lambda limits: limits.workers_max, "load tests at a time"),
-    "instance_type": _matches(_NAME, "name of a machine type"),
+    "instance_type": _matches(PLAIN_NAME, "name of a machine type"),
     "price": _unit(units.parse_price_per_hour),
-    "study": _matches(_NAME, "name of a study"),
+    "study": lambda text, _: check_study_name(text),
     "export": _export,
     "force": _one_of("true", "false"),
     "executor": _one_of("ray", "in-process"),
@@ -220,6 +223,8 @@ VERIFY: Mapping[str, _Check] = _SLA
 TABLES = {"search": SEARCH, "verify": VERIFY}
 # What the commands spend without the option.
 _BUDGETS = {"search": "5m", "verify": "60s"}
+# Only TensorRT has them.
+_GPU_PRECISIONS = frozenset({"bf16", "fp8"})
 # Given by the worker in a form of its own, or used here alone.
 _OWN = frozenset({"study", "calibration_data", "export", "force"})
 #: Why an option of the command line is refused, for those that people would try.
@@ -272,18 +277,20 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         )
     if "force" in options and "export" not in options:
         raise invalid("The option force belongs to export.", pointer="/options/force")
+    gpu_for = None
     if kind == "search":
         _check_together(options)
+        gpu_for = _gpu_for(options)
     if kind == "search" and "max_trials" not in options:
         arguments.append(f"--max-trials={limits.trials_max}")
     budget = str(options.get("budget", _BUDGETS[kind]))
-    precisions = _texts("precisions", options.get("precisions", ",".join(PRECISIONS)), "")[0]
     server = str(options.get("server", "embedded"))
     return JobOptions(
         arguments=tuple(arguments),
         budget_s=units.parse_duration_s(budget),
-        device=str(options.get("device", "auto")),
-        precisions=frozenset(name.strip() for name in precisions.split(",")),
+        device="gpu" if gpu_for else str(options.get("device", "auto")),
+        gpu_for=gpu_for,
+        precisions=_precisions_of(options),
         calibration=options.get("calibration_data"),
         trace=_trace_of(str(options.get("arrivals", ""))),
         export=options.get("export"),
@@ -315,6 +322,50 @@ def _check_together(options: Mapping[str, Any]) -> None:
         raise invalid(
             "The option workers: the executor in-process has one.", pointer="/options/workers"
         )
+    named = [text.rpartition(":")[0] for text in _shape_texts(options)]
+    if twice := next((name for name in named if named.count(name) > 1), None):
+        raise invalid(
+            f"The option input_shape names {twice[:100]!r} twice.", pointer="/options/input_shape"
+        )
+
+
+def _gpu_for(options: Mapping[str, Any]) -> str | None:
+    """The option that no CPU can do, where ``device`` does not ask for a GPU; None without one.
+
+    Raises:
+        Problem: A CPU is asked for all the same.
+    """
+    device = options.get("device", "auto")
+    reasons = {
+        "space": options.get("space") == "gpu",
+        "precisions": "precisions" in options and _precisions_of(options) <= _GPU_PRECISIONS,
+        # A machine's cores are one device.
+        "workers": int(options.get("workers", 1)) > 1,
+    }
+    needs = next((name for name, wanted in reasons.items() if wanted), None)
+    if needs is not None and device == "cpu":
+        raise invalid(
+            f"The option {needs}: {options[needs]} needs a GPU, and the device is cpu.",
+            pointer=f"/options/{needs}",
+            hint="Leave one of the two out.",
+        )
+    return needs if device == "auto" else None
+
+
+def _precisions_of(options: Mapping[str, Any]) -> frozenset[str]:
+    """Those that a search may choose from."""
+    text = _texts("precisions", options.get("precisions", ",".join(PRECISIONS)), "")[0]
+    return frozenset(name.strip() for name in text.split(","))
+
+
+def shapes_of(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The checked option ``input_shape``: dimensions without the batch axis, by input."""
+    found = (text.rpartition(":") for text in _shape_texts(options))
+    return {name: tuple(map(int, dims.split(","))) for name, _, dims in found}
+
+
+def _shape_texts(options: Mapping[str, Any]) -> list[str]:
+    return _texts("input_shape", options.get("input_shape", []), "")
 
 
 def stored_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) -> JobOptions:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from sqlalchemy import Connection, Row, select
 
@@ -30,11 +31,19 @@ from analyzer.service.documents import (
     listed_job,
 )
 from analyzer.service.idempotency import idempotent, request_hash
+from analyzer.service.job_checks import (
+    check_fit,
+    check_goes_on,
+    check_shapes_given,
+    check_study,
+    check_workers,
+)
 from analyzer.service.options import JobOptions, check_options
 from analyzer.service.problems import Problem, conflict, invalid
 from analyzer.service.schema import ARTIFACTS, JOBS, NUMBER_MAX
 from analyzer.service.states import TERMINAL, Change, State
 from analyzer.service.uploads import check_room, get_upload, lock_project
+from analyzer.service.waiting import phases
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=PROBLEMS)
 
@@ -50,12 +59,51 @@ ArtifactName = Literal["report.html", "repository.tar", "manifest.json", "study.
 
 
 @router.post("", status_code=201, response_model=Job)
-def create(
+async def create(
     body: NewJob, context: Context, principal: Writer, idempotency_key: IdempotencyKey = None
 ) -> JSONResponse:
     """Hands a job in; it waits until a worker takes it."""
+    return await checked_and_made(context, principal, idempotency_key, body)
+
+
+async def checked_and_made(
+    context: ServiceContext, principal: Principal, key: str | None, body: NewJob
+) -> JSONResponse:
+    """A new job, whose files were looked at together.
+
+    Raises:
+        Problem: It cannot be made.
+    """
+    model = await run_in_threadpool(_model_to_fit, context, principal, body)
+    if model is not None:
+        await check_fit(context.inspector, context.content, model, body.options)
+    return await run_in_threadpool(made, context, principal, key, body)
+
+
+def made(
+    context: ServiceContext, principal: Principal, key: str | None, body: NewJob
+) -> JSONResponse:
+    """A new job, whose files are known to go together."""
     request = request_hash("POST /jobs", body.model_dump(mode="json"))
-    return _created(context, principal, idempotency_key, request, body)
+    return _created(context, principal, key, request, body)
+
+
+def _model_to_fit(context: ServiceContext, principal: Principal, body: NewJob) -> str | None:
+    """The model of a search, where it and the data are the project's; else None."""
+    if body.kind != "search":
+        return None
+    options = check_options(body.kind, body.options, context.limits)
+    with context.database.reading() as connection:
+        try:
+            source = _source(connection, principal.project, body)
+            model = body.model or (source.model if source is not None else None)
+            if model is not None:
+                get_upload(connection, principal.project, "model", model)
+            if options.calibration is not None:
+                get_upload(connection, principal.project, "calibration", options.calibration)
+        except Problem:
+            return None  # which is told where the job is made
+    return model
 
 
 @router.post("/{job}/clone", status_code=201, response_model=Job)
@@ -65,9 +113,11 @@ def clone(
     """The same job once more, from the beginning."""
     with context.database.reading() as connection:
         row = jobs.get_job(connection, principal.project, job)
-    body = NewJob(
-        kind=row.kind, model=row.model, job=row.source_job, options=json.loads(row.options)
-    )
+    # From the beginning is another study, where the job did not go on with one.
+    options = json.loads(row.options)
+    if row.source_job is None:
+        options.pop("study", None)
+    body = NewJob(kind=row.kind, model=row.model, job=row.source_job, options=options)
     return _created(context, principal, idempotency_key, request_hash(f"clone {job}", None), body)
 
 
@@ -80,7 +130,8 @@ def _created(
         else:
             options = check_options(body.kind, body.options, context.limits)
             row = _insert(slot.connection, context, principal, body, options)
-            status, document = 201, job_document(row).model_dump(mode="json")
+            shown = phases(slot.connection, row)
+            status, document = 201, job_document(row, *shown).model_dump(mode="json")
             audit.note(
                 slot.connection, principal.project, principal.actor, "job.create", row.id,
                 kind=row.kind, model=row.model, options=body.options,
@@ -119,7 +170,13 @@ def _insert(
     for kind, named in (("calibration", options.calibration), ("scenario", options.trace)):
         if named is not None:
             get_upload(connection, project, kind, named)
-    going_on = source is not None and body.kind == "search"
+    going_on = source if body.kind == "search" else None
+    if body.kind == "search":
+        check_shapes_given(upload, body.options)
+        check_study(connection, project, options, going_on)
+        check_workers(connection, options)
+    if going_on is not None:
+        check_goes_on(connection, going_on, body.options)
     return jobs.create_job(
         connection,
         project=project,
@@ -129,7 +186,7 @@ def _insert(
         # A study and a repository go on under the name that they have.
         model_name=source.model_name if source is not None else upload.name,
         options=body.options,
-        study=source.study if going_on and source is not None else options.study,
+        study=going_on.study if going_on is not None else options.study,
         source_job=source.id if source is not None else None,
         device=options.device,
     )
@@ -177,9 +234,10 @@ def list_(
         rows = jobs.list_jobs(
             connection, principal.project, before=cursor, limit=limit + 1, state=state, study=study
         )
-    page = rows[:limit]
+        page = rows[:limit]
+        shown = phases(connection, *page)
     document = JobList(
-        items=[listed_job(row) for row in page],
+        items=[listed_job(*found) for found in zip(page, shown, strict=True)],
         next=str(page[-1].number) if len(rows) > limit else None,
     )
     # As it is: FastAPI would check and copy each job once more, which takes longer than the rest.
@@ -189,7 +247,9 @@ def list_(
 @router.get("/{job}", response_model=Job)
 def get(job: JobId, context: Context, principal: Reader) -> Job:
     """One job."""
-    return job_document(_row(context, principal, job))
+    with context.database.reading() as connection:
+        row = jobs.get_job(connection, principal.project, job)
+        return job_document(row, *phases(connection, row))
 
 
 @router.delete("/{job}", status_code=204)

@@ -27,13 +27,10 @@ from analyzer.service.context import (
 )
 from analyzer.service.documents import UPLOAD_ID, Upload, UploadList, upload_document
 from analyzer.service.idempotency import forget, idempotent
+from analyzer.service.names import UPLOAD_NAME
 from analyzer.service.problems import Problem
 
-# A name becomes a file's and a folder's in the job's own folder, and the model's in Triton.
-Name = Annotated[
-    str,
-    Query(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$", description="What it is called."),
-]
+Name = Annotated[str, Query(pattern=UPLOAD_NAME, description="What it is called.")]
 UploadId = Annotated[str, Path(pattern=UPLOAD_ID, description="SHA-256 of its content.")]
 _PIECE_BYTES = 1 << 20  # handed to a thread at a time, so that writing blocks nobody else
 _SILENCE_S = 30.0  # a client that sends nothing for so long is gone

@@ -15,6 +15,7 @@ from analyzer.errors import AnalyzerError, DataError, StoreError
 from analyzer.service import folder as files
 from analyzer.service import kept
 from analyzer.service.child import Child, start_child
+from analyzer.service.command import command_text
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import JobFolder
 from analyzer.service.jobs import failing_trial
@@ -126,7 +127,7 @@ class Run:
         self._stay()
         task = folder.task(
             command, output=folder.answer_file, until=self._until,
-            limits=self._limits.of_processes(), endpoint=endpoint,
+            limits=self._limits.of_processes(), endpoint=endpoint, told=self._told(),
         )  # fmt: skip
         log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
         self._trials = kept.stored_trials(self._queue, self._claim)
@@ -157,6 +158,14 @@ class Run:
             folder.work / files.VARIANTS, self._prepare, devices, options.precisions
         )
         return folder.search_command(claim, options, self._content, snapshot, between=self._prepare)
+
+    def _told(self) -> str:
+        """What a user would type instead, with the study that the job leaves (``study.db``)."""
+        claim = self._claim
+        return command_text(
+            claim.kind, claim.model_name, claim.options,
+            directory=self._content.is_archive(claim.model), store=f"sqlite:///{files.STUDY}",
+        )  # fmt: skip
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
         """What the command may reach; ``command`` is told where it finds that."""
@@ -317,13 +326,13 @@ class Run:
             self._finish(Change.RELEASE, log, code)
         else:
             error = (answer or {}).get("error") or {}
-            self._fail(
-                str(error.get("code") or _REASONS.get(code, "internal")),
-                str(error.get("message") or last_line(log.tail) or f"It ended with code {code}."),
-                str(error.get("hint") or ""),
-                log,
-                code,
+            said = error.get("message") or last_line(log.tail) or f"It ended with code {code}."
+            # Where the command worked is nobody's business.
+            message, hint = (
+                str(text).replace(f"{folder.work}/", "") for text in (said, error.get("hint") or "")
             )
+            reason = str(error.get("code") or _REASONS.get(code, "internal"))
+            self._fail(reason, message, hint, log, code)
 
     def _succeed(
         self, code: int, answer: dict[str, Any], folder: JobFolder, log: LogReader,

@@ -97,6 +97,9 @@ class AnyFile(Inspector):
     async def inspect(self, kind: str, path: Path, size_bytes: int) -> dict[str, Any]:
         return {}
 
+    async def check_job(self, model: Path, shapes: Any, data: Path | None) -> None:
+        return None
+
 
 @contextmanager
 def serving(context: ServiceContext) -> Iterator[str]:

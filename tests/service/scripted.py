@@ -1,14 +1,15 @@
 """Stands for the command ``analyze``: does what the "model" says, which is JSON, or an ONNX file
 whose ``doc_string`` is.
 
-``outcomes`` (how many it measures, one every ``pause_s``), ``exit``, ``verdict``, ``error``,
-``stubborn`` (ignores SIGTERM and SIGINT), ``daemon`` (leaves a process behind in a session of its
-own, which sleeps for so many seconds), ``say`` (on standard error), ``study_link``
-(where its database leads), ``files`` (names and texts: says of each whether it is so), ``reach``
-(says what ``--server`` answers, and who answers at these other ports), ``result`` (stores one),
-``builds`` (names of variants: says which of them are there, and makes those that are not; one that
-ends in ``/`` has a link in it), ``constants`` (says what ``analyze doctor --calibrate`` measured),
-``limits`` (says what these resource limits are, and how much it is offered to the OOM killer).
+``outcomes`` (how many it measures, one every ``pause_s``), ``exit``, ``verdict``, ``error`` (in
+which ``HERE`` is its folder), ``stubborn`` (ignores SIGTERM and SIGINT), ``daemon`` (leaves a
+process behind in a session of its own, which sleeps for so many seconds), ``say`` (on standard
+error), ``study_link`` (where its database leads), ``files`` (names and texts: says of each whether
+it is so), ``reach`` (says what ``--server`` answers, and who answers at these other ports),
+``result`` (stores one), ``builds`` (names of variants: says which of them are there, and makes
+those that are not; one that ends in ``/`` has a link in it), ``constants`` (says what ``analyze
+doctor --calibrate`` measured), ``limits`` (says what these resource limits are, and how much it is
+offered to the OOM killer), ``told`` (says what it was told to call itself).
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ def main() -> int:
         print([path.read_text() for path in folder.glob("*.json")], file=sys.stderr, flush=True)
     for name in script.get("builds", ()):
         build(Path(os.environ["TRITUNE_CACHE"]) / "tritune" / name, link=name.endswith("/"))
+    if script.get("told"):
+        print("told", os.environ.get("TRITUNE_COMMAND"), file=sys.stderr, flush=True)
     if "limits" in script:
         found = [resource.getrlimit(getattr(resource, name))[1] for name in script["limits"]]
         offered = Path("/proc/self/oom_score_adj").read_text()
@@ -145,7 +148,10 @@ def main() -> int:
         Path("study.db").symlink_to(script["study_link"])
     time.sleep(script.get("seconds", 0))
     if "error" in script:
-        print(json.dumps({"schema": 1, "error": script["error"]}))
+        error = {
+            name: text.replace("HERE", str(Path.cwd())) for name, text in script["error"].items()
+        }
+        print(json.dumps({"schema": 1, "error": error}))
     else:
         print(json.dumps({"schema": 1, "verdict": script.get("verdict", "found")}))
     if kind == "search" and script.get("export", True):

@@ -104,8 +104,7 @@ def test_a_failure_there_is_a_failure_here(
             capsys, "search", str(model), "--latency-budget", "50ms", "--json", "-q",
             "--service", str(client.base_url),
         )  # fmt: skip
-    told = json.loads(out)["error"]
-    assert code == 2 and (told["message"], told["hint"]) == (error["message"], error["hint"]), err
+    assert code == 2 and json.loads(out) == {"schema": 1, "error": error}, err
 
 
 @pytest.mark.parametrize(
@@ -115,6 +114,9 @@ def test_a_failure_there_is_a_failure_here(
         (["--server", "grpc://localhost:8001"], "server"),
         (["--ray-address", "x:1"], "operator"),
         (["--study", "s", "--resume"], "no study 's'"),
+        (["--study", "a b"], "'a b' is no name of a study"),
+        (["--resume"], "needs the study's name"),
+        (["--force"], "belongs to --export"),
         (["--budget", "20h"], "budget"),
     ],
 )

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from analyzer.cli.machine import constants_folder
+from analyzer.cli.options import command_line
 from analyzer.service.folder import CONSTANTS
 from analyzer.service.variants import KeptVariants
 
@@ -241,3 +242,33 @@ def test_what_was_measured_of_the_machine_reaches_the_job(
 def test_both_sides_keep_the_constants_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITUNE_CACHE", "/x")
     assert constants_folder() == Path("/x") / CONSTANTS
+
+
+def test_a_command_is_told_what_its_user_would_type(
+    client: httpx.Client, upload: Callable[..., str], working: Any, wait_for: WaitFor
+) -> None:
+    options = {"latency_budget": "50ms", "input_shape": ["x:3,4", "y:5"], "study": "s"}
+    body = {"kind": "search", "model": upload(told=True), "options": options}
+    job = client.post("/api/v1/jobs", json=body).json()["id"]
+    with working():
+        log = wait_for(job, "SUCCEEDED", "FAILED")["log_tail"]
+    assert (
+        "told analyze search m.onnx --latency-budget=50ms --input-shape=x:3,4 --input-shape=y:5 "
+        "--study=s --store=sqlite:///study.db\n"
+    ) in log
+
+
+def test_a_study_notes_the_command_that_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command_line(["search", "m.onnx"]) == "analyze search m.onnx"
+    monkeypatch.setenv("TRITUNE_COMMAND", "analyze search other.onnx")
+    assert command_line(["search", "m.onnx"]) == "analyze search other.onnx"
+
+
+def test_why_a_job_failed_does_not_say_where_it_ran(
+    submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    error = {"code": "model", "message": "HERE/m.onnx has no inputs.", "hint": "See HERE/m.onnx."}
+    job = submit(exit=2, error=error, export=False)
+    with working():
+        done = wait_for(job, "SUCCEEDED", "FAILED")
+    assert (done["message"], done["hint"]) == ("m.onnx has no inputs.", "See m.onnx.")

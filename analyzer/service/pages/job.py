@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,12 @@ from sqlalchemy import Connection, Row
 from analyzer.domain import units
 from analyzer.errors import UsageError
 from analyzer.service import folder, jobs, states
+from analyzer.service.command import command_text
 from analyzer.service.content import ContentStore
 from analyzer.service.pages.front import Front, make_front
 from analyzer.service.pages.result import RESULT_MAX, Result, Sla, Trial, read_result
 from analyzer.service.states import Change, State
+from analyzer.service.waiting import phases
 
 # Rows and characters that a page can be read with; the API has all.
 _TRIALS_SHOWN = 200
@@ -49,6 +50,7 @@ class JobView:
         asks: What its users may ask for now.
         names: Of the files that it left.
         directory: Whether its model is a model directory.
+        phase: What it does, or why it waits.
     """
 
     row: Row[Any]
@@ -62,6 +64,7 @@ class JobView:
     asks: list[Change]
     names: Sequence[str]
     directory: bool
+    phase: str
 
     @property
     def ended(self) -> bool:
@@ -92,23 +95,7 @@ class JobView:
         seeds = self.result.provenance.get("seeds") if self.result is not None else None
         if "seed" not in options and isinstance(seeds, dict):
             options |= {"seed": seed} if isinstance(seed := seeds.get("study"), int) else {}
-        if self.row.kind == "verify":
-            words = ["analyze", "verify", "--repository=repository"]
-            words.append(f"--model={self.row.model_name}")
-        else:
-            ending = "" if self.directory else ".onnx"
-            words = ["analyze", "search", f"{self.row.model_name}{ending}"]
-        if str(options.pop("force", False)).lower() == "true":
-            words.append("--force")
-        for name, value in options.items():
-            if name == "calibration_data":
-                value = "calibration.npz"
-            elif str(value).startswith("trace:"):
-                value = "trace:trace.csv"
-            for one in value if isinstance(value, list) and name == "input_shape" else [value]:
-                text = ",".join(map(str, one)) if isinstance(one, list) else str(one)
-                words.append(f"--{name.replace('_', '-')}={text}")
-        return " ".join(map(shlex.quote, words))
+        return command_text(self.row.kind, self.row.model_name, options, directory=self.directory)
 
 
 def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> JobView:
@@ -136,6 +123,7 @@ def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> Jo
         asks=[change for change in _ASKABLE if change in possible],
         names=names,
         directory=content.is_archive(row.model),
+        phase=phases(connection, row)[0],
     )
 
 

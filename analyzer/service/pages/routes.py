@@ -23,6 +23,7 @@ from analyzer.service.pages.visitor import AnyVisitor
 from analyzer.service.routes_jobs import JobId
 from analyzer.service.schema import NUMBER_MAX
 from analyzer.service.states import State
+from analyzer.service.waiting import phases
 
 _COMPARED_MAX = 6  # columns that fit beside each other
 
@@ -48,8 +49,9 @@ def job_list(
         rows = jobs.list_jobs(
             connection, visitor.principal.project, before=cursor, limit=PAGE_JOBS + 1, state=state
         )
-    shown = rows[:PAGE_JOBS]
-    told = repr([(row.id, row.state, row.events) for row in shown])
+        shown = rows[:PAGE_JOBS]
+        now = {row.id: phase for row, phase in zip(shown, phases(connection, *shown), strict=True)}
+    told = repr([(row.id, row.state, row.events, now[row.id]) for row in shown])
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     renewed = "hx-request" in request.headers
     if renewed and seen == digest:
@@ -58,6 +60,7 @@ def job_list(
         "jobs_rows.html.j2" if renewed else "jobs.html.j2",
         visitor,
         jobs=shown,
+        phases=now,
         state=state,
         states=list(State),
         cursor=cursor,

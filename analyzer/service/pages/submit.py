@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from analyzer.service import jobs, routes_jobs, uploads
 from analyzer.service.context import Context, ServiceContext
 from analyzer.service.documents import NewJob
+from analyzer.service.names import upload_name
 from analyzer.service.pages.multipart import MultipartForm
 from analyzer.service.pages.render import page
 from analyzer.service.pages.told import go_to, page_router
@@ -28,7 +29,6 @@ router = page_router()
 #: Whose body holds files.
 UPLOAD = "/jobs/new"
 _UPLOADS_SHOWN = 30  # that one can choose from; the newest
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _KEY = re.compile(r"[0-9a-f]{32}")
 #: The options that have a field of their own.
 FIELDS = (
@@ -52,7 +52,10 @@ async def submit(request: Request, context: Context, visitor: AnyVisitor) -> Res
     try:
         visitor.principal.require("write")
         await _read(request, context, visitor, fields)
-        return await run_in_threadpool(_make, context, visitor, fields)
+        body = _body(fields)
+        return _made(
+            await routes_jobs.checked_and_made(context, visitor.principal, _key(fields), body)
+        )
     except Problem as problem:
         if problem.code in ("csrf", "scope", "form"):
             raise
@@ -74,21 +77,19 @@ async def _read(
         if not trusted:
             visitor.check("")
         if part.filename and part.name in _FILES:
-            stored = await store_upload(
-                _FILES[part.name], _name_of(part.filename), part, context, visitor.principal
-            )
+            name = upload_name(PurePath(part.filename.replace("\\", "/")).stem)
+            stored = await store_upload(_FILES[part.name], name, part, context, visitor.principal)
             fields[part.name] = stored["id"]
     if not trusted:
         visitor.check("")
 
 
-def _name_of(filename: str) -> str:
-    """What a file is called here: its name without folder and ending, in plain letters."""
-    stem = PurePath(filename.replace("\\", "/")).stem
-    return _NOT_IN_A_NAME.sub("_", stem).lstrip(".-")[:100] or "model"
+def _body(fields: Mapping[str, str]) -> NewJob:
+    """The search that a form asks for.
 
-
-def _make(context: ServiceContext, visitor: Visitor, fields: Mapping[str, str]) -> Response:
+    Raises:
+        Problem: It cannot be read as one.
+    """
     options: dict[str, Any] = {name: fields[name] for name in FIELDS if fields.get(name)}
     if fields.get("data"):
         options["calibration_data"] = fields["data"]
@@ -97,20 +98,32 @@ def _make(context: ServiceContext, visitor: Visitor, fields: Mapping[str, str]) 
     for line in fields.get("more", "").splitlines():
         name, separator, value = line.strip().removeprefix("--").partition("=")
         if name and not separator:
-            raise invalid(f"{line.strip()[:100]!r}: write a further option as name=value.")
-        if name:
-            options[name.strip().replace("-", "_")] = value.strip()
+            raise invalid(
+                f"{line.strip()[:100]!r}: write a further option as name=value.",
+                pointer="/options/more",
+            )
+        name = name.strip().replace("-", "_")
+        if name == "input_shape":  # one for each input
+            options.setdefault(name, []).append(value.strip())
+        elif name in options:
+            raise invalid(
+                f"The option {name} is given twice: among the further options, and above.",
+                pointer="/options/more",
+                hint="Leave one of the two out.",
+            )
+        elif name:
+            options[name] = value.strip()
     model = fields.get("model") or fields.get("uploaded")
     if not model:
         raise invalid(
             "A model is missing.",
             hint="Choose an ONNX file or a model directory (tar), or one that is here.",
+            pointer="/model",
         )
     try:
-        body = NewJob(kind="search", model=model, options=options)
+        return NewJob(kind="search", model=model, options=options)
     except ValidationError as error:
         raise invalid("The form cannot be read as a job.") from error
-    return _made(routes_jobs.create(body, context, visitor.principal, _key(fields)))
 
 
 def _form(
@@ -147,7 +160,7 @@ def verify(job: JobId, context: Context, form: AForm) -> Response:
     form.visitor.principal.require("write")
     body = NewJob(kind="verify", job=job)
     key = _key(form.fields)
-    return _made(routes_jobs.create(body, context, form.visitor.principal, key))
+    return _made(routes_jobs.made(context, form.visitor.principal, key, body))
 
 
 @router.post("/jobs/{job}/continue")
@@ -159,7 +172,7 @@ def go_on(job: JobId, context: Context, form: AForm) -> Response:
         row = jobs.get_job(connection, visitor.principal.project, job)
     options = {name: value for name, value in json.loads(row.options).items() if name != "study"}
     body = NewJob(kind="search", job=job, options=options)
-    return _made(routes_jobs.create(body, context, visitor.principal, _key(form.fields)))
+    return _made(routes_jobs.made(context, visitor.principal, _key(form.fields), body))
 
 
 @router.post("/jobs/{job}/delete")

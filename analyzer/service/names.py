@@ -1,0 +1,52 @@
+"""What uploads, studies and tokens may be called, for the API, its pages and the command line."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from analyzer.errors import UsageError
+
+#: An upload's name becomes a file's and a folder's in the job's own folder, and the model's in
+#: Triton.
+UPLOAD_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
+#: Names of studies and machine types: what a file name may hold everywhere.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME_MAX = 100  # characters of an upload's
+_TOKEN_NAME_MAX = 128
+_OTHER = re.compile(r"[^A-Za-z0-9._-]+")
+# Control characters and those that change the direction of the text around them, line ends.
+_UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def upload_name(stem: str) -> str:
+    """What a file is called as an upload: as the local commands name a model, 100 characters.
+
+    Args:
+        stem: Its name without folder and ending.
+    """
+    return _OTHER.sub("_", stem).strip("._-")[:_NAME_MAX].rstrip("._-") or "model"
+
+
+def check_study_name(name: str) -> None:
+    """Raises UsageError where no study of a service can have the name."""
+    if not PLAIN_NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:_NAME_MAX]!r} is no name of a study.",
+            hint=f"Use letters, digits, '.', '_' and '-', {_NAME_MAX} at most, a letter or a digit "
+            "first.",
+        )
+
+
+def check_token_name(name: str) -> None:
+    """Raises UsageError where a list could not show a token's name as it is."""
+    if not name.strip() or len(name) > _TOKEN_NAME_MAX:
+        raise UsageError(
+            f"A token's name has 1 to {_TOKEN_NAME_MAX} characters.",
+            hint="Name who uses it, like ci or alice.",
+        )
+    if any(unicodedata.category(character) in _UNSHOWN for character in name):
+        raise UsageError(
+            f"The token's name {name!a} holds characters that are not shown.",
+            hint="Use letters, digits, spaces and signs.",
+        )

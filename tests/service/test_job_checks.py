@@ -1,0 +1,198 @@
+"""What a search cannot be made of: shapes and data of another model, another study, no worker."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from page_example import Example
+
+from analyzer.service import sandbox
+from analyzer.service.inspection import Inspector
+from analyzer.service.queue import Device, Queue
+
+pytestmark = pytest.mark.sqlite_alone
+BUDGET = {"latency_budget": "50ms"}
+NO_JOB = "0" * 32
+
+
+def model(
+    *dims: int | str, operator: str = "Relu", opset: int = 17, kind: int = TensorProto.FLOAT
+) -> bytes:
+    """A model of one operator; without an input where ``dims`` is empty."""
+    x = helper.make_tensor_value_info("x", kind, dims)
+    y = helper.make_tensor_value_info("y", kind, dims or (1,))
+    nodes = [helper.make_node(operator, ["x"], ["y"])]
+    if not dims:
+        value = helper.make_tensor("value", kind, (1,), [1.0])
+        nodes = [helper.make_node("Constant", [], ["y"], value=value)]
+    graph = helper.make_graph(nodes, "g", [x] if dims else [], [y])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+def npz(**arrays: Any) -> bytes:
+    packed = io.BytesIO()
+    np.savez(packed, **{name: np.asarray(array, np.float32) for name, array in arrays.items()})
+    return packed.getvalue()
+
+
+@pytest.fixture
+def strict(service: Any) -> httpx.Client:
+    """A client of a service that looks at what is uploaded."""
+    found: httpx.Client = service.client(inspector=Inspector(sandbox.probe()))
+    return found
+
+
+def uploaded(client: httpx.Client, kind: str, content: bytes) -> str:
+    done = client.post(f"/api/v1/{kind}?name=m", content=content)
+    assert done.status_code == 201, done.text
+    return str(done.json()["id"])
+
+
+def asked(client: httpx.Client, **body: Any) -> httpx.Response:
+    options = BUDGET | body.pop("options", {})
+    return client.post("/api/v1/jobs", json={"kind": "search", "options": options} | body)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (model(), "has no inputs"),
+        (model("N", 4, operator="Unheard"), "Unheard"),
+        (model("N", 4, opset=99), "cannot load model.onnx"),
+        (model("N", 4, operator="Identity", kind=TensorProto.STRING), "holds strings"),
+    ],
+    ids=["no inputs", "operator", "opset", "strings"],
+)
+def test_a_model_that_no_search_can_use_is_no_upload(
+    strict: httpx.Client, body: bytes, says: str
+) -> None:
+    done = strict.post("/api/v1/models?name=m", content=body)
+    assert done.status_code == 422 and says in done.text, done.text
+    assert "/tmp" not in done.text and "tj-" not in done.text
+
+
+def test_what_fits_a_model_is_taken_and_nothing_else(strict: httpx.Client) -> None:
+    fixed, open_ = model("N", 4), model("N", "tokens")
+    own, other = uploaded(strict, "models", fixed), uploaded(strict, "models", open_)
+    rows = uploaded(strict, "calibration", npz(x=np.zeros((8, 4))))
+    for options in ({}, {"input_shape": "x:4"}, {"calibration_data": rows}):
+        assert asked(strict, model=own, options=options).status_code == 201, options
+    assert asked(strict, model=other, options={"input_shape": "x:7"}).status_code == 201
+    for options, says in (
+        ({"input_shape": "z:4"}, "no input"),
+        ({"input_shape": "x:5"}, "does not fit"),
+        ({"input_shape": "x:4,4"}, "dimensions"),
+    ):
+        done = asked(strict, model=own, options=options)
+        assert done.status_code == 422 and says in done.json()["detail"], done.text
+        assert done.json()["pointer"] == "/options/input_shape"
+    missing = asked(strict, model=other)
+    assert missing.status_code == 422 and "dynamic" in missing.json()["detail"]
+    assert missing.json()["pointer"] == "/options/input_shape"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"z": np.zeros((8, 4)), "w": np.zeros((8, 4))}, "no array for the input"),
+        ({"x": np.zeros((8, 5))}, "is needed"),
+        ({"x": np.zeros((0, 4))}, "no rows"),
+        ({"x": np.full((8, 4), np.nan)}, "NaN"),
+        ({"x": np.zeros((8, 4)), "labels": np.zeros(7)}, "labels"),
+    ],
+    ids=["name", "shape", "rows", "nan", "labels"],
+)
+def test_data_of_another_model_are_refused(
+    strict: httpx.Client, arrays: dict[str, Any], says: str
+) -> None:
+    own = uploaded(strict, "models", model("N", 4))
+    data = uploaded(strict, "calibration", npz(**arrays))
+    done = asked(strict, model=own, options={"calibration_data": data})
+    assert done.status_code == 422 and says in done.json()["detail"], done.text
+    assert done.json()["pointer"] == "/options/calibration_data" and "/tmp" not in done.text
+
+
+def test_a_model_whose_kernels_a_gpu_may_have_is_an_upload(strict: httpx.Client) -> None:
+    made = onnx.load_from_string(model("N", 4, kind=TensorProto.BFLOAT16))
+    done = strict.post("/api/v1/models?name=m", content=made.SerializeToString())
+    assert done.status_code == 201, done.text
+
+
+def test_the_name_of_a_study_is_one_studys(client: httpx.Client, upload: Any) -> None:
+    own = upload()
+    first = asked(client, model=own, options={"study": "s"})
+    assert first.status_code == 201
+    again = asked(client, model=own, options={"study": "s"})
+    assert again.status_code == 409 and "'s'" in again.json()["detail"]
+    job = first.json()["id"]
+    client.post(f"/api/v1/jobs/{job}/cancel")
+    other = asked(client, job=job, options={"study": "t"})
+    assert other.status_code == 422 and other.json()["pointer"] == "/options/study"
+    assert asked(client, job=job, options={"study": "s"}).json()["study"] == "s"
+    cloned = client.post(f"/api/v1/jobs/{job}/clone")
+    assert cloned.status_code == 201 and cloned.json()["study"] != "s"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"latency_budget": "60ms"}, "latency_budget"),
+        ({"percentile": "95"}, "percentile"),
+        ({"target_rate": "5/s"}, "target_rate"),
+        ({"calibration_data": "0" * 64}, "calibration_data"),
+        ({"seed": 8}, "seed"),
+    ],
+)
+def test_a_study_goes_on_with_the_promise_that_it_was_begun_with(
+    client: httpx.Client, upload: Any, working: Any, wait_for: Any, options: dict[str, Any],
+    name: str,
+) -> None:  # fmt: skip
+    body = {"model": upload(outcomes=1), "options": {"seed": 7}}
+    job = asked(client, **body).json()["id"]
+    with working():
+        wait_for(job, "SUCCEEDED", "FAILED")
+    same = {"latency_budget": "0.05s", "percentile": "99", "seed": "7"}
+    assert asked(client, job=job, options=same).status_code == 201
+    if name == "calibration_data":
+        options = {name: client.post("/api/v1/calibration?name=d", content=b"d").json()["id"]}
+    done = asked(client, job=job, options=options)
+    assert done.status_code == 422 and done.json()["pointer"] == f"/options/{name}", done.text
+
+
+@pytest.mark.parametrize(
+    "options", [{"space": "gpu"}, {"precisions": "fp8"}, {"workers": 2}], ids=str
+)
+def test_what_needs_a_gpu_waits_for_one_or_is_refused(
+    client: httpx.Client, service: Any, upload: Any, options: dict[str, Any]
+) -> None:
+    own = upload()
+    assert asked(client, model=own, options=options).json()["device"] == "gpu", "who knows yet"
+    Example(service.context)  # a worker with a CPU
+    done = asked(client, model=own, options=options)
+    assert done.status_code == 422 and done.json()["pointer"] == f"/options/{next(iter(options))}"
+    gpu = Device(id="GPU-1", kind="gpu", host="there", name="a GPU")
+    Queue(service.context.database, "there-1", gpu, lease_s=600).enrol(
+        pid=1, version="0", isolation={}
+    )
+    assert asked(client, model=own, options=options).json()["device"] == "gpu"
+
+
+def test_why_a_job_waits_is_told(client: httpx.Client, service: Any, upload: Any) -> None:
+    own = upload()
+    job = asked(client, model=own, options={"device": "gpu"}).json()
+    assert job["phase"] == "waiting: no worker answers"
+    Example(service.context)
+    told = "waiting: the job needs a GPU, and no worker has one"
+    assert client.get(f"/api/v1/jobs/{job['id']}").json()["phase"] == told
+    assert client.get("/api/v1/jobs").json()["items"][0]["phase"] == told
+    for page in ("/", f"/jobs/{job['id']}"):
+        assert told in client.get(page).text
+    other = asked(client, model=own).json()
+    assert other["phase"] == "waiting for a worker"
