@@ -18,6 +18,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.requests import InferenceReply, InferenceRequest
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.scheduler import Execution, Scheduler
+from analyzer.errors import AnalyzerError
 
 _NEVER_NS = 1 << 62  # no clock reaches it
 #: Between two looks at a queue that drains: short beside the seconds that are allowed for it.
@@ -314,7 +315,8 @@ class ServedModel:
             end_ns = time.monotonic_ns()
         except Exception as failure:
             end_ns = time.monotonic_ns()
-            error = f"{type(failure).__name__}: {failure}"
+            known = isinstance(failure, AnalyzerError)
+            error = str(failure) if known else f"{type(failure).__name__}: {failure}"
             if self._on_failure is not None:
                 self._on_failure(failure)
         with self._lock:

@@ -104,3 +104,15 @@ def load_config(model_dir: Path, *, config_name: str | None = None) -> Any:
             return read_config(own)
     path = model_dir / CONFIG_NAME
     return read_config(path) if path.exists() else ModelConfig()
+
+
+def folder_state(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of a folder's files; another value means that it has changed."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # it vanished meanwhile; the next look settles it
+        found.append((str(path.relative_to(folder)), status.st_mtime_ns, status.st_size))
+    return tuple(found)

@@ -161,11 +161,6 @@ def _parameters(parameters: Any, call: WireCall) -> None:
             raise reserved_parameter()
 
 
-def wants_final_flag(request: Any) -> bool:
-    """Whether a stream's request asks for a flag on the last of its responses."""
-    return _WANT_FINAL in request.parameters and request.parameters[_WANT_FINAL].bool_param
-
-
 def build_response(
     model: LoadedModel, call: WireCall, outputs: Tensors, memory: SharedMemory
 ) -> Any:

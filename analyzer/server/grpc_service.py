@@ -18,7 +18,6 @@ from analyzer.server.grpc_codec import (
     FINAL_RESPONSE,
     build_response,
     parse_request,
-    wants_final_flag,
 )
 from analyzer.server.inference_service import Admission, InferenceService
 from analyzer.server.shared_memory import refuse_cuda
@@ -112,8 +111,8 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
             model, call = self._parse(request)
             outputs = await self._service.infer(model, call, self._admission)
             response = build_response(model, call, outputs, self._service.memory)
-            if wants_final_flag(request):
-                response.parameters[FINAL_RESPONSE].bool_param = True
+            # No model here is decoupled, so each response is the last of its request.
+            response.parameters[FINAL_RESPONSE].bool_param = True
             return service_pb2.ModelStreamInferResponse(infer_response=response)
         except Exception as error:
             return service_pb2.ModelStreamInferResponse(

@@ -137,13 +137,14 @@ class InferenceService:
         return Fault("internal", text)
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """A model's inputs and outputs.
+        """A model's inputs and outputs, and its versions; of one version that alone.
 
         Raises:
             Fault: There is no such model.
         """
         model = self.model(name, version)
-        return describe.model_metadata(model, self.repository.versions(name))
+        versions = [model.version_text] if version else self.repository.versions(name)
+        return describe.model_metadata(model, versions)
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Counters of a model's versions, of one version, or of every model.

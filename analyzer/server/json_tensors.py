@@ -60,7 +60,9 @@ def _flat(data: list[Any], datatype: str) -> NDArray[Any]:
     if array.dtype.kind in kinds:
         if dtype.kind == "u" and array.dtype.kind == "i" and bool((array < 0).any()):
             raise _wrong("non-unsigned-integer as unsigned-integer")
-        # An integer that is too large wraps, as in Triton.
+        if dtype.kind == "i" and array.dtype.kind == "u" and bool((array >= -_INT64_MIN).any()):
+            raise _wrong(_EXPECTED["i"])
+        # An integer that is too large for its type alone wraps, as in Triton.
         return np.asarray(array.reshape(-1)).astype(dtype)
     return _element_by_element(_flatten(data), dtype)
 
@@ -122,7 +124,7 @@ def array_to_json(array: NDArray[Any], name: str) -> list[Any]:
     """
     if array.dtype == np.float16:
         raise Fault(
-            "unsupported",
+            "invalid",
             f"sending FP16 data via JSON is not supported. Please use the binary data format for "
             f"output {name}",
         )

@@ -93,6 +93,8 @@ _CACHE_COUNTERS: dict[str, tuple[str, _Value]] = {
 # have no such end. Samples keep the names that we give.
 _COUNTER_HEAD = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+)_total ", re.MULTILINE)
 
+_NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
+
 
 class TritonMetrics(Collector):
     """What Triton exposes of a repository's models and of the machine.
@@ -107,10 +109,7 @@ class TritonMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family with its samples."""
-        models = [
-            (model, model.details(), {"model": model.name, "version": model.version_text})
-            for model in self._repository.models()
-        ]
+        models = [(model, model.details(), _labels(model)) for model in self._repository.models()]
         for kind, table in (("counter", self._counters), ("gauge", _GAUGES)):
             for name, (text, value) in table.items():
                 family = Metric(name, text, kind)
@@ -131,6 +130,12 @@ class TritonMetrics(Collector):
     def text(self) -> bytes:
         """All metrics in the text exposition format."""
         return _COUNTER_HEAD.sub(rb"\1 ", generate_latest(self))
+
+
+def _labels(model: LoadedModel) -> dict[str, str]:
+    """Name and version, and the tags of the configuration, which begin with ``_``."""
+    tags = {f"_{_NO_LABEL.sub('_', key)}": value for key, value in model.config.metric_tags.items()}
+    return tags | {"model": model.name, "version": model.version_text}
 
 
 def _machine() -> dict[str, tuple[str, float]]:

@@ -20,7 +20,13 @@ from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
 from analyzer.errors import AnalyzerError, RepositoryError, TargetCrashError, UsageError
-from analyzer.modelconfig.repository import check_model_name, list_models, list_versions
+from analyzer.modelconfig.repository import (
+    check_model_name,
+    folder_state,
+    list_models,
+    list_versions,
+)
+from analyzer.server.dependencies import dependents, members_first
 from analyzer.server.overrides import unpack_override
 
 ControlMode = Literal["none", "poll", "explicit"]
@@ -42,12 +48,20 @@ class IndexEntry:
 
 @dataclass(slots=True)
 class _Slot:
-    """A model that was loaded once: its versions, their states, and what it was loaded from."""
+    """A model that was loaded once: its versions, their states, and what it was loaded from.
+
+    Args:
+        awaited: The members of an ensemble that went with one of them: it comes back with them.
+        folder: What its folder held; None where files of the request stood for it.
+        config_json: The configuration of the request, instead of the folder's.
+    """
 
     versions: dict[int, LoadedModel] = field(default_factory=dict)
     states: dict[int, tuple[State, str]] = field(default_factory=dict)
     members: tuple[str, ...] = ()
-    fingerprint: object = None
+    awaited: tuple[str, ...] = ()
+    folder: tuple[tuple[str, int, int], ...] | None = None
+    config_json: str | None = None
     override: tempfile.TemporaryDirectory[str] | None = None
 
 
@@ -213,7 +227,9 @@ class Repository:
             raise Fault("invalid", error.message) from error
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Unloads a model; requests that it has taken are still answered.
+        """Unloads a model, and ensembles that need it; requests taken before are still answered.
+
+        Such an ensemble is loaded again with the model, unless it is unloaded by its own name.
 
         Raises:
             Fault: The mode forbids it.
@@ -223,8 +239,9 @@ class Repository:
             slot = self._slots.get(name)
             if slot is None:
                 return
+            slot.awaited = ()
             members = slot.members if unload_dependents else ()
-            self._retire(name, slot, "unloaded")
+            self._retire(name)
         for member in members:
             self.unload(member, unload_dependents=True)
 
@@ -234,9 +251,8 @@ class Repository:
         if self._poller is not None:
             self._poller.join()
         with self._loading:
-            # Ensembles first: their requests end before their members do.
-            for name in sorted(self._slots, key=lambda name: not self._slots[name].members):
-                self._retire(name, self._slots[name], "unloaded")
+            for name in sorted(self._slots):
+                self._retire(name)
         for thread in tuple(self._closers):
             thread.join()
 
@@ -267,24 +283,10 @@ class Repository:
         """Ensembles after all others; among ensembles, members first."""
         members: dict[str, tuple[str, ...]] = {}
         for name in names:
-            try:
+            with contextlib.suppress(AnalyzerError, OSError):
                 config = read_model_config(self._root / name, name, self._settings, None)
                 members[name] = member_names(config)
-            except (AnalyzerError, OSError):
-                members[name] = ()
-        ordered: list[str] = []
-
-        def visit(name: str, above: tuple[str, ...]) -> None:
-            if name in ordered or name in above:
-                return
-            for member in members.get(name, ()):
-                if member in members:
-                    visit(member, (*above, name))
-            ordered.append(name)
-
-        for name in names:
-            visit(name, ())
-        return ordered
+        return members_first(names, members)
 
     def _load(
         self,
@@ -306,9 +308,12 @@ class Repository:
             try:
                 if not folder.is_dir() and not files:
                     raise Fault("internal", _POLL_FAILED.format(name))
-                fingerprint = (_fingerprint(folder), config_json) if not files else object()
-                if slot is not None and slot.versions and slot.fingerprint == fingerprint:
-                    return
+                found = folder_state(folder) if not files else None
+                if slot is not None and slot.versions and found is not None:
+                    # Without a configuration of its own, a load keeps the last one's, as in Triton.
+                    same = config_json in (None, slot.config_json)
+                    if same and slot.folder == found:
+                        return
                 config, override = self._read(name, folder, config_json, files or {})
                 source = Path(override.name) / name if override is not None else folder
                 self._load_members(name, member_names(config), above)
@@ -326,10 +331,12 @@ class Repository:
                 versions=versions,
                 states=dict.fromkeys(versions, ("READY", "")),
                 members=member_names(config),
-                fingerprint=fingerprint,
+                folder=found,
+                config_json=config_json,
                 override=override,
             )
             self._replace(name, slot, new)
+            self._load_awaiting(name)
 
     def _replace(self, name: str, old: _Slot | None, new: _Slot) -> None:
         self._log(f"successfully loaded '{name}'")
@@ -378,13 +385,27 @@ class Repository:
             version = max(list_versions(folder), default=0)
             self._slots[name] = _Slot(states={version: ("UNAVAILABLE", message)})
 
-    def _retire(self, name: str, slot: _Slot, reason: str) -> None:
-        if not slot.versions:
-            return
-        self._slots[name] = _Slot(states=dict.fromkeys(slot.versions, ("UNAVAILABLE", reason)))
-        self._publish()
-        self._log(f"unloading: {name}")
-        self._close_later(name, slot)
+    def _load_awaiting(self, name: str) -> None:
+        """Loads the ensembles that wait for ``name`` and miss no other member."""
+        for own, slot in sorted(self._slots.items()):
+            if name in slot.awaited and all(self.ready(member) for member in slot.awaited):
+                with contextlib.suppress(AnalyzerError):  # logged, and in the index
+                    self._load(own)
+
+    def _retire(self, name: str) -> None:
+        """Unloads a model and, before it, the ensembles that need it; these wait for it."""
+        members = {own: slot.members for own, slot in self._slots.items()}
+        for own in [*reversed(dependents(name, members)), name]:
+            slot = self._slots[own]
+            if not slot.versions:
+                continue
+            self._slots[own] = _Slot(
+                states=dict.fromkeys(slot.versions, ("UNAVAILABLE", "unloaded")),
+                awaited=members[own] if own != name else (),
+            )
+            self._publish()
+            self._log(f"unloading: {own}")
+            self._close_later(own, slot)
 
     def _publish(self) -> None:
         ready: dict[tuple[str, str], LoadedModel] = {}
@@ -418,21 +439,9 @@ class Repository:
                 continue
             with self._loading:
                 for name in set(self._slots) - set(names):
-                    self._retire(name, self._slots[name], "unloaded")
+                    self._retire(name)
             for name in self._by_dependency(names):
                 try:
                     self._load(name)
                 except AnalyzerError:
                     continue  # logged, and in the index
-
-
-def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of a folder's files; another value means that it has changed."""
-    found = []
-    for path in sorted(folder.rglob("*")):
-        try:
-            status = path.stat()
-        except OSError:
-            continue  # it vanished meanwhile; the next look settles it
-        found.append((str(path.relative_to(folder)), status.st_mtime_ns, status.st_size))
-    return tuple(found)

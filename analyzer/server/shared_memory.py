@@ -164,7 +164,7 @@ def _map(name: str, key: str, offset: int, byte_size: int) -> Registered:
         size = os.fstat(descriptor).st_size
         if byte_size <= 0 or offset < 0 or offset + byte_size > size:
             raise Fault(
-                "invalid",
+                "internal",
                 f"failed to register shared memory region '{name}': invalid args: it has {size} "
                 f"bytes, asked for {byte_size} at {offset}",
             )

@@ -254,6 +254,44 @@ def test_leftover_binary_data(wire: Addresses) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("data", "status"), [([1 << 63, 1], 500), ([1 << 32, 1], 200), ([-(1 << 63) - 1, 1], 500)]
+)
+def test_integers_beyond_64_bits_do_not_wrap(wire: Addresses, data: list[int], status: int) -> None:
+    request = {
+        "inputs": [
+            {"name": name, "datatype": "INT32", "shape": [1, 2], "data": data} for name in "AB"
+        ]
+    }
+    found, _, body = send(wire, "POST", "/v2/models/two/infer", request)
+    assert found == status
+    if status == 500:
+        message = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed"
+        assert json.loads(body)["error"].startswith(message)
+
+
+def test_half_precision_is_no_json(repository: Path, start: Any) -> None:
+    (repository / "half" / "1").mkdir(parents=True)
+    config = """
+        backend: "identity" max_batch_size: 8 version_policy { all { } }
+        input { name: "INPUT0" data_type: TYPE_FP16 dims: [ 16 ] }
+        output { name: "OUTPUT0" data_type: TYPE_FP16 dims: [ 16 ] }
+    """
+    (repository / "half" / "config.pbtxt").write_text(config)
+    (repository / "half" / "2").mkdir()
+    addresses, _ = start()
+    binary = {"binary_data_size": 32}
+    head = json.dumps({"inputs": [tensor(datatype="FP16", parameters=binary)]}).encode()
+    length = {LENGTH: str(len(head))}
+    answer = send(addresses, "POST", "/v2/models/half/infer", head + bytes(32), length)
+    assert error(answer)[0] == 400 and "FP16 data via JSON" in error(answer)[1]
+    versions = [
+        json.loads(send(addresses, "GET", f"/v2/models/half{path}")[2])["versions"]
+        for path in ("", "/versions/1", "/versions/2")
+    ]
+    assert versions == [["1", "2"], ["1"], ["2"]]
+
+
 def test_strings(wire: Addresses) -> None:
     words = ["é", ""] * 8
     request = {"inputs": [tensor(datatype="BYTES", data=words)]}

@@ -163,7 +163,7 @@ def test_an_execution_that_fails(driver: Driver) -> None:
     kind, message = refused(driver, "failing", {"X": ONE})
     assert (kind, message) == (
         "internal",
-        "TargetError: the scripted model fails, as it was told",
+        "the scripted model fails, as it was told",
     )
 
 

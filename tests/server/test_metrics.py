@@ -39,6 +39,14 @@ def scrape(address: str) -> dict[str, float]:
     return values
 
 
+def test_tags_of_a_model_are_labels(repository: Path, start: Any) -> None:
+    (repository / "m" / "1").mkdir(parents=True)
+    tags = 'metric_tags { key: "team" value: "ml" }'
+    (repository / "m" / "config.pbtxt").write_text(IDENTITY + tags)
+    addresses, _ = start()
+    assert scrape(addresses.metrics)['nv_inference_count{_team="ml",model="m",version="1"}'] == 0
+
+
 def test_counters_after_a_sequence(repository: Path, start: Any) -> None:
     (repository / "m" / "1").mkdir(parents=True)
     (repository / "m" / "config.pbtxt").write_text(IDENTITY)

@@ -215,7 +215,15 @@ def test_config_override_and_the_same_load_twice(repository: Path, opened: Any) 
     models.load("m", config_json=json.dumps(override))
     assert models.get("m").config.max_batch_size == 4
     models.load("m")
-    assert models.get("m").config.max_batch_size == 8
+    assert models.get("m").config.max_batch_size == 4  # as in Triton: the folder did not change
+    config = repository / "m" / "config.pbtxt"
+    config.write_text(IDENTITY.replace("8", "16", 1))
+    models.load("m")
+    assert models.get("m").config.max_batch_size == 16
+    models.load("m", config_json=json.dumps(override))
+    models.unload("m")
+    models.load("m")
+    assert models.get("m").config.max_batch_size == 16
 
 
 def test_file_override_over_grpc_and_http(repository: Path, start: Any) -> None:
@@ -301,11 +309,56 @@ def test_ensemble(repository: Path, opened: Any) -> None:
     details = models.get("both").details().server
     assert (details.success_count, details.inference_count) == (1, 2)
     assert models.get("first").details().server.inference_count == 2
-    models.unload("second")
-    with pytest.raises(Fault, match="second"):
-        ask(models, "both", [[1, 2]])
     with pytest.raises(Fault, match="batch-size must be <= 4"):
         ask(models, "both", [[0, 0]] * 5)
+
+
+def test_an_ensemble_goes_and_comes_with_its_members(repository: Path, opened: Any) -> None:
+    """It stayed READY and answered 500; loading it again did nothing."""
+    put(repository, "both", ENSEMBLE)
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    models = opened(mode="explicit", load=("both",))
+
+    def states() -> dict[str, tuple[str, str]]:
+        return {entry.name: (entry.state, entry.reason) for entry in models.index()}
+
+    gone = ("UNAVAILABLE", "unloaded")
+    models.unload("second")
+    assert states() == {"both": gone, "first": ("READY", ""), "second": gone}
+    with pytest.raises(Fault, match="'both' has no available versions") as refused:
+        ask(models, "both", [[1, 2]])
+    assert refused.value.kind == "not_found"
+    models.load("both")  # with its member
+    assert ask(models, "both", [[1, 2]])["OUT"].tolist() == [[1, 2]]
+    models.unload("first")
+    models.unload("second")
+    models.load("second")
+    assert states()["both"] == gone  # the other one is missing still
+    models.load("first")
+    assert ask(models, "both", [[1, 2]])["OUT"].tolist() == [[1, 2]]
+    models.unload("first")
+    models.unload("both")  # by its own name: it does not come back by itself
+    models.load("first")
+    assert states()["both"] == gone
+    models.unload("both", unload_dependents=True)
+
+
+def test_an_ensemble_of_ensembles_goes_with_the_innermost_member(
+    repository: Path, opened: Any
+) -> None:
+    put(repository, "both", ENSEMBLE)
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    outer = ENSEMBLE.replace('"first"', '"both"')
+    outer = outer.replace('key: "Y" value: "between"', 'key: "OUT" value: "between"')
+    put(repository, "outer", outer)
+    models = opened(mode="explicit", load=("outer",))
+    assert ask(models, "outer", [[1, 2]])["OUT"].tolist() == [[1, 2]]
+    models.unload("first")
+    assert not models.ready("outer") and not models.ready("both") and models.ready("second")
+    models.load("first")
+    assert ask(models, "outer", [[1, 2]])["OUT"].tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from analyzer.domain.configuration import DEFAULT_EXECUTION, Execution
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.cuda import START_ANEW
@@ -37,6 +39,9 @@ ORT_DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+
+_DECODE = np.frompyfunc(lambda text: text.decode() if isinstance(text, bytes) else text, 1, 1)
+_ENCODE = np.frompyfunc(lambda text: str(text).encode("utf-8", "surrogatepass"), 1, 1)
 
 
 def import_onnxruntime() -> Any:
@@ -106,14 +111,31 @@ class OrtRuntime:
             raise self._translate(error, "cannot be loaded", TargetStartError) from error
         check_started(self._session, execution, device=device, path=self._path)
         self._outputs = [output.name for output in self._session.get_outputs()]
+        self._strings = {
+            value.name
+            for value in (*self._session.get_inputs(), *self._session.get_outputs())
+            if ORT_DATATYPES.get(value.type) == "BYTES"
+        }
 
     def run(self, inputs: Tensors) -> Tensors:
         """The outputs of one batch; see :class:`analyzer.engine.runtimes.base.Runtime`."""
+        given = dict(inputs)
         try:
-            values = self._session.run(self._outputs, dict(inputs))
+            # ONNX Runtime wants str where Triton's clients and ours have bytes.
+            for name in self._strings & given.keys():
+                given[name] = np.asarray(_DECODE(given[name]), dtype=object)
+            values = self._session.run(self._outputs, given)
+        except UnicodeDecodeError as error:
+            raise TargetError(
+                "a string is not UTF-8, which ONNX Runtime's Python interface needs",
+                hint="Send text, or serve the model with a real Triton.",
+            ) from error
         except Exception as error:
             raise self._translate(error, "failed to execute", TargetError) from error
-        return dict(zip(self._outputs, values, strict=True))
+        found = dict(zip(self._outputs, values, strict=True))
+        for name in self._strings & found.keys():
+            found[name] = np.asarray(_ENCODE(found[name]), dtype=object)
+        return found
 
     def close(self) -> None:
         """Frees the session."""
@@ -125,7 +147,9 @@ class OrtRuntime:
                 f"{self._path} ran out of memory: {first_line(error)}",
                 hint="Fewer instances, smaller batches or a lower precision need less memory.",
             )
-        message = f"{self._path} {what}: {first_line(error)}"
+        # Clients read why an execution failed: where the file lies is not theirs to know.
+        file = self._path if kind is TargetStartError else Path(self._path).name
+        message = f"{file} {what}: {first_line(error)}"
         if is_device_lost(error):
             return TargetCrashError(message, hint=START_ANEW)
         return kind(message)
