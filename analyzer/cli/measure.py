@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from analyzer.domain.load_test import LoadTest
     from analyzer.domain.model import ModelInfo
     from analyzer.hardware.gpus import GpuIdentity
+    from analyzer.targets.endpoint import EndpointModel
     from analyzer.targets.target import Target
 
 
@@ -152,7 +153,7 @@ def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
         raise UsageError(
             "An endpoint needs --model.", hint="Write --model NAME, the model's name there."
         )
-    check_endpoint(address)
+    check_endpoint(address, loads=False)
     endpoint = open_endpoint(address)
     try:
         found = endpoint.model(name) if endpoint.ready(name) else None
@@ -175,15 +176,38 @@ def _endpoint(address: str, values: dict[str, Any]) -> Iterator[Subject]:
         )
 
 
-def _model_info(found: Any, values: dict[str, Any]) -> ModelInfo:
+def _model_info(found: EndpointModel, values: dict[str, Any]) -> ModelInfo:
+    """An endpoint's model with the shapes that are sent to it.
+
+    Raises:
+        ModelError: An input holds no numbers, or a shape is unknown or is not the input's.
+    """
     from dataclasses import replace
 
-    from analyzer.domain.model import ModelInfo
+    from analyzer.domain.model import NUMPY_DTYPES, ModelInfo
 
-    shapes = values["input_shapes"]
+    shapes: dict[str, tuple[int, ...]] = values["input_shapes"]
+    names = [tensor.name for tensor in found.inputs]
+    if unknown := sorted(shapes.keys() - set(names)):
+        raise ModelError(
+            f"--input-shape {unknown[0]}: {found.name} has no input of that name.",
+            hint=f"Its inputs are: {', '.join(names)}.",
+        )
     tensors = []
     for tensor in found.inputs:
+        if tensor.datatype not in NUMPY_DTYPES:
+            what = "strings" if tensor.datatype == "BYTES" else f"{tensor.datatype} numbers"
+            raise ModelError(
+                f"The input {tensor.name!r} of {found.name} holds {what}, which cannot be made up.",
+                hint="Measure a model that takes numbers, without its text processing.",
+            )
         shape = shapes.get(tensor.name, tensor.shape)
+        if tensor.name in shapes and not _fits(shape, tensor.shape):
+            raise ModelError(
+                f"--input-shape {tensor.name}:{','.join(map(str, shape))} does not fit the input's "
+                f"shape {list(tensor.shape)} on {found.name}.",
+                hint="Give every dimension except the batch axis; only those that are -1 are open.",
+            )
         if -1 in shape:
             raise ModelError(
                 f"The input {tensor.name!r} of {found.name} has dynamic dimensions {shape}.",
@@ -198,6 +222,13 @@ def _model_info(found: Any, values: dict[str, Any]) -> ModelInfo:
         batchable=found.batchable,
         inputs=tuple(tensors),
         outputs=found.outputs,
+    )
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    """Whether tensors of ``shape`` go where ``dims`` (−1 is open) are declared."""
+    return len(shape) == len(dims) and all(
+        value >= 1 and dim in (-1, value) for value, dim in zip(shape, dims, strict=True)
     )
 
 

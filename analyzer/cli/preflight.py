@@ -6,6 +6,7 @@ A search takes minutes; a folder that cannot be written must not be found out at
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from analyzer.buckets.location import Location
@@ -159,12 +160,23 @@ def _check_study_name(name: str) -> None:
         )
 
 
-def check_endpoint(address: str) -> None:
-    """Raises UsageError where ``address`` is none, MissingPartError where nothing answers there."""
+def check_endpoint(address: str, *, loads: bool = True) -> None:
+    """Looks whether a server answers at ``address``.
+
+    Args:
+        loads: Whether models are to be loaded there.
+
+    Raises:
+        UsageError: It is no address.
+        MissingPartError: Nothing answers there, or it does not let models be loaded.
+    """
     from analyzer.targets.address import open_endpoint
+    from analyzer.targets.endpoint import require_model_control
 
     try:
-        open_endpoint(address).close()
+        with closing(open_endpoint(address)) as endpoint:
+            if loads:
+                require_model_control(endpoint)
     except TargetError as error:
         raise MissingPartError(error.message, hint=error.hint) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from analyzer.targets.target import Connection
 #: How long any request to the control side may take, and one that loads a model.
 ANSWER_S = 30.0
 LOAD_S = 600.0
+_EXPLICIT = "Start it with --model-control-mode=explicit."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,24 @@ def total_statistics(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
     )
 
 
+def require_model_control(endpoint: Endpoint) -> None:
+    """Checks that models can be loaded and unloaded; nothing is changed.
+
+    Raises:
+        TargetCrashError: It does not answer.
+        TargetError: It has no explicit model control.
+    """
+    try:
+        # Triton unloads what it does not have without a word.
+        endpoint.unload(f"tritune_none_{secrets.token_hex(8)}")
+    except TargetCrashError:
+        raise
+    except TargetError as error:
+        raise TargetError(
+            f"{error.message.rstrip('.')}: models cannot be loaded there.", hint=_EXPLICIT
+        ) from error
+
+
 def raise_load_failure(address: str, name: str, reason: str) -> NoReturn:
     """Raises the error that a refused or failed load of a model stands for.
 
@@ -184,7 +204,7 @@ def raise_load_failure(address: str, name: str, reason: str) -> NoReturn:
     if "not allowed" in reason and "load" in reason:
         raise TargetError(
             f"The server at {address} does not let models be loaded: {reason}",
-            hint="Start it with --model-control-mode=explicit.",
+            hint=_EXPLICIT,
         )
     kind = TargetMemoryError if is_out_of_memory(reason) else TargetStartError
     raise kind(

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from analyzer.cli.measure import _print
 from analyzer.cli.measure import measure as measure_command
+from analyzer.domain.model import TensorSpec
 from analyzer.errors import UsageError
 from analyzer.measure.session import REQUESTS_MIN
+from analyzer.targets.endpoint import EndpointModel
 
 Call = Callable[..., Any]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -91,6 +94,36 @@ def test_a_request_larger_than_the_largest_batch_is_refused(call: Call, folder: 
     answer = call("measure", str(EXAMPLES / "digits.onnx"), *options)
     assert answer.code == 2, answer
     assert "digits takes 4 inferences at most" in answer.document["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "options", "said"),
+    [
+        ("BYTES", (2,), (), "'x' of m holds strings"),
+        ("FP32", (4,), ("--input-shape", "z:4"), "no input of that name"),
+        ("FP32", (4,), ("--input-shape", "x:5"), "x:5 does not fit the input's shape [4]"),
+        ("FP32", (4, -1), ("--input-shape", "x:4"), "x:4 does not fit"),
+        ("FP32", (4, -1), (), "dynamic dimensions"),
+    ],
+)
+def test_an_endpoints_inputs_are_checked_before_anything_is_sent(
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    datatype: str,
+    shape: tuple[int, ...],
+    options: tuple[str, ...],
+    said: str,
+) -> None:
+    """Exit code 1: KeyError 'BYTES', or "Not one of 443 warm-up requests was answered."."""
+    tensor = TensorSpec(name="x", datatype=datatype, shape=shape)
+    model = EndpointModel(name="m", inputs=(tensor,), outputs=(), batchable=True, max_batch_size=8)
+    endpoint = SimpleNamespace(ready=lambda _: True, model=lambda _: model, close=lambda: None)
+    monkeypatch.setattr("analyzer.targets.address.open_endpoint", lambda _: endpoint)
+    answer = call(
+        "measure", "http://localhost:8000", "--model", "m", "--rate", "9/s", *options, "--json"
+    )
+    assert answer.code == 2, answer
+    assert said in answer.document["error"]["message"] and answer.document["error"]["hint"]
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from analyzer.cli.preflight import check_endpoint
 from analyzer.engine.fault import Fault
 from analyzer.engine.requests import InferCall, InputTensor
-from analyzer.errors import RepositoryError, UsageError
+from analyzer.errors import MissingPartError, RepositoryError, UsageError
 from analyzer.server.repository import Repository
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -492,3 +493,20 @@ def test_preserved_order(repository: Path, opened: Any) -> None:
         )
     _wait(lambda: len(order) == 2)
     assert order == ["slow", "fast"]
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_server_without_model_control_is_told_before_a_search(
+    repository: Path, start: Any, scheme: str
+) -> None:
+    """Every trial failed, and the option that was missing was never named."""
+    put(repository, "m", IDENTITY)
+    addresses, _ = start()
+    address = f"{scheme}://{getattr(addresses, scheme)}"
+    with pytest.raises(MissingPartError, match="not allowed") as refused:
+        check_endpoint(address)
+    assert refused.value.exit_code == 2
+    assert "--model-control-mode=explicit" in refused.value.hint
+    check_endpoint(address, loads=False)
+    addresses, _ = start(mode="explicit")
+    check_endpoint(f"{scheme}://{getattr(addresses, scheme)}")
