@@ -47,6 +47,8 @@ _HERE = frozenset(
 _NAMES = {"input_shapes": "input_shape", "store_url": "store", "prices_file": "prices"}
 # Of a job that failed for a reason that no error of the command has, by its exit code.
 _ERRORS = {2: InputError, 130: RunInterruptedError}
+# Verdicts after which a repository is exported there; the job's message then says so.
+_EXPORTED = ("found", "estimated")
 # How the command line says its last word.
 _LAST_WORD = "Error: "
 
@@ -301,7 +303,9 @@ def _write(
         written += [f"repository  {path}" for path in _unpack(packed, place, force=values["force"])]
     if done["reason"] == "export":
         raise RepositoryError(done["message"], hint=done["hint"] or "")
-    return [*written, *filter(None, [done["message"]])]
+    if isinstance(place, Location) and done["verdict"] in _EXPORTED:
+        written.append(done["message"])
+    return written
 
 
 def _study(

@@ -47,10 +47,21 @@ def require_service() -> None:
 
 
 def store_of(store_url: str | None, data: Path) -> str:
-    """The database: as given, else a file in the service's folder, which is made."""
+    """The database: as given, else a file in the service's folder, which is made.
+
+    Raises:
+        UsageError: The folder cannot be made.
+    """
     if store_url:
         return store_url
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--data: {data} cannot be the service's folder: "
+            f"{'it is a file' if data.is_file() else error.strerror}.",
+            hint="Name another folder, or one that is not there yet.",
+        ) from error
     return f"sqlite:///{data / 'service.db'}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from analyzer.service.limits import ServiceLimits
 
 _ALLOW, _ALLOW_BUCKET = "--allow-endpoint", "--allow-bucket"
+_Limit = tuple[str, str, click.ParamType[Any], str, str]
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Option, field of the limits, type, spelling of a value, help.
-_LIMITS: tuple[tuple[str, str, click.ParamType[Any], str, str], ...] = (
+# Of the process that answers requests alone: a worker reads none of them.
+_OF_REQUESTS = frozenset({"upload_bytes_max", "stored_bytes_max", "open_jobs_max"})
+_LIMITS: tuple[_Limit, ...] = (
     ("--budget-max", "budget_s_max", shared.DURATION_S, "{}s", "Longest budget of a job [1h]."),
     ("--trials-max", "trials_max", click.IntRange(1), "{}", "Most trials of a job [10000]."),
     ("--parallel-max", "workers_max", click.IntRange(1), "{}", "Most load tests at once [16]."),
@@ -43,12 +46,30 @@ _LIMITS: tuple[tuple[str, str, click.ParamType[Any], str, str], ...] = (
 
 def limit_options(command: _F) -> _F:
     """Adds the options; the command gets ``limits``, as given or as they are by default."""
+    return _with_options(command, _LIMITS)
 
+
+def worker_limit_options(command: _F) -> _F:
+    """As :func:`limit_options`, those that a worker reads."""
+    return _with_options(command, _of_workers())
+
+
+def _of_workers() -> tuple[_Limit, ...]:
+    return tuple(limit for limit in _LIMITS if limit[1] not in _OF_REQUESTS)
+
+
+def _with_options(command: _F, table: Sequence[_Limit]) -> _F:
     @wraps(command)
     def with_limits(**values: Any) -> Any:
         from analyzer.service.limits import ServiceLimits
 
-        given = {name: values.pop(name) for _, name, *_ in _LIMITS}
+        given = {name: values.pop(name) for _, name, *_ in table}
+        for option, name, *_ in table:
+            if given[name] is not None and given[name] <= 0 and name != "variants_bytes_max":
+                raise UsageError(
+                    f"{option}: nothing could be done with a limit of 0.",
+                    hint="Give one above 0, or leave it out.",
+                )
         limits = ServiceLimits(
             endpoints=tuple(map(_endpoint, values.pop("endpoints"))),
             buckets=tuple(map(_bucket, values.pop("buckets"))),
@@ -65,16 +86,16 @@ def limit_options(command: _F) -> _F:
         _ALLOW, "endpoints", multiple=True, metavar="URL",
         help="A Triton that jobs may measure: grpc://HOST:PORT or http://HOST:PORT (repeatable).",
     )(found)  # fmt: skip
-    for option, name, kind, _, help_text in reversed(_LIMITS):
+    for option, name, kind, _, help_text in reversed(table):
         found = click.option(option, name, type=kind, help=help_text)(found)
     return found  # type: ignore[no-any-return]
 
 
 def limit_arguments(limits: ServiceLimits) -> list[str]:
-    """The options that give another command the same limits."""
+    """The options that give a worker the same limits."""
     given = [
         (option, spelling.format(value))
-        for option, name, _, spelling, _ in _LIMITS
+        for option, name, _, spelling, _ in _of_workers()
         if (value := getattr(limits, name)) is not None
     ]
     allowed = [(_ALLOW, endpoint) for endpoint in limits.endpoints]

@@ -13,7 +13,7 @@ import click
 from analyzer.cli import options as shared
 from analyzer.cli.machine import constants_folder
 from analyzer.cli.service import log_to_stderr, require_service
-from analyzer.cli.service_limits import limit_options
+from analyzer.cli.service_limits import worker_limit_options
 from analyzer.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--parent", type=int, hidden=True, help="End with the process of this number.")
 @click.option("-v", "--verbose", is_flag=True, help="More detail on standard error.")
-@limit_options
+@worker_limit_options
 def worker(
     *,
     limits: ServiceLimits,

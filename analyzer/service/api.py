@@ -89,6 +89,8 @@ def _validation(request: Request, error: Exception) -> JSONResponse:
     first: dict[str, Any] = error.errors()[0]
     where, *parts = first["loc"]
     if where == "path":  # an id that cannot be one is nobody's
+        if parts[-1] == "name":
+            return answer(not_found("file of that name"))
         return answer(not_found(f"{parts[-1]} with this id"))
     if first["type"] == "json_invalid":
         return answer(Problem(422, "invalid", "The body is no JSON."))

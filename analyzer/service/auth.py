@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import ColumnElement, Connection, Row, case, delete, insert, or_, select, update
 
 from analyzer.errors import UsageError
+from analyzer.service.names import check_token_name
 from analyzer.service.problems import Problem
 from analyzer.service.rows import upsert
 from analyzer.service.schema import PROJECTS, SESSIONS, TOKENS, DatabaseTime
@@ -112,7 +113,14 @@ def create_token(
     scope: Scope,
     expires_in_s: float | None = None,
 ) -> NewToken:
-    """A new token; makes its project if need be."""
+    """A new token; makes its project if need be.
+
+    Raises:
+        UsageError: Its name, its project or its time cannot be had.
+    """
+    check_token_name(name)
+    if expires_in_s is not None and expires_in_s <= 0:
+        raise UsageError("A token must be good for some time.", hint="Write it like 720h.")
     ensure_project(connection, project)
     token = NewToken(
         id=secrets.token_hex(8),

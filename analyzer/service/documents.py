@@ -107,7 +107,7 @@ class TrialList(BaseModel):
 
 
 class Device(BaseModel):
-    """What measures for one job at a time."""
+    """What measures for one job at a time; ``job`` is the one that this worker runs."""
 
     id: str
     kind: str

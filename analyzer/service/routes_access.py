@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy import select
 
+from analyzer.errors import UsageError
 from analyzer.service import audit, jobs, uploads
 from analyzer.service.auth import Scope, create_token, find_token, revoke_token, tokens_of
 from analyzer.service.context import PROBLEMS, Admin, Context, IdempotencyKey, Reader
 from analyzer.service.documents import TOKEN_ID, iso
 from analyzer.service.idempotency import idempotent, request_hash
+from analyzer.service.names import check_token_name
 from analyzer.service.problems import Problem, conflict, not_found
 from analyzer.service.schema import NUMBER_MAX, TOKENS
 from analyzer.service.sessions import COOKIE, begin_session, end_session, find_session
@@ -51,6 +53,15 @@ class NewToken(BaseModel):
     scope: Scope = "write"
     expires_in_s: float | None = Field(default=None, gt=0, le=_YEARS_S)
 
+    @field_validator("name")
+    @classmethod
+    def _shown(cls, name: str) -> str:
+        try:
+            check_token_name(name)
+        except UsageError as error:
+            raise ValueError(error.message) from error
+        return name
+
 
 class Token(BaseModel):
     """A token without its secret."""
@@ -58,6 +69,7 @@ class Token(BaseModel):
     id: str
     name: str
     scope: Scope
+    status: Literal["good", "expired", "revoked"]
     created_at: str | None
     expires_at: str | None
     revoked_at: str | None
@@ -185,7 +197,7 @@ def make_token(
             name=made.name, scope=made.scope,
         )  # fmt: skip
         row = slot.connection.execute(select(TOKENS).where(TOKENS.c.id == made.id)).one()
-        token = _token(row).model_dump()
+        token = _token(row, "good").model_dump()
         slot.done(201, token)
     return MadeToken(**token, token=made.secret)
 
@@ -195,7 +207,7 @@ def list_tokens(context: Context, principal: Admin) -> TokenList:
     """The project's tokens, the newest first."""
     with context.database.reading() as connection:
         rows = tokens_of(connection, principal.project)
-    return TokenList(items=[_token(row) for row in rows])
+    return TokenList(items=[_token(row, row.status) for row in rows])
 
 
 @router.delete("/tokens/{token}", status_code=204)
@@ -248,11 +260,12 @@ def list_audit(
     )
 
 
-def _token(row: Any) -> Token:
+def _token(row: Any, status: Any) -> Token:
     return Token(
         id=row.id,
         name=row.name,
         scope=row.scope,
+        status=status,
         created_at=iso(row.created_at),
         expires_at=iso(row.expires_at),
         revoked_at=iso(row.revoked_at),

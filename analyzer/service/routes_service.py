@@ -23,7 +23,13 @@ def workers(context: Context, principal: Reader) -> WorkerList:
     with context.database.reading() as connection:
         now: float = connection.execute(select(DatabaseTime())).scalar_one()
         rows = connection.execute(
-            select(WORKERS, DEVICES, JOBS.c.id.label("job_id"), JOBS.c.project)
+            select(
+                WORKERS,
+                DEVICES,
+                JOBS.c.id.label("job_id"),
+                JOBS.c.project,
+                JOBS.c.worker.label("measuring"),
+            )
             .join(DEVICES, DEVICES.c.id == WORKERS.c.device)
             .outerjoin(JOBS, JOBS.c.number == DEVICES.c.job)
             .order_by(WORKERS.c.started_at)
@@ -40,7 +46,10 @@ def workers(context: Context, principal: Reader) -> WorkerList:
                         kind=row[DEVICES.c.kind],
                         host=row[DEVICES.c.host],
                         name=row[DEVICES.c.name],
-                        job=row["job_id"] if row[JOBS.c.project] == principal.project else None,
+                        job=row["job_id"]
+                        if row[JOBS.c.project] == principal.project
+                        and row["measuring"] == row[WORKERS.c.id]
+                        else None,
                     ),
                     isolation=json.loads(row[WORKERS.c.isolation]),
                     alive=row[WORKERS.c.lease_until] > now,
@@ -58,6 +67,14 @@ def healthz() -> str:
     return "ok\n"
 
 
+@outside.head("/healthz", include_in_schema=False)
+@outside.head("/metrics", include_in_schema=False)
+def head() -> Response:
+    """As ``GET``, without the body."""
+    return Response(media_type="text/plain; charset=utf-8")
+
+
+@outside.head("/readyz", include_in_schema=False)
 @outside.get("/readyz", tags=["service"], responses={503: PROBLEMS[503]})
 def readyz(context: Context) -> Response:
     """This process reaches its database."""

@@ -31,6 +31,7 @@ from analyzer.service.schema import TRIALS
 from analyzer.service.states import Change, State
 from analyzer.service.studies import keep_study, optuna_name
 from analyzer.service.variants import KeptVariants
+from analyzer.service.verdicts import why_unproven
 from analyzer.targets.ports import free_ports
 
 _LOG = logging.getLogger(__name__)
@@ -359,7 +360,11 @@ class Run:
         if options.export is not None and code == 0 and self._exported is None:
             self._exported = self._export(folder, options, options.export)
         verdict = storable(str(answer["verdict"]))[:16]
-        self._finish(Change.SUCCEED, log, code, verdict=verdict, **(self._exported or {}))
+        told = self._exported or {}
+        if not told and claim.kind == "search" and verdict != "found":
+            message, hint = why_unproven(folder.snapshot, claim.study)
+            told = {"message": storable(message), "hint": storable(hint)}
+        self._finish(Change.SUCCEED, log, code, verdict=verdict, **told)
 
     def _export(self, folder: JobFolder, options: JobOptions, place: str) -> dict[str, str]:
         """Exports to an object store, keeping the lease; what to say of it."""

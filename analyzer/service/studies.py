@@ -61,6 +61,8 @@ def keep_study(database: Database, source: Path, study: str, name: str) -> None:
             optuna.copy_study(
                 from_study_name=study, from_storage=own, to_storage=target, to_study_name=name
             )
+    except KeyError:
+        _LOG.info("%s has no trials of Optuna's: nothing but the baseline was tried.", name)
     except Exception as error:
         # What is copied was written by a job's command: nothing in it may end a worker.
         _LOG.warning("Optuna's study of %s was not copied: %s", name, error)

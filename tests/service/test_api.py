@@ -89,6 +89,7 @@ def test_errors_are_problems(client: httpx.Client) -> None:
     for response, status in (
         (client.get("/api/v1/jobs/" + "0" * 32), 404),
         (client.get("/api/v1/jobs/no-such-id"), 404),
+        (client.get(f"/api/v1/jobs/{'0' * 32}/artifacts/foo"), 404),
         (client.get("/api/v1/jobs/../../etc/passwd"), 404),
         (client.get("/nowhere"), 404),
         (client.put("/api/v1/jobs"), 405),
@@ -252,3 +253,11 @@ def test_a_deleted_upload_can_come_again_under_the_same_key(client: httpx.Client
     assert client.get(path).status_code == 404
     assert send().status_code == 201
     assert client.get(path).status_code == 200
+
+
+def test_what_asks_whether_a_service_is_there_may_leave_the_body_out(client: httpx.Client) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        done = client.head(path)
+        assert (done.status_code, done.content) == (200, b""), path
+    told = client.get(f"/api/v1/jobs/{'0' * 32}/artifacts/foo").json()["detail"]
+    assert told == "There is no file of that name."

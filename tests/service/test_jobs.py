@@ -272,3 +272,13 @@ def test_why_a_job_failed_does_not_say_where_it_ran(
     with working():
         done = wait_for(job, "SUCCEEDED", "FAILED")
     assert (done["message"], done["hint"]) == ("m.onnx has no inputs.", "See m.onnx.")
+
+
+def test_an_undecided_job_says_why_and_what_helps(
+    submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(outcomes=1, exit=4, verdict="undecided", export=False)
+    with working():
+        done = wait_for(job, "SUCCEEDED", "FAILED")
+    assert done["verdict"] == "undecided" and done["message"].endswith(".")
+    assert f"--study {done['study']} --resume" in done["hint"]

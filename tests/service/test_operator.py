@@ -21,8 +21,10 @@ from analyzer.service.database import VERSION_TABLE, open_service_database
 from analyzer.service.gc import collect
 from analyzer.service.schema import JOBS, METADATA, OBJECTS
 from analyzer.service.sessions import begin_session, find_session
+from analyzer.service.studies import keep_study
 from analyzer.service.worker import this_device
 from analyzer.store.database import Database
+from analyzer.store.results import open_store
 
 
 def test_the_migrations_make_the_tables_of_the_schema(database: Database) -> None:
@@ -170,3 +172,27 @@ def test_a_login_renews_one_token_and_its_end_ends_the_sessions(database: Databa
         assert auth.revoke_token(connection, "vision", token)
     _, third = admit("oidc:alice")
     assert who(first) is None and who(second) is None and who(third) is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--name", ""], ["--name", "  "], ["--name", "a\nb"], ["--name", "x" * 129],
+        ["--name", "ab\u202ecd"], ["--name", "ci", "--expires", "0s"],
+    ],
+)  # fmt: skip
+def test_a_token_that_no_list_could_show_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["service", "token", "create", *arguments, "--data", str(tmp_path / "d")])
+    told = capsys.readouterr()
+    assert end.value.code == 2 and "oken" in told.err and told.out == ""
+
+
+def test_a_study_without_trials_of_optunas_is_no_warning(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'study.db'}"):
+        keep_study(database, tmp_path / "study.db", "s", "default/s/j")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

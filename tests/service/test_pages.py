@@ -111,6 +111,16 @@ def test_a_job_that_found_nothing_shows_what_came_closest(
     assert "Closest" in shown
 
 
+def test_why_nothing_is_proven_and_what_helps_is_shown(
+    client: httpx.Client, example: Example
+) -> None:
+    told = {"message": "Undecided: it needs more.", "hint": "Give it more time:"}
+    job = example.ended(result=INFEASIBLE | {"verdict": "undecided"}, ending=told)
+    shown = client.get(f"/jobs/{job}").text
+    assert "Undecided: it needs more. Give it more time:" in shown
+    assert "edge when measured" in shown and "over all the speeds" in shown
+
+
 def test_why_it_failed_is_the_first_thing_seen(client: httpx.Client, example: Example) -> None:
     ending = {
         "reason": "model", "message": "It is no ONNX file.", "hint": "Export it again.",

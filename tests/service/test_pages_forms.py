@@ -166,6 +166,8 @@ def test_a_model_and_a_promise_become_a_job_once(log_in: LogIn) -> None:
             "the service has its own database",
         ),
         ({"latency_budget": "50ms", "more": "nonsense"}, "name=value"),
+        ({"latency_budget": "50ms", "more": "latency-budget=60ms"}, "given twice"),
+        ({"latency_budget": "50ms", "more": "seed=1\nseed=2"}, "given twice"),
         ({"latency_budget": "50ms", "budget": "99h"}, "this service allows"),
     ],
 )
@@ -177,6 +179,7 @@ def test_a_form_that_is_refused_keeps_what_was_filled_in(
     done = client.post("/jobs/new", data=key_of(client) | {"price": "1/h"} | fields, files=files)
     assert done.status_code == 422 and said in done.text
     assert 'value="1/h"' in done.text and "selected>digits" in done.text
+    assert done.text.count("autofocus") == 1, "the wrong field, or what is wrong"
     assert "<img" not in done.text
 
 
@@ -186,10 +189,13 @@ def test_a_file_that_no_job_can_use_is_refused_in_the_form(service: Any, log_in:
             raise invalid("It is no ONNX model.", hint=EVIL)
 
     client = service.client(inspector=Refusing(), tokens=False)
-    fields = {"latency_budget": "50ms"}
-    done = client.post("/jobs/new", data=fields, files={"model": ("m.onnx", b"x")})
+    parts = [("model", ("m.onnx", b"x")), ("latency_budget", (None, "50ms"))]
+    done = client.post("/jobs/new", files=parts)
     assert done.status_code == 422 and "It is no ONNX model." in done.text
     assert "<img" not in done.text
+    assert 'value="50ms"' in done.text, "what came behind the file"
+    marked = re.search(r'<input id="model"[^>]*>', done.text)
+    assert marked is not None and 'autofocus aria-invalid="true"' in marked[0]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +265,18 @@ def test_workers_and_what_they_measure(client: httpx.Client, service: Any) -> No
     assert "2 cores" in elsewhere and "whisper" not in elsewhere and job not in elsewhere
 
 
+def test_the_job_of_a_device_is_the_workers_that_runs_it(
+    client: httpx.Client, service: Any
+) -> None:
+    Example(service.context, worker="here-0")
+    job = Example(service.context, worker="here-1").running("whisper").id
+    shown = {
+        item["id"]: item["device"]["job"] for item in client.get("/api/v1/workers").json()["items"]
+    }
+    assert shown == {"here-0": None, "here-1": job}
+    assert client.get("/workers").text.count(f'href="/jobs/{job}"') == 1
+
+
 def test_a_token_is_shown_once(log_in: LogIn) -> None:
     client = log_in()
     word = word_of(client)
@@ -276,3 +294,13 @@ def test_a_token_is_shown_once(log_in: LogIn) -> None:
         "/tokens", data={"csrf": word, "name": "x", "scope": "read", "expires": "?"}
     )
     assert wrong.status_code == 422
+    hidden = client.post("/tokens", data={"csrf": word, "name": "ab\u202ecd", "scope": "read"})
+    assert hidden.status_code == 422 and "not shown" in hidden.text
+
+
+def test_a_token_that_has_expired_is_marked(service: Any, log_in: LogIn) -> None:
+    client = log_in()
+    service.token("default", "read", expires_in_s=1e-6)
+    assert "<td>expired</td>" in client.get("/tokens").text
+    found = client.get("/api/v1/tokens").json()["items"]
+    assert sorted(token["status"] for token in found) == ["expired", "good"]

@@ -35,6 +35,11 @@ FIELDS = (
     "latency_budget", "percentile", "target_rate", "objective", "budget", "price", "max_memory",
     "max_accuracy_drop", "precisions", "device", "accept", "seed",
 )  # fmt: skip
+# Fields that a problem's pointer may name.
+_MARKED = frozenset({*FIELDS, "model", "calibration_data", "arrivals", "more"})
+_POINTERS = {
+    "model": "/model", "data": "/options/calibration_data", "trace": "/options/arrivals",
+}  # fmt: skip
 _FILES = {"model": "model", "data": "calibration", "trace": "scenario"}
 
 
@@ -65,7 +70,13 @@ async def submit(request: Request, context: Context, visitor: AnyVisitor) -> Res
 async def _read(
     request: Request, context: ServiceContext, visitor: Visitor, fields: dict[str, str]
 ) -> None:
-    """The form's fields, and of each file that came the id under which it is stored."""
+    """The form's fields, and of each file that came the id under which it is stored.
+
+    Raises:
+        Problem: A file cannot be used, or the form not be read. The first kind is raised when all
+            fields are there.
+    """
+    refused: Problem | None = None
     trusted = False  # the word comes first in our form: nothing is stored for another one
     async for part in MultipartForm(request).parts():
         if part.filename is None:
@@ -78,10 +89,21 @@ async def _read(
             visitor.check("")
         if part.filename and part.name in _FILES:
             name = upload_name(PurePath(part.filename.replace("\\", "/")).stem)
-            stored = await store_upload(_FILES[part.name], name, part, context, visitor.principal)
+            try:
+                stored = await store_upload(
+                    _FILES[part.name], name, part, context, visitor.principal
+                )
+            except Problem as problem:
+                if problem.status != 422:
+                    raise
+                problem.pointer = _POINTERS[part.name]
+                refused = refused or problem
+                continue
             fields[part.name] = stored["id"]
     if not trusted:
         visitor.check("")
+    if refused is not None:
+        raise refused
 
 
 def _body(fields: Mapping[str, str]) -> NewJob:
@@ -143,6 +165,7 @@ def _form(
         models=models,
         chosen=fields.get("model") or fields.get("uploaded") or "",
         problem=problem,
+        here_are=_MARKED,
         limit=context.limits.upload_bytes_max,
     )
 
