@@ -47,21 +47,21 @@ def render_terminal(report: StudyReport) -> str:
         lines += _block("", sentence)
     for name, value in (*summary.certificate, *summary.measured, *summary.cost):
         if name in _SHOWN:
-            lines += _block(_SHOWN[name], value)[:2]
+            lines += _block(_SHOWN[name], value, most=2)
     for name, value in summary.types:
-        lines += _block("instance type", f"{name}: {value}")[:2]
+        lines += _block("instance type", f"{name}: {value}", most=2)
     baseline = report.baseline
     if baseline is not None:
         rate = rate_text(baseline.measurement)
         text = f"{rate} ({configuration_label(baseline.configuration)})"
-        lines += _block("baseline", f"{text}; {summary.gain}" if summary.gain else text)[:3]
+        lines += _block("baseline", f"{text}; {summary.gain}" if summary.gain else text, most=3)
     elif shown is not None:
         lines += _block("baseline", "not measured")
     command = [f"  {summary.command}"] if summary.command else []
     for number, sentence in enumerate(summary.advice):
         # The command that the first sentence means comes last.
         text = sentence.removesuffix(":") + (" (below)." if command and number == 0 else "")
-        lines += _block("next", text)[:2]
+        lines += _block("next", text, most=2)
     search = result.search
     left_out, failed = left_out_and_failed(report)
     parts = [f"{search.evaluated_live:,} measured"]
@@ -70,11 +70,11 @@ def render_terminal(report: StudyReport) -> str:
     parts += [f"{failed:,} failed"] if failed else []
     done = ", ".join(parts)
     done += f" in {time_text(search)}" if search.wall_seconds is not None else ""
-    lines += _block("search", f"{done}; {search.bound}" if search.bound else done)[:3]
+    lines += _block("search", f"{done}; {search.bound}" if search.bound else done, most=3)
     if summary.conditions:
-        lines += _block("machine", summary.conditions)[:2]
+        lines += _block("machine", summary.conditions, most=2)
     for note in summary.notes:
-        lines += _block("note", note)[:2]
+        lines += _block("note", note, most=2)
     most = LINES_MAX - len(command)
     if len(lines) > most:
         left = len(lines) - most + 1
@@ -82,11 +82,14 @@ def render_terminal(report: StudyReport) -> str:
     return "\n".join(lines + command)
 
 
-def _block(label: str, text: str) -> list[str]:
+def _block(label: str, text: str, *, most: int | None = None) -> list[str]:
+    """The lines of one fact, ``most`` of them; that there was more shows at the end."""
     return textwrap.wrap(
         text,
         _WIDTH,
         initial_indent=f"  {label:<{_INDENT - 2}}",
         subsequent_indent=" " * _INDENT,
         break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" …",
     )

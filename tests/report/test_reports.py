@@ -428,6 +428,13 @@ def test_the_next_budget_is_a_round_one(needed_s: float | None, budget_s: float,
     assert command is not None and command.endswith(f"--budget {told}")
 
 
+def test_a_note_that_is_cut_short_shows_it() -> None:
+    long = example_facts(warnings=(" ".join(f"word{number}" for number in range(60)),))
+    lines = render_terminal(make_report(long)).splitlines()
+    (line,) = [line for line in lines if line.endswith(" …")]
+    assert "word2" in line and "word59" not in line
+
+
 @ALL
 def test_the_terminal_gets_a_short_plain_answer(facts: StudyResult) -> None:
     text = render_terminal(make_report(facts))
