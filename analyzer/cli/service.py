@@ -175,6 +175,10 @@ def create_token(
 ) -> None:
     """Make a token and print it: it is shown this once."""
     require_service()
+    if expires is not None and expires <= 0:
+        raise UsageError(
+            "--expires: a token must be good for some time.", hint="Write it like --expires 720h."
+        )
     import json
 
     from analyzer.service import audit, auth

@@ -116,11 +116,9 @@ def create_token(
     """A new token; makes its project if need be.
 
     Raises:
-        UsageError: Its name, its project or its time cannot be had.
+        UsageError: Its name or its project cannot be had.
     """
     check_token_name(name)
-    if expires_in_s is not None and expires_in_s <= 0:
-        raise UsageError("A token must be good for some time.", hint="Write it like 720h.")
     ensure_project(connection, project)
     token = NewToken(
         id=secrets.token_hex(8),

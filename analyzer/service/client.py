@@ -13,8 +13,10 @@ import httpx
 
 from analyzer.errors import (
     AnalyzerError,
+    DataError,
     InputError,
     MissingPartError,
+    ModelError,
     TargetError,
     UsageError,
 )
@@ -41,7 +43,7 @@ class ServiceClient:
         token: None where none is needed.
 
     Every method raises:
-        UsageError: The service refuses what is asked for.
+        UsageError: The service refuses what is asked for; an InputError where that is a file.
         MissingPartError: It has never answered.
         TargetError: It answers no more.
     """
@@ -74,7 +76,12 @@ class ServiceClient:
                     yield data
 
         size = {"Content-Length": str(path.stat().st_size)}
-        done = self._ask("POST", f"/{kind}", params={"name": name}, content=pieces(), headers=size)
+        try:
+            done = self._ask(
+                "POST", f"/{kind}", params={"name": name}, content=pieces(), headers=size
+            )
+        except _UnusableError as error:
+            raise _OF_UPLOADS[kind](error.message, hint=error.hint) from error
         return str(done.json()["id"])
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,17 +185,33 @@ class ServiceClient:
         )
 
 
+class _UnusableError(UsageError):
+    """422: what was sent is understood, and cannot be used."""
+
+
+# What a search here calls a file that cannot be used, by the kind of upload and the option's
+# pointer.
+_OF_UPLOADS: Mapping[str, type[InputError]] = {
+    "models": ModelError, "calibration": DataError, "scenarios": DataError,
+}  # fmt: skip
+_OF_OPTIONS: Mapping[str, type[InputError]] = {
+    "/options/calibration_data": DataError, "/options/input_shape": ModelError,
+}  # fmt: skip
+_OF_STATUS: Mapping[int, type[AnalyzerError]] = {404: InputError, 422: _UnusableError}
+
+
 def _refusal(response: httpx.Response) -> AnalyzerError:
+    pointer = None
     try:
         problem = response.json()
         detail, hint = str(problem["detail"]), str(problem.get("hint") or "")
+        pointer = problem.get("pointer")
     except (ValueError, KeyError, TypeError):
         detail, hint = f"It answers {response.status_code}.", ""
     if response.status_code == 401:
         hint = "Give the token in the environment variable TRITUNE_TOKEN."
-    return (InputError if response.status_code == 404 else UsageError)(
-        f"The service refuses: {detail}", hint=hint
-    )
+    kind = _OF_OPTIONS.get(str(pointer)) or _OF_STATUS.get(response.status_code, UsageError)
+    return kind(f"The service refuses: {detail}", hint=hint)
 
 
 def _parse(lines: Iterator[str]) -> Iterator[tuple[str, Event]]:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from analyzer.cli import remote
 from analyzer.cli.main import main
 from analyzer.errors import RepositoryError
 from analyzer.service import client as client_module
+from analyzer.service import sandbox
+from analyzer.service.inspection import Inspector
 
 pytestmark = pytest.mark.sqlite_alone
 UNDECIDED = {"outcomes": 1, "exit": 4, "verdict": "undecided", "export": False}
@@ -152,3 +155,25 @@ def test_what_looks_like_an_error_is_shown_where_there_is_none(run: Any, working
     with working():
         code, _, err = run({"outcomes": 1, "say": "Error: of a library."})
     assert code == 0 and "Error: of a library." in err
+
+
+def test_what_the_service_cannot_use_has_the_code_that_it_has_here(
+    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(service.client(inspector=Inspector(sandbox.probe())).base_url)
+    examples = Path(__file__).parents[2] / "examples"
+    broken, data = tmp_path / "broken.onnx", tmp_path / "data.npz"
+    broken.write_bytes(b"nothing")
+    np.savez(data, wrong=np.zeros((2, 3)), other=np.zeros((2, 3)))
+    digits = str(examples / "digits.onnx")
+    for arguments, code in (
+        ([str(broken)], "model"),
+        ([digits, "--calibration-data", str(broken)], "data"),
+        ([digits, "--calibration-data", str(data)], "data"),
+        ([digits, "--input-shape", "nothing:3"], "model"),
+        ([digits, "--percentile", "99", "--budget", "90h"], "usage"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["search", *arguments, "--latency-budget", "50ms", "--service", url, "--json"])
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (end.value.code, error["code"]) == (2, code), error
