@@ -13,6 +13,7 @@ import click
 
 from analyzer.buckets.location import Location, is_location, parse_location
 from analyzer.domain import units
+from analyzer.domain.sla import PERCENTILE_MAX
 from analyzer.errors import UsageError
 from analyzer.service.command import TOLD
 
@@ -54,9 +55,6 @@ PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
 SEED = click.IntRange(0, 2**62)
 
 
-_PERCENTILE_MAX = 99.9999
-
-
 class Percentile(click.ParamType[float]):
     """A percentile from 1 to 99.9999; one below 1 is taken for a fraction, and refused."""
 
@@ -79,9 +77,9 @@ class Percentile(click.ParamType[float]):
                 f"--percentile: {value!r} means {number:g} % of the requests, not a fraction.",
                 hint=f"For {100 * number:g} % write {100 * number:g}.",
             )
-        if number > _PERCENTILE_MAX:
+        if number > PERCENTILE_MAX:
             raise UsageError(
-                f"--percentile: {value!r} is above {_PERCENTILE_MAX:g}, which takes millions of "
+                f"--percentile: {value!r} is above {PERCENTILE_MAX:g}, which takes millions of "
                 "requests to prove already.",
                 hint="Write 99 or 99.9.",
             )

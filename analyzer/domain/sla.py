@@ -7,6 +7,9 @@ from typing import Literal
 
 Objective = Literal["capacity", "cost", "latency", "memory"]
 
+PERCENTILE_MAX = 99.9999
+"""The highest that may be promised: it takes three million requests without one late, a choice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sla:

@@ -15,6 +15,7 @@ from typing import Any
 from analyzer.buckets.location import parse_location
 from analyzer.domain import units
 from analyzer.domain.configuration import PRECISIONS
+from analyzer.domain.sla import PERCENTILE_MAX
 from analyzer.errors import DataError, UsageError
 from analyzer.search.samplers import SAMPLERS
 from analyzer.service.limits import ServiceLimits
@@ -185,11 +186,9 @@ def _export(text: str, limits: ServiceLimits) -> None:
         )
 
 
-# Beyond it no search counts enough requests to prove anything: a choice.
-_PERCENTILE_MAX = 99.9999
 _SLA: dict[str, _Check] = {
     "latency_budget": _latency,
-    "percentile": _unit(_number(1, _PERCENTILE_MAX)),
+    "percentile": _unit(_number(1, PERCENTILE_MAX)),
     "confidence": _unit(_number(0, 1, open_ends=True)),
     "target_rate": _unit(units.parse_rate_rps),
     "budget": _budget,
