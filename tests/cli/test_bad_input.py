@@ -419,9 +419,7 @@ def test_a_study_tells_how_it_went_on(call: Call, stored: Path, good: str) -> No
     refused(call(good, "--json", *BUDGET, *short, "--seed", "2"), "its own seed, 1")
 
 
-def test_a_trace_s_own_sizes_are_those_of_the_requests(
-    good: str, call: Call, folder: Path
-) -> None:
+def test_a_trace_s_own_sizes_are_those_of_the_requests(good: str, call: Call, folder: Path) -> None:
     (folder / "trace.csv").write_text("arrival_ms,batch_size\n0,1\n5,8\n")
     sized = ("--arrivals", "trace:trace.csv", "--json")
     refused(call(good, *BUDGET, *sized, "--request-batch-size", "2"), "sizes of its own")
