@@ -248,8 +248,8 @@ def summarize(endings: Sequence[Ending]) -> dict[str, Any]:
         "wrong": sum(ending.wrong for ending in endings),
         "wrong_share": sum(ending.wrong for ending in endings) / len(endings),
         "share_of_edge": float(np.median(shares)) if shares else None,
-        "requests_50": nearest_rank(requests, 50.0),
-        "requests_90": nearest_rank(requests, 90.0),
+        "requests_50": int(nearest_rank(requests, 50.0) or 0) or None,
+        "requests_90": int(nearest_rank(requests, 90.0) or 0) or None,
         "claims": max((ending.claims for ending in claimed), default=0),
         "endings": [asdict(ending) for ending in endings],
     }
