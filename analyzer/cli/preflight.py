@@ -33,15 +33,20 @@ def check_search(options: SearchOptions) -> None:
         check_report(options.report_file)
     if options.export_dir is not None:
         check_export(options.export_dir)
-    elif options.force:
-        raise UsageError(
-            "--force has nothing to replace: it belongs to --export.",
-            hint="Add --export DIR, or leave --force out.",
-        )
+    check_force(options.export_dir, force=options.force)
     check_store(options.store_url, study=options.study, resume=options.resume)
     _check_writable(cache_dir(), f"The cache folder {cache_dir()} (TRITUNE_CACHE names another)")
     if "://" in options.server:
         check_endpoint(options.server)
+
+
+def check_force(export_dir: object, *, force: bool) -> None:
+    """Raises UsageError where ``--force`` has no ``--export`` that it belongs to."""
+    if force and export_dir is None:
+        raise UsageError(
+            "--force has nothing to replace: it belongs to --export.",
+            hint="Add --export DIR, or leave --force out.",
+        )
 
 
 def check_report(path: Path) -> None:

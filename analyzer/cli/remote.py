@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from analyzer.buckets.location import Location
 from analyzer.cli import options as shared
 from analyzer.cli.models import find_model, local_model
-from analyzer.cli.preflight import check_export, check_export_of, check_report
+from analyzer.cli.preflight import check_export, check_export_of, check_force, check_report
 from analyzer.errors import (
     AnalyzerError,
     InputError,
@@ -113,11 +113,7 @@ def _check_here(values: Mapping[str, Any]) -> None:
         check_report(values["report_file"])
     if isinstance(values["export_dir"], Path):
         check_export(values["export_dir"])
-    if values["force"] and values["export_dir"] is None:
-        raise UsageError(
-            "--force has nothing to replace: it belongs to --export.",
-            hint="Add --export DIR, or leave --force out.",
-        )
+    check_force(values["export_dir"], force=values["force"])
     if values["study"] is None:
         if values["resume"]:
             raise UsageError("--resume needs the study's name.", hint="Add --study NAME.")
