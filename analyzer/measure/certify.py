@@ -109,7 +109,7 @@ class _Certifying:
                 rates = [other for other in rates if other > rate]
             elif certificate.verdict == "FAIL":
                 rates = [other for other in rates if other < rate]
-        while rates and self._time_left_s() > _RUN_S_MIN:
+        while rates and self._time_left_s() > _RUN_S_MIN and self._goal.goes_on():
             rates = [rate for rate in rates if self._may_be_run(rate)]
             chosen, limit_s = self._choose(self._next(rates)) if rates else (None, 0.0)
             if chosen is None:
@@ -337,6 +337,8 @@ class _Certifying:
                 return True
             if certificate.verdict == "FAIL" or test.aborted:
                 self._failed_rps = min(self._failed_rps, rate)
+                return False
+            if not self._goal.goes_on():
                 return False
             beyond = certificate.over_budget > certificate.requests * self._goal.miss_rate_max
             missing = float(certificate.requests_missing or 2.0 * block_s * rate)

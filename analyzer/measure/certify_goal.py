@@ -52,6 +52,7 @@ class CertifyGoal:
         counts_below: Whether what is known of a rate may count for a lower one: no larger share is
             late there.
         proves: Whether what is known of a rate proves it, whatever was seen of the machine.
+        goes_on: Whether the walk is still what the time is for; asked after each run.
         requests_min: Requests of the shortest run: a low rate takes long for them.
         answered_rps: What the server answered in the last run, requests per second, where that was
             given up as hopeless; None where it was not, or told nothing.
@@ -80,6 +81,7 @@ class CertifyGoal:
     carried: Callable[[float, Conditions | None], bool] = lambda rate_rps, met: False
     counts_below: Callable[[RateEvidence, float], bool] = lambda known, rate_rps: False
     proves: Callable[[RateEvidence], bool] = lambda known: False
+    goes_on: Callable[[], bool] = lambda: True
     requests_min: int = 0
     answered_rps: Callable[[], float | None] = lambda: None
     left_s: Callable[[], float] = lambda: math.inf

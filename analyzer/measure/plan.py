@@ -117,6 +117,19 @@ class RefutePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenAnswer:
+    """The study's answer so far, which a slower state of the machine may make untenable.
+
+    Args:
+        measurement: The certified configuration.
+        twin: For its edge in a slower state; None where it is not trusted.
+    """
+
+    measurement: Measurement
+    twin: ServerModel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyPlan:
     """A claim to be proven after (or instead of) the search for the edge.
 
@@ -146,6 +159,8 @@ class CertifyPlan:
             None where unknown.
         earlier_us: The canary's work in earlier studies on the same machine: no rate is claimed
             that the slow states of those do not carry either. Empty where nothing is known.
+        answer: Another configuration's proof, without which the time goes to a new one of that;
+            None where nothing else is proven.
         refute: Runs that are to show the contrary, in place of a proof; None for a proof.
     """
 
@@ -173,6 +188,7 @@ class CertifyPlan:
     response: float = 1.0
     conditions: Conditions | None = None
     earlier_us: tuple[float, ...] = ()
+    answer: ProvenAnswer | None = None
     refute: RefutePlan | None = None
 
 

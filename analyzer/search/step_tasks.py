@@ -11,7 +11,7 @@ from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.certify_goal import AT_ONCE, BOLD, CLIMBING
-from analyzer.measure.plan import CertifyPlan, EdgePlan, certifying_runs
+from analyzer.measure.plan import CertifyPlan, EdgePlan, ProvenAnswer, certifying_runs
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
@@ -203,6 +203,9 @@ class StepTasks:
         if candidate is None:
             return self._screening.proof_s()
         certificate = candidate.certificate
+        if candidate.capacity_rps and not self._context.log.stands(candidate):
+            # What proved a rate that the machine's slow state does not carry counts for a lower.
+            return _FIRST_PROOF_S_MIN
         rate_rps = _open_rate(candidate, self._context.request.sla.miss_rate_max)
         if rate_rps and certificate is not None and certificate.requests_missing:
             return certificate.requests_missing / rate_rps
@@ -298,6 +301,10 @@ class StepTasks:
             above_rps = winner.capacity_rps * (1.0 if same else WORTH_A_CHANGE)
             if sla.enough_rps and winner.capacity_rps < sla.enough_rps <= above_rps:
                 above_rps = winner.capacity_rps  # the target makes a machine less
+        answer = None
+        if winner is not None and winner.configuration.config_id != config_id:
+            answered_by = self._screening.server_model(winner.configuration)
+            answer = ProvenAnswer(measurement=winner, twin=answered_by)
         return CertifyPlan(
             seconds=seconds,
             later_s=max(self._context.plan.beyond_s - self._context.server_start_s, 0.0),
@@ -319,6 +326,7 @@ class StepTasks:
             response=twin.response,
             conditions=log.conditions,
             earlier_us=log.holding_us,
+            answer=answer,
         )
 
     def _predicted(self, configuration: Configuration) -> float | None:

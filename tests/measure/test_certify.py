@@ -33,7 +33,7 @@ from analyzer.measure.certify_goal import (
 )
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
-from analyzer.measure.measure import certify_target, measure_configuration
+from analyzer.measure.measure import measure_configuration
 from analyzer.measure.plan import (
     STREAM_CERTIFY,
     CertifyPlan,
@@ -41,6 +41,7 @@ from analyzer.measure.plan import (
     LoadPlan,
     certifying_runs,
 )
+from analyzer.measure.prove import certify_target
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
