@@ -12,7 +12,15 @@ from analyzer.domain.study import StudyResult
 from analyzer.domain.units import DURATION_S_MAX, format_duration
 from analyzer.report.entries import Closest, StudyReport
 from analyzer.report.unfinished import unfinished_advice
-from analyzer.report.wording import milliseconds, number, percent, rate, size
+from analyzer.report.wording import (
+    GIVEN,
+    digits_apart,
+    milliseconds,
+    number,
+    percent,
+    rate,
+    size,
+)
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Options of the command that the next one sets anew, and those that take a value.
@@ -35,7 +43,7 @@ _LIMITS = {
     "target_rate_rps": ("the target rate", rate),
     "max_memory_bytes": ("the memory limit", size),
     "max_accuracy_drop": ("the accuracy limit", percent),
-    "certified_requests": ("the evidence", lambda value: f"{number(value, 9)} requests"),
+    "certified_requests": ("the evidence", lambda value, digits=9: f"{number(value, 9)} requests"),
 }
 
 
@@ -64,8 +72,9 @@ def miss_sentence(miss: Miss, sla: Sla, *, proven: bool = False) -> str:
         return f"Its certificate counts {show(observed)}; it needs about {more} more."
     if observed is None:
         lost = f"more than {percent(round(1 - sla.percentile / 100, 9))} of the requests failed"
-        return f"It misses {name} of {show(required)}: {lost} or nothing valid was measured."
-    return f"It misses {name}: {show(observed)} where {show(required)} is required."
+        return f"It misses {name} of {show(required, GIVEN)}: {lost} or nothing valid was measured."
+    found = show(observed, digits_apart(observed, required or 0.0))
+    return f"It misses {name}: {found} where {show(required, GIVEN)} is required."
 
 
 def advice(report: StudyReport) -> tuple[str, ...]:

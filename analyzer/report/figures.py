@@ -12,6 +12,7 @@ from analyzer.domain.load_test import STAGES
 from analyzer.domain.sla import Sla
 from analyzer.report.charts import Charts, Curve, FrontPoint, Role
 from analyzer.report.wording import (
+    GIVEN,
     dollars,
     milliseconds,
     percent,
@@ -172,7 +173,7 @@ def load_figure(charts: Charts, sla: Sla) -> Figure | None:
             "xanchor": "left",
             "y": budget,
             "yanchor": "bottom",
-            "text": f"budget {milliseconds(budget)}",
+            "text": f"budget {milliseconds(budget, GIVEN)}",
             "showarrow": False,
             "font": {"color": "var(--budget)", "size": 12},
         }

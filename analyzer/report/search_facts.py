@@ -7,7 +7,7 @@ from typing import Any
 from analyzer.domain.study import SearchSummary, StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.summary import Row, requirement
-from analyzer.report.wording import NOT_MEASURED, number, percent, rate, size
+from analyzer.report.wording import GIVEN, NOT_MEASURED, number, percent, rate, size
 
 # Beyond its budget by more than this factor, a search says so.
 _OVERRUN = 1.02
@@ -24,12 +24,12 @@ def sla_rows(result: StudyResult) -> list[Row]:
         ("objective", sla.objective),
         ("arrivals", result.arrivals),
         ("inferences per request", number(result.request_batch_size)),
-        ("accuracy may drop by", percent(sla.max_accuracy_drop)),
+        ("accuracy may drop by", percent(sla.max_accuracy_drop, GIVEN)),
     ]
     if sla.target_rate_rps is not None:
-        rows.append(("target rate", rate(sla.target_rate_rps)))
+        rows.append(("target rate", rate(sla.target_rate_rps, GIVEN)))
     if sla.max_memory_bytes is not None:
-        rows.append(("memory limit", size(sla.max_memory_bytes)))
+        rows.append(("memory limit", size(sla.max_memory_bytes, GIVEN)))
     return rows
 
 

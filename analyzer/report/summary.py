@@ -26,6 +26,7 @@ from analyzer.report.gain_text import (
 )
 from analyzer.report.unfinished import unfinished_heading, unfinished_title
 from analyzer.report.wording import (
+    GIVEN,
     NOT_MEASURED,
     configuration_label,
     configuration_sentence,
@@ -36,6 +37,7 @@ from analyzer.report.wording import (
     percent,
     percentile_name,
     precision_label,
+    price_per_hour,
     rate,
     size,
 )
@@ -91,7 +93,8 @@ class Summary:
 
 def requirement(sla: Sla) -> str:
     """The latency limit in words: ``99 % of requests within 50 ms``."""
-    return f"{sla.percentile:g} % of requests within {milliseconds(sla.latency_budget_ms)}"
+    share, budget = number(sla.percentile, 9), milliseconds(sla.latency_budget_ms, GIVEN)
+    return f"{share} % of requests within {budget}"
 
 
 def summarize(report: StudyReport) -> Summary:
@@ -151,9 +154,9 @@ def _title(report: StudyReport) -> tuple[str, str]:
 def _within_limits(report: StudyReport, required: str) -> str:
     """``required``, and the limits besides it that what came closest misses."""
     limits = [
-        f"{size(miss.required)} of memory"
+        f"{size(miss.required, GIVEN)} of memory"
         if miss.limit == "max_memory_bytes"
-        else f"an accuracy drop of {percent(miss.required)}"
+        else f"an accuracy drop of {percent(miss.required, GIVEN)}"
         for miss in (report.closest.misses if report.closest is not None else ())
         if miss.lasts and miss.required is not None
     ]
@@ -205,7 +208,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             label=f"Latency, {percentile_name(sla.percentile)}",
             value=milliseconds(entry.latency_ms.sla),
             note=f"at {rate(entry.measured_at_rps)}; the budget is "
-            f"{milliseconds(sla.latency_budget_ms)}",
+            f"{milliseconds(sla.latency_budget_ms, GIVEN)}",
         ),
         KeyFigure(
             label="Against Triton's default",
@@ -218,7 +221,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             KeyFigure(
                 label="Cost",
                 value=f"{dollars(fleet.cost_per_hour)}/h",
-                note=f"{_machines(fleet.machines)} for {rate(sla.target_rate_rps)}, "
+                note=f"{_machines(fleet.machines)} for {rate(sla.target_rate_rps, GIVEN)}, "
                 f"{dollars(fleet.cost_per_million_inferences)} a million inferences"
                 f"{_on_basis(entry)}",
             )
@@ -236,7 +239,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             KeyFigure(
                 label="Fleet",
                 value=_machines(fleet.machines),
-                note=f"for {rate(sla.target_rate_rps)}{_on_basis(entry)}; no price is known "
+                note=f"for {rate(sla.target_rate_rps, GIVEN)}{_on_basis(entry)}; no price is known "
                 "(--price)",
             )
         )
@@ -366,14 +369,14 @@ def _cost_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
         return ()
     rows: list[Row] = []
     if fleet.machines is not None:
-        rows.append(("target rate", rate(sla.target_rate_rps)))
+        rows.append(("target rate", rate(sla.target_rate_rps, GIVEN)))
         rows.append(("replicas", f"{fleet.replicas:,}"))
         rows.append(("machines", _machines_text(entry, sla, fleet.machines)))
     if fleet.cost_per_hour is not None:
         rows.append(("cost per hour", dollars(fleet.cost_per_hour)))
     if fleet.cost_per_million_inferences is not None:
         rows.append(("a million inferences", dollars(fleet.cost_per_million_inferences)))
-        price = f"{dollars(entry.pricing.price_per_hour)}/h"
+        price = price_per_hour(entry.pricing.price_per_hour)
         rows.append(("price of a machine", f"{price}, {entry.pricing.source or 'given'}"))
     if entry.fleet_basis == "edges":
         kept_only = entry.measurement.edge.rate_rps is None

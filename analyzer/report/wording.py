@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from decimal import Decimal
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure
-from analyzer.domain.units import format_duration, format_size
+from analyzer.domain.units import format_duration, format_size, parse_size_bytes
 
 NOT_MEASURED = "–"
+
+GIVEN = 6
+"""Digits of what somebody gave: a limit, a rate or a price is not rounded as a measurement is."""
+
+# Of what was measured; and at most, where it has to stay apart from another number.
+_DIGITS, _DIGITS_MAX = 3, 9
 
 _ACCELERATORS = {"openvino": "OpenVINO", "tensorrt": "TensorRT"}
 _BACKENDS = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "python": "Python backend"}
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float | None, digits: int = _DIGITS) -> str:
     """``value`` with ``digits`` significant digits, thousands apart, without an exponent."""
     if value is None or not math.isfinite(value):
         return NOT_MEASURED
@@ -25,35 +32,65 @@ def number(value: float | None, digits: int = 3) -> str:
         return f"{value:,.0f}"
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
-    text = f"{value:.{digits}g}"
-    return f"{value:.6f}".rstrip("0") if "e" in text else text
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
-def rate(value: float | None) -> str:
+def digits_apart(value: float, limit: float) -> int:
+    """The digits, three and more, with which ``value`` does not read as ``limit``.
+
+    Rounding to *d* digits moves a number by at most 0.5 · 10^(1 − *d*) of itself.
+    """
+    gap = abs(value / limit - 1) if limit else math.inf
+    if not 0 < gap < math.inf:
+        return _DIGITS
+    needed = math.floor(1 - math.log10(2 * gap)) + 1
+    return max(_DIGITS, min(needed, _DIGITS_MAX))
+
+
+def rate(value: float | None, digits: int = _DIGITS) -> str:
     """Requests per second: ``556 /s``."""
-    return NOT_MEASURED if value is None else f"{number(value)} /s"
+    return NOT_MEASURED if value is None else f"{number(value, digits)} /s"
 
 
-def milliseconds(value: float | None) -> str:
+def milliseconds(value: float | None, digits: int = _DIGITS) -> str:
     """``39.3 ms``."""
-    return NOT_MEASURED if value is None else f"{number(value)} ms"
+    return NOT_MEASURED if value is None else f"{number(value, digits)} ms"
 
 
-def size(value: float | None) -> str:
+def size(value: float | None, digits: int = _DIGITS) -> str:
     """``131MiB``."""
-    return NOT_MEASURED if value is None else format_size(value)
+    if value is None:
+        return NOT_MEASURED
+    unit = format_size(value).lstrip("0123456789.e+")
+    return f"{number(value / parse_size_bytes(f'1{unit}'), digits)}{unit}"
 
 
 def dollars(value: float | None) -> str:
-    """``$2.95``; four digits below a dollar."""
+    """``$2.95``; four digits below a dollar: ``$0.3683``."""
     if value is None:
         return NOT_MEASURED
-    return f"${value:,.2f}" if value >= 1 or value == 0 else f"${value:.3g}"
+    return f"${value:,.2f}" if value >= 1 or value == 0 else _with_cents(number(value, 4))
 
 
-def percent(value: float | None, digits: int = 3) -> str:
-    """The fraction ``value`` (0 to 1) in percent: ``96.7 %``."""
-    return NOT_MEASURED if value is None else f"{number(value * 100, digits)} %"
+def price_per_hour(value: float | None) -> str:
+    """A price as it was given: ``$0.7364/h``, ``$12.00/h``."""
+    return NOT_MEASURED if value is None else f"{_with_cents(number(value, GIVEN))}/h"
+
+
+def _with_cents(text: str) -> str:
+    """Dollars with at least two decimals."""
+    whole, _, decimals = text.partition(".")
+    return f"${whole}.{decimals:0<2}"
+
+
+def percent(value: float | None, digits: int = _DIGITS) -> str:
+    """The fraction ``value`` (0 to 1) in percent: ``96.7 %``; below 1 it never reads 100 %."""
+    if value is None:
+        return NOT_MEASURED
+    text = number(value * 100, digits)
+    if text == "100" and value < 1:
+        text = number(value * 100, digits_apart(value, 1.0))
+    return f"{text} %"
 
 
 def signed_percent(value: float | None) -> str:
@@ -66,7 +103,7 @@ def signed_percent(value: float | None) -> str:
 
 def times(value: float | None) -> str:
     """A ratio: ``2.91×``."""
-    return NOT_MEASURED if value is None else f"{value:.3g}×"
+    return NOT_MEASURED if value is None else f"{number(value)}×"
 
 
 def interval(bounds: tuple[float | None, float | None] | None) -> str:
@@ -81,7 +118,7 @@ def interval(bounds: tuple[float | None, float | None] | None) -> str:
 
 def percentile_name(percentile: float) -> str:
     """``p99``, ``p99.9``."""
-    return f"p{percentile:g}"
+    return f"p{number(percentile, 9)}"
 
 
 def delay(delay_us: int | None) -> str:

@@ -24,6 +24,7 @@ from facts_example import (
     undecided_facts,
 )
 
+from analyzer.domain.answer import Miss
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.gain import Gain
 from analyzer.domain.load_test import Conditions, ExecutionTimes
@@ -36,21 +37,26 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.study import StudyResult
 from analyzer.errors import UsageError
-from analyzer.report.advice import advice, next_budget_s
+from analyzer.report.advice import advice, miss_sentence, next_budget_s
 from analyzer.report.csv import COLUMNS, render_csv
 from analyzer.report.entries import StudyReport, make_report
 from analyzer.report.files import write_report
 from analyzer.report.gain_text import edge_text, gain_sentence, ratio_text
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
-from analyzer.report.summary import summarize
+from analyzer.report.search_facts import sla_rows
+from analyzer.report.summary import requirement, summarize
 from analyzer.report.terminal import LINES_MAX, render_terminal
 from analyzer.report.wording import (
     configuration_sentence,
     dollars,
     interval,
     number,
+    percent,
+    price_per_hour,
     signed_percent,
+    size,
+    times,
 )
 
 ALL = pytest.mark.parametrize(
@@ -76,7 +82,8 @@ def of(configuration: Configuration) -> Measurement:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "–"), (0, "0"), (0.000012345, "0.000012"), (0.3683, "0.368"), (9.568, "9.57"),
+        (None, "–"), (0, "0"), (0.000012345, "0.0000123"), (1e-7, "0.0000001"),
+        (0.3683, "0.368"), (9.568, "9.57"),
         (39.34, "39.3"), (556.2, "556"), (1234567.8, "1,234,568"), (2400, "2,400"),
     ],
 )  # fmt: skip
@@ -89,7 +96,51 @@ def test_signs_intervals_and_dollars() -> None:
     assert [interval(v) for v in ((1.0, 2.0), (None, 2.0), (1.0, None), None)] == [
         "1 to 2", "below 2", "above 1", "",
     ]  # fmt: skip
-    assert [dollars(v) for v in (2.9456, 0.3683, None)] == ["$2.95", "$0.368", "–"]
+    assert [dollars(v) for v in (2.9456, 0.3683, 4.988e-6, 0.5, None)] == [
+        "$2.95", "$0.3683", "$0.000004988", "$0.50", "–",
+    ]  # fmt: skip
+    assert [times(v) for v in (2.914, 1512.0, 0.00002)] == ["2.91×", "1,512×", "0.00002×"]
+    assert [size(v) for v in (131 << 20, 1010 << 20)] == ["131MiB", "1,010MiB"]
+    assert [percent(v) for v in (0.967, 0.9996, 0.999996, 1.0)] == [
+        "96.7 %", "99.96 %", "99.9996 %", "100 %",
+    ]  # fmt: skip
+
+
+def test_a_price_is_told_as_it_was_given() -> None:
+    """``$0.736/h`` was: 39 machines of that are $28.70, not the $28.72 beside it."""
+    cost = dict(summarize(make_report(example_facts())).cost)
+    assert cost["price of a machine"].startswith("$0.7364/h, ")
+    assert [price_per_hour(v) for v in (12, 1.2345, 0.05, 0)] == [
+        "$12.00/h", "$1.2345/h", "$0.05/h", "$0.00/h",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limit", "required", "observed", "told"),
+    [
+        ("latency_budget_ms", 200.0, 200.4, "200.4 ms where 200 ms"),
+        ("latency_budget_ms", 50.0, 180.26, "180 ms where 50 ms"),
+        ("target_rate_rps", 500.0, 499.7, "499.7 /s where 500 /s"),
+        ("max_memory_bytes", 100 << 20, 100.2 * (1 << 20), "100.2MiB where 100MiB"),
+        ("max_accuracy_drop", 0.01, 0.010004, "1.0004 % where 1 %"),
+    ],
+)
+def test_a_miss_and_its_limit_never_read_the_same(
+    limit: str, required: float, observed: float, told: str
+) -> None:
+    miss = Miss(limit=limit, required=required, observed=observed)
+    assert told in miss_sentence(miss, SLA)
+
+
+def test_the_limits_are_told_as_they_were_given() -> None:
+    """``12.345ms`` was told as 12.3 ms, ``1234.5ms`` as 1,234 ms."""
+    for budget_ms, told in ((12.345, "within 12.345 ms"), (1234.5, "within 1,234.5 ms")):
+        sla = replace(SLA, latency_budget_ms=budget_ms, target_rate_rps=1234.5)
+        report = make_report(example_facts(sla=sla))
+        for text in (render_terminal(report), render_markdown(report), render_html(report)):
+            assert told in " ".join(text.split())
+        assert dict(sla_rows(report.result))["target rate"] == "1,234.5 /s"
+    assert requirement(replace(SLA, percentile=99.99999)).startswith("99.99999 % of")
 
 
 def test_a_configuration_in_words() -> None:
