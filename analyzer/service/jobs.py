@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from analyzer.service import states
+from analyzer.service.names import own_study_name
 from analyzer.service.problems import conflict, not_found
 from analyzer.service.progress import TAIL_MAX
 from analyzer.service.schema import ARTIFACTS, EVENTS, JOBS, TRIALS, DatabaseTime
@@ -60,7 +61,7 @@ def create_job(
             model=model,
             model_name=model_name,
             options=json.dumps(options),
-            study=study or f"{model_name}-{own[:8]}",
+            study=study or own_study_name(model_name, own),
             source_job=source_job,
             device=device,
             state=first.state,

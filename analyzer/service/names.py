@@ -14,6 +14,7 @@ UPLOAD_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NAME_MAX = 100  # characters of an upload's
 _TOKEN_NAME_MAX = 128
+_ID_SHOWN = 8  # characters of a job's id in its study's name
 _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 # Control characters and those that change the direction of the text around them, line ends.
 _UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -26,6 +27,15 @@ def upload_name(stem: str) -> str:
         stem: Its name without folder and ending.
     """
     return _OTHER.sub("_", stem).strip("._-")[:_NAME_MAX].rstrip("._-") or "model"
+
+
+def own_study_name(model_name: str, job: str) -> str:
+    """What a job's study is called where its user named none: the model's name and the job's id.
+
+    A long name of a model is cut: the command takes no longer names of studies than 100 characters.
+    """
+    end = f"-{job[:_ID_SHOWN]}"
+    return f"{model_name[: _NAME_MAX - len(end)]}{end}"
 
 
 def check_study_name(name: str) -> None:

@@ -42,6 +42,7 @@ from analyzer.store.unfinished import unfinished
 
 # Names are numbered, and so many commands may race for one; rows are read in parts.
 _NAME_ATTEMPTS = 50
+_MODEL_IN_NAME = 90  # characters; the command takes names of studies of 100
 _READ_CHUNK = 2000
 
 
@@ -134,9 +135,10 @@ class ResultStore:
         )
 
     def next_study_name(self, model_name: str) -> str:
-        """``digits-1``, ``digits-2``, …: the number after the highest in use."""
+        """``digits-1``, ``digits-2``, …: the number after the highest in use; of a long name the
+        beginning."""
         name = schema.STUDIES.c.name
-        prefix = f"{model_name}-"
+        prefix = f"{model_name[:_MODEL_IN_NAME]}-"
         with self._database.reading() as connection:
             taken = connection.execute(
                 select(name).where(name.startswith(prefix, autoescape=True))

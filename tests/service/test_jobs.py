@@ -16,6 +16,7 @@ import pytest
 
 from analyzer.cli.machine import constants_folder
 from analyzer.cli.options import command_line
+from analyzer.cli.preflight import check_store
 from analyzer.service.folder import CONSTANTS
 from analyzer.service.variants import KeptVariants
 
@@ -75,6 +76,15 @@ def test_that_nothing_keeps_the_sla_is_an_answer(
     with working():
         done = wait_for(job, "SUCCEEDED", "FAILED")
     assert (done["state"], done["verdict"], done["exit_code"]) == ("SUCCEEDED", verdict, code)
+
+
+def test_the_study_of_a_model_with_a_long_name_has_a_name_that_the_command_takes(
+    client: httpx.Client, submit: Submit, tmp_path: Path
+) -> None:
+    made = [client.get(f"/api/v1/jobs/{submit(name='m' * 100)}").json() for _ in range(2)]
+    assert [job["study"] for job in made] == [f"{'m' * 91}-{job['id'][:8]}" for job in made]
+    for job in made:
+        check_store(f"sqlite:///{tmp_path}/own.db", study=job["study"], resume=False)
 
 
 def test_why_a_job_failed_stands_in_fields_of_its_own(

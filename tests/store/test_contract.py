@@ -38,6 +38,9 @@ def test_names_are_numbered_for_each_model(store: ResultStore, make: ModuleType)
     assert store.create_study(make.make_record()).name == "digits-10"
     assert store.create_study(make.make_record(model="digits_1")).name == "digits_1-51"
     assert store.create_study(make.make_record(model="100%")).name == "100%-1"
+    # The command takes no longer names than 100 characters.
+    assert store.create_study(make.make_record(model="m" * 236)).name == f"{'m' * 90}-1"
+    assert store.create_study(make.make_record(model="m" * 236)).name == f"{'m' * 90}-2"
     assert {s.name for s in store.list_studies()} >= {"digits-1", "digits-2"}
 
 
