@@ -17,7 +17,6 @@ from dataclasses import replace
 from analyzer.domain.measurement import Certificate
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
 from analyzer.measure.walk_claims import WalkClaims
-from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Shares of the edge at which a certificate is tried, from close to safe.
 _LADDER = (
@@ -83,6 +82,8 @@ class _Certifying:
         self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
         self._claims = WalkClaims(goal, self._result.evidence)
         self._left_s = goal.seconds
+        # The goal's, until the machine does not carry what is proven any more.
+        self._above_rps = goal.above_rps
         # What is left to what comes next, unless a first proof needs it.
         self._kept_s = goal.kept_s
         # The goal's, until a run shows that the server carries less.
@@ -109,7 +110,11 @@ class _Certifying:
                 rates = [other for other in rates if other > rate]
             elif certificate.verdict == "FAIL":
                 rates = [other for other in rates if other < rate]
-        while rates and self._time_left_s() > _RUN_S_MIN and self._goal.goes_on():
+        while self._time_left_s() > _RUN_S_MIN and self._goal.goes_on():
+            if self._answered and self._taken_back():
+                rates = self._claim_again()
+            if not rates:
+                break
             rates = [rate for rate in rates if self._may_be_run(rate)]
             chosen, limit_s = self._choose(self._next(rates)) if rates else (None, 0.0)
             if chosen is None:
@@ -124,6 +129,20 @@ class _Certifying:
                 rates = [other for other in rates if other > gain * result.rate_rps]
         self._recall()
         return result
+
+    def _taken_back(self) -> bool:
+        """Whether rates are proven, and the machine turned out to carry none of them."""
+        proven = [of for of in self._result.evidence.values() if of.claim and self._goal.proves(of)]
+        return bool(proven) and not any(self._may_be_run(known.rate_rps) for known in proven)
+
+    def _claim_again(self) -> list[float]:
+        """Nothing is proven any more; the rates that are left then, down to the lowest."""
+        result = self._result
+        if result.passed and result.rate_rps is not None:
+            self._take_back(result.rate_rps)
+        self._above_rps = 0.0
+        self._extend()
+        return [rate for rate in self._rates() if rate < self._failed_rps]
 
     def _climbs_on(self) -> bool:
         """Whether a later climb would find no more time than there is now; takes it then."""
@@ -225,7 +244,7 @@ class _Certifying:
             if rate == goal.enough_rps
             or all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
         ]
-        return sorted({rate for rate in (*known, *ladder) if rate > goal.above_rps}, reverse=True)
+        return sorted({rate for rate in (*known, *ladder) if rate > self._above_rps}, reverse=True)
 
     def _choose(self, rates: list[float]) -> tuple[float | None, float]:
         """The rate to try next, and the seconds that it may take.
@@ -345,7 +364,7 @@ class _Certifying:
             if beyond:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows
                 # if no further request is late.
-                missing = self._to_pass(certificate, claim)
+                missing = self._goal.to_pass(certificate, claim)
             else:
                 # What the runs say of the machine's speed is in the need by now.
                 needed = self._goal.requests_needed(rate, claim, known) or needed
@@ -395,8 +414,7 @@ class _Certifying:
     @property
     def _answered(self) -> bool:
         """Whether there is an answer already, here or of another configuration."""
-        goal = self._goal
-        return self._result.passed or (goal.above_rps > 0.0 and not goal.fixed_rps)
+        return self._result.passed or (self._above_rps > 0.0 and not self._goal.fixed_rps)
 
     def _may_be_run(self, rate: float) -> bool:
         """Whether the machine's slow state is expected to carry it, or its own runs met it.
@@ -408,18 +426,6 @@ class _Certifying:
             return True
         known = self._claims.known(rate)
         return known is not None and goal.carried(rate, known.conditions)
-
-    def _to_pass(self, certificate: Certificate, claim: int) -> float:
-        found = expected_requests(
-            miss_rate=0.0,
-            inflation=certificate.inflation or 1.0,
-            percentile=self._goal.percentile,
-            confidence=claim_confidence(certificate.confidence, claim),
-            requests=certificate.own_requests,
-            over_budget=certificate.own_over_budget,
-            higher=certificate.higher,
-        )
-        return found if found is not None else math.inf
 
     def _take_back(self, rate: float) -> None:
         """Gives up what was claimed of ``rate``, whose last run may not count."""

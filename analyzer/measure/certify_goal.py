@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
+from analyzer.stats.certificate import claim_confidence, expected_requests
 from analyzer.stats.mlperf import tail_share
 
 #: ``CertifyGoal.shares`` of a walk that leaves time to climb, and of one that spends it at once.
@@ -92,6 +93,19 @@ class CertifyGoal:
     def miss_rate_max(self) -> float:
         """The fraction of requests that may be late."""
         return tail_share(self.percentile)
+
+    def to_pass(self, certificate: Certificate, claim: int) -> float:
+        """Further requests, none of them late, that a PASS takes; infinite for no number."""
+        found = expected_requests(
+            miss_rate=0.0,
+            inflation=certificate.inflation or 1.0,
+            percentile=self.percentile,
+            confidence=claim_confidence(certificate.confidence, claim),
+            requests=certificate.own_requests,
+            over_budget=certificate.own_over_budget,
+            higher=certificate.higher,
+        )
+        return found if found is not None else math.inf
 
 
 @dataclass(slots=True)

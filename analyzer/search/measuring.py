@@ -36,14 +36,13 @@ class _Pending:
     """A step that runs: what it measures, and the trial that proposed it.
 
     Args:
-        capacity_before_rps, runs_before: What was certified of it, and from how many runs.
+        runs_before: Those behind what is known of it.
         leaves_time: Whether it leaves time to the baseline's certificate.
     """
 
     step: Step
     configuration: Configuration
     proposal: Proposal | None = None
-    capacity_before_rps: float = 0.0
     runs_before: int = 0
     leaves_time: bool = False
 
@@ -194,6 +193,9 @@ class Measuring:
         ranked = self._context.log.ranked(self._screening.recommendable)
         best = next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
         winner = self._winner
+        if winner is None and (held := [m for m in ranked if m.capacity_rps]):
+            # A lower rate of what was proven, and is held back, takes the least.
+            return max(held, key=lambda m: m.capacity_rps or 0.0) if self._by_edge else held[0]
         if best is None or winner is None or not self._by_edge or _id(winner) in self._stuck:
             return best
         edge, proven = best.edge.at_least_rps or 0.0, winner.edge.at_least_rps or 0.0
@@ -202,12 +204,12 @@ class Measuring:
 
     @property
     def _nearest(self) -> Measurement | None:
-        """What may be recommended and lacks the least to a proof; the best where none is begun."""
+        """What lacks the least to a proof, or is held back; the best where none is begun."""
         begun = [
             (missing_s, _id(candidate), candidate)
             for candidate in self._context.log.ranked(self._screening.recommendable)
             if candidate.certificate is not None
-            and candidate.certificate.requests_missing
+            and (candidate.certificate.requests_missing or candidate.capacity_rps)
             and (missing_s := self.missing_s_of(candidate)) is not None
         ]
         return min(begun)[2] if begun else self.best
@@ -309,10 +311,6 @@ class Measuring:
             step=step,
             configuration=configuration,
             proposal=proposal,
-            # A rate that was taken back since is none that a further walk must exceed.
-            capacity_before_rps=(known.capacity_rps or 0.0)
-            if known is not None and context.log.stands(known)
-            else 0.0,
             runs_before=_runs(known) if known is not None else 0,
             leaves_time=leaves_time,
         )
@@ -376,7 +374,11 @@ class Measuring:
         if isinstance(outcome, Measurement):
             self._unlearned.append(outcome)
         self._learn()
-        if not _gained(pending, outcome) and not self._left_for_nothing(pending, outcome):
+        # A rate that was taken back is none that a further walk must exceed.
+        before = known if known is not None and context.log.stands(known) else None
+        before_rps = (before.capacity_rps or 0.0) if before is not None else 0.0
+        gained = _gained(pending, outcome, before_rps)
+        if not gained and not self._left_for_nothing(pending, outcome):
             self._stuck.add(config_id)
 
     def _learn(self) -> None:
@@ -428,15 +430,14 @@ _CLOSING: frozenset[Step] = frozenset({"edge", "baseline_edge"})
 _CERTIFYING: frozenset[Step] = frozenset({"first", "proof", "climb", "baseline_proof"})
 
 
-def _gained(pending: _Pending, outcome: Measurement | Failure) -> bool:
-    """Whether a step brought what it was for, so that another like it may bring more."""
+def _gained(pending: _Pending, outcome: Measurement | Failure, before_rps: float) -> bool:
+    """Whether a step brought more than was proven before it and may still be claimed."""
     if isinstance(outcome, Failure):
         return False
     if pending.step in ("proof", "climb", "baseline_proof"):
-        before = pending.capacity_before_rps
         # A rate that was taken back may be claimed again without a run.
-        new = before > 0.0 or _runs(outcome) > pending.runs_before
-        return new and (outcome.capacity_rps or 0.0) > before
+        new = before_rps > 0.0 or _runs(outcome) > pending.runs_before
+        return new and (outcome.capacity_rps or 0.0) > before_rps
     return pending.step != "baseline" or outcome.edge.at_least_rps is not None
 
 
