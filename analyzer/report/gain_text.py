@@ -11,11 +11,12 @@ from analyzer.domain.study import StudyResult
 from analyzer.report.entries import Entry, StudyReport
 from analyzer.report.wording import NOT_MEASURED, interval, number, rate, times
 
+# What a ratio above 1 is of; else what it is of, and what the recommendation then is not.
 _GAINS = {
-    "capacity": "the capacity of the baseline",
-    "cost": "cheaper than the baseline",
-    "latency": "lower latency than the baseline",
-    "memory": "less memory than the baseline",
+    "capacity": ("the capacity of the baseline", "the capacity of the baseline", "higher"),
+    "cost": ("cheaper than the baseline", "as cheap as the baseline", "cheaper"),
+    "latency": ("lower latency than the baseline", "as fast as the baseline", "faster"),
+    "memory": ("less memory than the baseline", "as small as the baseline", "smaller"),
 }
 _BASES: dict[Basis, str] = {"certified": "by certified rates", "edges": "by estimated edges"}
 
@@ -54,12 +55,18 @@ def ratio_text(gain: Gain) -> str:
 
 def bounded_ratio(ratio: float | None, ends: Interval | None) -> str:
     """:func:`ratio_text` of the numbers of a gain; a dash without a ratio."""
+    sign, told = _told(ratio, ends)
+    return f"{sign}{times(told)}"
+
+
+def _told(ratio: float | None, ends: Interval | None) -> tuple[str, float | None]:
+    """The figure that a gain is told by, and the sign before it where it is only a bound."""
     low, high = ends or (None, None)
     if low is not None and high is None:
-        return f"≥ {times(low)}"
+        return "≥ ", low
     if high is not None and low is None:
-        return f"≤ {times(high)}"
-    return times(ratio)
+        return "≤ ", high
+    return "", ratio
 
 
 def gain_sentence(report: StudyReport) -> str:
@@ -113,13 +120,21 @@ def gain_note(gain: Gain, sla: Sla, baseline: Entry | None) -> str:
 
 def _gain_note(gain: Gain, sla: Sla) -> str:
     low, high = gain.interval
-    text = f"{_GAINS[sla.objective]}, {_BASES[gain.basis]}"
+    of = _gain_of(gain, sla)
+    text = f"{of}, {_BASES[gain.basis]}"
     if not sla.at_any_rate:
-        return f"{_GAINS[sla.objective]} at the target rate" + (
-            "" if gain.basis == "certified" else ", not certified"
-        )
+        return f"{of} at the target rate" + ("" if gain.basis == "certified" else ", not certified")
     if low is None and high is None:
         return f"{text} (neither was bracketed)"
     if low is None or high is None or times(low) == times(high):
         return text
     return f"{text} ({times(low)} to {times(high)})"
+
+
+def _gain_of(gain: Gain, sla: Sla) -> str:
+    """What the ratio is of; a bound at or below 1 shows no gain, and an estimate there is none."""
+    better, quantity, word = _GAINS[sla.objective]
+    sign, told = _told(gain.ratio, gain.interval)
+    if told is None or told > 1:
+        return better
+    return f"{quantity} (it {'may be' if sign == '≥ ' else 'is'} no {word})"

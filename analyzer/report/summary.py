@@ -231,7 +231,8 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             KeyFigure(
                 label="Cost of a million",
                 value=dollars(fleet.cost_per_million_inferences),
-                note=f"inferences, every device at its capacity{_on_basis(entry)}",
+                note="inferences, every device at its "
+                + ("estimated edge" if entry.fleet_basis == "edges" else "certified capacity"),
             )
         )
     elif fleet:

@@ -15,6 +15,9 @@ NOT_MEASURED = "–"
 GIVEN = 6
 """Digits of what somebody gave: a limit, a rate or a price is not rounded as a measurement is."""
 
+# Nothing that is measured is as small, in any unit.
+_NOTHING = 1e-12
+
 # Of what was measured; and at most, where it has to stay apart from another number.
 _DIGITS, _DIGITS_MAX = 3, 9
 
@@ -26,7 +29,7 @@ def number(value: float | None, digits: int = _DIGITS) -> str:
     """``value`` with ``digits`` significant digits, thousands apart, without an exponent."""
     if value is None or not math.isfinite(value):
         return NOT_MEASURED
-    if value == 0:
+    if abs(value) < _NOTHING:
         return "0"
     if float(value).is_integer():
         return f"{value:,.0f}"

@@ -41,7 +41,7 @@ from analyzer.report.advice import advice, miss_sentence, next_budget_s
 from analyzer.report.csv import COLUMNS, render_csv
 from analyzer.report.entries import StudyReport, make_report
 from analyzer.report.files import write_report
-from analyzer.report.gain_text import edge_text, gain_sentence, ratio_text
+from analyzer.report.gain_text import edge_text, gain_note, gain_sentence, ratio_text
 from analyzer.report.html import render_html
 from analyzer.report.markdown import render_markdown
 from analyzer.report.search_facts import sla_rows
@@ -257,6 +257,18 @@ def test_a_fleet_by_the_edges_says_so_beside_the_certified_one() -> None:
 )
 def test_an_edge_that_was_not_bracketed_is_open(edge: Edge, text: str) -> None:
     assert edge_text(edge) == text
+
+
+def test_a_cost_by_the_edge_is_not_said_to_be_at_the_capacity() -> None:
+    """``every device at its capacity, by its estimated edge``: a capacity is certified."""
+    free = replace(SLA, objective="capacity", target_rate_rps=None)
+    for facts, at in (
+        (example_facts(), "certified capacity"),
+        (estimated_facts(), "estimated edge"),
+    ):
+        figure = summarize(make_report(replace(facts, sla=free))).figures[-1]
+        assert figure.label == "Cost of a million"
+        assert figure.note == f"inferences, every device at its {at}"
 
 
 def test_an_estimate_says_that_nothing_was_proven_everywhere() -> None:
@@ -587,6 +599,38 @@ def test_a_gain_with_an_open_end_is_told_by_the_end_that_is_known(
     interval: tuple[float | None, float | None], said: str
 ) -> None:
     assert ratio_text(Gain(ratio=3.2, basis="edges", interval=interval)) == said
+
+
+@pytest.mark.parametrize(
+    ("objective", "ratio", "interval", "said"),
+    [
+        (
+            "cost",
+            0.3,
+            (0.154, None),
+            "as cheap as the baseline (it may be no cheaper)",
+        ),
+        ("cost", 1.0, (0.9, 1.1), "as cheap as the baseline (it is no cheaper)"),
+        ("capacity", 0.3, (0.289, None), "the capacity of the baseline (it may be no higher)"),
+        ("capacity", 0.3, (None, 0.4), "the capacity of the baseline (it is no higher)"),
+        (
+            "latency",
+            0.5,
+            (None, None),
+            "as fast as the baseline (it is no faster)",
+        ),
+        ("memory", 0.5, (None, None), "as small as the baseline (it is no smaller)"),
+        ("memory", 1.5, (None, None), "less memory than the baseline"),
+        ("cost", 1.5, (0.9, 2.0), "cheaper than the baseline"),
+    ],
+)
+def test_a_ratio_of_at_most_one_is_no_gain(
+    objective: Any, ratio: float, interval: tuple[float | None, float | None], said: str
+) -> None:
+    """``≥ 0.154× cheaper than the baseline`` was said of one that may cost six times as much."""
+    sla = replace(SLA, objective=objective)
+    note = gain_note(Gain(ratio=ratio, basis="edges", interval=interval), sla, None)
+    assert note.startswith((f"{said},", f"{said} at the target rate"))
 
 
 def test_a_report_that_cannot_be_written_is_no_fault_of_the_program(
