@@ -15,9 +15,8 @@ from analyzer.buckets.location import Location, is_location, parse_location
 from analyzer.domain import units
 from analyzer.domain.sla import PERCENTILE_MAX
 from analyzer.errors import UsageError
+from analyzer.report.commands import DEFAULT_STORE
 from analyzer.service.command import TOLD
-
-DEFAULT_STORE = "sqlite:///results.db"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -235,8 +234,12 @@ def command_line(args: Sequence[str]) -> str:
     """
     if told := os.environ.get(TOLD):
         return told
-    hidden = (re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", arg) for arg in args)
-    return shlex.join(["analyze", *hidden])
+    return shlex.join(["analyze", *map(hide_password, args)])
+
+
+def hide_password(text: str) -> str:
+    """``text`` with the password of a URL in it hidden."""
+    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", text)
 
 
 def cache_dir() -> Path:

@@ -44,7 +44,8 @@ def report(
     chosen = format_of(output, kind) if output is not None else (kind or "html")
     with open_store(store_url, create=False) as store:
         result = store.load_result(study)
-    text = render_report(result, chosen)
+    store_url = options.hide_password(store_url)
+    text = render_report(result, chosen, store_url=store_url)
     if output is None and chosen == "html":
         output = Path("report.html")
     if output is None:

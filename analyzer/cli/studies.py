@@ -86,10 +86,11 @@ def show(
     from analyzer.report.trials import trial_table
     from analyzer.store.results import open_store
 
-    with open_store(store_url or ctx.obj["store_url"], create=False) as store:
+    url = store_url or ctx.obj["store_url"]
+    with open_store(url, create=False) as store:
         record = store.study(name)
         rows = store.trial_rows(name)
-        report = make_report(store.load_result(name))
+        report = make_report(store.load_result(name), store_url=options.hide_password(url))
     if as_json or ctx.obj["as_json"]:
         click.echo(json.dumps(_document(record, report, rows)))
         return

@@ -10,6 +10,12 @@ from analyzer.domain.answer import Miss
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import DURATION_S_MAX, format_duration
+from analyzer.report.commands import (
+    command_of,
+    export_command,
+    store_options,
+    without_options,
+)
 from analyzer.report.entries import Closest, StudyReport
 from analyzer.report.unfinished import unfinished_advice
 from analyzer.report.wording import (
@@ -24,7 +30,7 @@ from analyzer.report.wording import (
 from analyzer.stats.certificate import claim_confidence, expected_requests
 
 # Options of the command that the next one sets anew, and those that take a value.
-_SET_ANEW = {"--budget": True, "--study": True, "--resume": False}
+_SET_ANEW = {"--budget": True, "--store": True, "--study": True, "--resume": False}
 
 # The next budget, where the one that suffices is unknown: this much more, and at least so much.
 _MORE = 2.0
@@ -88,10 +94,10 @@ def advice(report: StudyReport) -> tuple[str, ...]:
     if _time_helps(report):
         sentences.append(_more_time(report))
     if result.verdict == "undecided" and closest and _lacks_only_proof(closest):
+        config_id = closest.entry.configuration.config_id
+        command = export_command(result, report.store_url, config_id)
         sentences.append(
-            f"To use it without a proof: analyze export {shlex.quote(result.name)} --config "
-            f"{closest.entry.configuration.config_id} --repository models "
-            "(or search with --accept estimated)."
+            f"To use it without a proof: {command} (or search with --accept estimated)."
         )
     for miss in closest.misses if closest else ():
         observed = miss.observed
@@ -165,18 +171,12 @@ def next_command(report: StudyReport) -> str | None:
     unfinished = result.unfinished
     if not unfinished and not _time_helps(report):
         return None
-    given = shlex.split(result.provenance.get("command") or "")
-    words = iter(given or ["analyze", "search", result.model.path, *_sla_options(result.sla)])
+    given = command_of(result)
+    words = given or ["analyze", "search", result.model.path, *_sla_options(result.sla)]
     # A search that did not end goes on with the budget that it was given.
     anew = {name: has for name, has in _SET_ANEW.items() if name != "--budget" or not unfinished}
-    kept = []
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in anew:
-            kept.append(word)
-        elif anew[name] and not value:
-            next(words, None)
-    kept += ["--study", result.name, "--resume"]
+    kept = without_options(words, anew)
+    kept += [*store_options(result, report.store_url), "--study", result.name, "--resume"]
     if result.verdict == "estimated" and _exports(kept) and "--force" not in kept:
         kept.append("--force")  # what it exported lies there, and stays as an older version
     budget = [] if unfinished else ["--budget", format_duration(next_budget_s(result)[0])]

@@ -120,6 +120,8 @@ class StudyReport:
             whose search did not end, the highest rate that is certified so far, if one is.
         verifications: Each with the entry of its measurement.
         types: The instance types that were compared; empty where there was one.
+        store_url: The database that the study was read from, without a password; None: the one
+            that the study's own command names.
     """
 
     result: StudyResult
@@ -133,6 +135,7 @@ class StudyReport:
     closest: Closest | None
     verifications: tuple[tuple[Verification, Entry], ...]
     types: tuple[TypeEntry, ...]
+    store_url: str | None = None
 
     @property
     def shown(self) -> Entry | None:
@@ -148,8 +151,12 @@ class StudyReport:
         return shown.configuration == baseline.configuration
 
 
-def make_report(result: StudyResult) -> StudyReport:
-    """The report of a study; its outcomes may be many (100,000 are fine)."""
+def make_report(result: StudyResult, *, store_url: str | None = None) -> StudyReport:
+    """The report of a study; its outcomes may be many (100,000 are fine).
+
+    Args:
+        store_url: As :attr:`StudyReport.store_url`.
+    """
     measurements = with_errors(measured(result.outcomes))
     failures = tuple(outcome for outcome in result.outcomes if isinstance(outcome, Failure))
     recommendation = find(measurements, result.recommended_id)
@@ -197,6 +204,7 @@ def make_report(result: StudyResult) -> StudyReport:
         closest=Closest(entry=entry(closest[0], basis), misses=closest[1]) if closest else None,
         verifications=tuple((item, entry(item.measured)) for item in result.verifications),
         types=tuple(_type_entry(one, measurements, result) for one in result.instance_types),
+        store_url=store_url,
     )
 
 

@@ -44,13 +44,17 @@ def format_of(
     return found
 
 
-def render_report(result: StudyResult, kind: str) -> str:
-    """The report of a study as ``html``, ``md``, ``csv`` or ``json``."""
+def render_report(result: StudyResult, kind: str, *, store_url: str | None = None) -> str:
+    """The report of a study as ``html``, ``md``, ``csv`` or ``json``.
+
+    Args:
+        store_url: As :attr:`StudyReport.store_url`.
+    """
     if kind == "csv":  # the outcomes as they are: nothing is derived that takes long
         from analyzer.report.csv import render_csv
 
         return render_csv(result)
-    report = make_report(result)
+    report = make_report(result, store_url=store_url)
     if kind == "json":
         return render_json(build_document(report))
     if kind == "md":

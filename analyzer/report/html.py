@@ -12,6 +12,7 @@ from analyzer.domain.measurement import Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.charts import Charts, Role, make_charts
+from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
 from analyzer.report.figures import (
     Figure,
@@ -121,7 +122,8 @@ def _failures_caption(report: StudyReport) -> str:
     listed = min(len(report.failures), FAILURES_SHOWN)
     total = max(report.result.search.failed, listed)
     if total > listed:
-        return f"The first {listed:,} of {total:,}; the store has them all (analyze studies show)."
+        command = study_command("studies show", report.result, report.store_url)
+        return f"The first {listed:,} of {total:,}; the store has them all: {command}."
     return "Failures are results: they are stored, and the search learns from them."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
 from analyzer.report.page import render_template
 from analyzer.report.wording import milliseconds, size
@@ -20,6 +21,9 @@ def render_markdown(report: StudyReport) -> str:
         report,
         {
             "front_shown": FRONT_SHOWN,
+            "csv_command": study_command(
+                "report", report.result, report.store_url, ("--format", "csv")
+            ),
             "failures_shown": FAILURES_SHOWN,
             "milliseconds": milliseconds,
             "size": size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import rate_text
 from analyzer.report.search_facts import left_out_and_failed, time_text, variants
@@ -61,7 +62,7 @@ def render_terminal(report: StudyReport) -> str:
     for number, sentence in enumerate(summary.advice):
         # The command that the first sentence means comes last.
         text = sentence.removesuffix(":") + (" (below)." if command and number == 0 else "")
-        lines += _block("next", text, most=2)
+        lines += _block("next", text, most=3)
     search = result.search
     left_out, failed = left_out_and_failed(report)
     parts = [f"{search.evaluated_live:,} measured"]
@@ -78,7 +79,8 @@ def render_terminal(report: StudyReport) -> str:
     most = LINES_MAX - len(command)
     if len(lines) > most:
         left = len(lines) - most + 1
-        lines = [*lines[: most - 1], f"  … {left} more lines: analyze report"]
+        whole = study_command("report", result, report.store_url, ("--format", "md"))
+        lines = [*lines[: most - 1], f"  … {left} more lines: {whole}"]
     return "\n".join(lines + command)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from analyzer.domain.study import StudyStatus
+from analyzer.report.commands import export_command
 from analyzer.report.entries import StudyReport
 from analyzer.report.wording import configuration_sentence, number, precision_label
 
@@ -49,8 +48,7 @@ def unfinished_advice(report: StudyReport) -> tuple[str, ...]:
     sentences = ["Go on with it; nothing is measured twice:"]
     closest = report.closest
     if closest is not None and not closest.misses:
-        sentences.append(
-            f"To use what is certified so far: analyze export {shlex.quote(report.result.name)} "
-            f"--config {closest.entry.configuration.config_id} --repository models."
-        )
+        config_id = closest.entry.configuration.config_id
+        command = export_command(report.result, report.store_url, config_id)
+        sentences.append(f"To use what is certified so far: {command}.")
     return tuple(sentences)

@@ -262,12 +262,9 @@ def test_an_edge_that_was_not_bracketed_is_open(edge: Edge, text: str) -> None:
 def test_a_cost_by_the_edge_is_not_said_to_be_at_the_capacity() -> None:
     """``every device at its capacity, by its estimated edge``: a capacity is certified."""
     free = replace(SLA, objective="capacity", target_rate_rps=None)
-    told = ((example_facts(), "certified capacity"), (estimated_facts(), "estimated edge"))
-    for facts, at in told:
-        (example_facts(), "certified capacity"),
-        (estimated_facts(), "estimated edge"),
-    ):
-        figure = summarize(make_report(replace(facts, sla=free))).figures[-1]
+    certified, estimated = example_facts(sla=free), replace(estimated_facts(), sla=free)
+    for facts, at in ((certified, "certified capacity"), (estimated, "estimated edge")):
+        figure = summarize(make_report(facts)).figures[-1]
         assert figure.label == "Cost of a million"
         assert figure.note == f"inferences, every device at its {at}"
 
