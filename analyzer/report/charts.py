@@ -96,8 +96,10 @@ class Charts:
         points: Of the trade-off chart, the recommendation and the baseline last (drawn on top).
         points_total: How many configurations have an edge; more than ``points`` if some are left
             out.
+        baseline_name: What the baseline is called.
     """
 
+    baseline_name: str
     points: tuple[FrontPoint, ...]
     points_total: int
     curves: tuple[Curve, ...]
@@ -137,6 +139,7 @@ def make_charts(report: StudyReport) -> Charts:
     curves = [_curve(m, role(m)) for m in leaders[:CURVES_MAX]]
     bars = [_bar(m, role(m), result) for m in leaders[:BARS_MAX]]
     return Charts(
+        baseline_name=report.baseline_name,
         points=tuple(points),
         points_total=len(with_edge),
         curves=tuple(curve for curve in curves if curve.offered_rps),

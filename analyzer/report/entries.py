@@ -18,7 +18,7 @@ from analyzer.domain.answer import (
     rank,
     representative_test,
 )
-from analyzer.domain.configuration import Configuration
+from analyzer.domain.configuration import Configuration, baseline_configuration
 from analyzer.domain.cost import Fleet, fleet_for
 from analyzer.domain.gain import Basis, Gain, common_basis, gain, rate_of
 from analyzer.domain.load_test import (
@@ -149,6 +149,27 @@ class StudyReport:
         if shown is None or baseline is None:
             return False
         return shown.configuration == baseline.configuration
+
+    @property
+    def baseline_name(self) -> str:
+        """What the baseline is called: a model directory may bring another than Triton's."""
+        if self.baseline is None or _is_automatic(self.baseline.configuration, self.result):
+            return "Triton's default"
+        return "its own config.pbtxt"
+
+
+def _is_automatic(configuration: Configuration, result: StudyResult) -> bool:
+    """Whether Triton would serve the model so without a ``config.pbtxt``."""
+    larger = configuration.max_batch_size if result.request_batch_size > 1 else 1
+    automatic = baseline_configuration(
+        batchable=configuration.max_batch_size > 0,
+        device=configuration.device,
+        request_batch_size=larger,
+    )
+    served = replace(
+        automatic, backend=configuration.backend, instance_type=configuration.instance_type
+    )
+    return served.canonical() == configuration.canonical()
 
 
 def make_report(result: StudyResult, *, store_url: str | None = None) -> StudyReport:

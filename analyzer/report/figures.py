@@ -27,7 +27,6 @@ Figure = dict[str, Any]
 _MIB = 1 << 20  # bytes
 _ROLE_NAMES: dict[Role, str] = {
     "recommended": "recommended",
-    "baseline": "Triton's default",
     "front": "on the front",
     "other": "dominated",
 }
@@ -69,7 +68,7 @@ def front_figure(charts: Charts, sla: Sla) -> Figure | None:
     for role in ("other", "front", "baseline", "recommended"):
         points = [point for point in charts.points if point.role == role]
         if points:
-            traces.append(_front_trace(role, points))
+            traces.append(_front_trace(role, _ROLE_NAMES.get(role, charts.baseline_name), points))
     priced = any(point.cost_per_million is not None for point in charts.points)
     axes = [{"key": "latency", "title": f"latency {tail} at the rate measured, ms"}]
     axes.append({"key": "memory", "title": "peak memory, MiB"})
@@ -90,7 +89,7 @@ def front_figure(charts: Charts, sla: Sla) -> Figure | None:
     }
 
 
-def _front_trace(role: Role, points: list[FrontPoint]) -> dict[str, Any]:
+def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, Any]:
     def share(point: FrontPoint, bound: float | None, sign: int) -> float:
         return max(0.0, sign * (bound - point.edge_rps)) if bound is not None else 0.0
 
@@ -99,7 +98,7 @@ def _front_trace(role: Role, points: list[FrontPoint]) -> dict[str, Any]:
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",
-        "name": _ROLE_NAMES[role],
+        "name": name,
         "x": latency,
         "y": [point.edge_rps for point in points],
         "alternatives": {
@@ -117,7 +116,7 @@ def _front_trace(role: Role, points: list[FrontPoint]) -> dict[str, Any]:
     }
     if role in ("recommended", "baseline"):
         trace["mode"] = "markers+text"
-        trace["texttemplate"] = _ROLE_NAMES[role]
+        trace["texttemplate"] = name
         trace["textposition"] = "top center"
         trace["textfont"] = {"color": _ROLE_COLOURS[role], "size": 13}
         trace["cliponaxis"] = False
@@ -164,7 +163,9 @@ def load_figure(charts: Charts, sla: Sla) -> Figure | None:
         if curve.role not in ("recommended", "baseline"):
             colour = _CURVE_COLOURS[others % len(_CURVE_COLOURS)]
             others += 1
-        traces += _curve_traces(curve, colour, tail)
+        names = {"recommended": "recommended: ", "baseline": f"{charts.baseline_name}: "}
+        name = names.get(curve.role, "") + curve.label
+        traces += _curve_traces(curve, name, colour, tail)
     ceiling = _ceiling(charts.curves, budget)
     annotations.append(
         {
@@ -205,8 +206,7 @@ def load_figure(charts: Charts, sla: Sla) -> Figure | None:
     }
 
 
-def _curve_traces(curve: Curve, colour: str, tail: str) -> list[dict[str, Any]]:
-    name = {"recommended": "recommended: ", "baseline": "Triton's default: "}.get(curve.role, "")
+def _curve_traces(curve: Curve, name: str, colour: str, tail: str) -> list[dict[str, Any]]:
     strong = curve.role in ("recommended", "baseline")
     common = {
         "type": "scatter",
@@ -217,7 +217,7 @@ def _curve_traces(curve: Curve, colour: str, tail: str) -> list[dict[str, Any]]:
     return [
         {
             **common,
-            "name": name + curve.label,
+            "name": name,
             "y": list(curve.latency_ms_sla),
             "line": {"color": colour, "width": 3 if strong else 1.75},
             "marker": {"size": 7 if strong else 5, "color": colour},
@@ -284,7 +284,10 @@ def stage_figure(charts: Charts) -> Figure | None:
     bars = charts.bars
     if not bars:
         return None
-    prefix = {"recommended": "<b>★ recommended</b> ", "baseline": "<b>◆ Triton's default</b> "}
+    prefix = {
+        "recommended": "<b>★ recommended</b> ",
+        "baseline": f"<b>◆ {charts.baseline_name}</b> ",
+    }
     rows = list(range(len(bars)))
     traces = []
     for index, stage in enumerate(STAGES):

@@ -211,7 +211,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
             f"{milliseconds(sla.latency_budget_ms, GIVEN)}",
         ),
         KeyFigure(
-            label="Against Triton's default",
+            label=f"Against {report.baseline_name}",
             value=ratio_text(gain) if gain is not None else NOT_MEASURED,
             note=f"{against}; baseline: {rate_text(baseline.measurement)}" if baseline else against,
         ),

@@ -566,6 +566,41 @@ def test_the_page_is_whole_and_self_contained(facts: StudyResult) -> None:
     assert "max_batch_size: 16" in outside
 
 
+def test_the_configuration_of_a_model_directory_is_not_called_tritons_default() -> None:
+    own = replace(of(BASELINE), configuration=replace(BASELINE, instance_count=3).canonical())
+    facts = example_facts(outcomes=(own, *OUTCOMES[1:]), baseline_id=own.configuration.config_id)
+    for said, other, study in (
+        ("its own config.pbtxt", "Triton's default", facts),
+        ("Triton's default", "its own config.pbtxt", example_facts()),
+    ):
+        report = make_report(study)
+        assert summarize(report).figures[2].label == f"Against {said}"
+        page = render_html(report).replace("&#39;", "'")
+        assert page.count(said) >= 4, "the figure, the table, the charts"
+        for text in (page, render_markdown(report), render_terminal(report)):
+            assert other not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_size", "name"),
+    [
+        ({}, 1, "Triton's default"),
+        ({"backend": "python"}, 1, "Triton's default"),
+        ({"max_batch_size": 16}, 16, "Triton's default"),
+        ({"max_batch_size": 16}, 1, "its own config.pbtxt"),
+        ({"max_batch_size": 0, "dynamic_batching": False}, 1, "Triton's default"),
+        ({"instance_count": 1}, 1, "its own config.pbtxt"),
+    ],
+)
+def test_what_triton_would_do_alone_is_its_default(
+    changes: dict[str, Any], request_size: int, name: str
+) -> None:
+    config = replace(BASELINE, preferred_batch_size=None, **changes).canonical()
+    own = replace(of(BASELINE), configuration=config)
+    facts = example_facts(outcomes=(own, *OUTCOMES[1:]), baseline_id=config.config_id)
+    assert make_report(replace(facts, request_batch_size=request_size)).baseline_name == name
+
+
 def test_predictions_are_marked_on_the_page() -> None:
     facts = example_facts()
     page = render_html(make_report(facts))
