@@ -19,10 +19,10 @@ from analyzer.domain.answer import (
 )
 from analyzer.domain.load_test import STAGES
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.study import Step, StudyResult
+from analyzer.domain.study import StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import configuration_label
+from analyzer.report.wording import configuration_label, rate
 
 Role = Literal["recommended", "baseline", "front", "other"]
 
@@ -80,9 +80,14 @@ class StageBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBar:
-    """One step from the simplest configuration to the winner."""
+    """One step from the simplest configuration to the winner.
+
+    ``edge_rps`` is the lower end where the edge was not bracketed, as ``edge`` says in words; such
+    an edge has no ``change_rps``, as one that is unknown has none.
+    """
 
     setting: str
+    edge: str
     edge_rps: float | None
     change_rps: float | None
     measured: bool
@@ -144,7 +149,7 @@ def make_charts(report: StudyReport) -> Charts:
         points_total=len(with_edge),
         curves=tuple(curve for curve in curves if curve.offered_rps),
         bars=tuple(bar for bar in bars if bar is not None),
-        steps=_steps(result.explanation.contributions),
+        steps=make_steps(report),
         importance=tuple(sorted(result.explanation.importance, key=lambda item: -item[1])),
         best=ranked[:25],
     )
@@ -230,16 +235,23 @@ def _bar(measurement: Measurement, role: Role, result: StudyResult) -> StageBar 
     )
 
 
-def _steps(contributions: tuple[Step, ...]) -> tuple[StepBar, ...]:
+def make_steps(report: StudyReport) -> tuple[StepBar, ...]:
     """Each step with its change against the last step whose edge is known."""
+    open_edges = {
+        measurement.configuration.config_id: measurement.edge
+        for measurement in report.measured
+        if measurement.edge.rate_rps is None
+    }
     bars: list[StepBar] = []
     before: float | None = None
-    for step in contributions:
+    for step in report.result.explanation.contributions:
         known = step.edge_rps is not None and before is not None
+        edge = open_edges.get(step.config_id) if step.measured else None
         bars.append(
             StepBar(
                 setting=step.setting,
-                edge_rps=step.edge_rps,
+                edge=rate(step.edge_rps) if edge is None else edge_text(edge),
+                edge_rps=step.edge_rps if edge is None else edge.at_least_rps,
                 change_rps=(step.edge_rps or 0.0) - (before or 0.0) if known else None,
                 measured=step.measured,
             )

@@ -334,8 +334,8 @@ def stage_figure(charts: Charts) -> Figure | None:
 
 def steps_figure(charts: Charts) -> Figure | None:
     """From the simplest configuration to the winner: a floating bar per step."""
-    steps = [step for step in charts.steps if step.edge_rps is not None]
-    if len(steps) < 2:
+    steps = charts.steps
+    if sum(step.edge_rps is not None for step in steps) < 2:
         return None
     bases, widths, colours, shapes, texts = [], [], [], [], []
     for step in steps:
@@ -352,7 +352,7 @@ def steps_figure(charts: Charts) -> Figure | None:
             colours.append("var(--gain)" if change >= 0 else "var(--loss)")
             ratio = f" ({signed_percent(change / start)})" if start else ""
         shapes.append("" if step.measured else "/")
-        texts.append(f"{name}: <b>{rate(edge)}</b>{ratio}")
+        texts.append(f"{name}: <b>{step.edge}</b>{ratio}")
     return {
         "data": [
             {
@@ -380,7 +380,7 @@ def steps_figure(charts: Charts) -> Figure | None:
 
 
 def importance_figure(charts: Charts) -> Figure | None:
-    """How much of the edge's variance each parameter explains."""
+    """The share of the edge's variance that goes with each parameter alone."""
     items = charts.importance[:10]
     if not items:
         return None
@@ -405,7 +405,7 @@ def importance_figure(charts: Charts) -> Figure | None:
             xaxis={
                 "tickformat": ".0%",
                 "range": [0, max(share for _, share in items) * 1.18 or 1],
-                "title": {"text": "share of the edge's variance"},
+                "title": {"text": "share of the edge's variance, each alone"},
             },
             yaxis={"autorange": "reversed", "automargin": True, "ticks": "", "showgrid": False},
         ),

@@ -36,6 +36,12 @@ from analyzer.resources import templates_dir
 # Rows that a page can be read with; the CSV has all.
 FAILURES_SHOWN = 40
 
+IMPORTANCE_CAPTION = (
+    "The share of the variance of the predicted edges that goes with each parameter, looked at "
+    "alone. The shares overlap where parameters vary together, and leave out what only works "
+    "together: they need not add up to 100 %."
+)
+
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:ms|/s|%|s|W)(?![\w]))")
 
 
@@ -72,6 +78,7 @@ def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
         "figures_json": Markup(_script_json(figures)),
         "explanation": result.explanation,
         "predicted_steps": any(not step.measured for step in charts.steps),
+        "importance_caption": IMPORTANCE_CAPTION,
         "config_pbtxt": config_pbtxt,
         "table": [_table_row(measurement, result) for measurement in charts.best],
         "failures_caption": _failures_caption(report),

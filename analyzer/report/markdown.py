@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from analyzer.report.charts import make_steps
 from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
 from analyzer.report.page import render_template
@@ -21,6 +22,7 @@ def render_markdown(report: StudyReport) -> str:
         report,
         {
             "front_shown": FRONT_SHOWN,
+            "steps": make_steps(report),
             "csv_command": study_command(
                 "report", report.result, report.store_url, ("--format", "csv")
             ),

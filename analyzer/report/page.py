@@ -10,7 +10,7 @@ from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
 from analyzer.report.search_facts import provenance_rows, search_rows, sla_rows
 from analyzer.report.summary import summarize
-from analyzer.report.trust_text import caution, trust_sentence
+from analyzer.report.trust_text import caution, trust_sentence, what_if_base
 from analyzer.report.wording import (
     configuration_label,
     configuration_rows,
@@ -56,6 +56,7 @@ def render_template(
         result=result,
         summary=summary,
         caution=caution(result.explanation),
+        what_if_base=what_if_base(result.explanation),
         trust=trust_sentence(result.explanation),
         state=result.status if result.unfinished else result.verdict,
         configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],

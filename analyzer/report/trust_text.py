@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analyzer.domain.study import Explanation
 from analyzer.domain.twin_error import FAR_OFF
+from analyzer.report.wording import rate
 
 
 def trust_sentence(explanation: Explanation) -> str:
@@ -28,6 +29,15 @@ def caution(explanation: Explanation) -> str:
             "The twin's own figures were far off in this search; these edges are corrected by "
             "what was measured, and may be far off still."
         )
+    return ""
+
+
+def what_if_base(explanation: Explanation) -> str:
+    """What the changed edges are compared with: the twin's figure, not the measured one."""
+    for item in explanation.what_if:
+        if item.predicted_edge_rps is not None and item.change_fraction is not None:
+            base_rps = item.predicted_edge_rps / (1 + item.change_fraction)
+            return f", for which the twin expects {rate(base_rps)}, corrected by what was measured"
     return ""
 
 

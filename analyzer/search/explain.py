@@ -194,8 +194,11 @@ def importance(
 ) -> tuple[tuple[str, float], ...]:
     """The share of the edges' variance that each setting alone explains, the largest first.
 
-    The first-order index of Sobol: the variance of the conditional means over the whole variance,
-    over all candidates with equal weight. What only works together is in none of them.
+    The correlation ratio: the variance of the conditional means over the whole variance, over all
+    candidates with equal weight; each is from 0 to 1. What only works together is in none of them.
+    Where settings vary together (as instances and threads do on few cores) their shares overlap,
+    and add up to more than 1; only where they vary independently are these the first-order indices
+    of Sobol, which do not.
     """
     values = np.array([edge or 0.0 for edge in edges])
     total = float(values.var()) if len(values) else 0.0

@@ -18,11 +18,12 @@ from facts_example import (
 )
 
 from analyzer.domain.load_test import Breakdown, Validity
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.study import Explanation, Step
 from analyzer.report.charts import POINTS_MAX, make_charts
 from analyzer.report.entries import make_report
 from analyzer.report.html import draw_figures
+from analyzer.report.markdown import render_markdown
 
 
 def of(config_id: str) -> Measurement:
@@ -123,6 +124,33 @@ class TestSteps:
         steps = make_charts(make_report(example_facts(explanation=explanation))).steps
         assert [bar.change_rps for bar in steps] == [None, None, 50.0]
         assert [bar.measured for bar in steps] == [True, True, False]
+
+    def test_a_measured_edge_that_is_open_is_told_by_its_end(self) -> None:
+        """The chart ended before the recommendation, whose row in Markdown had a dash."""
+        contributions = (
+            Step(setting="one thread", config_id="a", edge_rps=43.0, measured=False),
+            Step(setting="two", config_id="b", edge_rps=104.0, measured=False),
+            Step(setting="late", config_id=BASELINE.config_id, measured=True),
+            Step(setting="batches", config_id=WINNER.config_id, measured=True),
+        )
+        ends = {WINNER: (53.3, None), BASELINE: (0.0, 80.0)}
+        outcomes = tuple(
+            replace(of(o.configuration.config_id), edge=Edge(interval_rps=ends[o.configuration]))
+            if o.configuration in ends
+            else o
+            for o in OUTCOMES
+        )
+        facts = example_facts(
+            outcomes=outcomes, explanation=Explanation(contributions=contributions)
+        )
+        report = make_report(facts)
+        charts = make_charts(report)
+        assert [bar.edge for bar in charts.steps[2:]] == ["below 80 /s", "at least 53.3 /s"]
+        assert [bar.change_rps for bar in charts.steps] == [None, 61.0, None, None]
+        drawn = draw_figures(charts, facts.sla)["chart-steps"]["data"][0]
+        assert drawn["customdata"][-1] == "batches: <b>at least 53.3 /s</b>"
+        assert drawn["x"][-1] == pytest.approx(53.3)
+        assert "| batches | at least 53.3 /s | measured |" in render_markdown(report)
 
 
 @pytest.mark.parametrize("facts", [example_facts(), infeasible_facts()])

@@ -394,6 +394,7 @@ def test_a_twin_that_is_far_off_is_not_simply_called_trusted() -> None:
     assert f"The search followed the twin, though its figures are far off. {reason}" in page
     assert "The twin was trusted. the median error" in render_html(make_report(example_facts()))
     for text in (page, render_markdown(report)):
+        assert "for which the twin expects 618" in text, "what the changes are against"
         assert "may be far off still" in text, "beside what it predicts"
 
 

@@ -17,7 +17,7 @@ from analyzer.domain.measurement import (
     Prediction,
 )
 from analyzer.domain.study import Explanation, Step
-from analyzer.search.explain import drift_sentence
+from analyzer.search.explain import drift_sentence, importance
 
 
 def measured(predicted_rps: float, edge_rps: float, work_us: float | None) -> Measurement:
@@ -54,3 +54,18 @@ def test_a_measured_step_is_restated_by_its_own_factor() -> None:
     )
     told = Explanation(contributions=steps).scaled(0.5, {"mine": 0.5, "other": 0.8})
     assert [step.edge_rps for step in told.contributions] == [50.0, 80.0, 50.0]
+
+
+def test_the_shares_of_settings_that_vary_together_overlap() -> None:
+    """Each is at most 1, as its definition says; their sum is not."""
+    together = [Configuration(instance_count=n, intra_op_threads=n).canonical() for n in (1, 2, 4)]
+    assert dict(importance(together, [10.0, 20.0, 40.0])) == pytest.approx(
+        {"instance_count": 1.0, "intra_op_threads": 1.0}
+    )
+    apart = [
+        Configuration(instance_count=n, intra_op_threads=m).canonical()
+        for n in (1, 2)
+        for m in (1, 2)
+    ]
+    shares = dict(importance(apart, [10.0, 20.0, 30.0, 40.0]))
+    assert shares == pytest.approx({"instance_count": 0.8, "intra_op_threads": 0.2})
