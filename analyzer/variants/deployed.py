@@ -38,14 +38,16 @@ def inspect_deployed(
 
     Args:
         told: Shapes of inputs as a configuration or a manifest has them, the likeliest first; used
-            only where the graph and ``given`` leave a dimension open.
+            only where the graph and ``given`` leave a dimension open, or where the first ones show
+            that the first dimension is no batch.
         given: Shapes by the user; they stand.
 
     Raises:
         ModelError: As ``inspect_model``, of what is not told: the first try's.
     """
     try:
-        return inspect_model(path, input_shapes=given, name=name, scratch=scratch)
+        written = next(iter(told), None)
+        return inspect_model(path, input_shapes=given, written=written, name=name, scratch=scratch)
     except ModelError:
         for shapes in filter(None, told):
             try:

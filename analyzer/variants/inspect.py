@@ -7,21 +7,18 @@ symbolic links) and accepts models that do not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
-from analyzer.engine.runtimes.onnxruntime_ import (
-    ORT_DATATYPES,
-    first_line,
-    import_onnxruntime,
-)
-from analyzer.errors import MissingPartError, ModelError, is_out_of_memory
+from analyzer.engine.runtimes.onnxruntime_ import ORT_DATATYPES
+from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
+from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
 from analyzer.variants.graph import half_weights, quantized_weights, table_ranges, trains
+from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.onnx_file import (
     default_name,
     external_files,
@@ -30,11 +27,13 @@ from analyzer.variants.onnx_file import (
     locate_onnx,
 )
 from analyzer.variants.scalars import with_dimensions
+from analyzer.variants.session import open_session
 from analyzer.variants.shapes import (
     Declared,
     Dims,
     as_sizes,
     declared_dims,
+    is_length,
     known,
     resolve,
     rows_elsewhere,
@@ -42,6 +41,7 @@ from analyzer.variants.shapes import (
     unbatched_reasons,
     unknown_shapes,
 )
+from analyzer.variants.try_model import try_model
 
 # More than three of a kind say nothing new.
 _REASONS_SHOWN = 3
@@ -51,7 +51,8 @@ _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
 def inspect_model(
     path: Path,
     *,
-    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    input_shapes: Shapes | None = None,
+    written: Shapes | None = None,
     name: str | None = None,
     scratch: Path | None = None,
 ) -> ModelInfo:
@@ -64,7 +65,10 @@ def inspect_model(
     Args:
         path: An ONNX file or a Triton model directory.
         input_shapes: Shapes by input, without the batch axis, for inputs with dynamic dimensions; a
-            named dimension given once holds for every input that has it.
+            named dimension given once holds for every input that has it. With the first axis of a
+            model that only seems to have a batch: where a name or a run shows that it has none.
+        written: Shapes that a configuration has; those of every dimension are used where they show
+            that the first is no batch (:func:`~analyzer.variants.first_axis.without_batch`).
         name: The name to serve it under; default from the file or directory.
         scratch: Where a model with scalars is kept in the form that Triton can serve
             (:mod:`~analyzer.variants.scalars`), which is then the model; None leaves it as it is.
@@ -78,10 +82,9 @@ def inspect_model(
     file = locate_onnx(path).absolute()
     proto = load_onnx(file)
     external = external_files(file, proto)
-    session = _open_session(file)
-    inputs = _with_rank(
-        proto, [_declared(value, "input") for value in session.get_inputs()], input_shapes or {}
-    )
+    session = open_session(file)
+    given = input_shapes or {}
+    inputs = _with_rank(proto, [_declared(value, "input") for value in session.get_inputs()], given)
     ranges = _value_ranges(proto, inputs)
     outputs = [_declared(value, "output") for value in session.get_outputs()]
     if not inputs:
@@ -90,7 +93,7 @@ def inspect_model(
             hint="Export the model with its inputs.",
         )
     if unranked := _without_shape(proto.graph.output, outputs):
-        ranks = _ranks(session, inputs, input_shapes or {}, ranges)
+        ranks = _ranks(session, inputs, given, ranges)
         outputs = [
             replace(tensor, dims=(None,) * ranks.get(tensor.name, 0))
             if tensor.name in unranked
@@ -100,25 +103,31 @@ def inspect_model(
     reasons = unbatched_reasons(inputs, outputs)
     if not reasons and (trained := trains(proto)):
         reasons = (f"its {trained} computes over the whole batch, as in training",)
+    told = without_batch(inputs, written or {})
+    given = {**told, **given}
+    whole = whole_shapes(inputs, given)
+    if not reasons and whole and (told or _is_no_batch(path, whole, given)):
+        reasons = (given_reason(whole, given),)
     loops = state_loops(inputs, outputs)
     notes = (
         *_notes(reasons, loops, half_weights(proto) or quantized_weights(proto)),
-        *_sizes_note(inputs, input_shapes or {}),
+        *_sizes_note(inputs, given),
     )
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
     if scalars and scratch is not None:
         served = scratch / hash_model(file, external)[:24] / file.name
         if not served.is_file():
             with_dimensions(file, scalars, served)
-        model = inspect_model(served, input_shapes=input_shapes, name=name or default_name(path))
+        name = name or default_name(path)
+        model = inspect_model(served, input_shapes=input_shapes, written=written, name=name)
         shown = ", ".join(map(repr, scalars))
-        told = f"Triton serves no scalars, so one dimension of size 1 is added to {shown}."
-        return replace(model, notes=(*notes, told))
+        note = f"Triton serves no scalars, so one dimension of size 1 is added to {shown}."
+        return replace(model, notes=(*notes, note))
     batchable = not reasons
     elsewhere = rows_elsewhere(inputs, outputs)
     shapes, symbols = resolve(
         inputs,
-        input_shapes or {},
+        given,
         batchable=batchable,
         states=[name for name, _ in loops],
         rows=elsewhere[0] if elsewhere is not None else None,
@@ -129,7 +138,7 @@ def inspect_model(
         path=str(file),
         sha256=hash_model(file, external),
         batchable=batchable,
-        fixed_batch=_fixed_batch(inputs, shapes) if not batchable else None,
+        fixed_batch=None if batchable else _fixed_batch(inputs, outputs, shapes),
         inputs=_input_specs(inputs, shapes, ranges),
         outputs=tuple(
             TensorSpec(
@@ -222,18 +231,47 @@ def _ranks(
     ranges: Mapping[str, tuple[int, int]],
 ) -> dict[str, int]:
     """How many dimensions each output has, as one run shows; empty where the model does not run."""
-    batchable = not unbatched_reasons(inputs, ())
+    batchable = not unbatched_reasons(inputs, ()) and not whole_shapes(inputs, given)
     shapes, _ = resolve(inputs, given, batchable=batchable)
     specs = _input_specs(inputs, shapes, ranges)
     return output_ranks(session, specs, shapes, batchable=batchable)
 
 
-def _fixed_batch(inputs: Sequence[Declared], shapes: Mapping[str, Dims]) -> int | None:
-    """The one first dimension that all inputs have, fixed or one row; None if there is none."""
-    declared = {tensor.dims[0] for tensor in inputs if tensor.dims}
+def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
+    """Whether the first dimensions of the inputs ``whole`` are lengths, by their names or by a run.
+
+    Args:
+        given: Shapes by input; those of ``whole`` with the first dimension.
+    """
+    if all(map(is_length, whole)):
+        return True
+    rest = {tensor.name: given[tensor.name][1:] for tensor in whole}
+    try:
+        model = inspect_model(path, input_shapes={**given, **rest})
+        ran, _ = try_model(model, synthetic_inputs(model, 2, 0))
+    except ModelError:
+        return False
+    return not ran.batchable
+
+
+def _fixed_batch(
+    inputs: Sequence[Declared], outputs: Sequence[Declared], shapes: Mapping[str, Dims]
+) -> int | None:
+    """The one first dimension that all inputs have, fixed or one row; None if there is none.
+
+    One of more than a row is a batch only if an output has it too; otherwise it is a window of
+    samples, or the features themselves.
+    """
     kept = {shape[0] for shape in shapes.values() if shape}
     size = kept.pop() if len(kept) == 1 else None
-    return size if isinstance(size, int) and (size == 1 or declared == {size}) else None
+    if size == 1 or not isinstance(size, int):
+        return size if size == 1 else None
+    fixed = {tensor.dims[0] for tensor in inputs if tensor.dims} == {size}
+    answered = any(tensor.dims[:1] == (size,) for tensor in outputs)
+    alone = all(len(tensor.dims) < 2 for tensor in inputs)
+    # A later dimension that is called a batch leaves none for the first, which is time then.
+    later = any(isinstance(dim, str) and "batch" in dim.lower() for t in inputs for dim in t.dims)
+    return size if fixed and answered and not alone and not later else None
 
 
 def _sizes_note(
@@ -267,55 +305,6 @@ def _notes(
     if weights:
         notes.append(f"The weights are {weights}: the precision fp32 means the model as it is.")
     return tuple(notes)
-
-
-def _open_session(file: Path) -> Any:
-    ort = import_onnxruntime()
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    try:
-        try:
-            return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        except Exception:
-            # Some operators exist for CUDA only.
-            providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-            if providers[0] not in ort.get_available_providers():
-                raise
-            return ort.InferenceSession(str(file), options, providers=providers)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise MissingPartError(
-                f"{file} does not fit into this machine's memory: {first_line(error)}.",
-                hint="Use a machine with more memory.",
-            ) from error
-        reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error))
-        kernel = re.search(
-            r"Could not find an implementation for (\S+?)(?:\(-?\d+\))? ", str(error)
-        )
-        if kernel:
-            raise ModelError(
-                f"{file} uses the operator {kernel[1]} in a version or with types that ONNX Runtime"
-                f" {ort.__version__} has no kernel for: {reason}.",
-                hint="Export the model in float32 or float16 (bfloat16 has hardly a kernel on a"
-                " CPU), with standard operators.",
-            ) from error
-        operator = re.search(
-            r"No Op registered for (\S+)|Fatal error: (\S+?)(?:\(-?\d+\))? is not a registered",
-            str(error),
-        )
-        if operator:
-            which = next(group for group in operator.groups() if group)
-            raise ModelError(
-                f"{file} uses the operator {which}, which ONNX Runtime {ort.__version__} does not"
-                f" have: {reason}.",
-                hint="Export the model with standard operators, or with an opset that this ONNX"
-                " Runtime knows.",
-            ) from error
-        raise ModelError(
-            f"ONNX Runtime {ort.__version__} cannot load {file}: {reason}",
-            hint="Check the export; ONNX Runtime has to run the model before it can be tuned.",
-        ) from error
 
 
 def _declared(value: Any, role: str) -> Declared:

@@ -21,6 +21,8 @@ _PLACEHOLDER = re.compile(
 _ONLY_AXIS_0 = "Triton batches on axis 0 only"
 # First dimensions that exporters name after the batch, or after the input itself.
 _BATCH_NAME = re.compile(r"batch|^n$|^b$|^bs$", re.IGNORECASE)
+# What else they call rows of a batch; torch writes s0, s77, ….
+_ROWS_NAME = re.compile(r"^s\d+$|bsz|rows|examples", re.IGNORECASE)
 _STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
 _NEW_VALUE = re.compile(r"[_.]?(?:n|out|new|next)$")
 _OLD_VALUE = re.compile(r"[_.]?(?:0|in|old|prev)$")
@@ -44,6 +46,17 @@ def _is_known(dim: int | str | None) -> bool:
     if isinstance(dim, str):
         return not _PLACEHOLDER.fullmatch(dim)
     return dim is not None and dim >= 0
+
+
+def is_length(tensor: Declared) -> bool:
+    """Whether the first dimension has a name of its own that is none of a batch, like ``tokens``.
+
+    Names that exporters make of the input's (``x_dynamic_axes_1``) say nothing.
+    """
+    first = tensor.dims[0] if tensor.dims else None
+    if not isinstance(first, str) or _BATCH_NAME.search(first) or _ROWS_NAME.search(first):
+        return False
+    return re.match(re.escape(tensor.name) + r"(?![^\W_])", first) is None
 
 
 def unbatched_reasons(inputs: Sequence[Declared], outputs: Sequence[Declared]) -> tuple[str, ...]:
@@ -157,7 +170,8 @@ def resolve(
     """Shapes of the inputs as far as they are known, and the sizes of named dimensions.
 
     Without the batch axis where the model is batchable; else a dynamic first dimension is 1 unless
-    it is given, and so is the dynamic axis 1 of a state (``states``: its batch).
+    it is given or a length by its name (:func:`is_length`), and so are the dynamic axis 1 of a
+    state (``states``: its batch) and a later dimension that is called a batch.
 
     Args:
         rows: The dimension of the rows where that is a later one; it is 1 instead then.
@@ -181,11 +195,13 @@ def resolve(
     if rows is not None:
         symbols.setdefault(rows, 1)
     if not batchable:
+        lengths = {tensor.name for tensor in inputs if is_length(tensor)}
         for name, dims in own.items():
             own[name] = tuple(
                 _one_row(dim, symbols)
-                if (axis == 0 and rows is None)
+                if (axis == 0 and rows is None and name not in lengths)
                 or (axis == 1 and len(dims) == _STATE_RANK and name in states)
+                or (axis > 0 and isinstance(dim, str) and "batch" in dim.lower())
                 else dim
                 for axis, dim in enumerate(dims)
             )
@@ -246,15 +262,20 @@ def unknown_shapes(
     index = as_sizes(dims).index(-1)
     label = dims[index]
     open_inputs = dict(_to_be_given(shapes))
-    options = " ".join(
-        f"--input-shape {key}:{_spell(own, batchable=batchable)}"
+    # The first dimension of what is served unbatched is left out where it is one row.
+    drops = {
+        key: 1 if not batchable and len(own) > 1 and isinstance(own[0], int) else 0
         for key, own in open_inputs.items()
+    }
+    options = " ".join(
+        f"--input-shape {key}:{_spell(own[drops[key] :])}" for key, own in open_inputs.items()
     )
-    hint = f"Add {options} with a number for each N (without the batch axis)"
+    hint = f"Add {options} with a number for each N"
+    if batchable or all(drops.values()):
+        hint += " (without the batch axis)"
     if example is not None:
         ready = " ".join(
-            f"--input-shape {key}:{_spell(example[key], batchable=batchable)}"
-            for key in open_inputs
+            f"--input-shape {key}:{_spell(example[key][drop:])}" for key, drop in drops.items()
         )
         hint += f"; the model accepts, for example, {ready}"
     return ModelError(
@@ -274,8 +295,5 @@ def _to_be_given(shapes: Mapping[str, Dims]) -> Iterator[tuple[str, Dims]]:
             yield name, dims
 
 
-def _spell(dims: Dims, *, batchable: bool) -> str:
-    # The first dimension of what is served unbatched is left out where it is one row.
-    left_out = not batchable and len(dims) > 1 and isinstance(dims[0], int)
-    shown = dims[1:] if left_out else dims
-    return ",".join(str(dim) if isinstance(dim, int) else "N" for dim in shown)
+def _spell(dims: Dims) -> str:
+    return ",".join(str(dim) if isinstance(dim, int) else "N" for dim in dims)

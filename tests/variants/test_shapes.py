@@ -212,9 +212,14 @@ def test_first_dimensions_of_different_names_are_no_batch(
         [("x", FLOAT, [first, 4]), ("z", FLOAT, [second, 4])],
         [("y", FLOAT, [first, 4]), ("w", FLOAT, [second, 4])],
     )
-    model = inspect_model(path)
+    shapes = {"x": (3, 4)} if first == "items" else {}
+    if second == "bags":
+        shapes["z"] = (5, 4)
+    model = inspect_model(path, input_shapes=shapes)
     assert model.batchable == batchable
     assert ("different ones ('items' of 'x'" in "".join(model.notes)) != batchable
+    if not batchable:
+        assert [s.shape for s in model.inputs] == [(3, 4), shapes.get("z", (1, 4))]
 
 
 def test_an_input_without_a_shape_takes_the_given_one(write_model: Write) -> None:

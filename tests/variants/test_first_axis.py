@@ -1,0 +1,163 @@
+"""First dimensions that are lengths: they are asked for, taken when given, and never 1 unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.errors import ModelError
+from analyzer.modelconfig.render import input_shapes
+from analyzer.modelconfig.text import parse_config
+from analyzer.variants.deployed import inspect_deployed
+from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.inspect import inspect_model
+from analyzer.variants.shapes import Declared, is_length
+from analyzer.variants.try_model import as_unbatched, try_model
+
+FLOAT = TensorProto.FLOAT
+Write = Callable[..., Path]
+
+
+def attention(write_model: Write, first: str | None) -> Path:
+    """``[tokens, 8]`` in and out; every row looks at every other."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "columns"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "x"], ["y"]),
+    ]
+    return write_model(nodes, [("x", FLOAT, [first, 8])], [("y", FLOAT, [first, 8])])
+
+
+def reranker(write_model: Write, documents: str | None) -> Path:
+    """A query ``[1, 8]`` and some documents."""
+    nodes = [
+        helper.make_node("Transpose", ["docs"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["q", "columns"], ["scores"]),
+    ]
+    return write_model(
+        nodes,
+        [("q", FLOAT, [1, 8]), ("docs", FLOAT, [documents, 8])],
+        [("scores", FLOAT, [1, documents])],
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "length"),
+    [("tokens", True), ("T", True), ("N", False), ("batch", False), ("x_dynamic_axes_1", False),
+     ("s77", False), (None, False), (4, False)],
+)  # fmt: skip
+def test_names_of_lengths(first: str | int | None, length: bool) -> None:
+    assert is_length(Declared(name="x", datatype="FP32", dims=(first, 8))) == length
+
+
+def test_a_length_on_the_first_axis_is_asked_for_once_it_is_found_out(write_model: Write) -> None:
+    """It was measured and exported for one token."""
+    model = inspect_model(attention(write_model, "tokens"))
+    with pytest.raises(ModelError, match=r"Dimension 0 \(tokens\) of the input 'x'") as caught:
+        try_model(model, synthetic_inputs(model, 2, 0))
+    assert caught.value.exit_code == 2
+    assert "--input-shape x:N,8" in caught.value.hint
+    assert "It is no batch: the answer to a request" in caught.value.message
+
+
+@pytest.mark.parametrize("first", ["tokens", "N", None])
+def test_a_length_on_the_first_axis_is_taken_as_it_is_given(
+    write_model: Write, first: str | None
+) -> None:
+    model = inspect_model(attention(write_model, first), input_shapes={"x": (64, 8)})
+    assert not model.batchable and model.fixed_batch is None
+    assert model.inputs[0].shape == (64, 8)
+    assert "first dimensions are given (64 of 'x')" in model.notes[0]
+    assert try_model(model, synthetic_inputs(model, 2, 0))[0] == model
+
+
+def test_rows_without_a_name_are_one_and_the_option_for_more_is_told(write_model: Write) -> None:
+    model = inspect_model(attention(write_model, "N"))
+    ran, _ = try_model(model, synthetic_inputs(model, 2, 0))
+    assert ran.inputs[0].shape == (1, 8)
+    assert "Requests have one row; --input-shape x:N,8 makes it N." in ran.notes[-1]
+
+
+def test_a_graph_that_runs_one_row_only_is_not_asked_for_its_length(write_model: Write) -> None:
+    model = as_unbatched(inspect_model(attention(write_model, "tokens")))
+    assert model.inputs[0].shape == (1, 8)
+
+
+def test_the_batch_of_an_ordinary_model_cannot_be_given(write_model: Write) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    for name in ("batch", "N", None):
+        path = write_model(nodes, [("x", FLOAT, [name, 8])], [("y", FLOAT, [name, 8])])
+        with pytest.raises(ModelError, match="has 2 dimensions, and the input has 1"):
+            inspect_model(path, input_shapes={"x": (16, 8)})
+
+
+def test_the_length_of_a_second_input_is_asked_for(write_model: Write) -> None:
+    """One document was ranked, and nobody was told."""
+    path = reranker(write_model, "num_docs")
+    with pytest.raises(ModelError, match=r"Dimension 0 \(num_docs\) of the input 'docs'") as caught:
+        inspect_model(path)
+    assert "--input-shape docs:N,8 with a number for each N;" in caught.value.hint
+    model = inspect_model(path, input_shapes={"docs": (50, 8)})
+    assert [spec.shape for spec in (*model.inputs, *model.outputs)] == [(1, 8), (50, 8), (1, 50)]
+    assert model.fixed_batch is None
+
+
+def test_the_example_of_the_hint_is_accepted(write_model: Write) -> None:
+    """The advice left the first dimension out, and gave the same error again."""
+    mean = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[0], keepdims=0)]
+    path = write_model(mean, [("x", FLOAT, ["time", "batch", 8])], [("y", FLOAT, ["batch", 8])])
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    example = caught.value.hint.rsplit("--input-shape x:", 1)[1].rstrip(".")
+    shape = tuple(map(int, example.split(",")))
+    assert inspect_model(path, input_shapes={"x": shape}).inputs[0].shape == shape
+
+
+def test_a_batch_on_a_later_axis_is_one(write_model: Write) -> None:
+    """The hint proposed 128 for it, which became the request that was measured."""
+    path = write_model(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        [("x", FLOAT, [10, "batch", 8])],
+        [("y", FLOAT, [10, "batch", 8])],
+    )
+    model = inspect_model(path)
+    assert model.inputs[0].shape == (10, 1, 8) and model.fixed_batch is None
+
+
+def config(*dims: str) -> object:
+    inputs = " ".join(
+        f'input {{ name: "{name}" data_type: TYPE_FP32 dims: [ {sizes} ] }}'
+        for name, sizes in (pair.split(":") for pair in dims)
+    )
+    return parse_config(f'backend: "onnxruntime" max_batch_size: 0 {inputs}')
+
+
+def test_a_folder_that_does_not_batch_says_what_the_first_dimension_is(write_model: Write) -> None:
+    """dims [64, 8] were measured and exported as [1, 8]."""
+    path = attention(write_model, None)
+    model = inspect_deployed(path, input_shapes(config("x:64, 8")))
+    assert not model.batchable and model.inputs[0].shape == (64, 8)
+    assert model.outputs[0].shape[-1] == 8
+    given = inspect_deployed(path, input_shapes(config("x:64, 8")), given={"x": (32, 8)})
+    assert given.inputs[0].shape == (32, 8)
+    documents = reranker(write_model, None)
+    model = inspect_deployed(documents, input_shapes(config("q:1, 8", "docs:50, 8")))
+    assert [spec.shape for spec in model.inputs] == [(1, 8), (50, 8)]
+
+
+@pytest.mark.parametrize("dims", ["x:1, 8", "x:-1, 8", "x:1, 9"])
+def test_a_batch_of_one_in_a_folder_stays_a_batch(write_model: Write, dims: str) -> None:
+    weights = {"w": np.ones((8, 4), np.float32)}
+    path = write_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [("x", FLOAT, ["batch", 8])],
+        [("y", FLOAT, ["batch", 4])],
+        weights,
+    )
+    model = inspect_deployed(path, input_shapes(config(dims)))
+    assert model.batchable and model.inputs[0].shape == (8,)
