@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.errors import StoreError
 from analyzer.export.manifest import MANIFEST_NAME
 from analyzer.resources import PACKAGE_ROOT, search_path
@@ -127,6 +129,8 @@ class JobFolder:
             "TRITUNE_CACHE": str(self.work / _CACHE),
             "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray warns that it did not reach a name server from where there is no network.
+            "RAY_BACKEND_LOG_LEVEL": "error",
             **({TOLD: told} if told else {}),
         }
 
@@ -299,6 +303,26 @@ class JobFolder:
             # The command is making its tables.
             return []
 
+    def with_edges(self, study: str, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """``trials`` of the snapshot, with the intervals of their edges as they were measured.
+
+        An edge that was not bracketed is known by its interval alone. Outcomes that cannot be read
+        leave ``trials`` as they are.
+        """
+        if not trials:
+            return []
+        try:
+            with open_store(f"sqlite:///{self.snapshot}", create=False) as store:
+                outcomes = store.outcomes(study, load_tests_of=())
+        except StoreError:
+            return trials
+        intervals = {
+            item.number: _edge_interval(item.outcome.edge)
+            for item in outcomes
+            if isinstance(item.outcome, Measurement)
+        }
+        return [trial | {"edge_interval_rps": intervals.get(trial["number"])} for trial in trials]
+
     # --- what it leaves --------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -338,3 +362,10 @@ class JobFolder:
     def result(self, answer: Mapping[str, Any]) -> BinaryIO:
         """The result document, as it is stored."""
         return io.BytesIO(json.dumps(answer).encode())
+
+
+def _edge_interval(edge: Edge) -> list[float | None] | None:
+    """The interval as a document has it; open below where no rate was kept."""
+    low, high = edge.interval_rps
+    ends = [end if end and math.isfinite(end) else None for end in (low, high)]
+    return ends if any(ends) else None

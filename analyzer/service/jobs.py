@@ -88,11 +88,18 @@ def get_job(connection: Connection, project: str, job: str, *, lock: bool = Fals
     Raises:
         Problem: 404: there is none in this project.
     """
-    query = select(JOBS).where(JOBS.c.id == job, JOBS.c.project == project)
-    found = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    found = find_job(connection, project, job, lock=lock)
     if found is None:
         raise not_found(f"job {job[:64]!r}")
     return found
+
+
+def find_job(
+    connection: Connection, project: str, job: str, *, lock: bool = False
+) -> JobRow | None:
+    """As :func:`get_job`; None if there is none in this project."""
+    query = select(JOBS).where(JOBS.c.id == job, JOBS.c.project == project)
+    return connection.execute(query.with_for_update() if lock else query).one_or_none()
 
 
 def list_jobs(

@@ -10,6 +10,9 @@ Event = tuple[str, dict[str, Any]]
 # As ``cli/progress.py`` writes them where there is no terminal.
 _PHASE = re.compile(r"\[ *([0-9.]+)s\] (.*) \(about ([0-9]+) s\)")
 _DETAIL = re.compile(r" {9}(\S.*)")
+# What colours a terminal's text, as ONNX Runtime's errors have it; and the beginning of one.
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,32})?\Z")
 _TEXT_MAX = 500  # characters of a phase or a detail; no command writes longer ones
 TAIL_MAX = 4000
 """Characters of the log's end that is kept apart: a screenful or two."""
@@ -30,12 +33,16 @@ class LogReader:
     def __init__(self, bytes_left: int) -> None:
         self._left = bytes_left
         self._line = ""
+        self._begun = ""
         #: The end of all that was said.
         self.tail = ""
 
     def feed(self, text: str) -> list[Event]:
-        """The events of ``text``; a line that is not whole yet waits for its end."""
-        text = storable(text)
+        """The events of ``text``, without its colours; what is not whole yet waits for its end."""
+        text = self._begun + storable(text)
+        begun = _ESCAPE_BEGUN.search(text)
+        self._begun = begun[0] if begun else ""
+        text = _ESCAPE.sub("", text.removesuffix(self._begun))
         if not text:
             return []
         self.tail = (self.tail + text)[-TAIL_MAX:]

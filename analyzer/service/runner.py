@@ -31,7 +31,7 @@ from analyzer.service.schema import TRIALS
 from analyzer.service.states import Change, State
 from analyzer.service.studies import keep_study, optuna_name
 from analyzer.service.variants import KeptVariants
-from analyzer.service.verdicts import why_unproven
+from analyzer.service.verdicts import why_not_held, why_unproven
 from analyzer.targets.ports import free_ports
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ _PAUSE_S = 60.0
 _TIME_GRACE_S = 600.0
 # The contract's exit codes that are answers.
 _VERDICTS = {0, 3, 4}
+# Verdicts that need no reason.
+_ANSWERED = {"found", "holds"}
 _DISK_HINT = "Free space in the service's folder and in the folder for temporary files."
 _KILLED = 137
 _REASONS = {2: "input", NOT_STARTED: "start", _KILLED: "killed"}
@@ -258,12 +260,13 @@ class Run:
         trials = folder.trials(self._claim.study)
         if len(trials) == self._trials and not last:
             return
+        new = folder.with_edges(self._claim.study, trials[self._trials :])
         # First: who goes on with the study needs the engines that were measured in it.
         self._variants.take(folder.work, files.VARIANTS, self._stay)
         with folder.snapshot.open("rb") as stream, self._content.incoming() as incoming:
             staged = self._content.stage_file(incoming, stream, between=self._stay)
             with self._queue.writing(self._claim) as connection:
-                for trial in trials[self._trials :]:
+                for trial in new:
                     upsert(
                         connection,
                         TRIALS,
@@ -276,7 +279,7 @@ class Run:
                     )
                 self._content.keep(connection, staged)
                 kept.note_artifact(connection, self._claim, files.STUDY, staged)
-            self._queue.say(self._claim, [("trial", trial) for trial in trials[self._trials :]])
+            self._queue.say(self._claim, [("trial", trial) for trial in new])
         self._trials = len(trials)
 
     # --- at its end ------------------------------------------------------------------------------
@@ -361,8 +364,11 @@ class Run:
             self._exported = self._export(folder, options, options.export)
         verdict = storable(str(answer["verdict"]))[:16]
         told = self._exported or {}
-        if not told and claim.kind == "search" and verdict != "found":
-            message, hint = why_unproven(folder.snapshot, claim.study)
+        if not told and verdict not in _ANSWERED:
+            search = claim.kind == "search"
+            message, hint = (
+                why_unproven(folder.snapshot, claim.study) if search else why_not_held(answer)
+            )
             told = {"message": storable(message), "hint": storable(hint)}
         self._finish(Change.SUCCEED, log, code, verdict=verdict, **told)
 

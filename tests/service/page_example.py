@@ -54,19 +54,27 @@ class Example:
         self.queue = Queue(context.database, worker, DEVICE, lease_s=600)
         self.queue.enrol(pid=1, version="0.1.0", isolation={"network": True})
 
-    def queued(self, name: str = "digits", *, actor: str = "ann", **options: Any) -> str:
+    def queued(
+        self,
+        name: str = "digits",
+        *,
+        actor: str = "ann",
+        kind: str = "search",
+        source_job: str | None = None,
+        **options: Any,
+    ) -> str:
         """A job that waits; its id."""
         with self.context.database.writing() as connection:
             row = jobs.create_job(
                 connection,
                 project=self.project,
                 actor=actor,
-                kind="search",
+                kind=kind,
                 model="ab" * 32,
                 model_name=name,
                 options={"latency_budget": "50ms"} | options,
                 study=None,
-                source_job=None,
+                source_job=source_job,
                 device="auto",
             )
         return str(row.id)

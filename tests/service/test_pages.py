@@ -18,6 +18,7 @@ from sqlalchemy import select
 from analyzer.cli.search import search
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
+from analyzer.service import jobs
 from analyzer.service.auth import ensure_project
 from analyzer.service.event_stream import EventHub
 from analyzer.service.pages import render
@@ -117,7 +118,7 @@ def test_why_nothing_is_proven_and_what_helps_is_shown(
     told = {"message": "Undecided: it needs more.", "hint": "Give it more time:"}
     job = example.ended(result=INFEASIBLE | {"verdict": "undecided"}, ending=told)
     shown = client.get(f"/jobs/{job}").text
-    assert "Undecided: it needs more. Give it more time:" in shown
+    assert "<p>Undecided: it needs more.</p>" in shown and "<p>Give it more time:</p>" in shown
     assert "edge when measured" in shown and "over all the speeds" in shown
 
 
@@ -145,6 +146,16 @@ def test_a_running_job_is_renewed_when_something_happened(
     example.measure(claim, [trial(1)])
     renewed = client.get(address)
     assert "<svg" in renewed.text and "<html" not in renewed.text
+    assert 'id="ask-pause"' in renewed.text and 'id="ask-resume"' not in renewed.text
+    with example.context.database.writing() as connection:
+        jobs.ask(connection, "default", claim.id, Change.PAUSE, actor="ann")
+    with example.queue.writing(claim) as connection:
+        example.queue.finish(connection, claim, Change.STOP, {})
+    renewed = client.get(address)
+    assert 'id="ask-resume"' in renewed.text and 'id="ask-pause"' not in renewed.text
+    with example.context.database.writing() as connection:
+        jobs.ask(connection, "default", claim.id, Change.RESUME, actor="ann")
+    claim = example.queue.claim() or claim
     with example.queue.writing(claim) as connection:
         example.queue.finish(connection, claim, Change.SUCCEED, {"verdict": "found"})
     assert client.get(address).headers["HX-Refresh"] == "true"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,54 @@ def test_a_running_job_grows_and_keeps_the_focus(page: Page, client: Any, exampl
         example.queue.finish(connection, claim, Change.SUCCEED, {"verdict": "undecided"})
     wait_for(lambda: "undecided" in page.evaluate("document.body?.textContent ?? ''"), page)
     assert page.console == []
+
+
+def test_a_paused_job_offers_to_resume_without_a_reload(
+    page: Page, client: Any, example: Example
+) -> None:
+    claim = example.running("whisper", trials=[trial(1)])
+    page.open(f"{client.base_url}/jobs/{claim.id}", width=1280)
+    page.evaluate("window.same = document.getElementById('ask-pause') !== null")
+    assert client.post(f"/api/v1/jobs/{claim.id}/pause").status_code == 200
+    with example.queue.writing(claim) as connection:
+        example.queue.finish(connection, claim, Change.STOP, {})
+    wait_for(lambda: page.evaluate("document.getElementById('ask-resume') !== null"), page)
+    assert page.evaluate("window.same") and page.console == []
+    page.evaluate("document.getElementById('ask-resume').click()")
+    wait_for(lambda: client.get(f"/api/v1/jobs/{claim.id}").json()["state"] == "QUEUED", page)
+
+
+def test_a_job_is_printed_whole_and_dark_on_white(
+    page: Page, client: Any, example: Example
+) -> None:
+    job = example.ended(result=FOUND, log="a line of the log\n" * 200)
+    page.open(f"{client.base_url}/jobs/{job}", width=720, dark=True)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    page.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    colours = "(name => getComputedStyle(document.querySelector(name)).color)"
+    for name in ("body", "h1", ".figure .value", ".log pre", ".columns pre"):
+        parts = re.findall(r"\d+", page.evaluate(f"{colours}('{name}')"))
+        assert max(map(int, parts)) < 190 and min(map(int, parts)) < 60, (name, parts)
+    cut = "[...document.querySelectorAll('.log, .columns .scroll')].map(e => e.scrollHeight"
+    assert all(0 <= hidden <= 2 for hidden in page.evaluate(f"{cut} - e.clientHeight)"))
+    shown = "getComputedStyle(document.querySelector('.actions')).display"
+    assert page.evaluate(shown) == "none"
+    mark = "getComputedStyle(document.querySelector('.key'), '::before').printColorAdjust"
+    assert page.evaluate(mark) == "exact"
+
+
+def test_wide_values_leave_room_for_the_others(page: Page, client: Any, example: Example) -> None:
+    jobs = [
+        example.ended(result=FOUND, calibration_data="ab" * 32, target_rate="2000/s")
+        for _ in range(3)
+    ]
+    compared = "&".join(f"job={job}" for job in jobs)
+    page.open(f"{client.base_url}/compare?{compared}", width=1400)
+    over = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('.scroll'))"
+    assert page.evaluate(over) <= 0
+    page.open(f"{client.base_url}/jobs/{jobs[0]}", width=390)
+    width = "document.querySelector('#trials td.outcome').clientWidth"
+    assert page.evaluate(width) >= 200
 
 
 def test_an_open_stream_takes_the_place_of_asking(

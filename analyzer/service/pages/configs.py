@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import AnalyzerError
-from analyzer.service.pages.result import UNREADABLE, Entry, Result
+from analyzer.service.result import UNREADABLE, Entry, Result
 
 
 @dataclass(frozen=True, slots=True)

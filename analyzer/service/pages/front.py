@@ -13,8 +13,17 @@ from typing import Literal
 
 from analyzer.domain.pareto import non_dominated
 from analyzer.report.charts import POINTS_MAX, Role
-from analyzer.report.wording import milliseconds, number, percentile_name, rate, size
-from analyzer.service.pages.result import Result, Sla, Trial
+from analyzer.report.gain_text import edge_text
+from analyzer.report.wording import (
+    NOT_MEASURED,
+    milliseconds,
+    number,
+    percentile_name,
+    rate,
+    size,
+)
+from analyzer.service.pages.figures import counted
+from analyzer.service.result import Edged, Result, Sla, Trial
 
 # The drawing's own units; it is scaled to the page's width.
 WIDTH, HEIGHT = 640, 320
@@ -71,17 +80,24 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of one configuration."""
+    """What is known of one configuration; ``edge_text`` tells also where the edge is open."""
 
     config_id: str
     label: str
     edge_rps: float
+    edge_text: str
     latency_ms: float | None
     memory_bytes: float | None
 
 
-def make_front(trials: Sequence[Trial], result: Result | None, sla: Sla) -> Front | None:
-    """The chart; None as long as nothing was measured."""
+def make_front(
+    trials: Sequence[Trial], result: Result | None, sla: Sla, *, ended: bool
+) -> Front | None:
+    """The chart; None as long as nothing was measured.
+
+    Args:
+        ended: Whether nothing more will be measured.
+    """
     known = list(_known(trials, result).values())
     if not known:
         return None
@@ -140,39 +156,47 @@ def make_front(trials: Sequence[Trial], result: Result | None, sla: Sla) -> Fron
         lines=tuple(lines),
         x_title=f"latency {percentile_name(sla.percentile)} at the rate measured, ms",
         total=len(known),
-        summary=f"{len(known):,} configurations; the highest edge so far is "
-        f"{rate(best.edge_rps)} ({best.label}).",
+        summary=f"{counted(len(known), 'configuration')}; the highest edge "
+        f"{'' if ended else 'so far '}is {best.edge_text} ({best.label}).",
     )
 
 
 def _known(trials: Sequence[Trial], result: Result | None) -> dict[str, _Known]:
     found: dict[str, _Known] = {}
     for trial in trials:
-        edge_rps = trial.edge_rps or trial.capacity_rps
+        edge_rps = trial.edge.at_least_rps or trial.capacity_rps
         if edge_rps:
             found[trial.config_id] = _Known(
                 config_id=trial.config_id,
                 label=trial.variant,
                 edge_rps=edge_rps,
+                edge_text=_edge_text(trial, edge_rps),
                 latency_ms=trial.latency_ms_sla,
                 memory_bytes=trial.memory_bytes_peak,
             )
     for entry in result.entries if result is not None else ():
-        if entry.edge_at_least_rps:
+        if edge_rps := entry.edge.at_least_rps:
             found[entry.config_id] = _Known(
                 config_id=entry.config_id,
                 label=entry.sentence,
-                edge_rps=entry.edge_at_least_rps,
+                edge_rps=edge_rps,
+                edge_text=_edge_text(entry, edge_rps),
                 latency_ms=entry.latency_ms.sla,
                 memory_bytes=entry.memory_bytes_peak,
             )
     return found
 
 
+def _edge_text(of: Edged, at_least_rps: float) -> str:
+    """The edge without its interval; where nothing is told of it, the rate that was certified."""
+    text = edge_text(of.edge, bounded=False)
+    return f"at least {rate(at_least_rps)}" if text == NOT_MEASURED else text
+
+
 def _text(item: _Known) -> str:
     latency = f", {milliseconds(item.latency_ms)}" if item.latency_ms is not None else ""
     memory = f", {size(item.memory_bytes)}" if item.memory_bytes else ""
-    return f"{item.label}: edge {rate(item.edge_rps)}{latency}{memory} ({item.config_id})"
+    return f"{item.label}: edge {item.edge_text}{latency}{memory} ({item.config_id})"
 
 
 def _nice(value: float) -> float:

@@ -13,11 +13,13 @@ from sqlalchemy import Connection, Row
 
 from analyzer.domain import units
 from analyzer.errors import UsageError
+from analyzer.report.wording import NOT_MEASURED
 from analyzer.service import folder, jobs, states
 from analyzer.service.command import command_text
 from analyzer.service.content import ContentStore
+from analyzer.service.pages.figures import counted
 from analyzer.service.pages.front import Front, make_front
-from analyzer.service.pages.result import RESULT_MAX, Result, Sla, Trial, read_result
+from analyzer.service.result import RESULT_MAX, Entry, Result, Sla, Trial, read_result
 from analyzer.service.states import Change, State
 from analyzer.service.waiting import phases
 
@@ -51,6 +53,8 @@ class JobView:
         names: Of the files that it left.
         directory: Whether its model is a model directory.
         phase: What it does, or why it waits.
+        source: The job whose claim it verifies, or whose study it goes on with; None without one,
+            or where that is gone.
     """
 
     row: Row[Any]
@@ -65,6 +69,12 @@ class JobView:
     names: Sequence[str]
     directory: bool
     phase: str
+    source: Row[Any] | None
+
+    @property
+    def baseline(self) -> str:
+        """What the baseline is called: a model directory brings its own."""
+        return "its own config.pbtxt" if self.directory else "Triton's default"
 
     @property
     def ended(self) -> bool:
@@ -82,6 +92,16 @@ class JobView:
         if self.row.kind == "search" and folder.REPOSITORY in self.names:
             found.append(("verify", "Verify"))
         return found
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its hint is a command that needs the study that it left."""
+        return folder.STUDY in self.names and "--resume" in (self.row.hint or "")
+
+    @property
+    def trials_text(self) -> str:
+        """How many trials there are, or are so far."""
+        return counted(self.trials_total, "trial") + ("" if self.ended else " so far")
 
     @property
     def failing(self) -> Trial | None:
@@ -102,7 +122,8 @@ def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> Jo
     """Everything that the page of a job shows, read in the caller's transaction."""
     options = json.loads(row.options)
     found = result_of(connection, content, row)
-    trials = list(filter(None, map(_trial, jobs.trials_of(connection, row.number))))
+    told = list(filter(None, map(_trial, jobs.trials_of(connection, row.number))))
+    trials = _with_answer(told, found.entries) if found is not None else told
     names = jobs.artifact_names(connection, row.number)
     base = f"/api/v1/jobs/{row.id}"
     downloads = [
@@ -117,14 +138,35 @@ def job_view(connection: Connection, content: ContentStore, row: Row[Any]) -> Jo
         result=found,
         trials=trials[::-1][:_TRIALS_SHOWN],
         trials_total=len(trials),
-        front=make_front(trials, found, promise(options, found)),
+        front=make_front(
+            trials, found, promise(options, found), ended=row.state in states.TERMINAL
+        ),
         log=jobs.log_end(connection, row.number, _LOG_SHOWN),
         downloads=downloads,
         asks=[change for change in _ASKABLE if change in possible],
         names=names,
         directory=content.is_archive(row.model),
         phase=phases(connection, row)[0],
+        source=jobs.find_job(connection, row.project, row.source_job) if row.source_job else None,
     )
+
+
+def _with_answer(trials: Sequence[Trial], entries: Sequence[Entry]) -> list[Trial]:
+    """``trials``, the newest one of each configuration with what the answer alone tells of it."""
+    newest = {trial.config_id: index for index, trial in enumerate(trials)}
+    found = list(trials)
+    for entry in entries:
+        index = newest.get(entry.config_id)
+        if index is None or trials[index].state != "measured":
+            continue
+        known = trials[index]
+        more: dict[str, Any] = {}
+        if known.edge_text == NOT_MEASURED:
+            more |= {"edge_rps": entry.edge_rps, "edge_interval_rps": entry.edge_interval_rps}
+        if known.latency_ms_sla is None:
+            more["latency_ms_sla"] = entry.latency_ms.sla
+        found[index] = known.model_copy(update=more)
+    return found
 
 
 def result_of(connection: Connection, content: ContentStore, row: Row[Any]) -> Result | None:
@@ -143,8 +185,8 @@ def _read(content: ContentStore, sha256: str) -> Result | None:
 
 def promise(options: Mapping[str, Any], result: Result | None) -> Sla:
     """The SLA: as the result has it, else as the options say."""
-    if result is not None and result.sla.latency_budget_ms is not None:
-        return result.sla
+    if result is not None and result.promise.latency_budget_ms is not None:
+        return result.promise
 
     def parsed(name: str, parse: Any) -> float | None:
         try:

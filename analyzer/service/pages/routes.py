@@ -9,15 +9,16 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
+from analyzer.report.gain_text import edge_text
 from analyzer.report.wording import milliseconds, rate
 from analyzer.service import jobs, routes_jobs, routes_service
 from analyzer.service.context import Context
 from analyzer.service.event_stream import PAGE_JOBS
 from analyzer.service.pages import access, login, submit
 from analyzer.service.pages.configs import config_texts
+from analyzer.service.pages.figures import comparison_rows, figures
 from analyzer.service.pages.job import JobView, job_view, promise, result_of
 from analyzer.service.pages.render import page, static_file
-from analyzer.service.pages.result import comparison_rows, figures
 from analyzer.service.pages.told import page_router
 from analyzer.service.pages.visitor import AnyVisitor
 from analyzer.service.routes_jobs import JobId
@@ -26,6 +27,12 @@ from analyzer.service.states import State
 from analyzer.service.waiting import phases
 
 _COMPARED_MAX = 6  # columns that fit beside each other
+# What is said of a model's claim.
+_CLAIMS = {
+    "holds": "{} keeps what was claimed",
+    "refuted": "{} does not keep what was claimed",
+    "undecided": "It is not decided whether {} keeps what was claimed",
+}
 
 
 router = page_router()
@@ -148,7 +155,7 @@ def _shown(view: JobView) -> dict[str, Any]:
         # A second click on a button makes no second job: 31 digits and the button's own.
         "key": uuid.uuid4().hex[:31],
         "result": view.result,
-        "figures": figures(view.result) if view.result is not None else [],
+        "figures": figures(view.result, view.baseline) if view.result is not None else [],
         "configs": config_texts(view.result) if view.result is not None else None,
     }
 
@@ -162,10 +169,12 @@ def _title(view: JobView) -> str:
         return f"{view.row.kind.capitalize()} of {name}"
     sla, entry = promise(view.options, result), result.recommendation
     kept = f"{sla.percentile:g} % of requests within {milliseconds(sla.latency_budget_ms)}"
+    if result.claim is not None and result.verdict in _CLAIMS:
+        return f"{_CLAIMS[result.verdict].format(name)}: {rate(result.claim.rate_rps)}, {kept}"
     if entry is not None and entry.capacity_rps is not None:
         return f"{name} carries {rate(entry.capacity_rps)}, {kept}"
     if entry is not None:
-        return f"{name} is estimated to carry {rate(entry.edge_at_least_rps)}, {kept}"
+        return f"{name} is estimated to carry {edge_text(entry.edge, bounded=False)}, {kept}"
     if result.verdict == "infeasible":
         return f"No configuration of {name} keeps {kept}"
     return f"{name}: {result.verdict}"
