@@ -18,7 +18,7 @@ from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
     from analyzer.hardware.machine import Machine
-    from analyzer.store.records import StudyRecord
+    from analyzer.store.records import StoredOutcome, StudyRecord
     from analyzer.store.results import ResultStore
 
 # Of a study's options: the hash of its real data, None without any.
@@ -103,6 +103,22 @@ def begin_study(
     )
     store.hold_study(record.name)
     return record
+
+
+def outcomes_to_keep(options: SearchOptions, store: ResultStore, study: str) -> list[StoredOutcome]:
+    """Outcomes that ``--resume`` does not measure again; none of a new study.
+
+    A worker that was lost is no reason to leave its configuration out: it may have been the
+    machine.
+    """
+    from analyzer.domain.measurement import Failure
+
+    stored = store.outcomes(study) if options.resume else []
+    return [
+        known
+        for known in stored
+        if not (isinstance(known.outcome, Failure) and known.outcome.reason == "worker_lost")
+    ]
 
 
 def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | None) -> None:

@@ -39,7 +39,8 @@ class RayExecutor:
     """Workers that hang, crash or run out of memory are replaced; the program goes on.
 
     On a cluster, machines may come and go: a job whose machine was lost runs again on another one,
-    and machines that join get workers of their own (at most ``workers`` in all).
+    and machines that join get workers of their own (at most ``workers`` in all). Where none is left
+    for a while, there are 0 workers and jobs wait for a machine that joins.
 
     Ray starts in the background (:meth:`start_async`), while the caller does something else. A
     worker's device is free for the next job only after every process of the last one is gone.
@@ -203,10 +204,15 @@ class RayExecutor:
         finally:
             self._ready.set()
 
+    @property
+    def _others_may_join(self) -> bool:
+        """Whether machines that join are used: on a cluster, unless its machines were chosen."""
+        return self._address is not None and self._nodes is None
+
     def _joined(self, ray: ModuleType) -> list[Device]:
         """Devices of machines that joined the cluster, as far as workers are wanted there."""
-        if self._nodes is not None:
-            return []  # these machines were chosen
+        if not self._others_may_join:
+            return []
         try:
             nodes = ray.nodes()
         except Exception:  # the cluster's head does not answer for a moment
@@ -287,11 +293,14 @@ class RayExecutor:
             return self._lost[job.job_id] < _MACHINES_PER_JOB
 
     def _retire(self, lease: Lease) -> bool:
-        """Gives up a lease whose machine is gone, if another can take over; whether it did."""
+        """Gives up a lease whose machine is gone, if another can take over; whether it did.
+
+        That is one that there is, or one that may still join.
+        """
         if lease.alive():
             return False
         with self._lock:
-            if len(self._leases) < 2:
+            if len(self._leases) < 2 and not self._others_may_join:
                 return False
             self._leases.remove(lease)
             self._gone.add(lease.device.node_id)

@@ -119,6 +119,34 @@ say(second=results(executor, 1))
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
+def test_jobs_wait_for_a_machine_after_the_last_one_is_lost(tmp_path: Path) -> None:
+    code = """
+executor.submit(Job("a", waits, 60.0))
+executor.submit(Job("b", lambda context: context.worker_id, 60.0))
+until(began)
+say(began=began())
+until(lambda: executor.workers == 0)
+say(early=executor.next_result(1.0) is not None)
+(folder / "go").touch()
+say(results=results(executor, 2), began=began(), workers=executor.workers)
+"""
+    with (
+        made_up_cluster([NODE], light=True, health_check_ms=HEALTH_CHECK_MS) as cluster,
+        driver(cluster.address, tmp_path, code) as process,
+    ):
+        assert told(process) == {"began": ["gpu-0"]}
+        cluster.remove(0)
+        assert told(process) == {"early": False}
+        cluster.add(NODE)
+        assert told(process) == {
+            "results": [["a", "gpu-1", "", False], ["b", "gpu-1", "", False]],
+            "began": ["gpu-0", "gpu-1"],
+            "workers": 1,
+        }
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
 def test_a_job_that_loses_three_machines_is_told_as_lost(tmp_path: Path) -> None:
     code = """
 executor.submit(Job("a", loses(9), 60.0))
