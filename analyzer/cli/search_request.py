@@ -37,6 +37,7 @@ def request_of(
 ) -> SearchRequest:
     """What the search of ``record`` is asked to do on one kind of machine."""
     from analyzer.search.request import SearchRequest
+    from analyzer.spaces.prices import priced_as_measured
 
     return SearchRequest(
         study=record.name,
@@ -54,7 +55,7 @@ def request_of(
         sampler=options.sampler,
         server=options.server,
         device=device,
-        pricing=pricing,
+        pricing=priced_as_measured(pricing, device),
         seed=record.seed or 0,
         inference_s=inference_s,
         provenance=record.provenance,
@@ -104,14 +105,15 @@ def pricing_of(options: SearchOptions) -> Pricing:
     return Pricing()
 
 
-def price_notes(options: SearchOptions) -> tuple[str, ...]:
-    """What people should know of the price: a type that only ``--price`` makes usable."""
-    from analyzer.spaces.prices import unknown_type
+def price_notes(
+    options: SearchOptions, pricing: Pricing, device: DeviceKind, hardware: str
+) -> list[str]:
+    """What people should know of the price; ``hardware`` is the name of what is measured."""
+    from analyzer.spaces.prices import price_doubts
 
-    if options.instance_type is None or options.price is None:
-        return ()
-    note = unknown_type(options.instance_type, catalogue=options.prices_file)
-    return (note,) if note else ()
+    if pricing.instance_type is None:
+        return []
+    return price_doubts(pricing, device, hardware, catalogue=options.prices_file)
 
 
 def largest_request(options: SearchOptions, arrivals: ArrivalProcess, model: ModelInfo) -> int:

@@ -29,7 +29,7 @@ from analyzer.cli.search_request import (
     space_here,
     space_there,
 )
-from analyzer.cli.study_record import begin_study
+from analyzer.cli.study_record import begin_study, outcomes_to_keep
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
@@ -113,7 +113,8 @@ def run_search_command(options: SearchOptions) -> str:
                 place = replace(place, space=replace(place.space, batchable=model.batchable))
             left_out = place.space.left_out if options.space else ()
             read_notes = data.notes if data is not None else ()
-            for note in (*price_notes(options), *model.notes, *left_out, *read_notes):
+            price_doubts = price_notes(options, pricing, place.device, place.hardware)
+            for note in (*price_doubts, *model.notes, *left_out, *read_notes):
                 progress.warn(note)
             data_sha256 = data.sha256 if data is not None else None
             del data  # it may be large, and the builders read their own
@@ -227,9 +228,15 @@ def _on_cluster(
 def _require_one_worker(options: SearchOptions) -> None:
     """Raises UsageError where more than one worker is asked for, or a cluster."""
     if options.workers not in (None, 1) or options.ray_address:
+        if options.executor == "in-process":
+            raise UsageError(
+                "--executor in-process has one worker, and no cluster.",
+                hint="Leave --workers and --ray-address out, or use --executor ray.",
+            )
         raise UsageError(
-            "--executor in-process has one worker, and no cluster.",
-            hint="Leave --workers and --ray-address out, or use --executor ray.",
+            f"--workers {options.workers}: --budget {options.budget:g}s leaves no time to start "
+            "Ray's workers, and without them there is one.",
+            hint="Leave --workers out, or give a longer --budget.",
         )
 
 
@@ -323,7 +330,7 @@ def _search(
         executor=place.executor,
         store=store,
         progress=progress,
-        stored=store.outcomes(request.study) if options.resume else (),
+        stored=outcomes_to_keep(options, store, request.study),
         baseline=baseline,
         hardware=place.hardware,
         hardware_key=place.hardware_key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,15 @@ from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
-from analyzer.cli.search_request import largest_request, request_of, sla_of, space_there
+from analyzer.cli.search_request import (
+    largest_request,
+    price_notes,
+    request_of,
+    sla_of,
+    space_there,
+)
 from analyzer.cli.search_run import real_data, save_at_end, study_status, trials_maker, tried
-from analyzer.cli.study_record import begin_study
+from analyzer.cli.study_record import begin_study, outcomes_to_keep
 from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
@@ -98,7 +104,7 @@ def run_types_command(options: SearchOptions) -> str:
             ]
             spaces = [_space(options, model, own, largest) for own in machines]
             left_out = [note for space in spaces for note in space.left_out]
-            for text in (*model.notes, *left_out, *read_notes):
+            for text in (*_notes(options, machines), *model.notes, *left_out, *read_notes):
                 progress.warn(text)
             told = "; ".join(
                 f"{own.pricing.instance_type}: {own.facts.hardware}" for own in machines
@@ -179,6 +185,15 @@ def _machines(
         yield _TypeMachines(pricing=pricing, device=device, executor=executor, facts=facts)
 
 
+def _notes(options: SearchOptions, machines: Sequence[_TypeMachines]) -> list[str]:
+    """What people should know of the prices."""
+    return [
+        note
+        for own in machines
+        for note in price_notes(options, own.pricing, own.device, own.facts.hardware)
+    ]
+
+
 def _space(
     options: SearchOptions, model: ModelInfo, own: _TypeMachines, largest: int
 ) -> SearchSpace:
@@ -223,7 +238,7 @@ def _part(
         executor=executor,
         store=store,
         progress=PartProgress(progress, name),
-        stored=store.outcomes(request.study) if options.resume else (),
+        stored=outcomes_to_keep(options, store, request.study),
         baseline=replace(baseline, device=own.device) if baseline is not None else None,
         hardware=facts.hardware,
         hardware_key=facts.hardware_key,
@@ -234,7 +249,7 @@ def _part(
         settle=twin_ready,
     )
     return TypePart(
-        pricing=own.pricing,
+        pricing=request.pricing,
         context=context,
         make_trials=trials_maker(request, store, executor),
         hardware=facts.hardware,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ _ACCELERATOR_ABSENT = {
 }
 # Batches in the place of a file's that hold no request, in requests.
 _REQUESTS_OF_A_BATCH = (1, 2, 4)
+# Each takes up to 0.2 ms, several times in a search; the shipped spaces have some 5,000.
+_COMBINATIONS_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,30 @@ def load_space(name_or_path: str, context: SpaceContext) -> SearchSpace:
     return _Resolver(str(path), context).space(written, default_name=path.stem)
 
 
+def combinations(parameters: Sequence[Parameter], enough: int) -> int:
+    """How many assignments the parameters have, counted without making them.
+
+    Args:
+        enough: Counting ends with the first parameter that brings more than that.
+    """
+    asked = {name for parameter in parameters for name, _ in parameter.when}
+    # How many assignments share the values that conditions ask for.
+    found: Counter[tuple[tuple[str, Choice], ...]] = Counter({(): 1})
+    for parameter in parameters:
+        grown: Counter[tuple[tuple[str, Choice], ...]] = Counter()
+        for values, count in found.items():
+            if not parameter.active(dict(values)):
+                grown[values] += count
+            elif parameter.name in asked:
+                grown.update({(*values, (parameter.name, own)): count for own in parameter.choices})
+            else:
+                grown[values] += count * len(parameter.choices)
+        found = grown
+        if found.total() > enough:
+            break
+    return found.total()
+
+
 class _Resolver:
     """Resolves a file for a machine and a model; knows the file for messages."""
 
@@ -120,6 +147,13 @@ class _Resolver:
             onnx_backend=context.onnx_backend,
             left_out=tuple(self._left_out),
         )
+        if combinations(space.parameters, _COMBINATIONS_MAX) > _COMBINATIONS_MAX:
+            sizes = ", ".join(f"{p.name} {len(p.choices)}" for p in space.parameters)
+            raise self._fail(
+                "parameters",
+                f"the choices have more than {_COMBINATIONS_MAX:,} combinations ({sizes}).",
+                "Give fewer choices, like powers of two.",
+            )
         if not space.candidates():
             raise self._fail(
                 "top level",

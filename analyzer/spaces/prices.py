@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import re
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from analyzer.domain.configuration import DeviceKind
 from analyzer.domain.study import Pricing
 from analyzer.errors import UsageError
 from analyzer.resources import templates_dir
-from analyzer.spaces.yaml_file import Table, broken, nearest, read_table
+from analyzer.spaces.yaml_file import Table, broken, nearest, read_table, says
+
+_MONTH = re.compile(r"\d{4}-\d{2}")
 
 
 class Source(Table):
@@ -22,14 +28,27 @@ class Source(Table):
     note: str = ""
 
 
+def _day(value: Any) -> str:
+    """A day or month, which YAML reads as a date or, in quotation marks, as text."""
+    text = str(value)
+    try:
+        date.fromisoformat(f"{text}-01" if _MONTH.fullmatch(text) else text)
+    except ValueError:
+        broken(f"{value!r} is no day.", "Write it like 2026-06-17, or a month like 2026-06.")
+    return text
+
+
 class MachineType(Table):
     """The price of one machine, in US dollars per hour, on the day ``as_of``."""
 
     instance_type: str
-    usd_per_hour: Annotated[float, Field(gt=0)]
+    usd_per_hour: Annotated[
+        Annotated[float, Field(gt=0, allow_inf_nan=False)],
+        says("is no price above 0.", "Write US dollars an hour, like 0.7364."),
+    ]
     devices: Annotated[int, Field(ge=1)]
     device: str = ""
-    as_of: str
+    as_of: Annotated[str, BeforeValidator(_day)]
     source: str
 
 
@@ -47,6 +66,10 @@ class PriceFile(Table):
                     f"{entry.instance_type} names the source {entry.source!r}, which is not there.",
                     f"{nearest(entry.source, list(self.sources))}Add it under sources.",
                 )
+        names = [entry.instance_type for entry in self.instances]
+        for name in names:
+            if names.count(name) > 1:
+                broken(f"instances has {name} twice.", "Leave one row of it.")
         return self
 
 
@@ -108,6 +131,64 @@ def lookup_price(
             f"{', '.join(near)}.",
         )
     return known
+
+
+def priced_as_measured(pricing: Pricing, device: DeviceKind) -> Pricing:
+    """The price of a machine on which ``device`` is measured.
+
+    A replica on a CPU takes all its cores: a machine with four GPUs holds one, not four.
+    """
+    if device == "gpu" or not _names_gpu(pricing):
+        return pricing
+    return replace(
+        pricing,
+        devices_per_machine=1,
+        device="",
+        source=f"{pricing.source}; its {pricing.device} is not used, a CPU was measured",
+    )
+
+
+def price_doubts(
+    pricing: Pricing, device: DeviceKind, hardware: str, *, catalogue: Path | None = None
+) -> list[str]:
+    """What qualifies a price: ``--price`` in the place of another, or another device measured.
+
+    Args:
+        pricing: As of :func:`lookup_price`.
+        device: What is measured.
+        hardware: Its name, for people.
+        catalogue: As of :func:`lookup_price`.
+
+    Raises:
+        UsageError: The catalogue cannot be read.
+    """
+    name, found = pricing.instance_type or "", []
+    known = read_prices(catalogue).get(name)
+    if known is None and name:
+        found.append(unknown_type(name, catalogue=catalogue))
+    elif known is not None and known.price_per_hour != pricing.price_per_hour:
+        found.append(
+            f"--price {pricing.price_per_hour:g}/h counts, not the {known.price_per_hour:g}/h "
+            f"that the catalogue has for {name}."
+        )
+    other = _names_gpu(pricing) if device == "cpu" else not _mentions(hardware, pricing.device)
+    if pricing.device and other:
+        measured = "the CPU is measured" if device == "cpu" else f"measured is {hardware}"
+        found.append(
+            f"--instance-type {name} is a machine with {pricing.device}, and {measured}: its price "
+            "is taken for another device."
+        )
+    return found
+
+
+def _names_gpu(pricing: Pricing) -> bool:
+    return "nvidia" in pricing.device.lower()
+
+
+def _mentions(hardware: str, device: str) -> bool:
+    """Whether the words of ``NVIDIA T4`` are among those of ``2 × Intel …, Tesla T4``."""
+    words, own = (set(re.findall(r"[a-z0-9]+", text.lower())) for text in (hardware, device))
+    return own - {"nvidia", "tesla"} <= words
 
 
 def unknown_type(instance_type: str, *, catalogue: Path | None = None) -> str:

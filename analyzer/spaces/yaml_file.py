@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from analyzer.errors import AnalyzerError
 
 _RULE = "rule"
+_MERGE = "tag:yaml.org,2002:merge"
 _Model = TypeVar("_Model", bound="Table")
 
 
@@ -67,6 +68,22 @@ class Table(BaseModel):
         return value
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, where PyYAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
 def read_table(path: Path, kind: type[_Model], error: type[AnalyzerError], hint: str) -> _Model:
     """The file's document as a ``kind``.
 
@@ -78,9 +95,12 @@ def read_table(path: Path, kind: type[_Model], error: type[AnalyzerError], hint:
         AnalyzerError: As ``error``: the file cannot be read or breaks a rule.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
     except (OSError, UnicodeDecodeError) as cause:
         raise error(f"{path} cannot be read: {cause}.", hint=hint) from cause
+    except yaml.constructor.ConstructorError as cause:
+        line = cause.problem_mark.line + 1 if cause.problem_mark is not None else 1
+        raise error(f"{path}, line {line}: {cause.problem}.", hint=hint) from cause
     except yaml.YAMLError as cause:
         raise error(f"{path} is no YAML: {cause}.", hint=hint) from cause
     try:

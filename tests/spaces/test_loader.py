@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import SpaceError
-from analyzer.spaces.loader import SpaceContext, load_space, space_names
+from analyzer.spaces.loader import SpaceContext, combinations, load_space, space_names
 
 TWO_CORES = SpaceContext(device="cpu", cores=2)
 
@@ -85,6 +85,8 @@ def test_requests_larger_than_every_batch_have_batches_that_hold_them() -> None:
         ("configurations: {}\n", "'- {precision: fp32"),
         ("configurations: [fp32]\n", "key: value"),
         ("\xff\n", "UTF-8"),
+        ("parameters:\n  precision: [fp32]\n  precision: [int8]\n", "line 3: the key 'precision'"),
+        ("name: a\nname: b\nparameters: {}\n", "line 2: the key 'name' stands twice"),
     ],
 )
 def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, says: str) -> None:
@@ -174,3 +176,26 @@ def test_an_unknown_name_lists_the_shipped_ones() -> None:
     with pytest.raises(SpaceError, match="no search space") as caught:
         load_space("cpuu", TWO_CORES)
     assert "cpu" in caught.value.hint
+
+
+def test_a_space_too_large_to_be_listed_is_refused_at_once(tmp_path: Path) -> None:
+    sizes, delays = list(range(1, 100_000)), [f"{delay}us" for delay in range(1000)]
+    text = f"parameters:\n  max_batch_size: {sizes}\n  max_queue_delay: {delays}\n"
+    with pytest.raises(SpaceError) as caught:
+        _load(tmp_path, text)
+    assert "more than 20,000 combinations" in caught.value.message
+    assert "max_batch_size 99999, max_queue_delay_us 1000" in caught.value.message
+
+
+def test_combinations_are_counted_as_they_are_made() -> None:
+    around = SpaceContext(
+        device="gpu", cores=16, tensorrt=True, accelerators=("tensorrt",), cuda_graphs=True
+    )
+    large = SpaceContext(device="cpu", cores=256, accelerators=("openvino",))
+    for space in (
+        load_space("cpu", TWO_CORES),
+        load_space("cpu", large),
+        load_space("gpu", around),
+    ):
+        counted = combinations(space.parameters, 20_000)
+        assert counted == sum(1 for _ in space.assignments())

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import UsageError
-from analyzer.spaces.prices import lookup_price, read_prices, unknown_type
+from analyzer.spaces.prices import (
+    lookup_price,
+    price_doubts,
+    priced_as_measured,
+    read_prices,
+    unknown_type,
+)
+
+ROW = "{instance_type: a, usd_per_hour: 1.5, devices: 1, as_of: 2026-06-17, source: here}"
 
 
 @pytest.mark.parametrize(
@@ -55,16 +63,17 @@ def test_a_type_that_only_its_price_makes_usable_is_told() -> None:
         (("usd_per_hour", "usd_per_huor"), ["instances[0]", "Did you mean 'usd_per_hour'"]),
         (("source: here", "source: hre"), ["'hre'", "Did you mean 'here'"]),
         ((", devices: 1", ""), ["instances[0].devices", "missing"]),
+        (("usd_per_hour: 1.5", "usd_per_hour: .inf"), ["instances[0].usd_per_hour", "inf"]),
+        (("as_of: 2026-06-17", "as_of: soon"), ["instances[0].as_of", "'soon'", "2026-06-17"]),
+        (("usd_per_hour", "devices: 2, usd_per_hour"), ["line 2", "'devices' stands twice"]),
+        (("instances: [", f"instances: [{ROW}, "), ["a twice"]),
     ],
 )
 def test_a_catalogue_with_a_mistake(
     tmp_path: Path, change: tuple[str, str], says: list[str]
 ) -> None:
     path = tmp_path / "mine.yaml"
-    text = (
-        "sources: {here: {title: T, url: 'https://x'}}\n"
-        "instances: [{instance_type: a, usd_per_hour: 1.5, devices: 1, as_of: d, source: here}]\n"
-    )
+    text = f"sources: {{here: {{title: T, url: 'https://x'}}}}\ninstances: [{ROW}]\n"
     path.write_text(text)
     assert read_prices(path)["a"].price_per_hour == 1.5
     path.write_text(text.replace(*change))
@@ -85,3 +94,26 @@ def test_a_catalogue_of_your_own_takes_the_place_of_the_shipped_one(tmp_path: Pa
     assert (pricing.price_per_hour, pricing.devices_per_machine) == (2.5, 2)
     with pytest.raises(UsageError, match="big"):
         lookup_price("big")
+
+
+def test_a_cpu_of_a_machine_with_gpus_serves_one_replica_and_says_so() -> None:
+    priced = lookup_price("ml.g4dn.12xlarge")
+    on_cpu = priced_as_measured(priced, "cpu")
+    assert on_cpu.devices_per_machine == 1 and on_cpu.price_per_hour == priced.price_per_hour
+    assert "its NVIDIA T4 is not used, a CPU was measured" in (on_cpu.source or "")
+    assert priced_as_measured(on_cpu, "cpu") == on_cpu
+    assert priced_as_measured(priced, "gpu") == priced
+    (doubt,) = price_doubts(priced, "cpu", "2 × Intel Xeon")
+    assert "NVIDIA T4" in doubt and "the CPU is measured" in doubt
+    (doubt,) = price_doubts(priced, "gpu", "8 × AMD EPYC, NVIDIA H100 80GB HBM3")
+    assert "H100" in doubt
+    assert price_doubts(priced, "gpu", "8 × Intel Xeon, 4 × Tesla T4") == []
+    assert price_doubts(lookup_price("m7g.large"), "cpu", "2 × Graviton") == []
+
+
+def test_a_price_in_the_place_of_the_catalogues_is_told() -> None:
+    hardware = "4 × AMD EPYC, NVIDIA A10G"
+    (doubt,) = price_doubts(lookup_price("g5.xlarge", price_per_hour=3.0), "gpu", hardware)
+    assert "--price 3/h counts, not the 1.006/h" in doubt
+    (doubt,) = price_doubts(lookup_price("g5.xlrge", price_per_hour=3.0), "gpu", hardware)
+    assert "not in the price catalogue" in doubt
