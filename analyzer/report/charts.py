@@ -6,6 +6,8 @@ next best and an even sample of the rest, and say so.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +19,9 @@ from analyzer.domain.answer import (
     rank,
     representative_test,
 )
-from analyzer.domain.load_test import STAGES
+from analyzer.domain.load_test import STAGES, LoadTest
 from analyzer.domain.measurement import Measurement
+from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
@@ -37,7 +40,8 @@ BARS_MAX = 8
 class FrontPoint:
     """One configuration in the trade-off chart; latency at ``measured_at_rps``.
 
-    ``edge_rps`` is the lower end where the edge was not bracketed, as ``edge`` says in words.
+    ``edge_rps`` is the lower end where the edge was not bracketed (``bounded`` is false), as
+    ``edge`` says in words.
     """
 
     config_id: str
@@ -45,6 +49,7 @@ class FrontPoint:
     role: Role
     edge_rps: float
     edge: str
+    bounded: bool
     edge_low_rps: float | None
     edge_high_rps: float | None
     measured_at_rps: float | None
@@ -57,7 +62,10 @@ class FrontPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Latency over load of one configuration, by offered rate ascending; valid runs alone."""
+    """Latency over load of one configuration, by offered rate ascending; valid runs alone.
+
+    Of the runs at one rate the median.
+    """
 
     config_id: str
     label: str
@@ -176,7 +184,7 @@ def _even(items: Sequence[Measurement], count: int) -> list[Measurement]:
 
 
 def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPoint:
-    test = representative_test(measurement, result.sla)
+    test = _kept_test(measurement, result.sla)
     edge_rps = measurement.edge.at_least_rps
     assert edge_rps
     low, high = measurement.edge.interval_rps
@@ -187,6 +195,7 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
         role=role,
         edge_rps=edge_rps,
         edge=edge_text(measurement.edge),
+        bounded=measurement.edge.rate_rps is not None,
         edge_low_rps=low,
         edge_high_rps=high,
         measured_at_rps=test.offered_rps if test else None,
@@ -200,23 +209,47 @@ def _point(measurement: Measurement, role: Role, result: StudyResult) -> FrontPo
     )
 
 
+def _kept_test(measurement: Measurement, sla: Sla) -> LoadTest | None:
+    """The test that stands for a configuration, if it keeps the budget; else the highest that does.
+
+    An edge does not go together with the latency of a rate beyond it.
+    """
+    test = representative_test(measurement, sla)
+    if test is None or _within(test.latency_ms.sla, sla):
+        return test
+    kept = [one for one in _open_loop(measurement) if _within(one.latency_ms.sla, sla)]
+    return max(kept, key=lambda one: one.offered_rps, default=None)
+
+
+def _within(latency_ms: float | None, sla: Sla) -> bool:
+    return latency_ms is not None and latency_ms <= sla.latency_budget_ms
+
+
+def _open_loop(measurement: Measurement) -> list[LoadTest]:
+    """The valid load tests at a given rate."""
+    tests = measurement.load_tests
+    return [test for test in tests if test.validity.valid and test.concurrency is None]
+
+
 def _curve(measurement: Measurement, role: Role) -> Curve:
-    tests = sorted(
-        (
-            test
-            for test in measurement.load_tests
-            if test.validity.valid and test.concurrency is None
-        ),
-        key=lambda test: test.offered_rps,
-    )
+    tests: dict[str, list[LoadTest]] = {}
+    for test in sorted(_open_loop(measurement), key=lambda test: test.offered_rps):
+        tests.setdefault(f"{test.offered_rps:.6g}", []).append(test)
+    runs = tests.values()
     return Curve(
         config_id=measurement.configuration.config_id,
         label=configuration_label(measurement.configuration),
         role=role,
-        offered_rps=tuple(test.offered_rps for test in tests),
-        latency_ms_p50=tuple(test.latency_ms.p50 for test in tests),
-        latency_ms_sla=tuple(test.latency_ms.sla for test in tests),
+        offered_rps=tuple(same[0].offered_rps for same in runs),
+        latency_ms_p50=tuple(_median([test.latency_ms.p50 for test in same]) for same in runs),
+        latency_ms_sla=tuple(_median([test.latency_ms.sla for test in same]) for same in runs),
     )
+
+
+def _median(latencies_ms: list[float | None]) -> float | None:
+    """The median, in which None is infinitely late; None if it is that."""
+    middle = statistics.median(math.inf if ms is None else ms for ms in latencies_ms)
+    return middle if math.isfinite(middle) else None
 
 
 def _bar(measurement: Measurement, role: Role, result: StudyResult) -> StageBar | None:

@@ -1,8 +1,4 @@
-"""Draws the charts: plain data in, Plotly figures (as JSON-ready dictionaries) out.
-
-Colours are written as CSS variables (``var(--accent)``); the page's script replaces them by the
-values of the theme in use, so that a chart follows light, dark and print.
-"""
+"""Draws the charts: plain data in, Plotly figures (as JSON-ready dictionaries) out."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ from typing import Any
 
 from analyzer.domain.load_test import STAGES
 from analyzer.domain.sla import Sla
-from analyzer.report.charts import Charts, Curve, FrontPoint, Role
+from analyzer.report.charts import Charts, FrontPoint, Role
+from analyzer.report.figure_style import ROLE_COLOURS, Figure, layout_of
 from analyzer.report.wording import (
-    GIVEN,
     dollars,
     milliseconds,
     percent,
@@ -22,26 +18,21 @@ from analyzer.report.wording import (
     size,
 )
 
-Figure = dict[str, Any]
-
 _MIB = 1 << 20  # bytes
 _ROLE_NAMES: dict[Role, str] = {
     "recommended": "recommended",
     "front": "on the front",
     "other": "dominated",
 }
-_ROLE_COLOURS: dict[Role, str] = {
-    "recommended": "var(--accent)",
-    "baseline": "var(--baseline)",
-    "front": "var(--front)",
-    "other": "var(--faint)",
+# Symbol, and its size in pixels.
+_ROLE_MARKERS: dict[Role, tuple[str, int]] = {
+    "recommended": ("star", 17),
+    "baseline": ("diamond", 12),
+    "front": ("circle", 10),
+    "other": ("circle-open", 7),
 }
-_ROLE_MARKERS: dict[Role, dict[str, Any]] = {
-    "recommended": {"symbol": "star", "size": 17},
-    "baseline": {"symbol": "diamond", "size": 12},
-    "front": {"symbol": "circle", "size": 10},
-    "other": {"symbol": "circle-open", "size": 7},
-}
+# Of an edge that was not bracketed: it points to where the edge may lie.
+_OPEN_EDGE = "triangle-up-open"
 _STAGE_NAMES = {
     "queue": "waits in the queue",
     "compute_input": "input",
@@ -56,7 +47,6 @@ _STAGE_COLOURS = {
     "compute_output": "var(--stage-output)",
     "overhead": "var(--stage-overhead)",
 }
-_CURVE_COLOURS = ("var(--front)", "var(--curve-a)", "var(--curve-b)", "var(--curve-c)")
 
 
 def front_figure(charts: Charts, sla: Sla) -> Figure | None:
@@ -76,7 +66,7 @@ def front_figure(charts: Charts, sla: Sla) -> Figure | None:
         axes.append({"key": "cost", "title": "cost of a million inferences at the edge, $"})
     return {
         "data": traces,
-        "layout": _layout(
+        "layout": layout_of(
             height=440,
             # Room for the half of a name that stands over a point at the very end.
             margin={"l": 56, "r": 56, "t": 40, "b": 48},
@@ -93,6 +83,7 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
     def share(point: FrontPoint, bound: float | None, sign: int) -> float:
         return max(0.0, sign * (bound - point.edge_rps)) if bound is not None else 0.0
 
+    shape, px = _ROLE_MARKERS[role]
     latency = [point.latency_ms for point in points]
     memory = [p.memory_bytes / _MIB if p.memory_bytes is not None else None for p in points]
     trace: dict[str, Any] = {
@@ -109,16 +100,17 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
         "customdata": [_hover(point) for point in points],
         "hovertemplate": "%{customdata}<extra></extra>",
         "marker": {
-            **_ROLE_MARKERS[role],
-            "color": _ROLE_COLOURS[role],
-            "line": {"width": 1.5, "color": _ROLE_COLOURS[role]},
+            "symbol": [shape if point.bounded else _OPEN_EDGE for point in points],
+            "size": px,
+            "color": ROLE_COLOURS[role],
+            "line": {"width": 1.5, "color": ROLE_COLOURS[role]},
         },
     }
     if role in ("recommended", "baseline"):
         trace["mode"] = "markers+text"
         trace["texttemplate"] = name
         trace["textposition"] = "top center"
-        trace["textfont"] = {"color": _ROLE_COLOURS[role], "size": 13}
+        trace["textfont"] = {"color": ROLE_COLOURS[role], "size": 13}
         trace["cliponaxis"] = False
     if role != "other":
         trace["error_y"] = {
@@ -128,7 +120,7 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
             "arrayminus": [share(p, p.edge_low_rps, -1) for p in points],
             "thickness": 1,
             "width": 3,
-            "color": _ROLE_COLOURS[role],
+            "color": ROLE_COLOURS[role],
         }
     return trace
 
@@ -147,113 +139,6 @@ def _hover(point: FrontPoint) -> str:
         lines.append(f"accuracy {percent(point.accuracy)}")
     lines.append(f"<i>{point.config_id}</i>")
     return "<br>".join(lines)
-
-
-def load_figure(charts: Charts, sla: Sla) -> Figure | None:
-    """Latency over load: the tail solid, the median dotted, the budget as a line."""
-    if not charts.curves:
-        return None
-    budget = sla.latency_budget_ms
-    tail = percentile_name(sla.percentile)
-    traces: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    others = 0
-    for curve in charts.curves:
-        colour = _ROLE_COLOURS[curve.role]
-        if curve.role not in ("recommended", "baseline"):
-            colour = _CURVE_COLOURS[others % len(_CURVE_COLOURS)]
-            others += 1
-        names = {"recommended": "recommended: ", "baseline": f"{charts.baseline_name}: "}
-        name = names.get(curve.role, "") + curve.label
-        traces += _curve_traces(curve, name, colour, tail)
-    ceiling = _ceiling(charts.curves, budget)
-    annotations.append(
-        {
-            "xref": "paper",
-            "x": 0,
-            "xanchor": "left",
-            "y": budget,
-            "yanchor": "bottom",
-            "text": f"budget {milliseconds(budget, GIVEN)}",
-            "showarrow": False,
-            "font": {"color": "var(--budget)", "size": 12},
-        }
-    )
-    return {
-        "data": traces,
-        "layout": _layout(
-            height=420,
-            xaxis={
-                "title": {"text": "offered load, requests/s"},
-                "range": [0, _rate_max(charts.curves, ceiling)],
-            },
-            yaxis={"title": {"text": "latency, ms"}, "range": [0, ceiling]},
-            hovermode="closest",
-            shapes=[
-                {
-                    "type": "line",
-                    "xref": "paper",
-                    "x0": 0,
-                    "x1": 1,
-                    "y0": budget,
-                    "y1": budget,
-                    "line": {"color": "var(--budget)", "width": 1.5, "dash": "dash"},
-                }
-            ],
-            annotations=annotations,
-            legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        ),
-    }
-
-
-def _curve_traces(curve: Curve, name: str, colour: str, tail: str) -> list[dict[str, Any]]:
-    strong = curve.role in ("recommended", "baseline")
-    common = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": list(curve.offered_rps),
-        "legendgroup": curve.config_id,
-    }
-    return [
-        {
-            **common,
-            "name": name,
-            "y": list(curve.latency_ms_sla),
-            "line": {"color": colour, "width": 3 if strong else 1.75},
-            "marker": {"size": 7 if strong else 5, "color": colour},
-            "hovertemplate": f"<b>{curve.label}</b><br>{tail} %{{y:.3~g}} ms at %{{x:.4~g}} /s"
-            "<extra></extra>",
-        },
-        {
-            **common,
-            "name": f"{curve.label}, median",
-            "showlegend": False,
-            "mode": "lines",
-            "y": list(curve.latency_ms_p50),
-            "line": {"color": colour, "width": 1.25, "dash": "dot"},
-            "hovertemplate": f"<b>{curve.label}</b><br>median %{{y:.3~g}} ms at %{{x:.4~g}} /s"
-            "<extra></extra>",
-        },
-    ]
-
-
-def _ceiling(curves: tuple[Curve, ...], budget_ms: float) -> float:
-    """Twice the budget, or less if nothing is that slow; the start of every curve is visible."""
-    known = [[v for v in curve.latency_ms_sla if v is not None] for curve in curves]
-    highest = max((max(values) for values in known if values), default=0.0)
-    starts = max((min(values) for values in known if values), default=0.0)
-    return max(budget_ms * 1.2, starts * 1.25, min(budget_ms * 2, highest * 1.05))
-
-
-def _rate_max(curves: tuple[Curve, ...], ceiling_ms: float) -> float:
-    """A little beyond the highest rate that lies below the ceiling: overload is off the chart."""
-    visible = [
-        offered
-        for curve in curves
-        for offered, latency in zip(curve.offered_rps, curve.latency_ms_sla, strict=True)
-        if latency is not None and latency <= ceiling_ms
-    ]
-    return 1.08 * max(visible or [curve.offered_rps[-1] for curve in curves])
 
 
 # Of a bar with its label above it.
@@ -303,14 +188,16 @@ def stage_figure(charts: Charts) -> Figure | None:
                 "x": values,
                 "width": 0.44,
                 "marker": {"color": _STAGE_COLOURS[stage]},
-                "customdata": [bar.label for bar in bars],
-                "hovertemplate": f"<b>%{{customdata}}</b><br>{_STAGE_NAMES[stage]}: "
-                "%{x:.3~g} ms<extra></extra>",
+                "customdata": [
+                    f"<b>{bar.label}</b><br>{_STAGE_NAMES[stage]}: {milliseconds(value)}"
+                    for bar, value in zip(bars, values, strict=True)
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
             }
         )
     return {
         "data": traces,
-        "layout": _layout(
+        "layout": layout_of(
             height=130 + _ROW_PX * len(bars),
             margin={"l": 16, "r": 16, "t": 40, "b": 48},
             barmode="stack",
@@ -368,7 +255,7 @@ def steps_figure(charts: Charts) -> Figure | None:
                 "showlegend": False,
             },
         ],
-        "layout": _layout(
+        "layout": layout_of(
             height=90 + _ROW_PX * len(steps),
             margin={"l": 16, "r": 16, "t": 8, "b": 48},
             xaxis={"title": {"text": "edge, requests/s"}, "rangemode": "tozero"},
@@ -398,7 +285,7 @@ def importance_figure(charts: Charts) -> Figure | None:
                 "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
             }
         ],
-        "layout": _layout(
+        "layout": layout_of(
             height=90 + 34 * len(items),
             bargap=0.4,
             margin={"l": 16, "r": 16, "t": 8, "b": 48},
@@ -410,31 +297,3 @@ def importance_figure(charts: Charts) -> Figure | None:
             yaxis={"autorange": "reversed", "automargin": True, "ticks": "", "showgrid": False},
         ),
     }
-
-
-def _layout(**fields: Any) -> dict[str, Any]:
-    """The common look: no frame, faint grid, the page's own type and colours."""
-    axis = {
-        "gridcolor": "var(--grid)",
-        "linecolor": "var(--axis)",
-        "zerolinecolor": "var(--axis)",
-        "tickcolor": "var(--axis)",
-        "automargin": True,
-    }
-    layout: dict[str, Any] = {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "var(--font)", "size": 13, "color": "var(--ink-2)"},
-        "margin": {"l": 56, "r": 16, "t": 40, "b": 48},
-        "hoverlabel": {
-            "bgcolor": "var(--panel)",
-            "bordercolor": "var(--axis)",
-            "font": {"family": "var(--font)", "color": "var(--ink)"},
-            "align": "left",
-        },
-        "dragmode": False,
-    }
-    layout.update(fields)
-    for name in ("xaxis", "yaxis"):
-        layout[name] = {**axis, **fields.get(name, {})}
-    return layout

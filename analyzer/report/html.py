@@ -14,15 +14,15 @@ from analyzer.domain.study import StudyResult
 from analyzer.report.charts import Charts, Role, make_charts
 from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
+from analyzer.report.figure_style import Figure
 from analyzer.report.figures import (
-    Figure,
     front_figure,
     importance_figure,
-    load_figure,
     stage_figure,
     steps_figure,
 )
 from analyzer.report.gain_text import edge_text
+from analyzer.report.load_figure import load_figure
 from analyzer.report.page import render_template
 from analyzer.report.wording import (
     configuration_label,

@@ -20,9 +20,9 @@ from facts_example import (
 from analyzer.domain.load_test import Breakdown, Validity
 from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.study import Explanation, Step
-from analyzer.report.charts import POINTS_MAX, make_charts
+from analyzer.report.charts import POINTS_MAX, Curve, make_charts
 from analyzer.report.entries import make_report
-from analyzer.report.html import draw_figures
+from analyzer.report.html import draw_figures, render_html
 from analyzer.report.markdown import render_markdown
 
 
@@ -46,6 +46,32 @@ class TestPoints:
         assert point.measured_at_rps == pytest.approx(556.2)
         assert point.memory_bytes == 131 << 20
         assert point.cost_per_million == pytest.approx(0.7364 / (618 * 3600) * 1e6)
+
+    def test_an_open_edge_does_not_look_like_an_exact_one(self) -> None:
+        baseline = replace(of(BASELINE.config_id), edge=Edge(interval_rps=(120.0, None)))
+        facts = example_facts(outcomes=(baseline, *OUTCOMES[1:]))
+        report = make_report(facts)
+        charts = make_charts(report)
+        assert [point.bounded for point in charts.points[-2:]] == [False, True]
+        drawn = {t["name"]: t for t in draw_figures(charts, facts.sla)["chart-front"]["data"]}
+        assert drawn["Triton's default"]["marker"]["symbol"] == ["triangle-up-open"]
+        assert drawn["recommended"]["marker"]["symbol"] == ["star"]
+        assert "A triangle is the highest rate that was kept" in render_html(report)
+        assert "A triangle is" not in render_html(make_report(example_facts()))
+
+    def test_an_edge_is_not_drawn_at_a_latency_beyond_the_budget(self) -> None:
+        """One of at least 14.2 /s was, at the 968 ms of a run at 50 /s."""
+        baseline = of(BASELINE.config_id)
+        assert baseline.headline is not None
+        late = replace(
+            baseline.headline, latency_ms=replace(baseline.headline.latency_ms, sla=968.0)
+        )
+        for tests, rate_rps in ((baseline.load_tests[:2], 116.8), ((), None)):
+            own = replace(baseline, headline=late, load_tests=(*tests, late))
+            facts = example_facts(outcomes=(own, *OUTCOMES[1:]))
+            point = make_charts(make_report(facts)).points[-2]
+            assert point.role == "baseline" and point.measured_at_rps == rate_rps
+            assert (point.latency_ms is None) == (rate_rps is None)
 
     def test_very_many_are_thinned_and_the_leaders_stay(self) -> None:
         crowd = tuple(
@@ -93,6 +119,60 @@ class TestCurves:
         full = make_charts(make_report(example_facts())).curves[0]
         curve = make_charts(make_report(example_facts(outcomes=outcomes))).curves[0]
         assert curve.offered_rps == full.offered_rps[2:]
+
+    def test_the_runs_at_one_rate_are_one_point(self) -> None:
+        """They were drawn as a vertical zig-zag."""
+        winner = of(WINNER.config_id)
+        first, *rest = winner.load_tests
+        again = [
+            replace(first, latency_ms=replace(first.latency_ms, p50=ms, sla=ms))
+            for ms in (None, 90.0, 10.0)
+        ]
+        curve = self.curve_of(replace(winner, load_tests=(*rest, *again)))
+        assert len(set(curve.offered_rps)) == len(curve.offered_rps) == len(winner.load_tests)
+        assert curve.latency_ms_sla[0] == 90.0, "a run that lost them counts as the slowest"
+        lost = [replace(run, latency_ms=again[0].latency_ms) for run in again[:2]]
+        assert self.curve_of(replace(winner, load_tests=tuple(lost))).latency_ms_sla == (None,)
+
+    def curve_of(self, winner: Measurement) -> Curve:
+        outcomes = tuple(winner if o.configuration == WINNER else o for o in OUTCOMES)
+        return make_charts(make_report(example_facts(outcomes=outcomes))).curves[0]
+
+    def test_a_curve_that_is_off_the_chart_is_named_below_it_alone(self) -> None:
+        base = of(BASELINE.config_id)
+        tests = tuple(
+            replace(test, latency_ms=replace(test.latency_ms, p50=None, sla=None))
+            for test in base.load_tests
+        )
+        facts = example_facts(outcomes=(replace(base, load_tests=tests), *OUTCOMES[1:]))
+        report = make_report(facts)
+        figure = draw_figures(make_charts(report), facts.sla)["chart-load"]
+        assert not [trace for trace in figure["data"] if "Triton" in trace["name"]]
+        assert [name.partition(":")[0] for name in figure["left_out"]] == ["Triton's default"]
+        assert "Not drawn, since none of their runs lies within the chart: Trit" in render_html(
+            report
+        )
+        assert "Not drawn" not in render_html(make_report(example_facts()))
+
+    def test_what_is_shown_on_hover_has_no_exponent(self) -> None:
+        winner = of(WINNER.config_id)
+        slow = replace(winner.load_tests[0].latency_ms, p50=2345.0, sla=2345.0)
+        tests = (replace(winner.load_tests[0], offered_rps=15432.0, latency_ms=slow),)
+        outcomes = tuple(replace(winner, load_tests=tests) if o is winner else o for o in OUTCOMES)
+        sla = replace(example_facts().sla, latency_budget_ms=3000.0)
+        facts = example_facts(outcomes=outcomes, sla=sla)
+        figures = draw_figures(make_charts(make_report(facts)), sla)
+        assert "p99 2,345 ms at 15,432 /s" in figures["chart-load"]["data"][0]["customdata"][0]
+        for figure in figures.values():
+            for trace in figure["data"]:
+                assert ":.3~g" not in trace["hovertemplate"]
+
+    @pytest.mark.parametrize(("percentile", "lines"), [(50.0, 1), (99.0, 2)])
+    def test_the_median_is_drawn_once(self, percentile: float, lines: int) -> None:
+        facts = example_facts(sla=replace(example_facts().sla, percentile=percentile))
+        charts = make_charts(make_report(facts))
+        drawn = draw_figures(charts, facts.sla)["chart-load"]["data"]
+        assert len(drawn) == lines * len(charts.curves)
 
 
 class TestBars:
