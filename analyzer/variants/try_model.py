@@ -1,9 +1,11 @@
-"""Whether a model really runs as it is declared: on one row, on two, and on each as if alone."""
+"""Whether a model really runs as it is declared: row by row, and on the same rows together."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -12,60 +14,74 @@ from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError, TargetError, TargetMemoryError
+from analyzer.variants.first_axis import hint_of_rows
+from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.row_answers import FLOAT, differing, tolerance_of, varying
 
 _ONE_ROW_NOTE = (
     "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"
     " only."
 )
-# Of an output's largest value: by how much a row's answer may differ with other rows beside it.
-# Kernels sum in another order, and int8 activations may be scaled over the whole batch.
-_ROUNDING = 0.1
+# So many rows are tried, fewer where that takes longer or needs larger arrays than this.
+_ROWS_MAX = 8
+_SECONDS_MAX = 0.2
+_ELEMENTS_MAX = 1 << 22
+# With fewer different rows of real data made-up ones are tried too.
+_REAL_ROWS_MIN = 4
+# Where real data repeats itself, no more rows than these are looked at for different ones.
+_ROWS_LOOKED_AT_MAX = 64
+
+
+def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
+    """Inputs ``[rows, *shape]`` for :func:`try_model`: up to 8 rows, no two of them equal.
+
+    Equal rows do not show whether one sees the other, nor do zeros in many graphs.
+
+    Args:
+        real: Real inputs, of which rows from the first to the last are taken; made-up ones are
+            added where fewer than 4 differ.
+    """
+    elements = sum(math.prod(spec.shape) for spec in model.inputs)
+    most = min(_ROWS_MAX, max(2, _ELEMENTS_MAX // max(1, elements)))
+    if real is None:
+        return _different(synthetic_inputs(model, most, 0), most)
+    found = _different(real, most)
+    count = _rows_in(found)
+    if not model.batchable or count >= min(_REAL_ROWS_MIN, most):
+        return found
+    made_up = synthetic_inputs(model, most - count, 0)
+    return {name: np.concatenate([array, made_up[name]]) for name, array in found.items()}
 
 
 def try_model(model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
-    """``model`` as it really runs, tried on two rows of inputs (``[rows, *shape]``).
+    """``model`` as it really runs, tried on rows of inputs (``[rows, *shape]``).
 
     Some graphs declare a dynamic first dimension and hold a reshape to one row, and in some a row's
     answer depends on the rows beside it (a softmax over axis 0): both come back as models that
-    cannot be batched (:func:`as_unbatched`).
+    cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
+    more where one takes little time. Rows that do not run alone are passed over.
 
     Returns:
         The model, and the seconds that one inference took.
 
     Raises:
-        ModelError: It does not even run one row; made-up inputs may be the reason.
+        ModelError: It does not even run the first row; made-up inputs may be the reason.
         TargetMemoryError: It runs out of memory.
     """
     runtime: OrtRuntime | None = None
     try:
         runtime = OrtRuntime(model.path)
-        two_rows = model.batchable and len(next(iter(rows.values()))) >= 2
-        # Of two the second: in a scan over the rows the first does not see the other.
-        lead = slice(int(two_rows), int(two_rows) + 1) if model.batchable else 0
-        # The ellipsis keeps a scalar an array.
-        begun = time.perf_counter()
-        one = runtime.run({name: array[lead, ...] for name, array in rows.items()})
-        inference_s = time.perf_counter() - begun
-        if not two_rows:
-            return model, inference_s
-        pair = {name: array[:2] for name, array in rows.items()}
-        shapes = {name: array.shape for name, array in one.items()}
-        begun = time.perf_counter()
-        try:
-            two = runtime.run(pair)
-        except TargetMemoryError:
-            raise
-        except TargetError:
-            return as_unbatched(model, shapes), inference_s
-        # The first run makes room for what the others use again.
-        inference_s = min(inference_s, (time.perf_counter() - begun) / 2)
-        for output, shape in shapes.items():
-            if two[output].shape != (2, *shape[1:]):
-                return as_unbatched(model, shapes, note=_shape_note(output)), inference_s
-        second = {name: array[1:] for name, array in two.items()}
-        # A model that draws random numbers answers otherwise at every run.
-        if (name := _differing(one, second)) and not _differing(two, runtime.run(pair)):
-            return as_unbatched(model, shapes, note=_others_note(name)), inference_s
+        if not model.batchable:
+            begun = time.perf_counter()
+            # The ellipsis keeps a scalar an array.
+            runtime.run({name: array[0, ...] for name, array in rows.items()})
+            return model, time.perf_counter() - begun
+        answers, inference_s = _answers_alone(runtime, rows)
+        note = _why_no_batch(runtime, model, rows, answers)
+        if note:
+            first = next(iter(answers.values()))
+            shapes = {name: array.shape for name, array in first.items()}
+            model = as_unbatched(model, shapes, note=note)
         return model, inference_s
     except TargetMemoryError:
         raise
@@ -80,20 +96,91 @@ def try_model(model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
             runtime.close()
 
 
-def _differing(first: Tensors, second: Tensors) -> str | None:
-    """The first output that differs by more than rounding; whole numbers tell none of that."""
-    for name, expected in first.items():
-        if not np.issubdtype(expected.dtype, np.floating) or not expected.size:
+def _answers_alone(runtime: OrtRuntime, rows: Tensors) -> tuple[dict[int, Tensors], float]:
+    """The outputs for each row alone, of as many rows as there is time for, and one's seconds.
+
+    Raises:
+        TargetError: The first row does not run.
+    """
+    answers: dict[int, Tensors] = {}
+    inference_s = math.inf
+    affordable = 2
+    for row in range(_rows_in(rows)):
+        if row >= affordable:
+            break
+        begun = time.perf_counter()
+        try:
+            answers[row] = runtime.run(_batch(rows, [row]))
+        except TargetMemoryError:
+            raise
+        except TargetError:
+            if row == 0:
+                raise
             continue
-        before, after = expected.astype(np.float64), second[name].astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            if np.max(np.abs(after - before)) > _ROUNDING * np.max(np.abs(before)):
-                return name
-    return None
+        # The first run makes room for what the others use again.
+        inference_s = min(inference_s, time.perf_counter() - begun)
+        elements = sum(array.size for array in answers[row].values())
+        affordable = int(_SECONDS_MAX / 2 / max(inference_s, 1e-6))
+        affordable = max(2, min(affordable, _ELEMENTS_MAX // max(1, elements)))
+    return answers, inference_s
 
 
-def _shape_note(output: str) -> str:
-    return f"Served unbatched: the output {output!r} has not one row for each of a batch."
+def _why_no_batch(
+    runtime: OrtRuntime, model: ModelInfo, rows: Tensors, answers: Mapping[int, Tensors]
+) -> str:
+    """Why rows with these ``answers`` cannot be one batch; empty where nothing speaks against it.
+
+    Raises:
+        TargetMemoryError: Two rows do not fit into memory.
+    """
+    chosen = list(answers)
+    if len(chosen) == 1:
+        chosen *= 2
+    together: Tensors | None = None
+    if len(chosen) > 2:
+        # A table of positions may end before, which is no reason against smaller batches.
+        with suppress(TargetError):
+            together = runtime.run(_batch(rows, chosen))
+    if together is None:
+        chosen = chosen[:2]
+        try:
+            together = runtime.run(_batch(rows, chosen))
+        except TargetMemoryError:
+            raise
+        except TargetError:
+            return _ONE_ROW_NOTE
+    for name, array in together.items():
+        shapes = {answers[row][name].shape for row in chosen}
+        if shapes != {(1, *array.shape[1:])} or array.shape[:1] != (len(chosen),):
+            return f"Served unbatched: the output {name!r} has not one row for each of a batch."
+    expected = {name: np.concatenate([answers[row][name] for row in chosen]) for name in together}
+    if not differing(expected, together, FLOAT):
+        return ""
+    tolerance = tolerance_of(model.path)
+    dependent = differing(expected, together, tolerance)
+    if dependent:
+        dependent -= varying(together, runtime.run(_batch(rows, chosen)), tolerance)
+    output = next((name for name in together if name in dependent), None)
+    return _others_note(output) if output is not None else ""
+
+
+def _batch(rows: Tensors, chosen: Sequence[int]) -> Tensors:
+    return {name: array[chosen] for name, array in rows.items()}
+
+
+def _rows_in(rows: Tensors) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _different(rows: Tensors, most: int) -> Tensors:
+    """Up to ``most`` of ``rows``, no two of them equal, from the first to the last."""
+    count = _rows_in(rows)
+    found: dict[bytes, int] = {}
+    for row in np.unique(np.linspace(0, count - 1, min(count, _ROWS_LOOKED_AT_MAX)).astype(int)):
+        found.setdefault(b"".join(array[row].tobytes() for array in rows.values()), int(row))
+    chosen = sorted(found.values())
+    places = np.unique(np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int))
+    return _batch(rows, [chosen[place] for place in places])
 
 
 def _others_note(output: str) -> str:
@@ -115,9 +202,15 @@ def as_unbatched(
         outputs: Shapes of the outputs for one row, where they are known. A first dimension other
             than 1 stays open, since the data may decide it (as in NonZero).
         note: Why.
+
+    Raises:
+        ModelError: A first dimension is a length by its name, so its size must be given; not where
+            only one row runs.
     """
     if not model.batchable:
         return model
+    if note != _ONE_ROW_NOTE:
+        note = f"{note} {hint_of_rows(model, note.removeprefix('Served unbatched: '))}"
     seen = outputs or {}
 
     def shape(name: str, declared: tuple[int, ...]) -> tuple[int, ...]:

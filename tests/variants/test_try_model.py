@@ -1,0 +1,272 @@
+"""Which rows are tried, and which models prove to be no batch by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.domain.model import ModelInfo
+from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.inspect import inspect_model
+from analyzer.variants.precision import convert_fp16
+from analyzer.variants.quantize import quantize_dynamic
+from analyzer.variants.try_model import rows_to_try, try_model
+
+Write = Callable[..., Path]
+Node = helper.make_node
+FLOAT, INT64, BOOL, UINT8 = (
+    *(TensorProto.FLOAT, TensorProto.INT64),
+    *(TensorProto.BOOL, TensorProto.UINT8),
+)
+WEIGHTS = np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)
+TO_THE_END = np.array([2**63 - 1], np.int64)
+
+
+def as_it_runs(model: ModelInfo) -> ModelInfo:
+    return try_model(model, rows_to_try(model, None))[0]
+
+
+def graph(
+    write_model: Write,
+    nodes: list[object],
+    kind: int = FLOAT,
+    dims: tuple[object, ...] = ("n", 8),
+    **weights: np.ndarray,
+) -> ModelInfo:
+    """The model of ``nodes`` from ``x`` [n, 8] to ``y``."""
+    return inspect_model(
+        write_model(nodes, [("x", FLOAT, ["n", 8])], [("y", kind, list(dims))], weights)
+    )
+
+
+CENTRED = [Node("ReduceMean", ["x"], ["mean"], axes=[0]), Node("Sub", ["x", "mean"], ["centred"])]
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_a_network_over_the_rows_is_no_batch_in_either_direction(
+    write_model: Write, direction: str
+) -> None:
+    """Only the second row was looked at, which sees nothing behind it."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((1, 32, 8)).astype(np.float32),
+        "r": rng.standard_normal((1, 32, 8)).astype(np.float32),
+        "one": np.array([1], np.int64),
+        "two": np.array([1, 2], np.int64),
+    }
+    nodes = [
+        Node("Unsqueeze", ["x", "one"], ["steps"]),
+        Node("LSTM", ["steps", "w", "r"], ["states"], hidden_size=8, direction=direction),
+        Node("Squeeze", ["states", "two"], ["y"]),
+    ]
+    assert not as_it_runs(graph(write_model, nodes, **weights)).batchable
+
+
+def test_a_row_that_adds_the_next_one_is_no_batch(write_model: Write) -> None:
+    nodes = [
+        Node("Pad", ["x", "pads"], ["padded"]),
+        Node("Slice", ["padded", "start", "end"], ["next"]),
+        Node("Add", ["x", "next"], ["y"]),
+    ]
+    weights = {
+        "pads": np.array([0, 0, 1, 0], np.int64),
+        "start": np.array([1], np.int64),
+        "end": TO_THE_END,
+    }
+    assert not as_it_runs(graph(write_model, nodes, **weights)).batchable
+
+
+@pytest.mark.parametrize("kind", [INT64, BOOL, UINT8])
+def test_integers_tell_that_rows_depend_on_each_other(write_model: Write, kind: int) -> None:
+    """A label and a flag relative to the batch's mean, and probabilities over it as bytes."""
+    product = Node("MatMul", ["centred", "w"], ["z"])
+    tails = {
+        INT64: [product, Node("ArgMax", ["z"], ["y"], axis=1, keepdims=0)],
+        BOOL: [
+            Node("ReduceSumSquare", ["centred"], ["size"], axes=[1], keepdims=0),
+            Node("Greater", ["size", "limit"], ["y"]),
+        ],
+        UINT8: [
+            Node("Softmax", ["x"], ["p"], axis=0),
+            Node("Mul", ["p", "levels"], ["scaled"]),
+            Node("Cast", ["scaled"], ["y"], to=UINT8),
+        ],
+    }
+    dims = ("n", 8) if kind == UINT8 else ("n",)
+    weights = {"w": WEIGHTS, "limit": np.float32(4), "levels": np.float32(255)}
+    model = graph(write_model, [*CENTRED, *tails[kind]], kind, dims, **weights)
+    assert not as_it_runs(model).batchable
+
+
+def test_labels_of_rows_alone_are_a_batch(write_model: Write) -> None:
+    nodes = [Node("MatMul", ["x", "w"], ["z"]), Node("ArgMax", ["z"], ["y"], axis=1, keepdims=0)]
+    assert as_it_runs(graph(write_model, nodes, INT64, ("n",), w=WEIGHTS)).batchable
+
+
+@pytest.mark.parametrize("dependent", [True, False])
+def test_nan_and_infinity_do_not_hide_the_other_values(write_model: Write, dependent: bool) -> None:
+    nodes = [
+        Node("Log", ["x"], ["logarithm"]),  # NaN below 0
+        Node("Add", ["x", "mask"], ["masked"]),
+        Node("Softmax", ["x"], ["p"], axis=0 if dependent else 1),
+        Node("Concat", ["logarithm", "masked", "p"], ["y"], axis=1),
+    ]
+    mask = np.array([0, -np.inf] * 4, np.float32)
+    model = graph(write_model, nodes, FLOAT, ("n", 24), mask=mask)
+    assert as_it_runs(model).batchable != dependent
+
+
+def test_a_column_is_judged_by_its_own_size(write_model: Write) -> None:
+    """A softmax over the rows beside features a hundred times as large."""
+    nodes = [
+        Node("Mul", ["x", "hundred"], ["large"]),
+        Node("Softmax", ["x"], ["p"], axis=0),
+        Node("Concat", ["large", "p"], ["y"], axis=1),
+    ]
+    model = graph(write_model, nodes, FLOAT, ("n", 16), hundred=np.float32(100))
+    assert not as_it_runs(model).batchable
+
+
+def test_a_small_share_of_the_other_rows_is_found(write_model: Write) -> None:
+    nodes = [*CENTRED, Node("Mul", ["mean", "hundredth"], ["a"]), Node("Sub", ["x", "a"], ["y"])]
+    assert not as_it_runs(graph(write_model, nodes, hundredth=np.float32(0.01))).batchable
+
+
+def test_a_branch_that_the_whole_batch_decides_is_found(write_model: Write) -> None:
+    branches = {
+        f"{word}_branch": helper.make_graph(
+            [Node(operator, ["x"], [f"of_{word}"])],
+            word,
+            [],
+            [helper.make_tensor_value_info(f"of_{word}", FLOAT, ["n", 8])],
+        )
+        for word, operator in (("then", "Neg"), ("else", "Identity"))
+    }
+    nodes = [
+        Node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        Node("Greater", ["sum", "zero"], ["positive"]),
+        Node("If", ["positive"], ["y"], **branches),
+    ]
+    assert not as_it_runs(graph(write_model, nodes, zero=np.float32(0))).batchable
+
+
+def test_a_table_of_positions_that_ends_is_no_reason_against_smaller_batches(
+    write_model: Write,
+) -> None:
+    nodes = [
+        Node("Shape", ["x"], ["size"], end=1),
+        Node("Squeeze", ["size"], ["count"]),
+        Node("Range", ["first", "count", "step"], ["positions"]),
+        Node("Gather", ["table", "positions"], ["p"]),
+        Node("Add", ["x", "p"], ["y"]),
+    ]
+    weights = {"first": np.int64(0), "step": np.int64(1), "table": np.zeros((4, 8), np.float32)}
+    assert as_it_runs(graph(write_model, nodes, **weights)).batchable
+    weights["table"] = WEIGHTS[:4, :1] * np.ones(8, np.float32)
+    assert not as_it_runs(graph(write_model, nodes, **weights)).batchable, "of one's place"
+
+
+def encoder(write_model: Write) -> Path:
+    """Products of 256 features, large enough that kernels differ with the number of rows."""
+    rng = np.random.default_rng(2)
+    weights = {
+        f"w{layer}": (rng.standard_normal((256, 256)) / 16).astype(np.float32) for layer in range(4)
+    }
+    nodes = []
+    for layer in range(4):
+        source = f"h{layer - 1}" if layer else "x"
+        nodes += [
+            Node("MatMul", [source, f"w{layer}"], [f"z{layer}"]),
+            Node("Tanh", [f"z{layer}"], [f"h{layer}"]),
+        ]
+    nodes += [Node("Identity", ["h3"], ["y"]), Node("ArgMax", ["h3"], ["label"], axis=1)]
+    return write_model(
+        nodes,
+        [("x", FLOAT, ["n", 256])],
+        [("y", FLOAT, ["n", 256]), ("label", INT64, ["n", 1])],
+        weights,
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_rounding_is_no_dependence_in_any_precision(
+    write_model: Write, tmp_path: Path, precision: str
+) -> None:
+    path = encoder(write_model)
+    target = tmp_path / precision / "model.onnx"
+    target.parent.mkdir()
+    if precision == "fp16":
+        convert_fp16(path, target)
+    elif precision == "int8":
+        quantize_dynamic(path, target, external=(), work=tmp_path)
+    model = inspect_model(path if precision == "fp32" else target)
+    rows = rows_to_try(model, None)
+    assert as_it_runs(model).batchable
+    # One of them several times as large: int8 activations are scaled over the whole batch.
+    rows["x"][1] *= 4
+    assert try_model(model, rows)[0].batchable
+
+
+def test_equal_rows_are_passed_over(write_model: Write) -> None:
+    model = graph(write_model, [Node("Neg", ["x"], ["y"])])
+    repeated = np.repeat(np.arange(6, dtype=np.float32), 50)[:, None] * np.ones(8, np.float32)
+    rows = rows_to_try(model, {"x": repeated})
+    assert rows["x"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_real_data_that_repeats_one_row_is_filled_up(write_model: Write, count: int) -> None:
+    """Rows of zeros say nothing of a sum over the rows, and equal ones little of an attention."""
+    nodes = [Node("CumSum", ["x", "axis"], ["y"])]
+    model = graph(write_model, nodes, axis=np.int64(0))
+    rows = rows_to_try(model, {"x": np.zeros((count, 8), np.float32)})
+    assert len(rows["x"]) == 8 and not rows["x"][0].any()
+    assert not try_model(model, rows)[0].batchable
+
+
+def test_rows_that_do_not_run_are_passed_over(write_model: Write) -> None:
+    """Made-up lengths, indices and the like need not be valid."""
+    nodes = [
+        Node("Gather", ["table", "i"], ["row"]),
+        Node("Softmax", ["row"], ["y"], axis=0),
+    ]
+    path = write_model(
+        nodes, [("i", INT64, ["n"])], [("y", FLOAT, ["n", 4])], {"table": WEIGHTS[:3]}
+    )
+    model = inspect_model(path)
+    assert not try_model(model, {"i": np.array([0, 99, 98])})[0].batchable
+    assert not try_model(model, {"i": np.array([0, 99, 1])})[0].batchable
+
+
+def test_two_rows_are_tried_of_a_large_input(write_model: Write) -> None:
+    path = write_model(
+        [Node("GlobalAveragePool", ["x"], ["y"])],
+        [("x", FLOAT, ["n", 3, 1024, 1024])],
+        [("y", FLOAT, ["n", 3, 1, 1])],
+    )
+    assert len(rows_to_try(inspect_model(path), None)["x"]) == 2
+
+
+def test_a_slow_model_runs_on_two_rows_alone_and_both_together(
+    write_model: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+
+    model = graph(write_model, [Node("Neg", ["x"], ["y"])])
+    sizes = []
+    run = OrtRuntime.run
+
+    def slow(runtime: OrtRuntime, inputs: dict[str, np.ndarray]) -> object:
+        sizes.append(len(inputs["x"]))
+        clock[0] += 1.0
+        return run(runtime, inputs)
+
+    clock = [0.0]
+    monkeypatch.setattr(OrtRuntime, "run", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    assert try_model(model, synthetic_inputs(model, 8, 0))[1] == 1.0
+    assert sizes == [1, 1, 2]
