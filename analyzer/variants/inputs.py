@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import DataError
 from analyzer.variants.accuracy import class_output
+from analyzer.variants.row_check import failing_row
 
 # More rows narrow no interval that is used, and calibrate no scale better.
 ROWS_MAX = 4096
@@ -46,6 +47,19 @@ class CalibrationData:
     sha256: str
     source: str = ""
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fitted:
+    """An array in the form of an input: ``[rows, *shape]``, each of ``per_row`` rows of the file.
+
+    Args:
+        where: The array's place and name, for messages.
+    """
+
+    where: str
+    array: NDArray[np.generic]
+    per_row: int
 
 
 def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArray[np.generic]]:
@@ -129,10 +143,13 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
             f"{path} has an array {unknown[0]!r}, which is no input of the model.",
             hint=f"The inputs are: {', '.join(names)}; class numbers are called 'labels'.",
         )
-    inputs = {
-        spec.name: _fit(path, spec, arrays[spec.name], model, rows_max, own_names[spec.name])
+    fitted = {
+        spec.name: _fit(
+            _where(path, spec.name, own_names[spec.name]), spec, arrays[spec.name], model, rows_max
+        )
         for spec in model.inputs
     }
+    inputs = {name: own.array for name, own in fitted.items()}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         raise DataError(
@@ -144,6 +161,7 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
     rows = counts[names[0]]
     if rows == 0:
         raise DataError(f"{path} has no rows.", hint="Save at least a few dozen examples.")
+    _refuse_failing(model, fitted)
     checked = None if labels is None else _fit_labels(path, labels, model, rows, rows_max)
     return CalibrationData(
         inputs=inputs,
@@ -151,12 +169,29 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
         rows=rows,
         sha256=_hash(inputs, checked),
         source=str(path),
-        notes=tuple(
-            f"{path}: its only array, {own!r}, is taken for the input {name!r}."
-            for name, own in own_names.items()
-            if own != name
+        notes=(
+            *(
+                f"{path}: its only array, {own!r}, is taken for the input {name!r}."
+                for name, own in own_names.items()
+                if own != name
+            ),
+            *_packing_note(path, fitted),
         ),
     )
+
+
+def _where(path: Path, name: str, own_name: str) -> str:
+    where = f"{path}: the array {own_name!r}"
+    if own_name != name:
+        where += f" (the only one, so taken for the input {name!r})"
+    return where
+
+
+def _packing_note(path: Path, fitted: Mapping[str, _Fitted]) -> tuple[str, ...]:
+    per_row = max(own.per_row for own in fitted.values())
+    if per_row == 1:
+        return ()
+    return (f"{path}: {per_row} of its rows make one request, the model's fixed batch.",)
 
 
 def _read_npz(path: Path, inputs: list[str]) -> dict[str, NDArray[Any]]:
@@ -209,33 +244,10 @@ def _savez(names: list[str]) -> str:
 
 
 def _fit(
-    path: Path,
-    spec: TensorSpec,
-    array: NDArray[Any],
-    model: ModelInfo,
-    rows_max: int,
-    own_name: str,
-) -> NDArray[np.generic]:
-    """``array``, called ``own_name`` in the file, as ``[rows, *shape]`` in the input's type."""
-    where = f"{path}: the array {own_name!r}"
-    if own_name != spec.name:
-        where += f" (the only one, so taken for the input {spec.name!r})"
-    shape = tuple(spec.shape)
-    if array.ndim and {array.shape[1:], shape} == {(), (1,)}:
-        # One number for each example: a server tells an axis of its own for it, a graph does not.
-        array = array.reshape(-1, *shape)
-    if array.shape[1:] != shape or array.ndim == 0:
-        batch = None if model.batchable else model.fixed_batch
-        if batch and array.ndim == len(shape) and array.shape[1:] == shape[1:]:
-            # One example per row: as many as fit into whole requests.
-            whole = len(array) // batch * batch
-            array = array[:whole].reshape(-1, *shape)
-        else:
-            raise DataError(
-                f"{where} has the shape {_show(array.shape)}, and"
-                f" {_show(('rows', *shape))} is needed.",
-                hint="The first axis counts the examples; the others are the input's shape.",
-            )
+    where: str, spec: TensorSpec, array: NDArray[Any], model: ModelInfo, rows_max: int
+) -> _Fitted:
+    """``array``, called ``where`` in messages, as ``[rows, *shape]`` in the input's type."""
+    array, per_row = _as_requests(where, spec, array, model)
     array = array[:rows_max]
     dtype = np.dtype(NUMPY_DTYPES[spec.datatype])
     castable = array.dtype.kind in "biuf" and (
@@ -248,7 +260,7 @@ def _fit(
             hint=f"Save it with .astype(numpy.{dtype.name}).",
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        row = _file_row(np.argwhere(~np.isfinite(array))[0], per_row)
         raise DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
@@ -256,33 +268,73 @@ def _fit(
         cast != array if dtype.kind in "iu" else ~np.isfinite(cast) if dtype.kind == "f" else None
     )
     if lost is not None and lost.any():
-        row = int(np.argwhere(lost)[0][0])
+        row = _file_row(np.argwhere(lost)[0], per_row)
         raise DataError(
             f"{where} has a value in row {row} that {spec.datatype} cannot hold.",
             hint="Check that row, or the input's data type.",
         )
-    if spec.value_range is not None and dtype.kind in "iu" and _is_table(spec):
-        low, high = spec.value_range
-        outside = (cast < low) | (cast > high)
-        if outside.any():
-            place = tuple(np.argwhere(outside)[0])
-            raise DataError(
-                f"{where} has the value {cast[place]} in row {place[0]}, outside {low} to {high},"
-                " the rows of the table that it indexes.",
-                hint="Check that the examples were made for this model.",
+    return _Fitted(where=where, array=np.ascontiguousarray(cast), per_row=per_row)
+
+
+def _as_requests(
+    where: str, spec: TensorSpec, array: NDArray[Any], model: ModelInfo
+) -> tuple[NDArray[Any], int]:
+    """``array`` as ``[rows, *shape]``, and how many of the file's rows each of those holds.
+
+    Of a model with a fixed batch single examples are packed, as many as fill whole requests.
+    """
+    shape = tuple(spec.shape)
+    if array.ndim and {array.shape[1:], shape} == {(), (1,)}:
+        # One number for each example: a server tells an axis of its own for it, a graph does not.
+        array = array.reshape(-1, *shape)
+    if array.ndim and array.shape[1:] == shape:
+        return array, 1
+    batch = None if model.batchable else model.fixed_batch
+    if not batch or array.ndim != len(shape) or array.shape[1:] != shape[1:]:
+        hint = "The first axis counts the examples; the others are the input's shape."
+        if model.batchable and array.ndim == len(shape) + 2 and array.shape[2:] == shape:
+            given = ",".join(map(str, array.shape[1:]))
+            hint += (
+                f" If the second is a length and no batch, add --input-shape {spec.name}:{given}."
             )
-    return np.ascontiguousarray(cast)
+        raise DataError(
+            f"{where} has the shape {_show(array.shape)}, and {_show(('rows', *shape))} is needed.",
+            hint=hint,
+        )
+    if 0 < len(array) < batch:
+        raise DataError(
+            f"{where} has {len(array)} rows, and one request of this model holds {batch}.",
+            hint="Save more examples.",
+        )
+    return array[: len(array) // batch * batch].reshape(-1, *shape), batch
 
 
-def _is_table(spec: TensorSpec) -> bool:
-    """Whether the range comes from a table; (0, 1) may only be the guess for an unknown input."""
-    return spec.value_range != (0, 1)
+def _file_row(place: NDArray[Any] | tuple[int, ...], per_row: int) -> int:
+    """The row of the file that holds the value at ``place`` of the requests."""
+    return int(place[0] * per_row + (place[1] if per_row > 1 else 0))
+
+
+def _refuse_failing(model: ModelInfo, fitted: Mapping[str, _Fitted]) -> None:
+    """Raises DataError where ONNX Runtime does not run a row with a doubtful value."""
+    found = failing_row(model, {name: own.array for name, own in fitted.items()})
+    if found is None:
+        return
+    own = fitted[found.name]
+    raise DataError(
+        f"{own.where} has the value {found.value} in row {_file_row(found.place, own.per_row)}, and"
+        f" the model does not run that row: {found.reason}.",
+        hint="Check that the examples were made for this model.",
+    )
 
 
 def _fit_labels(
     path: Path, labels: NDArray[Any], model: ModelInfo, rows: int, rows_max: int
 ) -> NDArray[np.int64]:
     where = f"{path}: the array 'labels'"
+    shown = _show(labels.shape)
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        row = int(np.argwhere(~np.isfinite(labels))[0][0])
+        raise DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
     if labels.dtype.kind not in "iu" and not (
         labels.dtype.kind == "f" and (labels == np.floor(labels)).all()
     ):
@@ -296,13 +348,18 @@ def _fit_labels(
     if labels.ndim == 1 and batch > 1:
         labels = labels[: len(labels) // batch * batch].reshape(-1, batch)
     labels = labels[:rows_max]
-    if labels.ndim != (2 if batch > 1 else 1) or len(labels) != rows:
+    if labels.shape != ((rows, batch) if batch > 1 else (rows,)):
         raise DataError(
-            f"{where} has the shape {_show(labels.shape)}, and ({rows},) is needed.",
+            f"{where} has the shape {shown}, and ({rows * batch},) is needed.",
             hint="One class number per example; take the argmax of one-hot labels.",
         )
     if (labels < 0).any():
         raise DataError(f"{where} has negative class numbers.", hint="Count classes from 0.")
+    if int(labels.max()) > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{where} goes up to {labels.max()}, which is no class number.",
+            hint="Count classes from 0, in the order of the model's output.",
+        )
     output = class_output(model, labelled=True)
     classes = next((o.shape[-1] for o in model.outputs if o.name == output and o.shape), -1)
     fits = class_output(model, labelled=True, classes_min=1 + int(labels.max())) is not None

@@ -9,6 +9,13 @@ from typing import Any
 from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
 from analyzer.errors import AnalyzerError, MissingPartError, ModelError, is_out_of_memory
 
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_SOURCE = re.compile(r"^/\S*onnxruntime\S*:\d+ \S.*?\) ")
+_NEWER = {
+    "opset": re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL),
+    "the IR version": re.compile(r"Unsupported model IR version: (\d+), max \D*(\d+)"),
+}
+
 
 def open_session(file: Path) -> Any:
     """A session of the model ``file`` that logs nothing and optimizes nothing; on a CPU if it can.
@@ -34,13 +41,27 @@ def open_session(file: Path) -> Any:
         raise _load_error(file, ort.__version__, error) from error
 
 
+def run_error(error: Exception) -> str:
+    """What ONNX Runtime says of a run that failed, without its codes and its own source files."""
+    said = _CODE.sub("", first_line(error))
+    return _SOURCE.sub("", said.rpartition("Status Message: ")[2]).rstrip(".")
+
+
 def _load_error(file: Path, version: str, error: Exception) -> AnalyzerError:
     if is_out_of_memory(error):
         return MissingPartError(
             f"{file} does not fit into this machine's memory: {first_line(error)}.",
             hint="Use a machine with more memory.",
         )
-    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error))
+    for what, pattern in _NEWER.items():
+        if newer := pattern.search(str(error)):
+            return ModelError(
+                f"{file} has {what} {newer[1]}, which is newer than ONNX Runtime {version} knows"
+                f" (up to {newer[2]}).",
+                hint=f"Export the model with {what} {newer[2]} or lower, or install a newer"
+                " onnxruntime.",
+            )
+    reason = _CODE.sub("", first_line(error))
     kernel = re.search(r"Could not find an implementation for (\S+?)(?:\(-?\d+\))? ", str(error))
     if kernel:
         return ModelError(

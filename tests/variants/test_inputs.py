@@ -99,6 +99,8 @@ def test_single_array_may_have_any_name_and_rows_are_bounded(tmp_path: Path) -> 
         ({"x": np.zeros((4, 3)), "labels": np.zeros(5, int)}, r"'labels' has the shape \(5,\)"),
         ({"x": np.zeros((4, 3)), "labels": np.zeros((4, 9), int)}, "'labels' has the shape"),
         ({"x": np.zeros((4, 3)), "labels": np.full(4, 0.5)}, "class numbers are needed"),
+        ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, np.inf, 0])}, "infinity in row 2"),
+        ({"x": np.zeros((4, 3)), "labels": np.full(4, 1e300)}, "which is no class number"),
         ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, -1, 0])}, "negative class"),
         ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, 2, 0])}, "'y' has 2 classes"),
         ({"x": np.array([[object()] * 3])}, "'x' holds Python objects, not numbers"),
@@ -125,15 +127,10 @@ def test_one_number_for_each_example_fits_with_an_axis_or_without(
         load_calibration(save(tmp_path / "d.npz", lengths=np.array(3)), model)
 
 
-def test_indices_beyond_the_table_are_refused(tmp_path: Path) -> None:
-    model = make_model(
-        spec("ids", "INT32", (2,), value_range=(0, 9)), spec("m", "INT32", value_range=(0, 1))
-    )
-    arrays = {"ids": np.array([[0, 9], [10, 1]]), "m": np.full((2, 3), 7)}
-    with pytest.raises(DataError, match="'ids' has the value 10 in row 1, outside 0 to 9"):
-        load_calibration(save(tmp_path / "c.npz", **arrays), model)
-    arrays["ids"][1, 0] = 2**40
-    with pytest.raises(DataError, match="that INT32 cannot hold"):
+def test_values_that_the_type_cannot_hold_are_refused(tmp_path: Path) -> None:
+    model = make_model(spec("ids", "INT32", (2,)), spec("m", "INT32"))
+    arrays = {"ids": np.array([[0, 9], [2**40, 1]]), "m": np.full((2, 3), 7)}
+    with pytest.raises(DataError, match="value in row 1 that INT32 cannot hold"):
         load_calibration(save(tmp_path / "c.npz", **arrays), model)
     with pytest.raises(DataError, match="different numbers of rows"):
         load_calibration(
@@ -185,3 +182,25 @@ def test_fixed_batch_takes_single_examples(tmp_path: Path) -> None:
     assert data.labels is not None and (data.labels == np.arange(8).reshape(2, 4) % 2).all()
     whole = save(tmp_path / "w.npz", x=examples[:8].reshape(2, 4, 3))
     assert (load_calibration(whole, model).inputs["x"] == data.inputs["x"]).all()
+    assert "4 of its rows make one request" in data.notes[0]
+    assert not load_calibration(whole, model).notes
+
+
+def test_rows_of_a_fixed_batch_are_told_as_the_file_counts_them(tmp_path: Path) -> None:
+    model = make_model(spec(shape=(4, 3)), batchable=False, batch=4)
+    examples = np.zeros((12, 3))
+    examples[7, 1] = np.nan
+    with pytest.raises(DataError, match="NaN or infinity in row 7"):
+        load_calibration(save(tmp_path / "c.npz", x=examples), model)
+    with pytest.raises(DataError, match="has 3 rows, and one request of this model holds 4"):
+        load_calibration(save(tmp_path / "d.npz", x=np.zeros((3, 3))), model)
+    labels = np.zeros((3, 2), int)
+    with pytest.raises(DataError, match=r"'labels' has the shape \(3, 2\), and \(12,\) is needed"):
+        load_calibration(save(tmp_path / "e.npz", x=np.zeros((12, 3)), labels=labels), model)
+
+
+def test_a_length_that_is_taken_for_no_dimension_is_told_with_its_option(tmp_path: Path) -> None:
+    path = save(tmp_path / "c.npz", x=np.zeros((5, 64, 3)))
+    with pytest.raises(DataError) as caught:
+        load_calibration(path, make_model(spec()))
+    assert "add --input-shape x:64,3." in caught.value.hint
