@@ -9,7 +9,8 @@ it is so), ``reach`` (says what ``--server`` answers, and who answers at these o
 ``result`` (stores one), ``builds`` (names of variants: says which of them are there, and makes
 those that are not; one that ends in ``/`` has a link in it), ``constants`` (says what ``analyze
 doctor --calibrate`` measured), ``limits`` (says what these resource limits are, and how much it is
-offered to the OOM killer), ``told`` (says what it was told to call itself).
+offered to the OOM killer), ``told`` (says what it was told to call itself). It does not decide a
+claim whose rate is given.
 """
 
 from __future__ import annotations
@@ -91,6 +92,17 @@ def export() -> int:
     return 0
 
 
+def undecided_claim(rate_rps: float) -> dict[str, Any]:
+    """What ``verify --json`` prints of a claim that it could not decide."""
+    counted = {"requests": 1159, "over_budget": 76, "requests_missing": 5000}
+    return {
+        "schema": 1,
+        "verdict": "undecided",
+        "claim": {"rate_rps": rate_rps, "latency_budget_ms": 2000.0, "percentile": 90.0},
+        "measured": {"certificate": counted | {"verdict": "UNDECIDED"}},
+    }
+
+
 def read_script(path: Path) -> dict[str, Any]:
     """What the model says."""
     content = path.read_bytes()
@@ -147,7 +159,10 @@ def main() -> int:
     if script.get("study_link"):
         Path("study.db").symlink_to(script["study_link"])
     time.sleep(script.get("seconds", 0))
-    if "error" in script:
+    claimed = option("target-rate") if kind == "verify" else None
+    if claimed:
+        print(json.dumps(undecided_claim(float(claimed.removesuffix("/s")))))
+    elif "error" in script:
         error = {
             name: text.replace("HERE", str(Path.cwd())) for name, text in script["error"].items()
         }

@@ -18,6 +18,7 @@ from analyzer.cli.machine import constants_folder
 from analyzer.cli.options import command_line
 from analyzer.cli.preflight import check_store
 from analyzer.service.folder import CONSTANTS
+from analyzer.service.progress import LogReader
 from analyzer.service.variants import KeptVariants
 
 Submit = Callable[..., str]
@@ -220,7 +221,40 @@ def test_verify_measures_the_repository_of_a_search(
         done = client.post("/api/v1/jobs", json={"kind": "verify", "model": model})
         assert done.status_code == 201, done.text
         assert done.json()["job"] == search
-        wait_for(done.json()["id"], "SUCCEEDED")
+        assert wait_for(done.json()["id"], "SUCCEEDED")["message"] is None
+        body = {"kind": "verify", "model": model, "options": {"target_rate": "25/s"}}
+        done = client.post("/api/v1/jobs", json=body)
+        verified = wait_for(done.json()["id"], "SUCCEEDED")
+    assert verified["verdict"] == "undecided"
+    assert verified["message"].startswith("Undecided: 76 of 1,159 requests at 25 /s")
+    assert "5,000 more requests" in verified["hint"]
+
+
+def test_a_log_is_plain_text(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(say="\x1b[1;31mred [E:onnxruntime]\x1b[m and plain", exit=1, error={"code": "x"})
+    with working():
+        done = wait_for(job, "FAILED")
+    log = client.get(f"/api/v1/jobs/{job}/log").text
+    assert "red [E:onnxruntime] and plain" in log and "\x1b" not in log + done["log_tail"]
+
+
+def test_a_colour_that_comes_in_pieces_is_left_out() -> None:
+    reader = LogReader(1000)
+    pieces = ["one \x1b", "[1;3", "1mtwo\x1b[", "m three\n"]
+    said = [event for piece in pieces for event in reader.feed(piece)]
+    assert "".join(body["text"] for _, body in said) == reader.tail == "one two three\n"
+
+
+def test_a_trial_tells_the_interval_of_its_edge(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
+) -> None:
+    job = submit(outcomes=1)
+    with working():
+        wait_for(job, "SUCCEEDED")
+    (found,) = client.get(f"/api/v1/jobs/{job}/trials").json()["trials"]
+    assert (found["edge_rps"], found["edge_interval_rps"]) == (320.5, [300.25, None])
 
 
 def test_words_that_no_database_holds_end_no_worker(

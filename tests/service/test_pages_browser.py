@@ -148,6 +148,7 @@ def test_a_job_is_printed_whole_and_dark_on_white(
         assert max(map(int, parts)) < 190 and min(map(int, parts)) < 60, (name, parts)
     cut = "[...document.querySelectorAll('.log, .columns .scroll')].map(e => e.scrollHeight"
     assert all(0 <= hidden <= 2 for hidden in page.evaluate(f"{cut} - e.clientHeight)"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
     shown = "getComputedStyle(document.querySelector('.actions')).display"
     assert page.evaluate(shown) == "none"
     mark = "getComputedStyle(document.querySelector('.key'), '::before').printColorAdjust"
