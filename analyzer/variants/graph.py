@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ _PASS_THROUGH: dict[str, tuple[int, ...]] = {
     "Where": (1, 2),
     "Concat": tuple(range(1024)),
 }
+
+_RECURRENT = ("GRU", "LSTM", "RNN")
 
 # Operators whose output holds the same distinct values as their first input.
 _KEEPS_VALUES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand")
@@ -131,6 +133,33 @@ def table_ranges(model: Any) -> dict[str, tuple[int, int]]:
     return ranges
 
 
+def step_counts(
+    model: Any, shapes: Mapping[str, Sequence[int | str | None]]
+) -> dict[str, int | None]:
+    """The most steps that each input can ask for which counts the steps of a layer or a loop.
+
+    Such are the ``sequence_lens`` of a recurrent layer, of which the most is the length of its
+    sequences, and the trip count of a Loop, which has none: None, as where the length is not known.
+
+    Args:
+        model: As of :func:`table_ranges`; its inputs get the sizes in ``shapes``.
+        shapes: Of every input, with the batch axis; what is no number is not known.
+    """
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initializers]
+    for value in inputs:
+        dims = value.type.tensor_type.shape.dim
+        for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):
+            if isinstance(size, int):
+                dim.dim_value = size
+    tracer = _Tracer(model)
+    found = {}
+    for value in inputs:
+        if counts := list(tracer.counts(value.name)):
+            found[value.name] = None if None in counts else min(filter(None, counts))
+    return found
+
+
 class _Tracer:
     """Follows values through one model."""
 
@@ -176,6 +205,16 @@ class _Tracer:
                 if constant not in (0, 1):
                     return constant, constant
         return None
+
+    def counts(self, name: str) -> Iterator[int | None]:
+        """The most that ``name`` may be, for each layer or loop whose steps it counts."""
+        for node, value, _, shift in self._readers(name):
+            if node.op_type in _RECURRENT and list(node.input[4:5]) == [value]:
+                layout = next((a.i for a in node.attribute if a.name == "layout"), 0)
+                length = self._dimension(node.input[0], 1 if layout else 0)
+                yield None if length is None else max(1, length - shift)
+            elif node.op_type == "Loop" and node.input[0] == value:
+                yield None
 
     def _readers(self, name: str) -> Iterator[tuple[Any, str, int, int]]:
         """``(node, input, low, high)`` of every node that reads ``name``, directly or shifted.

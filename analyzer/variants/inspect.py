@@ -17,7 +17,13 @@ from analyzer.engine.runtimes.onnxruntime_ import ORT_DATATYPES
 from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
-from analyzer.variants.graph import half_weights, quantized_weights, table_ranges, trains
+from analyzer.variants.graph import (
+    half_weights,
+    quantized_weights,
+    step_counts,
+    table_ranges,
+    trains,
+)
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.onnx_file import (
     default_name,
@@ -60,7 +66,7 @@ def inspect_model(
 
     Ranges of integer inputs: those of the tables they index (:func:`~analyzer.variants.graph.
     table_ranges`); without a table, 8-bit ones may hold anything and wider ones hold 0 and 1, which
-    is right for masks and segment ids and inside any table.
+    is right for masks and segment ids and inside any table. Lengths of sequences are the full one.
 
     Args:
         path: An ONNX file or a Triton model directory.
@@ -85,7 +91,8 @@ def inspect_model(
     session = open_session(file)
     given = input_shapes or {}
     inputs = _with_rank(proto, [_declared(value, "input") for value in session.get_inputs()], given)
-    ranges = _value_ranges(proto, inputs)
+    flat = _inlined(proto)
+    ranges = _value_ranges(flat, inputs)
     outputs = [_declared(value, "output") for value in session.get_outputs()]
     if not inputs:
         raise ModelError(
@@ -109,10 +116,18 @@ def inspect_model(
     if not reasons and whole and (told or _is_no_batch(path, whole, given)):
         reasons = (given_reason(whole, given),)
     loops = state_loops(inputs, outputs)
-    notes = (
-        *_notes(reasons, loops, half_weights(proto) or quantized_weights(proto)),
-        *_sizes_note(inputs, given),
+    batchable = not reasons
+    elsewhere = rows_elsewhere(inputs, outputs)
+    shapes, symbols = resolve(
+        inputs,
+        given,
+        batchable=batchable,
+        states=[name for name, _ in loops],
+        rows=elsewhere[0] if elsewhere is not None else None,
     )
+    weights = half_weights(proto) or quantized_weights(proto)
+    ranges, counting = _counting(flat, shapes, ranges, batchable=batchable)
+    notes = (*_notes(reasons, loops, weights), *_sizes_note(inputs, given), *counting)
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
     if scalars and scratch is not None:
         served = scratch / hash_model(file, external)[:24] / file.name
@@ -123,15 +138,6 @@ def inspect_model(
         shown = ", ".join(map(repr, scalars))
         note = f"Triton serves no scalars, so one dimension of size 1 is added to {shown}."
         return replace(model, notes=(*notes, note))
-    batchable = not reasons
-    elsewhere = rows_elsewhere(inputs, outputs)
-    shapes, symbols = resolve(
-        inputs,
-        given,
-        batchable=batchable,
-        states=[name for name, _ in loops],
-        rows=elsewhere[0] if elsewhere is not None else None,
-    )
     drop = 1 if batchable else 0
     model = ModelInfo(
         name=name or default_name(path),
@@ -335,17 +341,51 @@ def _datatype(value: Any, role: str) -> str:
     )
 
 
-def _value_ranges(proto: Any, inputs: Sequence[Declared]) -> dict[str, tuple[int, int]]:
+def _inlined(proto: Any) -> Any:
+    """``proto`` without functions of its own; None where they cannot be replaced."""
     import onnx
 
-    if proto.functions:
-        try:
-            proto = onnx.inliner.inline_local_functions(proto)
-        except Exception:
-            return {t.name: (0, 1) for t in inputs if t.datatype in _WIDE_INTEGERS}
-    ranges = table_ranges(proto)
+    if not proto.functions:
+        return proto
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception:
+        return None
+
+
+def _value_ranges(proto: Any | None, inputs: Sequence[Declared]) -> dict[str, tuple[int, int]]:
+    """Of integer inputs, and of others that index a table; ``proto`` None knows of no tables."""
+    ranges = {} if proto is None else table_ranges(proto)
     return {
         tensor.name: ranges.get(tensor.name, (0, 1))
         for tensor in inputs
         if tensor.name in ranges or tensor.datatype in _WIDE_INTEGERS
     }
+
+
+def _counting(
+    proto: Any | None,
+    shapes: Mapping[str, Dims],
+    ranges: Mapping[str, tuple[int, int]],
+    *,
+    batchable: bool,
+) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
+    """``ranges`` with the most steps for inputs that count them, and what is to be said of those.
+
+    Fewer steps would make up requests that take less time than real ones.
+    """
+    lead = (None,) if batchable else ()
+    whole = {name: (*lead, *dims) for name, dims in shapes.items()}
+    counts = {} if proto is None else step_counts(proto, whole)
+    known_ranges, notes = dict(ranges), []
+    for name, most in counts.items():
+        low, high = known_ranges.get(name, (0, 1))
+        if most is None:
+            notes.append(
+                f"The input {name!r} says how often a loop runs. Without --calibration-data it is"
+                " made up and the loop runs hardly at all: give real values."
+            )
+        steps = 1 if most is None else most
+        if (low, high) == (0, 1) or (most is not None and low <= steps <= high):
+            known_ranges[name] = (steps, steps)
+    return known_ranges, tuple(notes)

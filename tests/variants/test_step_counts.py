@@ -1,0 +1,99 @@
+"""Inputs that count steps are made up in full, or it is said that they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from analyzer.errors import DataError
+from analyzer.variants.inputs import load_calibration, synthetic_inputs
+from analyzer.variants.inspect import inspect_model
+from analyzer.variants.try_model import try_model
+
+FLOAT, INT32, INT64, BOOL = (
+    TensorProto.FLOAT,
+    TensorProto.INT32,
+    TensorProto.INT64,
+    TensorProto.BOOL,
+)
+Write = Callable[..., Path]
+make = helper.make_node
+
+
+def recurrent(write_model: Write, time: Any, *, operator: str = "GRU", minus: int = 0) -> Path:
+    """``x`` ``[n, time, 4]``, of which ``lengths`` − ``minus`` steps count."""
+    gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[operator]
+    nodes = [
+        make("Sub", ["lengths", "minus"], ["less"]),
+        make("Cast", ["less"], ["steps"], to=INT32),
+        make("Transpose", ["x"], ["rows"], perm=[1, 0, 2]),
+        make(operator, ["rows", "w", "r", "", "steps"], ["all", "last"], hidden_size=2),
+        make("Squeeze", ["last", "zero"], ["y"]),
+    ]
+    weights = {
+        "w": np.ones((1, 2 * gates, 4), np.float32),
+        "r": np.ones((1, 2 * gates, 2), np.float32),
+        "zero": np.array([0]),
+        "minus": np.int64(minus),
+    }
+    inputs = [("x", FLOAT, ["n", time, 4]), ("lengths", INT64, ["n"])]
+    return write_model(nodes, inputs, [("y", FLOAT, ["n", 2])], weights)
+
+
+@pytest.mark.parametrize("operator", ["GRU", "LSTM", "RNN"])
+def test_lengths_are_made_up_in_full(write_model: Write, operator: str) -> None:
+    """One step of 200 was measured, and a rate was certified that no request allowed."""
+    model = inspect_model(recurrent(write_model, 200, operator=operator))
+    rows = synthetic_inputs(model, 4, 0)
+    assert (rows["lengths"] == 200).all()
+    assert not model.notes and try_model(model, rows)[0].batchable
+
+
+def test_the_length_is_the_one_that_was_given(write_model: Write) -> None:
+    model = inspect_model(recurrent(write_model, "time"), input_shapes={"x": (30, 4)})
+    assert (synthetic_inputs(model, 2, 0)["lengths"] == 30).all()
+    model = inspect_model(recurrent(write_model, 12, minus=-1))
+    assert (synthetic_inputs(model, 2, 0)["lengths"] == 11).all(), "one is added in the graph"
+
+
+def test_shorter_real_sequences_are_valid(write_model: Write, tmp_path: Path) -> None:
+    model = inspect_model(recurrent(write_model, 12))
+    data = tmp_path / "c.npz"
+    lengths = np.arange(12) + 1
+    np.savez(data, x=np.zeros((12, 12, 4), np.float32), lengths=lengths)
+    assert (load_calibration(data, model).inputs["lengths"] == lengths).all()
+    lengths[5] = 13
+    np.savez(data, x=np.zeros((12, 12, 4), np.float32), lengths=lengths)
+    with pytest.raises(DataError, match="'lengths' has the value 13 in row 5"):
+        load_calibration(data, model)
+
+
+def test_a_trip_count_that_nothing_tells_is_named(write_model: Write) -> None:
+    body = helper.make_graph(
+        [make("Identity", ["go"], ["go_on"]), make("Tanh", ["v"], ["next"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("go", BOOL, []),
+            helper.make_tensor_value_info("v", FLOAT, ["n", 4]),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", BOOL, []),
+            helper.make_tensor_value_info("next", FLOAT, ["n", 4]),
+        ],
+    )
+    path = write_model(
+        [make("Loop", ["steps", "", "x"], ["y"], body=body)],
+        [("x", FLOAT, ["n", 4]), ("steps", INT64, [])],
+        [("y", FLOAT, ["n", 4])],
+    )
+    for scratch in (None, path.parent / "scratch"):
+        model = inspect_model(path, scratch=scratch)
+        (note,) = (note for note in model.notes if "says how often a loop runs" in note)
+        assert "'steps'" in note and "--calibration-data" in note
+        assert (synthetic_inputs(model, 3, 0)["steps"] == 1).all()
