@@ -13,14 +13,17 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import click
 
 from analyzer import __version__
 from analyzer.buckets.location import is_location
 from analyzer.cli.signals import end_program, hear_signals, take_signals
+from analyzer.cli.streams import open_streams, reader_left, say
 from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
 
 # Name of the command -> (module, one line for the overview).
@@ -61,7 +64,40 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_command(args))
+        _require_no_empty(args)
+        with _broken_pipes_told():
+            return super().parse_args(ctx, _with_command(args))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _broken_pipes_told():
+            return super().invoke(ctx)
+
+
+class _PipeBrokenError(Exception):
+    """A pipe or connection whose other end is closed; the cause tells more."""
+
+
+@contextlib.contextmanager
+def _broken_pipes_told() -> Iterator[None]:
+    """Keeps a broken pipe from click, which would end the program with 1 and without a word."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _PipeBrokenError from error
+
+
+def _require_no_empty(args: list[str]) -> None:
+    """Raises UsageError for an option or argument that is empty: nothing takes that."""
+    for before, arg in zip(["", *args], args, strict=False):
+        option, given, value = arg.partition("=")
+        if not (arg == "" or (option.startswith("--") and given and not value)):
+            continue
+        what = option or (before if before.startswith("-") else "an argument")
+        command = " ".join(takewhile(lambda word: word and not word.startswith("-"), args))
+        raise UsageError(
+            f"{what}: '' is no value.",
+            hint=f"Write one, or leave it out; see analyze {command or 'search'} --help.",
+        )
 
 
 def _with_command(args: list[str]) -> list[str]:
@@ -116,12 +152,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     take_signals()
     if argv is None:
+        open_streams()
         hear_signals()
     try:
         code = cli.main(args=args, prog_name="analyze", standalone_mode=False, obj=tuple(args))
         status = code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        say(error.format_message())
         status = 2
     except click.ClickException as error:
         status = _show(_from_click(error), args)
@@ -130,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = _show(interrupted, args)
     except AnalyzerError as error:
         status = _show(error, args)
-    except BrokenPipeError:
-        status = 0  # whoever read our answer stopped reading
+    except _PipeBrokenError as error:
+        status = 0 if reader_left() else _show(_unexpected(error.__cause__ or error), args)
     except Exception as error:
         status = _show(_unexpected(error), args)
     if argv is None:
@@ -145,7 +182,7 @@ def _from_click(error: click.ClickException) -> AnalyzerError:
     return UsageError(error.format_message(), hint=f"See {path} --help.")
 
 
-def _unexpected(error: Exception) -> AnalyzerError:
+def _unexpected(error: BaseException) -> AnalyzerError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename})" if error.filename else ""
         wrapped = AnalyzerError(
@@ -163,11 +200,11 @@ def _unexpected(error: Exception) -> AnalyzerError:
 def _show(error: AnalyzerError, args: Sequence[str]) -> int:
     """Prints ``error`` (and as JSON where that was asked for); returns its exit code."""
     if any(arg in ("-v", "--verbose", "-vv") for arg in args):
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)), newline=False)
     hint = error.hint or _hint(error, args)
-    click.echo(f"Error: {error.message}", err=True)
+    say(f"Error: {error.message}")
     if hint:
-        click.echo(f"  {hint}", err=True)
+        say(f"  {hint}")
     if "--json" in args:
         body = {"code": error.code, "message": error.message, "hint": hint}
         with contextlib.suppress(OSError):  # where the answer goes may be what is full

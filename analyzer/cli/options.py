@@ -62,10 +62,7 @@ class Percentile(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        try:
-            number = float(str(value).removeprefix("p"))
-        except ValueError:
-            number = -1.0
+        number = _number(str(value).removeprefix("p"))
         if not 0 < number < 100:
             raise UsageError(
                 f"--percentile: {value!r} is no number from 1 to below 100.",
@@ -86,27 +83,45 @@ class Percentile(click.ParamType[float]):
 
 
 class Fraction(click.ParamType[float]):
-    """A number from 0 (exclusive, if asked for) to 1."""
+    """A number from 0 to 1."""
 
     name = "FRACTION"
-
-    def __init__(self, *, open_ends: bool = False) -> None:
-        self._open = open_ends
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        option = param.opts[0] if param is not None else "value"
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not (0 < number < 1 if self._open else 0 <= number <= 1):
+        number = _number(value)
+        if not 0 <= number <= 1:
+            option = param.opts[0] if param is not None else "value"
             raise UsageError(
-                f"{option}: {value!r} is no fraction from 0 to 1.",
-                hint="Write 0.95 for 95 %." if self._open else "Write 0.01 for 1 %.",
+                f"{option}: {value!r} is no fraction from 0 to 1.", hint="Write 0.01 for 1 %."
             )
         return number
+
+
+class Confidence(click.ParamType[float]):
+    """A number from 0.5, below which a claim is likelier wrong than right, to below 1."""
+
+    name = "FRACTION"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = _number(value)
+        if not 0.5 <= number < 1:
+            raise UsageError(
+                f"--confidence: {value!r} is no fraction from 0.5 to below 1.",
+                hint="Write 0.95 for 95 %.",
+            )
+        return number
+
+
+def _number(text: Any) -> float:
+    """``text`` as a number; -1 where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
 
 
 class Place(click.ParamType[Path | Location]):
@@ -154,7 +169,7 @@ def sla(function: _F) -> _F:
     for option in (
         click.option(
             "--confidence",
-            type=Fraction(open_ends=True),
+            type=Confidence(),
             default=0.95,
             show_default=True,
             help="Confidence of every claim.",

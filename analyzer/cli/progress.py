@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-import click
+from analyzer.cli.streams import say
 
 
 class ConsoleProgress:
@@ -82,7 +82,7 @@ class ConsoleProgress:
             self._write(f"\r\x1b[K{line[:columns]}")
 
     def _write(self, text: str) -> None:
-        click.echo(text, nl=False, err=True)
+        say(text, newline=False)
 
 
 def make_progress(*, quiet: bool) -> ConsoleProgress:

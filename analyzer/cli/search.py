@@ -35,7 +35,12 @@ def _precisions(
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in (value or "").split(",") if part.strip()))
+    names = tuple(dict.fromkeys(part.strip() for part in (value or "").split(",") if part.strip()))
+    if value is not None and not names:
+        raise UsageError(
+            f"{param.opts[0]}: {value!r} names none.", hint="Write it like g5.xlarge,m7g.large."
+        )
+    return names
 
 
 @click.command()

@@ -76,6 +76,8 @@ def sla_of(options: SearchOptions) -> Sla:
         )
     if options.budget <= 0:
         raise UsageError("--budget must be above 0.", hint="Write it like --budget 60s.")
+    if options.max_memory == 0:
+        raise UsageError("--max-memory must be above 0.", hint="Write it like --max-memory 8GiB.")
     return Sla(
         latency_budget_ms=options.latency_budget,
         percentile=options.percentile,

@@ -1,4 +1,7 @@
-"""SIGTERM is Ctrl-C: what was measured is stored, the servers are ended, the exit code is 130."""
+"""SIGTERM and SIGHUP are Ctrl-C: the exit code is 130.
+
+What was measured is stored, and the servers are ended.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,19 @@ from typing import NoReturn
 EXIT_INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # An interrupt that a callback has swallowed comes once more after so many seconds, outside of it.
 _AGAIN_S = 0.05
 
 
 def take_signals() -> None:
-    """Makes both signals raise KeyboardInterrupt; on the main thread only."""
+    """Makes the signals raise KeyboardInterrupt; on the main thread only.
+
+    Under ``nohup`` a closed terminal stays ignored.
+    """
     for number in _SIGNALS:
-        signal.signal(number, _raise_interrupt)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _raise_interrupt)
 
 
 def hear_signals() -> None:

@@ -70,7 +70,7 @@ _END_S = 0.5
 )
 @click.option(
     "--confidence",
-    type=options.Fraction(open_ends=True),
+    type=options.Confidence(),
     help="Confidence of the verdict.  [default: the claim's]",
 )
 @click.option(
@@ -108,6 +108,8 @@ def verify(study: str | None, **values: Any) -> int:
     from analyzer.store.results import open_store
     from analyzer.targets.open import check_server
 
+    if values["budget"] <= 0:
+        raise UsageError("--budget must be above 0.", hint="Write it like --budget 60s.")
     check_server(values["server"])
     if "://" in values["server"]:
         check_endpoint(values["server"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # The object's end is run by Python, which drops what is raised there.
 SWALLOWED = """
 import os, signal, time
@@ -43,3 +45,28 @@ def test_the_end_looks_at_no_objects_any_more_and_keeps_its_status() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (3, "True"), done.stderr
+
+
+# A terminal that closes; "ignored" is what nohup begins a program with.
+HANGS_UP = """
+import os, signal, sys
+from analyzer.cli.signals import take_signals
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+take_signals()
+try:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("goes on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("begun", "ended"), [("", "interrupted"), ("ignored", "goes on")])
+def test_a_terminal_that_closes_interrupts_but_under_nohup(begun: str, ended: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS_UP, begun],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, ended), done
