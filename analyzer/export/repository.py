@@ -182,6 +182,11 @@ def _export(
                 config_id=configuration.config_id,
                 notes=(f"{target / str(version - 1)} is already there, the same: left as it is.",),
             )
+        if other := _other_model(versions.get(str(version - 1)), evidence):
+            notes.append(
+                f"Version {version} of {files.name} serves another model than version"
+                f" {version - 1} (its SHA-256 begins with {other[:12]}), which stays beside it."
+            )
         shutil.copytree(
             target,
             staged,
@@ -248,6 +253,18 @@ def _is_there(
         (target / name).is_file() and file_sha256(target / name) == digest
         for name, digest in known.items()
     )
+
+
+def _other_model(entry: Any, evidence: dict[str, Any]) -> str:
+    """The hash of the model in a version's ``entry`` if ``evidence`` is of another; or empty."""
+    before = _model_sha256(entry.get("evidence") if isinstance(entry, dict) else None)
+    now = _model_sha256(evidence)
+    return before if before and now and before != now else ""
+
+
+def _model_sha256(evidence: Any) -> str:
+    model = evidence.get("model") if isinstance(evidence, dict) else None
+    return str(model.get("sha256", "")) if isinstance(model, dict) else ""
 
 
 def _sha256(content: Path | bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def locate_onnx(path: Path) -> Path:
     files = sorted(folder.glob("*.onnx"))
     if not named and len(files) == 1 and files[0].is_file():
         return files[0]
+    if models := [] if versions else _models_in(path):
+        others = f" (there are {len(models)})" if len(models) > 1 else ""
+        raise ModelError(
+            f"{path} is a repository, and one model of it is needed.",
+            hint=f"Give the folder of a model, like {path / models[0]}{others}.",
+        )
     names = sorted(entry.name for entry in folder.iterdir())
     found = ", ".join([*names[:8], *(["…"] if len(names) > 8 else [])]) or "nothing"
     what = "several .onnx files and no model.onnx" if files else "no ONNX file"
@@ -70,13 +77,31 @@ def locate_onnx(path: Path) -> Path:
     )
 
 
+def _models_in(repository: Path) -> list[str]:
+    """Names of the folders in ``repository`` that hold versions of a model."""
+    return sorted(
+        entry.name
+        for entry in repository.iterdir()
+        if entry.is_dir() and (list_versions(entry) or (entry / CONFIG_NAME).is_file())
+    )
+
+
 def default_name(path: Path) -> str:
-    """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory."""
+    """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory.
+
+    Accents are left out. Letters that have no Latin form make two names alike, so a hash of the
+    whole name follows then.
+    """
     path = Path(path).absolute()
     stem = path.name if path.is_dir() else path.stem
     if path.is_file() and stem == "model" and re.fullmatch(r"[0-9]+", path.parent.name):
         stem = path.parent.parent.name  # VERSION/model.onnx of a model directory
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("._-") or "model"
+    latin = "".join(c for c in unicodedata.normalize("NFKD", stem) if not unicodedata.combining(c))
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", latin).strip("._-") or "model"
+    if not any(char.isalnum() and not char.isascii() for char in latin):
+        return name
+    whole = unicodedata.normalize("NFC", stem)  # a file system may spell it otherwise
+    return f"{name}_{hashlib.sha256(whole.encode(errors='surrogateescape')).hexdigest()[:6]}"
 
 
 def hash_model(file: Path, external: Sequence[str] = ()) -> str:

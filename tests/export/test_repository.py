@@ -127,6 +127,18 @@ def test_the_same_configuration_adds_a_version_beside_the_older(
     assert read_manifest(repository, "adder", 1).version == 1
 
 
+def test_another_model_of_the_same_name_is_told(tmp_path: Path, variant: Path) -> None:
+    """A model in the place of another was called its version 2, without a word."""
+    repository = tmp_path / "repository"
+    export = partial(export_repository, info(), variant, SMALL, repository)
+    first, other = ({"model": {"sha256": digit * 64}} for digit in "ab")
+    assert export(evidence=first).notes == ()
+    assert export(evidence=first | ANEW).notes == (), "another study of the same model"
+    (note,) = export(evidence=other).notes
+    assert "Version 3 of adder serves another model than version 2" in note and "a" * 12 in note
+    assert export(evidence={"model": "unknown"}).notes == ()
+
+
 @pytest.mark.parametrize("backend", ["auto", "python"])
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_there_already_is_left_as_it_is(

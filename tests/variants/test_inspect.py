@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,52 @@ def test_model_directory(tmp_path: Path, linear_model: Write) -> None:
     assert default_name(model / "10" / "model.onnx") == "my_model"
     (model / "10" / "resnet.onnx").touch()
     assert default_name(model / "10" / "resnet.onnx") == "resnet", "a folder called by a number"
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("naïve café", "naive_cafe"), ("my model (2)", "my_model_2"), ("...", "model")],
+)
+def test_names_are_latin(stem: str, name: str) -> None:
+    assert default_name(Path(f"{stem}.onnx")) == name
+
+
+def test_names_in_other_letters_stay_different() -> None:
+    """Both were called "model", and one replaced the other in a repository."""
+    names = {default_name(Path(f"{stem}.onnx")) for stem in ("модель", "другая", "模型", "ø_net")}
+    assert len(names) == 4 and all(re.fullmatch(r"(model|net)_[0-9a-f]{6}", n) for n in names)
+    # й as one letter and as two
+    assert default_name(Path("\u0439.onnx")) == default_name(Path("\u0438\u0306.onnx"))
+
+
+def test_a_repository_is_no_model_and_its_models_are_proposed(
+    tmp_path: Path, linear_model: Write
+) -> None:
+    source = linear_model()
+    repository = tmp_path / "models"
+    for name in ("b", "a"):
+        (repository / name / "1").mkdir(parents=True)
+        shutil.copy(source, repository / name / "1" / "model.onnx")
+    with pytest.raises(ModelError, match="is a repository") as caught:
+        inspect_model(repository)
+    assert f"like {repository / 'a'} (there are 2)" in caught.value.hint
+
+
+@pytest.mark.parametrize(("what", "version"), [("opset", 99), ("the IR version", 60)])
+def test_a_model_of_the_future_is_told_as_that(
+    linear_model: Write, what: str, version: int
+) -> None:
+    """A path in C++ was shown, and the advice was to check the export."""
+    path = linear_model()
+    model = onnx.load(str(path))
+    if what == "opset":
+        model.opset_import[0].version = version
+    else:
+        model.ir_version = version
+    onnx.save(model, str(path))
+    with pytest.raises(ModelError, match=f"has {what} {version}, which is newer than") as caught:
+        inspect_model(path)
+    assert "_src" not in caught.value.message and "or lower" in caught.value.hint
 
 
 def test_directory_without_model(tmp_path: Path) -> None:
