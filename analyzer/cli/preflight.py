@@ -51,13 +51,14 @@ def check_force(export_dir: object, *, force: bool) -> None:
 
 def check_report(path: Path) -> None:
     """Raises UsageError where the report could not be written to ``path``."""
-    from analyzer.report.files import format_of
+    from analyzer.report.files import check_replaceable, format_of
 
     if path.is_dir():
         raise UsageError(
             f"--report: {path} is a folder.", hint=f"Name a file: --report {path / 'report.html'}."
         )
     format_of(path, None, hint="End the file in .html, .md, .csv or .json.")
+    check_replaceable(path)
     _check_writable(path.parent, f"--report {path}")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from analyzer.report.document import build_document, render_json
 from analyzer.report.entries import make_report
 
 REPORT_FORMATS = ("html", "md", "csv", "json")
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def format_of(
@@ -22,8 +26,14 @@ def format_of(
     """The report's format: ``chosen``, else from the file's ending.
 
     Raises:
-        UsageError: The ending names no format, or ``path`` is a folder.
+        UsageError: The ending names no format, or ``path`` is a folder or no name.
     """
+    if str(path) == "-":
+        raise UsageError(
+            "'-' is no name of a report's file.",
+            hint="analyze report --format md, csv or json prints it without -o; -o /dev/stdout "
+            "prints a page.",
+        )
     if chosen:
         return chosen
     if path.is_dir():
@@ -69,21 +79,46 @@ def render_report(result: StudyResult, kind: str, *, store_url: str | None = Non
     return render_html(report, config_pbtxt=pbtxt)
 
 
+def check_replaceable(path: Path) -> None:
+    """Raises UsageError where ``path`` is a file that is not to be written, even by root."""
+    if path.is_file() and not (path.stat().st_mode & _WRITABLE and os.access(path, os.W_OK)):
+        raise UsageError(
+            f"The report {path} cannot be written: the file is read-only.",
+            hint="Choose another file, or make it writable (chmod u+w).",
+        )
+
+
 def write_report(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path`` in one step: the whole file or nothing.
+    """Writes ``text`` to ``path``: the whole file in one step, or nothing.
+
+    A link stays one, and its target is written. A pipe or a device is written to.
 
     Raises:
         UsageError: It cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    check_replaceable(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise UsageError(
             f"The report {path} cannot be written: {error.strerror}.",
             hint="Choose another file with -o; the study itself is stored.",
         ) from error
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replaces a regular file, whose permissions stay, or makes it."""
+    temporary = file.with_name(f".{file.name}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        if file.exists():
+            shutil.copymode(file, temporary)
+        temporary.replace(file)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
