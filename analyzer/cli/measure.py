@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 
 from analyzer.cli import options
 from analyzer.cli.devices import default_device
-from analyzer.cli.studies import format_table
+from analyzer.cli.measure_table import print_rows
 from analyzer.domain.units import format_duration
 from analyzer.errors import ModelError, UsageError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from analyzer.hardware.gpus import GpuIdentity
     from analyzer.targets.endpoint import EndpointModel
     from analyzer.targets.target import Target
+    from analyzer.variants.inputs import CalibrationData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def measure(target: str, **values: Any) -> None:
             document["perf_analyzer"] = rows[1][1]
         click.echo(json.dumps(document))
         return
-    _print(rows)
+    print_rows(rows)
 
 
 @contextmanager
@@ -233,18 +234,29 @@ def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
 
 
 def _inputs(model: ModelInfo, values: dict[str, Any]) -> Mapping[str, NDArray[Any]]:
-    from analyzer.variants.inputs import load_calibration, synthetic_inputs
+    from analyzer.variants.inputs import synthetic_inputs
 
-    if values["calibration_data"] is not None:
-        data = load_calibration(values["calibration_data"], model)
-        for note in () if values["quiet"] else data.notes:
-            click.echo(f"Note: {note}", err=True)
-        return data.inputs
-    return synthetic_inputs(model, 16, 0)
+    data = _real_data(model, values)
+    return data.inputs if data is not None else synthetic_inputs(model, 16, 0)
+
+
+def _real_data(model: ModelInfo, values: dict[str, Any]) -> CalibrationData | None:
+    from analyzer.variants.inputs import load_calibration
+
+    if values["calibration_data"] is None:
+        return None
+    data = load_calibration(values["calibration_data"], model)
+    _tell(data.notes, values)
+    return data
+
+
+def _tell(notes: Iterable[str], values: dict[str, Any]) -> None:
+    for note in () if values["quiet"] else notes:
+        click.echo(f"Note: {note}", err=True)
 
 
 def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subject]:
-    from analyzer.cli.models import inspect_path
+    from analyzer.cli.models import as_it_runs, inspect_path
     from analyzer.cli.options import cache_dir
     from analyzer.domain.configuration import baseline_configuration
     from analyzer.hardware.gpu_lock import measuring_on
@@ -255,14 +267,14 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.targets.open import open_target
 
     model, configuration = inspect_path(path, values["input_shapes"])
+    model, configuration, _ = as_it_runs(model, configuration, _real_data(model, values))
     notes = [*model.notes]
     if values["model_name"] not in (None, model.name):
         notes.append(
             f"--model {values['model_name']} is ignored: it names a model of an endpoint, and "
             f"{path} is a local model ({model.name})."
         )
-    for note in () if values["quiet"] else notes:
-        click.echo(f"Note: {note}", err=True)
+    _tell(notes, values)
     if configuration is None:
         configuration = baseline_configuration(batchable=model.batchable, device=default_device())
     gpu = first_gpu() if configuration.device == "gpu" else None
@@ -347,6 +359,7 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         )
         if budget_ms is not None:
             certificate = judge_runs([test], session.logs, load, None)
+    _tell(session.notes, values)
     return build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
 
 
@@ -382,63 +395,3 @@ def _theirs(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         duration_s=values["duration"],
     )
     return asdict(result)
-
-
-def _print(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    table: list[tuple[str, ...]] = [("", *(name for name, _ in rows))]
-
-    def line(title: str, ours: Any, theirs: str) -> None:
-        cells = []
-        for name, row in rows:
-            value = ours(row) if name == "tritune" else row.get(theirs)
-            cells.append(_cell(value))
-        table.append((title, *cells))
-
-    line("throughput, inferences/s", lambda r: r["throughput_ips"], "throughput_ips")
-    for key in ("mean", "p50", "p90", "p95", "p99"):
-        line(
-            f"latency {key}, ms",
-            lambda r, key=key: r["latency_ms"][key],
-            f"latency_ms_{key}",
-        )
-    line("requests", lambda r: r["requests"], "requests")
-    line("errors", lambda r: r["errors"], "errors")
-    if any(row.get("over_budget") is not None for _, row in rows):
-        line("over budget", _over_budget, "")
-    line("valid", lambda r: r["validity"]["valid"], "stable")
-    own = rows[0][1] if rows[0][0] == "tritune" else {}
-    for title, key in (
-        ("GPU memory, peak, bytes", "gpu_memory_bytes_peak"),
-        ("GPU utilization", "gpu_utilization"),
-        ("power, W", "power_watts"),
-        ("energy, J per inference", "energy_joules_per_inference"),
-        ("GPU clock, MHz", "gpu_clock_mhz"),
-    ):
-        if own.get(key) is not None:
-            line(title, lambda r, key=key: r[key], "")
-    if own.get("gpu_clock_limits"):
-        line("GPU clock held down by", lambda r: ", ".join(r["gpu_clock_limits"]), "")
-    click.echo(format_table(table))
-    for name, row in rows:
-        if name == "tritune":
-            if row["errors"] and None in row["latency_ms"].values():
-                click.echo(
-                    "Note: requests that failed or never came back count as infinitely late; "
-                    "a percentile among them is –.",
-                    err=True,
-                )
-            for reason in row["validity"]["reasons"]:
-                click.echo(f"not valid: {reason}", err=True)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _over_budget(row: dict[str, Any]) -> str:
-    share = row["over_budget"] / row["requests"] if row["requests"] else 0.0
-    return f"{row['over_budget']} ({share:.2%})"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analyzer.buckets.location import Location
 from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import ModelError
+
+if TYPE_CHECKING:
+    from analyzer.variants.inputs import CalibrationData
 
 
 def find_model(folder: Path) -> Path:
@@ -70,7 +74,8 @@ def inspect_path(
 ) -> tuple[ModelInfo, Configuration | None]:
     """The model, and the configuration that a model directory's own ``config.pbtxt`` gives.
 
-    What that leaves out is completed as ``analyze serve`` does it.
+    What that leaves out is completed as ``analyze serve`` does it. Of the outputs only those count
+    that it declares, and a model that cannot be batched gets no batches.
 
     Raises:
         AnalyzerError: The model cannot be used, or a server refuses its configuration.
@@ -85,15 +90,62 @@ def inspect_path(
     from analyzer.modelconfig.render import input_shapes as shapes_in
     from analyzer.modelconfig.text import read_config
     from analyzer.modelconfig.unexpressed import unexpressed_settings
+    from analyzer.variants.declared_outputs import with_outputs
     from analyzer.variants.deployed import deployed_config, inspect_deployed
+    from analyzer.variants.onnx_file import default_name, locate_onnx
 
     completed = deployed_config(path)
     written = read_config(config)
-    model = inspect_deployed(path, shapes_in(written), given=input_shapes, scratch=scratch)
+    file = locate_onnx(path)
+    outputs = [tensor.name for tensor in completed.output]
+    served = with_outputs(file, outputs, scratch)
+    model = inspect_deployed(
+        served, shapes_in(written), given=input_shapes, name=default_name(path), scratch=scratch
+    )
+    notes = []
+    if served != file:
+        shown = ", ".join(map(repr, outputs))
+        notes.append(f"Only the outputs that {config.name} declares are served: {shown}.")
     if ignored := unexpressed_settings(written):
-        note = (
+        notes.append(
             f"What is measured and exported leaves out settings of {config.name}: "
             f"{', '.join(ignored)}."
         )
-        model = replace(model, notes=(*model.notes, note))
-    return model, configuration_from_config(completed)
+    model = replace(model, notes=(*model.notes, *notes))
+    return model, _as_served(configuration_from_config(completed), model)
+
+
+def as_it_runs(
+    model: ModelInfo, configuration: Configuration | None, data: CalibrationData | None
+) -> tuple[ModelInfo, Configuration | None, float]:
+    """The model after it has run on a few rows of the data that it is measured with.
+
+    Also ``configuration``, a folder's own, as such a model is served, and the seconds that one
+    inference took.
+
+    Args:
+        data: Real inputs; rows are made up without.
+
+    Raises:
+        ModelError: It does not run.
+        TargetMemoryError: It runs out of memory.
+    """
+    from analyzer.variants.try_model import rows_to_try, try_model
+
+    rows = rows_to_try(model, data.inputs if data is not None else None)
+    ran, inference_s = try_model(model, rows)
+    return ran, None if configuration is None else _as_served(configuration, ran), inference_s
+
+
+def _as_served(configuration: Configuration, model: ModelInfo) -> Configuration:
+    """``configuration``, without batches where ``model`` cannot be batched."""
+    if model.batchable:
+        return configuration
+    unbatched = replace(
+        configuration,
+        max_batch_size=0,
+        dynamic_batching=False,
+        preferred_batch_size=None,
+        max_queue_delay_us=None,
+    )
+    return unbatched.canonical()

@@ -14,7 +14,7 @@ from analyzer.cli.answer import deliver
 from analyzer.cli.cluster_machines import facts_of
 from analyzer.cli.devices import require_gpu_backends
 from analyzer.cli.machine import constants_of
-from analyzer.cli.models import find_model, inspect_path, local_model
+from analyzer.cli.models import as_it_runs, find_model, inspect_path, local_model
 from analyzer.cli.neighbours import noting_neighbours
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
@@ -273,26 +273,14 @@ def tried(
     baseline: Configuration | None,
     data: CalibrationData | None,
 ) -> tuple[ModelInfo, Configuration | None, float]:
-    """The model after it has run once or twice on the data it will be measured with.
-
-    Also ``baseline``, a folder's own configuration, as such a model is served, and the seconds that
-    one inference took.
+    """The model as :func:`~analyzer.cli.models.as_it_runs` finds it, and what goes with it.
 
     Raises:
         UsageError: It turned out to run one request at a time, and larger ones were asked for.
     """
-    from analyzer.variants.inputs import synthetic_inputs
-    from analyzer.variants.try_model import try_model
-
-    if data is not None:
-        inputs = {name: array[:2] for name, array in data.inputs.items()}
-    else:
-        inputs = synthetic_inputs(model, 2, 0)
-    ran, inference_s = try_model(model, inputs)
+    ran, baseline, inference_s = as_it_runs(model, baseline, data)
     if model.batchable and not ran.batchable:
         largest_request(options, arrivals, ran)
-        if baseline is not None:
-            baseline = replace(baseline, max_batch_size=0, dynamic_batching=False).canonical()
     return ran, baseline, inference_s
 
 

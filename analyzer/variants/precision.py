@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import BuildError
+from analyzer.variants.cache import write_error
 from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
 
 # Protobuf's limit is 2 GiB for a whole file; weights beyond this go into a file of their own.
@@ -117,6 +120,23 @@ def save_model(model: Any, target: Path) -> None:
         location=target.name + ".data",
         size_threshold=1024,
     )
+
+
+def save_shared_model(model: Any, target: Path) -> None:
+    """Writes a ModelProto as :func:`save_model` does; several processes may write one target.
+
+    Raises:
+        BuildError: ``target`` cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            save_model(model, Path(folder) / target.name)
+            # The weights first, so that nobody finds a model without them.
+            for part in sorted(Path(folder).iterdir(), reverse=True):
+                os.replace(part, target.parent / part.name)  # noqa: PTH105 - one atomic step
+    except OSError as error:
+        raise write_error(target.parent, error) from error
 
 
 def is_large(source: Path, external: tuple[str, ...]) -> bool:

@@ -118,12 +118,12 @@ def _scales(sizes: NDArray[Any], floor: float) -> NDArray[Any]:
     cancellation, and says nothing of the numbers that it was computed from.
     """
     largest = sizes.max()
-    scales: NDArray[Any] = np.full((1,) * sizes.ndim, largest, sizes.dtype)
+    least: NDArray[Any] = np.full((1,) * sizes.ndim, largest, sizes.dtype)
     for axis in range(1, sizes.ndim):
         others = tuple(other for other in range(sizes.ndim) if other != axis)
-        scales = np.minimum(scales, sizes.max(axis=others, keepdims=True))
-    scales = np.maximum(scales, floor * largest)
-    return scales
+        least = np.minimum(least, sizes.max(axis=others, keepdims=True))
+    np.maximum(least, floor * largest, out=least)
+    return least
 
 
 def _others_changed(expected: NDArray[Any], seen: NDArray[Any]) -> NDArray[np.bool_]:

@@ -6,15 +6,12 @@ copy made here takes and gives one dimension of size 1 in their place and comput
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analyzer.variants.cache import write_error
 from analyzer.variants.graph import all_graphs
-from analyzer.variants.precision import save_model
+from analyzer.variants.precision import save_shared_model
 
 _SUFFIX = "__scalar"
 
@@ -31,16 +28,7 @@ def with_dimensions(file: Path, names: Sequence[str], target: Path) -> None:
 
     model = onnx.load(str(file))
     _give_dimensions(model.graph, set(names))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            own = Path(folder) / target.name
-            save_model(model, own)
-            # The weights first, so that nobody finds a model without them.
-            for part in sorted(Path(folder).iterdir(), reverse=True):
-                os.replace(part, target.parent / part.name)  # noqa: PTH105 - one atomic step
-    except OSError as error:
-        raise write_error(target.parent, error) from error
+    save_shared_model(model, target)
 
 
 def _give_dimensions(graph: Any, names: set[str]) -> None:

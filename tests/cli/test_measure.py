@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from analyzer.cli.measure import _print
 from analyzer.cli.measure import measure as measure_command
+from analyzer.cli.measure_table import print_rows
 from analyzer.domain.model import TensorSpec
 from analyzer.errors import UsageError
 from analyzer.measure.session import REQUESTS_MIN
@@ -36,15 +36,15 @@ def row(**values: Any) -> dict[str, Any]:
 
 def test_requests_over_the_budget_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """--latency-budget "counts requests over it", and the table did not tell the count."""
-    _print([("tritune", row())])
+    print_rows([("tritune", row())])
     assert "over budget" not in capsys.readouterr().out
-    _print([("tritune", row(over_budget=5)), ("perf_analyzer", {"latency_ms_p50": 2.0})])
+    print_rows([("tritune", row(over_budget=5)), ("perf_analyzer", {"latency_ms_p50": 2.0})])
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("over budget")]
     assert line.split() == ["over", "budget", "5", "(2.50%)", "–"]
 
 
 def test_what_a_gpu_tells_is_printed_where_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    _print([("tritune", row())])
+    print_rows([("tritune", row())])
     assert "GPU" not in capsys.readouterr().out
     told = {
         "gpu_memory_bytes_peak": 3 << 30,
@@ -55,7 +55,7 @@ def test_what_a_gpu_tells_is_printed_where_it_tells(capsys: pytest.CaptureFixtur
         "gpu_clock_limits": ["sw_power_cap", "sync_boost"],
     }
     reason = "the GPU throttled in 34% of the run (hw_slowdown)"
-    _print([("tritune", row(**told, validity={"valid": False, "reasons": [reason]}))])
+    print_rows([("tritune", row(**told, validity={"valid": False, "reasons": [reason]}))])
     out, err = capsys.readouterr()
     cells = dict(line.rsplit("  ", 1) for line in out.splitlines() if "  " in line)
     cells = {title.strip(): cell.strip() for title, cell in cells.items()}
@@ -69,7 +69,7 @@ def test_what_a_gpu_tells_is_printed_where_it_tells(capsys: pytest.CaptureFixtur
 
 def test_a_percentile_among_failures_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     none = dict.fromkeys(("p50", "p90", "p95", "p99")) | {"mean": 1196.0}
-    _print([("tritune", row(errors=190, latency_ms=none))])
+    print_rows([("tritune", row(errors=190, latency_ms=none))])
     out, err = capsys.readouterr()
     assert "None" not in out and "infinitely late" in err
 
@@ -169,3 +169,58 @@ def test_the_name_of_an_endpoints_model_means_nothing_to_a_local_one(call: Call)
     assert "Note: --model foo is ignored" in told and "(digits)" in told
     for arguments in ((*options, "--model", "digits"), (*options, "--model", "foo", "-q")):
         assert "Note" not in call(*arguments).stderr
+
+
+def write_graph(file: Path, nodes: list[Any], output: tuple[int, list[Any]]) -> str:
+    """A model from ``x`` [n, 4] to ``y``; the nodes may read the table ``t`` [3, 2]."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", *output)],
+        [numpy_helper.from_array(np.ones((3, 2), np.float32), "t")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, str(file))
+    return str(file)
+
+
+def test_rows_that_depend_on_each_other_are_measured_one_at_a_time(
+    call: Call, folder: Path
+) -> None:
+    """They were batched, and a batch of four was taken, where a search finds that out."""
+    from onnx import TensorProto, helper
+
+    nodes = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
+    model = write_graph(folder / "softmax.onnx", nodes, (TensorProto.FLOAT, ["n", 4]))
+    options = ("measure", model, "--concurrency", "2", "--duration", "0.3s")
+    told = call(*options)
+    assert told.code == 0 and "Note: Served unbatched: the answer to a request" in told.stderr
+    refused = call(*options, "--request-batch-size", "4")
+    assert refused.code == 2 and "cannot be batched" in refused.stderr
+
+
+def test_why_requests_fail_is_told(call: Call, folder: Path) -> None:
+    """A table said how many failed, and nothing why."""
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], axes=[1], keepdims=0),
+        helper.make_node("Cast", ["most"], ["index"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["t", "index"], ["y"]),
+    ]
+    model = write_graph(folder / "rows.onnx", nodes, (TensorProto.FLOAT, ["n", 2]))
+    rows = np.zeros((16, 4), np.float32)
+    rows[8:] = 9
+    np.savez(folder / "rows.npz", x=rows)
+    options = ("--concurrency", "1", "--duration", "0.3s", "--calibration-data", "rows.npz")
+    told = call("measure", model, *options)
+    assert told.code == 0, told
+    assert "Requests failed, the first with:" in told.stderr
+    assert "idx=9 must be within" in told.stderr and "[E:onnxruntime" not in told.stderr
+    assert "Requests failed" not in call("measure", model, *options, "--quiet").stderr

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.cli import search_run
-from analyzer.cli.models import inspect_path
+from analyzer.cli.models import as_it_runs, inspect_path
 from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import AnalyzerError, ModelError, RepositoryError, UsageError
 from analyzer.modelconfig.files import python_model
@@ -205,3 +205,70 @@ def test_a_model_that_does_not_run_two_requests_is_searched_one_at_a_time(
     assert not request.model.batchable
     sizes = {found.max_batch_size for found, _ in request.space.candidates().values()}
     assert sizes == {0}
+
+
+def _classifier(folder: Path, config: str) -> Path:
+    """A folder with a graph that also gives its input's sizes and a table, as exporters do."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["logits"]),
+            helper.make_node("Softmax", ["logits"], ["probs"], axis=1),
+            helper.make_node("Shape", ["x"], ["sizes"]),
+            helper.make_node("Identity", ["w"], ["table"]),
+        ],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [
+            helper.make_tensor_value_info("probs", TensorProto.FLOAT, ["batch", 4]),
+            helper.make_tensor_value_info("sizes", TensorProto.INT64, [2]),
+            helper.make_tensor_value_info("table", TensorProto.FLOAT, [8, 4]),
+        ],
+        [numpy_helper.from_array(np.ones((8, 4), np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    version = folder / "classifier" / "1"
+    version.mkdir(parents=True)
+    onnx.save_model(
+        model,
+        str(version / "model.onnx"),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    (version.parent / "config.pbtxt").write_text(
+        f'backend: "onnxruntime" {config} input {{ name: "x" data_type: TYPE_FP32 dims: [ 8 ] }} '
+        'output { name: "probs" data_type: TYPE_FP32 dims: [ 4 ] }'
+    )
+    return version.parent
+
+
+def test_outputs_that_a_folder_does_not_declare_are_left_out(
+    folder: Path, call: Callable[..., Any]
+) -> None:
+    """A search ended after its whole budget: no batch axis, but max_batch_size is 8."""
+    path = _classifier(folder, "max_batch_size: 8 dynamic_batching { }")
+    model, baseline = inspect_path(path, {})
+    assert model.batchable and model.name == "classifier"
+    assert [tensor.name for tensor in model.outputs] == ["probs"]
+    assert baseline is not None and baseline.max_batch_size == 8
+    (note,) = model.notes
+    assert note == "Only the outputs that config.pbtxt declares are served: 'probs'."
+    outputs = [value.name for value in onnx.load(model.path).graph.output]
+    assert outputs == ["probs"], "the file that is served and exported"
+    assert inspect_path(path, {})[0] == model
+    answer = call("measure", str(path), "--concurrency", "2", "--duration", "0.3s", "--json")
+    assert answer.code == 0 and answer.document["errors"] == 0, answer
+
+
+def test_a_model_that_proves_to_be_no_batch_is_served_without_batches(tmp_path: Path) -> None:
+    path = _classifier(tmp_path, "max_batch_size: 8 dynamic_batching { }")
+    file = path / "1" / "model.onnx"
+    graph = onnx.load(str(file))
+    (softmax,) = (node for node in graph.graph.node if node.op_type == "Softmax")
+    softmax.attribute[0].i = 0
+    onnx.save(graph, str(file))
+    model, configuration = inspect_path(path, {})
+    assert model.batchable
+    ran, served, inference_s = as_it_runs(model, configuration, None)
+    assert not ran.batchable and inference_s > 0
+    assert served is not None and (served.max_batch_size, served.dynamic_batching) == (0, False)

@@ -96,7 +96,7 @@ class OrtRuntime:
         self._path = str(path)
         options = ort.SessionOptions()
         options.intra_op_num_threads = intra_op_threads
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # whatever fails is raised, and told in our own words
         providers = configure_session(
             ort,
             options,
