@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer import __version__
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of a study's options: the hash of its real data, None without any.
 _DATA_KEY = "calibration_sha256"
+# The hash of its space's file, None for a shipped space.
+_SPACE_KEY = "space_sha256"
 
 
 def begin_study(
@@ -43,12 +47,14 @@ def begin_study(
         hardware: What is measured, for people; None for this machine.
 
     Raises:
-        UsageError: What is resumed is about another model, another SLA or other real data.
+        UsageError: What is resumed is about another model, another SLA or other real data, or was
+            measured otherwise.
         StoreError: The name is taken, or there is no such study to go on with, or another command
             searches it now.
     """
     from analyzer.store.records import StudyRecord
 
+    told = _told(options, model, device, data_sha256)
     if options.resume:
         assert options.study is not None, "preflight.check_store has asked for it"
         record = store.study(options.study)
@@ -63,6 +69,7 @@ def begin_study(
                 f"--resume: the study {record.name!r} has another SLA than this command.",
                 hint=f"Repeat its options: {_spell(record.sla)}.",
             )
+        _check_same(record, told)
         _check_data(record, options, data_sha256)
         if options.seed_given and options.seed != record.seed:
             raise UsageError(
@@ -81,21 +88,7 @@ def begin_study(
             name=options.study or "",
             model=model,
             sla=sla,
-            options={
-                "arrivals": options.arrivals,
-                "request_batch_size": inferences_per_request(
-                    parse_arrivals(options.arrivals), options.request_batch_size
-                ),
-                "server": options.server,
-                "sampler": options.sampler,
-                "space": options.space,
-                "device": device,
-                "calibration_data": str(options.calibration_data or "") or None,
-                _DATA_KEY: data_sha256,
-                "model_path": model.path,
-                "budget_s": options.budget,
-                "instance_types": list(options.instance_types) or None,
-            },
+            options=told,
             seed=options.seed,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             provenance=_provenance(options, machine, hardware),
@@ -103,6 +96,62 @@ def begin_study(
     )
     store.hold_study(record.name)
     return record
+
+
+def _told(
+    options: SearchOptions, model: ModelInfo, device: DeviceKind, data_sha256: str | None
+) -> dict[str, Any]:
+    """What the study's record tells of the options."""
+    sizes = inferences_per_request(parse_arrivals(options.arrivals), options.request_batch_size)
+    return {
+        "arrivals": options.arrivals,
+        "request_batch_size": sizes,
+        "server": options.server,
+        "sampler": options.sampler,
+        "space": options.space,
+        _SPACE_KEY: _file_sha256(options.space),
+        "device": device,
+        "calibration_data": str(options.calibration_data or "") or None,
+        _DATA_KEY: data_sha256,
+        "model_path": model.path,
+        "budget_s": options.budget,
+        "instance_types": list(options.instance_types) or None,
+    }
+
+
+def _file_sha256(space: str | None) -> str | None:
+    """Hash of the file that ``--space`` names; None where it names a shipped space."""
+    file = Path(space) if space is not None else None
+    return sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
+
+
+def _check_same(record: StudyRecord, told: dict[str, Any]) -> None:
+    """Raises UsageError where the study was begun with another space, load, server or device.
+
+    Its measurements are compared and pooled with those to come. A study of an older version tells
+    less.
+    """
+    begun = record.options
+    for key in ("space", "arrivals", "request_batch_size", "server", "device"):
+        by_content = key == "space" and begun.get(_SPACE_KEY) and told[_SPACE_KEY]
+        compared = _SPACE_KEY if by_content else key
+        if compared not in begun or begun[compared] == told[compared]:
+            continue
+        if key == "space" and {begun[key], told[key]} == {None, told["device"]}:
+            continue  # the default, and its name
+        option, before = f"--{key.replace('_', '-')}", begun[key]
+        if by_content and before == told[key]:
+            what = f"with another content of {before}"
+        else:
+            what = f"{_with(option, before)}, and this command is {_with(option, told[key])}"
+        raise UsageError(
+            f"--resume: the study {record.name!r} was begun {what}.",
+            hint="Give what it was begun with, or start a new study with another --study NAME.",
+        )
+
+
+def _with(option: str, value: object) -> str:
+    return f"without {option}" if value is None else f"with {option} {value}"
 
 
 def outcomes_to_keep(options: SearchOptions, store: ResultStore, study: str) -> list[StoredOutcome]:

@@ -413,6 +413,27 @@ def test_a_study_goes_on_with_the_real_data_it_was_begun_with(
     assert call(*short, "mine", "--resume", *more).code == 4
 
 
+def test_a_study_goes_on_with_the_space_and_load_it_was_begun_with(
+    call: Call, stored: Path, folder: Path, good: str
+) -> None:
+    mine = folder / "mine.yaml"
+    mine.write_text("parameters: {instance_count: [1]}\n")
+    short = (good, "--json", *BUDGET, "--budget", "1ms", "--executor", "in-process")
+    own = (*short, "--study", "own", "--space")
+    assert call(*own, "mine.yaml").code == 4
+    refused(call(*own, "cpu", "--resume"), "begun with --space mine.yaml", "with --space cpu")
+    load = ("--arrivals", "constant")
+    refused(call(*own, "mine.yaml", "--resume", *load), "begun with --arrivals poisson", "constant")
+    mine.rename(folder / "same.yaml")  # what counts is what it holds
+    assert call(*own, "same.yaml", "--resume").code == 4
+    (folder / "mine.yaml").write_text("parameters: {instance_count: [1, 2]}\n")
+    refused(call(*own, "mine.yaml", "--resume"), "with another content of mine.yaml")
+    default = (*short, "--study", "default")
+    assert call(*default, "--device", "cpu").code == 4
+    refused(call(*default, "--resume", "--space", "mine.yaml"), "begun without --space")
+    assert call(*default, "--resume", "--space", "cpu", "--device", "cpu").code == 4
+
+
 def test_a_study_tells_how_it_went_on(call: Call, stored: Path, good: str) -> None:
     short = ("--budget", "1ms", "--executor", "in-process", "--study", "mine", "--resume")
     first = call(good, "--json", *BUDGET, *short)
