@@ -11,12 +11,15 @@ from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import BuildError
 from analyzer.variants.cache import write_error
 from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
+from analyzer.variants.passed_outputs import give_passed_outputs, take_passed_outputs
 
 # Protobuf's limit is 2 GiB for a whole file; weights beyond this go into a file of their own.
 _INLINE_BYTES_MAX = 1_500_000_000
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 # From here on their scales may be float16 (ONNX's operator changelog).
 _HALF_SCALES_OPSET = 19
+# From this version of ONNX's file format on, weights need not be among the inputs.
+_IR_WEIGHTS_APART = 4
 
 
 def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) -> tuple[str, ...]:
@@ -56,6 +59,8 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
     except Exception as error:
         notes.append(f"shapes could not be inferred before the conversion: {first_line(error)}")
     onnx.external_data_helper.load_external_data_for_model(graph, str(source.parent))
+    _take_defaults(graph)
+    passed = take_passed_outputs(graph.graph)
     # Their scales and results are float32 in most operator sets.
     quantized = {
         node.op_type
@@ -77,8 +82,22 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
         ) from error
     # The converter appends its casts, where ONNX wants each node behind those that it reads.
     ONNXModel(converted).topological_sort()
+    give_passed_outputs(converted.graph, passed)
     save_model(converted, target)
     return tuple(notes)
+
+
+def _take_defaults(model: Any) -> None:
+    """Removes the weights from the inputs of ``model``, where old versions of ONNX list them.
+
+    The converter keeps the types of inputs. A server cannot be sent weights anyway.
+    """
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if len(inputs) < len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+        model.ir_version = max(model.ir_version, _IR_WEIGHTS_APART)
 
 
 def _with_opset(model: Any, version: int) -> Any:

@@ -16,6 +16,11 @@ from analyzer.domain.configuration import Backend
 from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
 from analyzer.errors import BuildError
 from analyzer.variants.graph import is_quantized
+from analyzer.variants.passed_outputs import (
+    give_passed_outputs_of,
+    passed_outputs,
+    take_passed_outputs,
+)
 from analyzer.variants.precision import is_large, save_model
 
 # Convolutions have no fast dynamically quantized form (ConvInteger), so they are left alone there.
@@ -154,6 +159,7 @@ def quantize_static(
             raise _failed("static", again, before) from again
     if not convolutional:
         _keep_other_readers_float(target)
+    give_passed_outputs_of(source, target)
     _require_change(before, _operators(target))
     return (*notes, f"calibrated on {reader.used} rows")
 
@@ -186,6 +192,7 @@ def quantize_dynamic(
         )
     except Exception as error:
         raise _failed("dynamic", error, before) from error
+    give_passed_outputs_of(source, target)
     _require_change(before, _operators(target))
     return notes
 
@@ -246,11 +253,14 @@ def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Pat
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = folder / "prepared.onnx"
-    if external and not is_large(source, external):
+    passed = passed_outputs(onnx.load(str(source), load_external_data=False).graph)
+    if passed or (external and not is_large(source, external)):
         # The preparation looks for the weights beside its own files, and does not find them.
         whole = folder / "whole.onnx"
-        save_model(onnx.load(str(source)), whole)
-        source, external = whole, ()
+        model = onnx.load(str(source))
+        take_passed_outputs(model.graph)
+        save_model(model, whole)
+        source, external = whole, tuple(part.name for part in folder.glob(f"{whole.name}.*"))
     notes: tuple[str, ...]
     try:
         quant_pre_process(

@@ -255,6 +255,41 @@ def test_every_data_type_survives(server: TritonServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
+def test_a_python_model_gives_an_empty_tensor(server: TritonServer, tmp_path: Path) -> None:
+    """Its warm-up failed, "DLPack tensor is not contiguous", and the model was not loaded."""
+    from tritonclient import grpc as client
+
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["places"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("places", TensorProto.INT64, [1, "found"])],
+    )
+    path = tmp_path / "nonzero.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
+    info = ModelInfo(
+        name="nonzero",
+        path=str(path),
+        sha256="0" * 64,
+        batchable=False,
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(4,)),),
+        outputs=(TensorSpec(name="places", datatype="INT64", shape=(1, -1)),),
+    )
+    alone = Configuration(max_batch_size=0, dynamic_batching=False)
+    files = model_files(info, path, alone, backend="python", name="nonzero")
+    with (
+        local_target(server, files, {"x": np.zeros((1, 4), np.float32)}, model=info),
+        client.InferenceServerClient(server.grpc_address) as triton_client,
+    ):
+        for values, places in (([0, 0, 0, 0], []), ([0, 5, 0, 5], [1, 3])):
+            tensor = client.InferInput("x", (4,), "FP32")
+            tensor.set_data_from_numpy(np.array(values, np.float32))
+            answer = triton_client.infer("nonzero", [tensor]).as_numpy("places")
+            assert answer.shape == (1, len(places)) and answer[0].tolist() == places
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.timing
 def test_requests_are_counted_and_batched(

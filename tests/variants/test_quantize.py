@@ -215,3 +215,58 @@ def test_weights_in_a_file_of_their_own_are_prepared_as_well(tmp_path: Path) -> 
     target = tmp_path / "int8.onnx"
     assert quantize_dynamic(source, target, external=("apart.bin",), work=work) == ()
     assert relative_error(inline, target, ROWS) < 0.05
+
+
+def handing_on(folder: Path, *, external: bool = False) -> Path:
+    """``y`` = x·w, with x itself as an output before it."""
+    path = save(
+        folder / "handing_on.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
+        ROWS[0],
+        {"w": normal(16, 4)},
+    )
+    model = onnx.load(str(path))
+    model.graph.output.insert(0, model.graph.input[0])
+    where = {"location": "weights.bin", "size_threshold": 0} if external else {}
+    onnx.save_model(model, str(path), save_as_external_data=external, **where)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["fp16", "static", "dynamic"])
+@pytest.mark.parametrize("external", [False, True])
+def test_an_output_that_is_an_input_is_handed_on(tmp_path: Path, kind: str, external: bool) -> None:
+    """The reason given was that the graph has a cycle, and it has none."""
+    source = handing_on(tmp_path, external=external)
+    target, work = tmp_path / "variant.onnx", tmp_path / "work"
+    work.mkdir()
+    parts = ("weights.bin",) if external else ()
+    if kind == "fp16":
+        convert_fp16(source, target)
+    elif kind == "static":
+        reader = RowReader({"x": ROWS}, batchable=True)
+        quantize_static(
+            source, target, reader, external=parts, backend="onnxruntime", work=work
+        )  # fmt: skip
+    else:
+        quantize_dynamic(source, target, external=parts, work=work)
+    graph = onnx.load(str(target))
+    onnx.checker.check_model(graph)
+    assert [value.name for value in graph.graph.output] == ["x", "y"]
+    np.testing.assert_array_equal(OrtRuntime(target).run({"x": ROWS})["x"], ROWS)
+    assert relative_error(source, target, ROWS) < 0.05
+
+
+def test_weights_among_the_inputs_become_half(tmp_path: Path) -> None:
+    """As files before ONNX's IR version 4 list them: they stayed float32 between casts."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = save(tmp_path / "old.onnx", nodes, ROWS[0], {"w": normal(16, 4)})
+    model = onnx.load(str(path))
+    model.ir_version = 3
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [16, 4]))
+    onnx.save(model, str(path))
+    convert_fp16(path, tmp_path / "fp16.onnx")
+    half = onnx.load(str(tmp_path / "fp16.onnx"))
+    onnx.checker.check_model(half)
+    assert [value.name for value in half.graph.input] == ["x"]
+    assert {tensor.data_type for tensor in half.graph.initializer} == {TensorProto.FLOAT16}
+    assert relative_error(path, tmp_path / "fp16.onnx", ROWS) < 0.005
