@@ -6,11 +6,18 @@ values of the theme in use, so that a chart follows light, dark and print.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from analyzer.report.charts import Role
 
 Figure = dict[str, Any]
+
+DOMINATED = "dominated"
+"""What configurations are called that another one beats in everything."""
+
+# Points that are told in words; the tables have the rest.
+_TOLD_MAX = 40
 
 ROLE_COLOURS: dict[Role, str] = {
     "recommended": "var(--accent)",
@@ -46,3 +53,11 @@ def layout_of(**fields: Any) -> dict[str, Any]:
     for name in ("xaxis", "yaxis"):
         layout[name] = {**axis, **fields.get(name, {})}
     return layout
+
+
+def text_of(figure: Figure) -> str:
+    """What a figure shows, for those who do not see it: what its points show on hover."""
+    traces = [trace for trace in figure["data"] if trace.get("mode") != "lines"]
+    hovers = [text for t in traces if t.get("name") != DOMINATED for text in t["customdata"]]
+    told = [re.sub(r"<[^>]*>", "", text.replace("<br>", ", ")) for text in hovers[:_TOLD_MAX]]
+    return "; ".join(told) + (" …" if len(hovers) > _TOLD_MAX else "")

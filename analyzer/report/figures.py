@@ -7,7 +7,7 @@ from typing import Any
 from analyzer.domain.load_test import STAGES
 from analyzer.domain.sla import Sla
 from analyzer.report.charts import Charts, FrontPoint, Role
-from analyzer.report.figure_style import ROLE_COLOURS, Figure, layout_of
+from analyzer.report.figure_style import DOMINATED, ROLE_COLOURS, Figure, layout_of
 from analyzer.report.wording import (
     dollars,
     milliseconds,
@@ -22,7 +22,7 @@ _MIB = 1 << 20  # bytes
 _ROLE_NAMES: dict[Role, str] = {
     "recommended": "recommended",
     "front": "on the front",
-    "other": "dominated",
+    "other": DOMINATED,
 }
 # Symbol, and its size in pixels.
 _ROLE_MARKERS: dict[Role, tuple[str, int]] = {
@@ -97,7 +97,7 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
             "memory": memory,
             "cost": [point.cost_per_million for point in points],
         },
-        "customdata": [_hover(point) for point in points],
+        "customdata": [_hover(point, name) for point in points],
         "hovertemplate": "%{customdata}<extra></extra>",
         "marker": {
             "symbol": [shape if point.bounded else _OPEN_EDGE for point in points],
@@ -125,9 +125,10 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
     return trace
 
 
-def _hover(point: FrontPoint) -> str:
+def _hover(point: FrontPoint, name: str) -> str:
+    named = point.role in ("recommended", "baseline")
     lines = [
-        f"<b>{point.label}</b>",
+        f"<b>{name}: {point.label}</b>" if named else f"<b>{point.label}</b>",
         f"edge {point.edge}",
         f"certified {rate(point.capacity_rps)}",
         f"{milliseconds(point.latency_ms)} at {rate(point.measured_at_rps)}",
@@ -141,19 +142,19 @@ def _hover(point: FrontPoint) -> str:
     return "<br>".join(lines)
 
 
-# Of a bar with its label above it.
-_ROW_PX = 54
+# Of a bar with its two lines of label above it.
+_ROW_PX = 74
 
 
-def _above(row: int, text: str) -> dict[str, Any]:
-    """A label over the bar in ``row``: beside it there is no room on a narrow screen."""
+def _above(row: int, first: str, second: str) -> dict[str, Any]:
+    """Two lines over the bar in ``row``: neither beside it nor in one is there room on a phone."""
     return {
         "xref": "paper",
         "x": 0,
         "xanchor": "left",
         "y": row - 0.24,
         "yanchor": "bottom",
-        "text": text,
+        "text": f"{first}<br>{second}",
         "showarrow": False,
         "align": "left",
     }
@@ -169,9 +170,9 @@ def stage_figure(charts: Charts) -> Figure | None:
     bars = charts.bars
     if not bars:
         return None
-    prefix = {
-        "recommended": "<b>★ recommended</b> ",
-        "baseline": f"<b>◆ {charts.baseline_name}</b> ",
+    names = {
+        "recommended": "<b>★ recommended</b>, ",
+        "baseline": f"<b>◆ {charts.baseline_name}</b>, ",
     }
     rows = list(range(len(bars)))
     traces = []
@@ -205,7 +206,7 @@ def stage_figure(charts: Charts) -> Figure | None:
             yaxis=_row_axis(len(bars)),
             hovermode="closest",
             annotations=[
-                _above(row, f"{prefix.get(bar.role, '')}{bar.label}, at {rate(bar.rate_rps)}")
+                _above(row, f"{names.get(bar.role, '')}at {rate(bar.rate_rps)}", bar.label)
                 for row, bar in enumerate(bars)
             ],
             legend={
@@ -224,14 +225,15 @@ def steps_figure(charts: Charts) -> Figure | None:
     steps = charts.steps
     if sum(step.edge_rps is not None for step in steps) < 2:
         return None
-    bases, widths, colours, shapes, texts = [], [], [], [], []
+    bases, widths, colours, shapes = [], [], [], []
+    names, told = [], []
     for step in steps:
         edge = step.edge_rps or 0.0
         change = step.change_rps
         start = edge - change if change is not None else 0.0
         bases.append(start)
         widths.append(edge - start)
-        name = step.setting if step.measured else f"{step.setting} <i>(predicted)</i>"
+        names.append(step.setting if step.measured else f"{step.setting} <i>(predicted)</i>")
         ratio = ""
         if change is None:
             colours.append("var(--faint-bar)")
@@ -239,7 +241,8 @@ def steps_figure(charts: Charts) -> Figure | None:
             colours.append("var(--gain)" if change >= 0 else "var(--loss)")
             ratio = f" ({signed_percent(change / start)})" if start else ""
         shapes.append("" if step.measured else "/")
-        texts.append(f"{name}: <b>{step.edge}</b>{ratio}")
+        told.append(f"<b>{step.edge}</b>{ratio}")
+    labels = list(zip(names, told, strict=True))
     return {
         "data": [
             {
@@ -250,7 +253,7 @@ def steps_figure(charts: Charts) -> Figure | None:
                 "base": bases,
                 "width": 0.44,
                 "marker": {"color": colours, "pattern": {"shape": shapes, "solidity": 0.35}},
-                "customdata": texts,
+                "customdata": [": ".join(label) for label in labels],
                 "hovertemplate": "%{customdata}<extra></extra>",
                 "showlegend": False,
             },
@@ -261,7 +264,7 @@ def steps_figure(charts: Charts) -> Figure | None:
             xaxis={"title": {"text": "edge, requests/s"}, "rangemode": "tozero"},
             yaxis=_row_axis(len(steps)),
             hovermode="closest",
-            annotations=[_above(row, text) for row, text in enumerate(texts)],
+            annotations=[_above(row, *label) for row, label in enumerate(labels)],
         ),
     }
 
@@ -282,7 +285,8 @@ def importance_figure(charts: Charts) -> Figure | None:
                 "textposition": "outside",
                 "cliponaxis": False,
                 "marker": {"color": "var(--front)"},
-                "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
+                "customdata": [f"{name}: {percent(share)}" for name, share in items],
+                "hovertemplate": "%{customdata}<extra></extra>",
             }
         ],
         "layout": layout_of(

@@ -14,7 +14,7 @@ from analyzer.domain.study import StudyResult
 from analyzer.report.charts import Charts, Role, make_charts
 from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
-from analyzer.report.figure_style import Figure
+from analyzer.report.figure_style import Figure, text_of
 from analyzer.report.figures import (
     front_figure,
     importance_figure,
@@ -75,6 +75,7 @@ def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
     own = {
         "charts": charts,
         "figures": figures,
+        "in_words": {name: text_of(figure) for name, figure in figures.items()},
         "figures_json": Markup(_script_json(figures)),
         "explanation": result.explanation,
         "predicted_steps": any(not step.measured for step in charts.steps),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from analyzer.report.entries import StudyReport
@@ -51,10 +52,18 @@ def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[s
                 row.variant,
                 edge_text(measurement.edge) if measurement is not None else NOT_MEASURED,
                 rate(measurement.capacity_rps if measurement is not None else None),
-                (row.message or row.reason or "")[:_REASON_MAX],
+                _shortened(row.message or row.reason or ""),
             )
         )
     return table
+
+
+def _shortened(text: str) -> str:
+    """``text`` on one line; where it is cut, between words as far as there are, that shows."""
+    short = textwrap.shorten(text, _REASON_MAX, placeholder=" …")
+    if short.strip(" …") or not text.strip():
+        return short
+    return f"{text.strip()[: _REASON_MAX - 1]}…"
 
 
 def _role(report: StudyReport, config_id: str, roles: set[str]) -> str:

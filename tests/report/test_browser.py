@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chromium import Page, chromium_page, find_chromium
-from facts_example import example_facts, infeasible_facts, undecided_facts
+from facts_example import MODEL, example_facts, infeasible_facts, undecided_facts
 
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import make_report
 from analyzer.report.html import render_html
+from analyzer.resources import tool_homes
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +61,41 @@ def test_it_draws_quietly_and_fits(
     assert page.evaluate("document.querySelectorAll('.chart.js-plotly-plot').length") == charts
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert_quiet(page, path)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_long_name_breaks_and_the_page_fits(width: int, page: Page, tmp_path: Path) -> None:
+    """The page was 6,285 pixels wide, and its headline ran off it."""
+    name = "l" + "o" * 400 + "ng"
+    facts = example_facts(name=f"{name}-1", model=replace(MODEL, name=name))
+    page.open(write(facts, tmp_path), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.querySelector('h1').scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_axe_finds_nothing(width: int, page: Page, tmp_path: Path) -> None:
+    files = [folder / "axe.min.js" for folder, _ in tool_homes("axe")]
+    axe = next((file for file in files if file.is_file()), None)
+    if axe is None:
+        pytest.skip("axe is not here (make tools fetches it)")
+    page.open(write(example_facts(), tmp_path), width=width)
+    page.evaluate(axe.read_text())
+    page.evaluate("axe.run().then(found => { window.found = found.violations })")
+    end = time.monotonic() + 30
+    while not page.evaluate("window.found !== undefined") and time.monotonic() < end:
+        page.settle()
+    assert page.evaluate("window.found.map(v => v.id + ': ' + v.nodes[0].html)") == []
+
+
+def test_the_labels_of_bars_fit_a_phone(page: Page, tmp_path: Path) -> None:
+    """They were cut at ``… 2 thr,``, before the rate."""
+    page.open(write(example_facts(), tmp_path), width=390)
+    ends = page.evaluate(
+        "[...document.querySelectorAll('#chart-stages .annotation, #chart-steps .annotation')]"
+        ".map(label => label.getBoundingClientRect().right)"
+    )
+    assert len(ends) == 10 and max(ends) <= 390
 
 
 def test_the_axis_switches_and_colours_follow_the_theme(page: Page, tmp_path: Path) -> None:

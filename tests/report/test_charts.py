@@ -230,7 +230,7 @@ class TestSteps:
         drawn = draw_figures(charts, facts.sla)["chart-steps"]["data"][0]
         assert drawn["customdata"][-1] == "batches: <b>at least 53.3 /s</b>"
         assert drawn["x"][-1] == pytest.approx(53.3)
-        assert "| batches | at least 53.3 /s | measured |" in render_markdown(report)
+        assert "| batches | at least 53.3 /s | a measurement |" in render_markdown(report)
 
 
 @pytest.mark.parametrize("facts", [example_facts(), infeasible_facts()])

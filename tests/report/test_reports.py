@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -607,6 +608,24 @@ def test_predictions_are_marked_on_the_page() -> None:
     page = render_html(make_report(facts))
     assert "predicted by the twin" in page
     assert "Hatched steps are predicted" in page
+
+
+def test_the_page_can_be_read_without_seeing_it() -> None:
+    """Charts had neither role nor name, headings left a level out, a column had no head."""
+    page = render_html(make_report(example_facts()), config_pbtxt="max_batch_size: 16")
+    page = page[: page.index('<script type="application/json"')]
+    charts = re.findall(r'<div class="chart"[^>]*>', page)
+    assert len(charts) == 5
+    for chart in charts:
+        assert 'role="img"' in chart and re.search(r'aria-label="[^"]{40,}"', chart)
+    assert "recommended: int8 static" in charts[0] and "edge 618" in charts[0]
+    assert "&lt;" not in charts[0], "no markup of the hover text"
+    levels = [int(level) for level in re.findall(r"<h(\d)", page)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert not re.search(r"<th[^>]*></th>", page)
+    regions = re.findall(r'<div class="scroll"[^>]*>', page)
+    assert regions and all('tabindex="0"' in region for region in regions)
 
 
 def test_a_thinned_chart_says_so() -> None:
