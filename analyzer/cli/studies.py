@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from analyzer.report.entries import StudyReport
     from analyzer.store.records import StudyRecord, StudySummary, TrialRow
 
+# Characters of a column; its head is shorter.
+_COLUMN_MAX = 40
+
 
 @click.group(invoke_without_command=True)
 @click.option("--limit", type=click.IntRange(1), help="The newest so many.  [default: all]")
@@ -137,8 +140,12 @@ def _document(record: StudyRecord, report: StudyReport, rows: Sequence[TrialRow]
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """``rows`` in columns as wide as their widest cell, the first row as the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """``rows`` in columns, the first row as the head.
+
+    A column is as wide as its widest cell; one that is wider than most displaces its own row alone.
+    """
+    cells = zip(*rows, strict=True)
+    widths = [max(len(cell) for cell in column if len(cell) <= _COLUMN_MAX) for column in cells]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
              for row in rows]  # fmt: skip
     return "\n".join(lines)

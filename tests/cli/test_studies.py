@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from facts_example import BASELINE, OUTCOMES, WINNER, example_facts
+from facts_example import BASELINE, MODEL, OUTCOMES, WINNER, example_facts
 
 from analyzer.cli.studies import studies
-from analyzer.domain.measurement import Accuracy, Measurement, RateEvidence
+from analyzer.domain.measurement import Accuracy, Failure, Measurement, RateEvidence
 from analyzer.domain.study import StudyResult, StudyStatus, Verdict
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
@@ -72,6 +72,35 @@ def test_a_study_shows_the_figures_of_its_report(url: str) -> None:
     (base,) = (line for line in text.splitlines() if BASELINE.config_id in line)
     assert edge_text(report.baseline.measurement.edge) in base and "baseline" in base
     assert f"Note: {LOWERED}" in text
+
+
+def test_a_reason_that_is_cut_short_shows_it(url: str) -> None:
+    """``… nobody know`` was the end of one."""
+    reasons = {
+        "This machine has no GPU, and what a GPU would make of this model nobody knows here.": " …",
+        "x" * 90: "x…",
+        "Gone.": "Gone.",
+    }
+    with open_store(url) as store:
+        for number, message in enumerate(reasons):
+            facts = example_facts(name=f"digits-{number}")
+            store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+            failed = next(o for o in OUTCOMES if isinstance(o, Failure))
+            store.add_outcome(facts.name, 0, {}, replace(failed, message=message))
+    for number, end in enumerate(reasons.values()):
+        (line,) = [row for row in shown(url, f"digits-{number}").splitlines() if "fp16" in row]
+        assert line.endswith(end) and len(line.split("  ")[-1]) <= 60
+
+
+def test_a_long_name_does_not_widen_every_row(url: str) -> None:
+    """One of 250 characters padded all rows to 500 columns."""
+    with open_store(url) as store:
+        for name in ("digits", "l" + "o" * 250 + "ng"):
+            facts = example_facts(name=name, model=replace(MODEL, name=name))
+            store.create_study(StudyRecord(name=name, model=facts.model, sla=facts.sla))
+    lines = CliRunner().invoke(studies, ["--store", url]).output.splitlines()
+    assert max(len(line) for line in lines if "loo" not in line) < 100
+    assert any("ng  l" in line for line in lines), "a name is told whole: commands take it"
 
 
 def test_its_document_has_every_row_with_the_same_edges(url: str) -> None:
