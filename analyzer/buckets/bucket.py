@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from analyzer.buckets.credentials import aws_settings, azure_settings
 from analyzer.buckets.location import Location
-from analyzer.errors import AnalyzerError, MissingPartError, RepositoryError
+from analyzer.errors import AnalyzerError, MissingPartError, RepositoryError, UsageError
 
 # Sent and received at a time. S3 takes at most 10,000 parts: objects of up to 156 GiB.
 PART_BYTES = 16 << 20
@@ -175,6 +176,14 @@ class Bucket:
                 raise
             message, hint = _sentence(place, verb, f"{type(error).__name__} {error}")
             raise self._error(message, hint=hint) from None
+        except BaseException as error:
+            # The library ends so where it is given what it does not expect; it is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise self._error(
+                f"{place} cannot be {verb}: the library for object stores cannot use its address.",
+                hint="Check the location, and AWS_ENDPOINT_URL or its provider's like.",
+            ) from None
 
 
 class Upload:
@@ -238,12 +247,24 @@ def _open(location: Location) -> Any:
         return store.AzureStore(location.bucket, **{**common, **azure_settings(), **named})
     endpoint = location.endpoint
     named_endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL") or ""
+    _check_port(named_endpoint)
     if named_endpoint.startswith("http://"):
         common["client_options"]["allow_http"] = True
     own: dict[str, Any] = aws_settings()
     if endpoint:
         own |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
     return store.S3Store(location.bucket, **common, **own)
+
+
+def _check_port(url: str) -> None:
+    """Raises UsageError where the port of ``url`` is none; the library would end in a panic."""
+    try:
+        urlsplit(url).port  # noqa: B018  # looks at it when it is asked for
+    except ValueError as error:
+        raise UsageError(
+            f"AWS_ENDPOINT_URL: {url!r} has no port from 1 to 65535.",
+            hint="Write it like http://HOST:9000.",
+        ) from error
 
 
 def _sentence(place: str, verb: str, said: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ Scheme = Literal["s3", "gs", "az", "as"]
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
 # Of Triton's S3 file system: its pattern for paths with a server of their own.
 _S3_SERVER = re.compile(r"(https?://)?([0-9A-Za-z.\-]+):([0-9]{1,5})/(.+)")
+_PORT_MAX = 65_535
 # What all three stores allow in names of buckets and containers, taken together.
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._\-]{0,221}")
 # Triton's pattern for the rest of such a path.
@@ -91,6 +92,11 @@ def parse_location(text: str, option: str) -> Location:
     endpoint = account = ""
     server = _S3_SERVER.fullmatch(rest) if scheme == "s3" else None
     if server is not None:
+        if not 0 < int(server[3]) <= _PORT_MAX:
+            raise UsageError(
+                f"{option}: {text!r}: {server[3]} is no port.",
+                hint=f"Ports go from 1 to {_PORT_MAX}; write {_SPELLINGS}.",
+            )
         endpoint, rest = f"{server[1] or 'http://'}{server[2]}:{server[3]}", server[4]
     elif scheme == "as":
         account, _, rest = rest.partition("/")

@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 
 from analyzer.errors import DataError, UsageError
 
+# Below it gaps are equal to 0.1 %; above it nearly all requests come at one instant, and a run of a
+# million tells nothing of the next.
+GAMMA_CV_MIN = 0.001
+GAMMA_CV_MAX = 100.0
+
 
 class ArrivalProcess(Protocol):
     """A family of schedules, one for each rate."""
@@ -59,9 +64,16 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gamma:
-    """Gamma-distributed gaps with the coefficient of variation ``cv`` (1 is Poisson)."""
+    """Gamma-distributed gaps with the coefficient of variation ``cv`` (1 is Poisson).
+
+    Args:
+        cv: From ``GAMMA_CV_MIN`` to ``GAMMA_CV_MAX``.
+    """
 
     cv: float
+
+    def __post_init__(self) -> None:
+        assert GAMMA_CV_MIN <= self.cv <= GAMMA_CV_MAX, self.cv
 
     @property
     def name(self) -> str:
@@ -189,9 +201,10 @@ def _gamma(text: str) -> Gamma:
         cv = float(text)
     except ValueError:
         cv = 0.0
-    if not (np.isfinite(cv) and cv > 0):
+    if not GAMMA_CV_MIN <= cv <= GAMMA_CV_MAX:
         raise UsageError(
-            f"'gamma:{text}': gamma needs a positive coefficient of variation.",
+            f"'gamma:{text}': gamma needs a coefficient of variation from {GAMMA_CV_MIN:g} to "
+            f"{GAMMA_CV_MAX:g}.",
             hint="Write gamma:2 (simulate takes the rate with it: gamma:2:80/s).",
         )
     return Gamma(cv=cv)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from analyzer.buckets.bucket import PART_BYTES, Bucket, ChangedError
-from analyzer.errors import RepositoryError
+from analyzer.buckets.location import Location
+from analyzer.errors import RepositoryError, UsageError
 
 
 def test_objects_are_written_read_and_removed(bucket: Bucket, s3_server: Any) -> None:
@@ -88,3 +89,25 @@ def test_refusals_are_sentences_without_credentials(
     assert caught.value.exit_code == 2 and caught.value.hint
     for secret in (*s3_server.writer, *s3_server.reader, "StringToSign"):
         assert secret not in told
+
+
+def test_a_port_that_the_library_would_panic_at_is_wrong_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("obstore", reason="The library for object stores is not installed")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:99999")
+    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL"):
+        Bucket(Location(scheme="s3", bucket="models"))
+
+
+def test_a_panic_of_the_library_is_told_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    obstore = pytest.importorskip("obstore", reason="The library is not installed")
+    panic = type("PanicException", (BaseException,), {})
+
+    def panics(*args: object) -> None:
+        raise panic("called unwrap on an Err value")
+
+    bucket = Bucket(Location(scheme="s3", bucket="models", endpoint="http://127.0.0.1:1"))
+    monkeypatch.setattr(obstore, "get", panics)
+    with pytest.raises(RepositoryError, match="cannot use its address"):
+        bucket.read("a")

@@ -45,6 +45,8 @@ def test_a_location_is_read_and_written_as_triton_spells_it(text: str, expected:
         "as://account",
         "s3://models/../other",
         "s3://models/a b",
+        "s3://127.0.0.1:99999/bucket/p",
+        "s3://127.0.0.1:0/bucket/p",
         "s3://models/a%2fb",
     ],
 )

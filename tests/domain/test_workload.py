@@ -68,7 +68,19 @@ def test_a_trace_that_cannot_be_used_says_what_to_do(
 
 @pytest.mark.parametrize(
     "text",
-    ["poison", "gamma:", "gamma:0", "gamma:nan", "gamma:2:5", "trace:", "poisson:5"],
+    [
+        "poison",
+        "gamma:",
+        "gamma:0",
+        "gamma:nan",
+        "gamma:1e300",
+        "gamma:1e-300",
+        "gamma:101",
+        "gamma:inf",
+        "gamma:2:5",
+        "trace:",
+        "poisson:5",
+    ],
 )
 def test_a_process_that_is_none_says_what_to_write(text: str) -> None:
     with pytest.raises(AnalyzerError) as caught:
