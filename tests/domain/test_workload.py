@@ -81,7 +81,7 @@ def test_a_trace_that_cannot_be_used_says_what_to_do(
         "trace:",
         "poisson:5",
     ],
-)
+)  # fmt: skip
 def test_a_process_that_is_none_says_what_to_write(text: str) -> None:
     with pytest.raises(AnalyzerError) as caught:
         parse_arrivals(text)
