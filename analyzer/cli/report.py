@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from analyzer.cli import options
+from analyzer.errors import UsageError
 
 
 @click.command()
@@ -39,8 +40,13 @@ def report(
     from analyzer.report.files import format_of, render_report, write_report
     from analyzer.store.results import open_store
 
-    if as_json and kind is None and output is None:
-        kind = "json"
+    if as_json and output is None:
+        if kind in ("md", "csv"):
+            raise UsageError(
+                f"--json prints JSON, and --format {kind} would be printed in its place.",
+                hint=f"Leave one of them out, or name a file for the {kind}: -o FILE.",
+            )
+        kind = kind or "json"
     chosen = format_of(output, kind) if output is not None else (kind or "html")
     with open_store(store_url, create=False) as store:
         result = store.load_result(study)

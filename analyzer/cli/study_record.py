@@ -83,6 +83,7 @@ def begin_study(
         provenance = {**record.provenance, "resumes": resumes}
         store.set_status(record.name, "running", provenance=provenance)
         return replace(record, provenance=provenance)
+    provenance = _provenance(options, machine, hardware)
     record = store.create_study(
         StudyRecord(
             name=options.study or "",
@@ -90,8 +91,8 @@ def begin_study(
             sla=sla,
             options=told,
             seed=options.seed,
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            provenance=_provenance(options, machine, hardware),
+            started_at=provenance["started_at"],
+            provenance=provenance,
         )
     )
     store.hold_study(record.name)
