@@ -129,8 +129,6 @@ class JobFolder:
             "TRITUNE_CACHE": str(self.work / _CACHE),
             "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
-            # Ray warns that it did not reach a name server from where there is no network.
-            "RAY_BACKEND_LOG_LEVEL": "error",
             **({TOLD: told} if told else {}),
         }
 
