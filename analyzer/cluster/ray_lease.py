@@ -263,9 +263,14 @@ class Lease:
                 f"The machine of worker {device.worker_id} cannot import tritune.",
                 hint="Install the same version of tritune on every machine of the cluster.",
             )
+        if not self.alive():
+            return TargetCrashError(
+                f"The machine of worker {device.worker_id} has left the cluster.",
+                hint="Start it again (ray status shows what is there), then go on with --resume.",
+            )
         return TargetCrashError(
             f"The worker {device.worker_id} did not start: {_last_line(error)}",
-            hint="Its machine may have left the cluster (ray status shows it).",
+            hint="ray status shows what its machine gives out.",
         )
 
     def _explain_death(self, job: Job, error: Exception) -> AnalyzerError:

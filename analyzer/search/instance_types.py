@@ -17,7 +17,7 @@ from typing import Self
 from analyzer.domain.answer import find, measured
 from analyzer.domain.cost import fleet_for
 from analyzer.domain.load_test import Conditions
-from analyzer.domain.measurement import Measurement
+from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.study import InstanceTypeResult, Pricing, SearchSummary, StudyResult, Verdict
 from analyzer.errors import AnalyzerError
 from analyzer.measure.jobs import Executor, Job, JobResult, WorkerContext
@@ -264,4 +264,34 @@ def _told(part: TypePart, found: StudyResult | AnalyzerError) -> InstanceTypeRes
         baseline_id=found.baseline_id,
         hardware=part.hardware,
         workers=part.workers,
+        reason=" ".join((*_losses(found), *_taken_back(part, found))),
     )
+
+
+def _losses(found: StudyResult) -> list[str]:
+    """What a type's machines that were lost cost; at most one sentence."""
+    lost = [
+        outcome
+        for outcome in found.outcomes
+        if isinstance(outcome, Failure) and outcome.reason == "worker_lost"
+    ]
+    if not lost:
+        return []
+    return [f"Configurations that lost their worker: {len(lost)}. {lost[-1].message}"]
+
+
+def _taken_back(part: TypePart, found: StudyResult) -> list[str]:
+    """Why a type has no recommendation though a certificate passed; at most one sentence."""
+    if found.recommended_id is not None:
+        return []
+    allowed = set(found.recommendable or ())
+    passed = [
+        known
+        for known in measured(found.outcomes)
+        if known.capacity_rps and known.configuration.config_id in allowed
+    ]
+    if not passed or any(map(part.context.log.stands, passed)):
+        return []
+    return [
+        "A certificate passed, but the machine was worse later than in its runs: it is not upheld."
+    ]

@@ -53,3 +53,15 @@ def test_a_kill_for_want_of_memory_is_not_claimed_where_it_may_be_anothers(
     monkeypatch.setattr(Lease, "alive", lambda self: True)
     death = lease._explain_death(Job("j", lambda context: None, 1.0), error)
     assert type(death) is kind and told in death.message
+
+
+@pytest.mark.parametrize(
+    ("alive", "told"),
+    [(False, "has left the cluster"), (True, "did not start: no core is free")],
+)
+def test_a_start_on_a_machine_that_is_gone_says_so(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch, alive: bool, told: str
+) -> None:
+    lease._ray.exceptions.GetTimeoutError = TimeoutError
+    monkeypatch.setattr(Lease, "alive", lambda self: alive)
+    assert told in lease._explain_start(OSError("The actor\nno core is free")).message

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.domain.measurement import Failure
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import Parameter, SearchSpace
 from analyzer.domain.study import Pricing, StudyResult
@@ -19,6 +20,7 @@ from analyzer.report.entries import make_report
 from analyzer.search.context import make_context
 from analyzer.search.instance_types import PartExecutor, TypePart, compared, search_types
 from analyzer.search.optuna_trials import open_trials
+from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.request import SearchRequest, SilentProgress
 from analyzer.search.study import MakeTrials
 from analyzer.search.time_plan import TimePlan
@@ -98,6 +100,33 @@ def test_a_type_that_cannot_be_searched_is_told_and_the_other_answers() -> None:
     assert told["reason"] == "Nothing could be built. Look there."
     with pytest.raises(AnalyzerError, match="Nothing could be built"):
         compared([gone], {"gone": error})
+
+
+def test_a_machine_that_was_lost_is_told() -> None:
+    parts, result = searched(("slow", 1.0, 1.0), ("fast", 3.0, 0.5))
+    configuration = replace(result.outcomes[0].configuration, instance_count=9)
+    message = "The machine of worker cpu-0 has left the cluster."
+    lost = Failure(
+        configuration=configuration, stage="worker", reason="worker_lost", message=message
+    )
+    found = {
+        "slow": replace(result, outcomes=(*result.outcomes, lost), instance_types=()),
+        "fast": replace(result, instance_types=()),
+    }
+    slow, fast = compared(parts, found).instance_types
+    assert slow.reason == f"Configurations that lost their worker: 1. {message}"
+    assert fast.reason == ""
+
+
+def test_a_claim_that_was_taken_back_is_the_reason_for_no_recommendation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts, result = searched(("slow", 1.0, 1.0))
+    open_ = replace(result, verdict="undecided", recommended_id=None)
+    told = lambda: compared(parts, {"slow": open_}).instance_types[0].reason  # noqa: E731
+    assert told() == ""  # the rate stands; something else is in its way
+    monkeypatch.setattr(OutcomeLog, "stands", lambda self, measurement: False)
+    assert "is not upheld" in told()
 
 
 def test_an_interruption_ends_every_part() -> None:
