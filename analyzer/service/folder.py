@@ -129,6 +129,9 @@ class JobFolder:
             "TRITUNE_CACHE": str(self.work / _CACHE),
             "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Without a network, Ray warns that it did not find its own address by asking 8.8.8.8:
+            # so it takes the loopback's, as it does where it is not for clusters by default.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             **({TOLD: told} if told else {}),
         }
 

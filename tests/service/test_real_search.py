@@ -78,6 +78,7 @@ def test_a_model_becomes_a_repository(
         thread.join(60)
     assert done["state"] == "SUCCEEDED", (done["message"], done["log_tail"])
     path = f"/api/v1/jobs/{job}"
+    assert "8.8.8.8" not in client.get(f"{path}/log").text, "Ray asks nobody for its own address"
     result = client.get(f"{path}/result").json()
     assert result["verdict"] == done["verdict"] and result["model"]["name"] == "digits"
     if directory:
