@@ -9,21 +9,30 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
+_PROGRAMS = ("analyze", "analyzer")
 _ANSWER_S = 3.0  # below the health check's own limit
 
 
 def address(words: Sequence[str]) -> str | None:
-    """Where the server of a command line listens for HTTP; None where it is no server."""
-    if "serve" not in words:
+    """Where the server of a command line listens for HTTP.
+
+    Returns:
+        None where it is no server, or one on a free port, which the command line does not tell.
+    """
+    # The interpreter and the program come before the command.
+    program = [number for number, word in enumerate(words) if Path(word).name in _PROGRAMS]
+    command = words[program[0] + 1 :] if program else words
+    if not command or command[0] != "serve":
         return None
     port = "8000"
-    for number, word in enumerate(words):
-        name, _, value = word.partition("=")
+    for word, following in pairwise([*command, ""]):
+        name, given, value = word.partition("=")
         if name == "--http-port":
-            port = value or words[number + 1]
-    return f"http://127.0.0.1:{port}/v2/health/ready"
+            port = value if given else following
+    return f"http://127.0.0.1:{port}/v2/health/ready" if port.strip("0") else None
 
 
 def healthy(words: Sequence[str]) -> bool:

@@ -194,6 +194,9 @@ def create_token(
         audit.note(
             connection, project, "command line", "token.create", made.id, name=name, scope=scope
         )
+        place = database.place
+    # A service that has another database knows nothing of it.
+    click.echo(f"The token is good for the service whose database is {place}.", err=True)
     if as_json:
         click.echo(
             json.dumps(

@@ -54,7 +54,8 @@ CONTAINER = table(
 VOLUME = table({"name": NAME, "persistentVolumeClaim": table({"claimName": NAME})})
 TEMPLATE = table(
     {"spec": table({"containers": items(CONTAINER)},
-                   {"volumes": items(VOLUME), "nodeSelector": TEXTS})}
+                   {"volumes": items(VOLUME), "nodeSelector": TEXTS,
+                    "securityContext": table({"fsGroup": {"type": "integer", "minimum": 1}})})}
 )  # fmt: skip
 GROUP = table(
     {"rayStartParams": TEXTS, "template": TEMPLATE, "groupName": NAME},
@@ -103,6 +104,9 @@ def test_its_parts_agree(manifest: dict[str, Any]) -> None:
     head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
     assert spec["authOptions"]["mode"] == "token"
     assert head["rayStartParams"] == {"num-cpus": "0"}
+    pods = [one["template"]["spec"] for one in (head, *groups)]
+    # A fresh claim is root's, and none of the pods is.
+    assert {pod["securityContext"]["fsGroup"] for pod in pods} == {1000}
     containers = [one["template"]["spec"]["containers"][0] for one in (head, *groups)]
     (image,) = {one["image"] for one in containers}
     assert image.endswith(f":{spec['rayVersion']}")  # Ray wants one version everywhere

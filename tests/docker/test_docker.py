@@ -177,6 +177,35 @@ def test_the_health_of_a_server_is_its_readiness(server: HTTPServer) -> None:
     assert health.healthy(["analyze", "search", "model.onnx"])
 
 
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        (["/usr/bin/python3", "/opt/tritune/bin/analyze", "serve", "/m", ""], "8000"),
+        (["python", "-m", "analyzer", "serve", "/m", "--http-port", "9", ""], "9"),
+        (["analyze", "serve", "/m", "--http-port", "9", "--http-port=10"], "10"),
+        (["analyze", "search", "serve"], None),
+        (["analyze", "report", "serve", "--http-port", "1"], None),
+        (["analyze", "serve", "/m", "--http-port", "0"], None),
+        (["analyze", "serve", "/m", "--http-port"], None),
+        (["analyze"], None),
+    ],
+)
+def test_the_command_and_its_port_are_read_as_the_program_reads_them(
+    words: list[str], port: str | None
+) -> None:
+    found = health.address(words)
+    assert found == (f"http://127.0.0.1:{port}/v2/health/ready" if port else None)
+    assert found is not None or health.healthy(words)
+
+
+def test_what_the_search_exports_is_what_is_served() -> None:
+    document = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    search, serve = document["services"]["search"], document["services"]["serve"]
+    assert f"--export={serve['command'][1]}" in search["command"]
+    (mounted,) = serve["volumes"]
+    assert mounted.removesuffix(":ro") in search["volumes"]
+
+
 def test_the_compose_file_reserves_a_gpu_and_calls_commands_that_are_there() -> None:
     from analyzer.cli.main import cli
 
