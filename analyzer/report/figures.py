@@ -112,7 +112,7 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
         trace["textposition"] = "top center"
         trace["textfont"] = {"color": ROLE_COLOURS[role], "size": 13}
         trace["cliponaxis"] = False
-    if role != "other":
+    if role != "other" and any(point.bounded for point in points):
         trace["error_y"] = {
             "type": "data",
             "symmetric": False,
