@@ -21,9 +21,10 @@ def _word(*words: str) -> Any:
     return says(f"is none of {', '.join(words)}.", hint, words=words)
 
 
-def _count(smallest: int, hint: str = "") -> Any:
+def _count(smallest: int, hint: str = "", *, largest: int | None = None) -> Any:
     whole = "Write whole numbers without quotation marks, like [1, 2, 4]."
-    return says(f"is no integer of at least {smallest}.", whole + hint)
+    end = f"of at least {smallest}" if largest is None else f"from {smallest} to {largest:,}"
+    return says(f"is no integer {end}.", whole + hint)
 
 
 def _delay_us(value: Any) -> int:
@@ -40,7 +41,10 @@ def _as_list(value: Any) -> Any:
 
 
 _CORES_HINT = " 'cores' and 'cores/2' stand for what the machine has."
+# More than any machine has cores for; each instance holds the model once, each thread a stack.
+_PARALLEL_MAX = 1024
 _Positive = Annotated[int, Field(ge=1)]
+_Parallel = Annotated[int, Field(ge=1, le=_PARALLEL_MAX)]
 _PerCore = Literal["cores", "cores/2"]
 
 Precision = Annotated[
@@ -58,9 +62,10 @@ ExecutionMode = Annotated[Literal["sequential", "parallel"], _word("sequential",
 CudnnSearch = Annotated[
     Literal["heuristic", "exhaustive", "default"], _word("heuristic", "exhaustive", "default")
 ]
-InterOpThreads = Annotated[Annotated[int, Field(ge=0)], _count(0)]
-Instances = Annotated[_Positive | _PerCore, _count(1, _CORES_HINT)]
-Threads = Annotated[Annotated[int, Field(ge=0)] | _PerCore, _count(0, _CORES_HINT)]
+_ThreadCount = Annotated[int, Field(ge=0, le=_PARALLEL_MAX)]
+InterOpThreads = Annotated[_ThreadCount, _count(0, largest=_PARALLEL_MAX)]
+Instances = Annotated[_Parallel | _PerCore, _count(1, _CORES_HINT, largest=_PARALLEL_MAX)]
+Threads = Annotated[_ThreadCount | _PerCore, _count(0, _CORES_HINT, largest=_PARALLEL_MAX)]
 Switch = Annotated[
     bool, says("is neither true nor false.", "Write [true, false], without quotation marks.")
 ]

@@ -128,6 +128,10 @@ def save_model(
         ([*BUDGET, "--bugdet", "5m"], ["--bugdet", "--budget"]),
         ([*BUDGET, "--workers", "5"], ["--workers 5"]),
         ([*BUDGET, "--executor", "in-process", "--workers", "3"], ["in-process"]),
+        (
+            [*BUDGET, "--workers", "3", "--budget", "1ms"],
+            ["--workers 3: --budget 0.001s leaves no time to start Ray"],
+        ),
         ([*TYPES], ["--ray-address"]),
         ([*OF_CLUSTER, "--price", "1/h"], ["--price"]),
         ([*OF_CLUSTER, "--instance-type", "a"], ["--instance-type "]),
