@@ -39,7 +39,6 @@ class Latency(_Part):
 class Certificate(_Part):
     """Of one rate."""
 
-    verdict: str = ""
     requests: Count | None = None
     over_budget: Count | None = None
     effective_requests: float | None = None
@@ -60,7 +59,7 @@ class Fleet(_Part):
     machines: int | None = None
     cost_per_hour: float | None = None
     cost_per_million_inferences: float | None = None
-    basis: str = ""
+    basis: str | None = None
     rate_rps: float | None = None
 
 
@@ -195,7 +194,6 @@ class Search(_Part):
 class Claim(_Part):
     """What ``verify`` measured again."""
 
-    source: str = ""
     rate_rps: float | None = None
     latency_budget_ms: float | None = None
     percentile: float = 99.0
