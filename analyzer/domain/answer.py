@@ -102,8 +102,8 @@ def _limited_memory(measurement: Measurement, use: ResourceUse) -> int | None:
 
 
 def keeps_budget(test: LoadTest, sla: Sla) -> bool:
-    """Whether the share of requests over budget is within the SLA in this one run."""
-    if test.over_budget is None or not test.requests:
+    """Whether the share of requests over budget is within the SLA in this one run, and stays so."""
+    if test.over_budget is None or not test.requests or test.growing:
         return False
     return test.over_budget <= sla.miss_rate_max * test.requests
 
@@ -341,17 +341,19 @@ def closest_miss(
         )
     elif open_below(best, sla):
         rest = tuple(miss for miss in missed if miss.limit != "latency_budget_ms")
-        missed = (*rest, _missing_evidence(best))
+        missed = (*rest, _missing_evidence(best, sla))
     elif not missed:
-        missed = (_missing_evidence(best),)
+        missed = (_missing_evidence(best, sla),)
     return best, missed
 
 
-def _missing_evidence(measurement: Measurement) -> Miss:
+def _missing_evidence(measurement: Measurement, sla: Sla) -> Miss:
     certificate = measurement.certificate
     if certificate is None:
         return Miss(limit="certified_requests", required=None, observed=0)
     missing = certificate.requests_missing
+    if certificate.over_budget > sla.miss_rate_max * certificate.requests:
+        missing = None  # to a FAIL of the rate that was tried; a lower one is another claim
     return Miss(
         limit="certified_requests",
         required=certificate.requests + missing if missing is not None else None,

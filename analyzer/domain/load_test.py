@@ -228,6 +228,8 @@ class LoadTest:
             run's median bin: 1 where the machine had its usual speed. Empty where the target does
             not tell.
         aborted: The run ended early because its rate was hopeless.
+        growing: Its latencies only grew, so that a longer run would have broken the budget: no rate
+            that was kept, however few of its requests were late.
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
         notes: What else should be known of the run (it was not stationary).
@@ -253,6 +255,7 @@ class LoadTest:
     resources: ResourceUse = ResourceUse()
     validity: Validity
     aborted: bool = False
+    growing: bool = False
     seed: int = 0
     started_at: float = 0.0
     notes: tuple[str, ...] = ()

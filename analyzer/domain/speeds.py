@@ -54,14 +54,18 @@ def edge_over_speeds(
             kept.append(known.rate_rps)
     least = max(kept)
 
-    def lowered(rate: float | None) -> float | None:
+    def over_all(rate: float | None, factor: float) -> float | None:
         return max(rate * factor, min(rate, least)) if rate else rate
 
     low, high = edge.interval_rps
-    # A rate that was broken was broken at the speeds of its run: a higher bound only where the
-    # study met faster ones.
+    # A rate was kept, or broken, at the speeds of its run: a lower bound is higher nowhere, and an
+    # upper one only where the study met faster ones.
     upper = high * max(factor, 1.0) if high is not None else None
-    found = replace(edge, rate_rps=lowered(edge.rate_rps), interval_rps=(lowered(low), upper))
+    found = replace(
+        edge,
+        rate_rps=over_all(edge.rate_rps, factor),
+        interval_rps=(over_all(low, min(factor, 1.0)), upper),
+    )
     long = next((known for known in broken if known.requests >= EVIDENCE_MIN), None)
     return found if proven or long is None else _below(found, long, least, miss_rate_max)
 

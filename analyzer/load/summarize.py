@@ -18,6 +18,7 @@ from analyzer.domain.load_test import (
     Validity,
 )
 from analyzer.engine.counters import ServerStatistics
+from analyzer.load.growth import outgrows
 from analyzer.load.record import LoadRun
 from analyzer.load.slowness import slowness_of
 from analyzer.load.stalls import late_by_stalls
@@ -64,10 +65,12 @@ def summarize(
     lag_s = nearest_rank(log.send_lag_s[skip:][~np.isnan(log.send_lag_s[skip:])], 99.0)
     lag_ms = lag_s * 1e3 if lag_s is not None else None
     offered = offered_rps if offered_rps is not None else achieved_rps
-    over, stalled = None, 0
+    over, stalled, growing = None, 0, False
     if budget_ms is not None:
         over = int(np.count_nonzero(~(latency_s * 1e3 <= budget_ms)))
         stalled = late_by_stalls(set_warmup_apart(log, skip), budget_ms / 1e3)
+        open_loop = run.concurrency is None
+        growing = open_loop and outgrows(log.intended_s[skip:], latency_s, budget_ms / 1e3)
     latency_ms = summarize_latency(latency_s, percentile)
     resources = _with_energy(resources if resources is not None else ResourceUse(), log)
     return LoadTest(
@@ -94,6 +97,7 @@ def summarize(
         resources=resources,
         validity=_validity(run, budget_ms, lag_ms, resources),
         aborted=run.aborted,
+        growing=growing,
         seed=seed,
         started_at=run.started_at,
     )

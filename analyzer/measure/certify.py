@@ -132,8 +132,11 @@ class _Certifying:
 
     def _taken_back(self) -> bool:
         """Whether rates are proven, and the machine turned out to carry none of them."""
-        proven = [of for of in self._result.evidence.values() if of.claim and self._goal.proves(of)]
-        return bool(proven) and not any(self._may_be_run(known.rate_rps) for known in proven)
+        result, proves = self._result, self._goal.proves
+        proven = [of.rate_rps for of in result.evidence.values() if of.claim and proves(of)]
+        if result.passed and result.rate_rps is not None:
+            proven.append(result.rate_rps)
+        return bool(proven) and not any(map(self._may_be_run, proven))
 
     def _claim_again(self) -> list[float]:
         """Nothing is proven any more; the rates that are left then, down to the lowest."""
@@ -337,8 +340,11 @@ class _Certifying:
             runs.append(test)
             self._left_s -= test.duration_s + lead_s
             limit_s -= test.duration_s + lead_s
-            if not test.validity.excused:
+            if test.growing or not test.validity.excused:
                 self._take_back(rate)
+                if test.growing:
+                    self._claims.give_up(rate)
+                    self._failed_rps = min(self._failed_rps, rate)
                 if not self._result.passed:
                     # Nothing is decided by it, and the certificate says why.
                     last = [*indices, len(runs) - 1]

@@ -42,6 +42,7 @@ class RateOutcome:
         latency_ms: Latency at the SLA's percentile; None if it falls among failures or the run was
             ended early.
         aborted: The run was ended early as hopeless.
+        growing: A longer run would have broken the budget (``LoadTest.growing``).
     """
 
     rate_rps: float
@@ -49,6 +50,7 @@ class RateOutcome:
     over_budget: int
     latency_ms: float | None
     aborted: bool = False
+    growing: bool = False
 
     @classmethod
     def of(cls, test: LoadTest) -> RateOutcome:
@@ -60,12 +62,13 @@ class RateOutcome:
             over_budget=test.over_budget or 0,
             latency_ms=test.latency_ms.sla,
             aborted=test.aborted,
+            growing=test.growing,
         )
 
     def keeps(self, miss_rate_max: float) -> bool:
         """Whether the rate kept the SLA, as far as its run shows."""
         kept = self.over_budget <= miss_rate_max * self.requests
-        return kept and not self.aborted and self.requests > 0
+        return kept and not self.aborted and not self.growing and self.requests > 0
 
 
 # Why a run is invalid although its rate was offered and its latencies were not too short.
@@ -171,6 +174,7 @@ class EdgeSearch:
                 requests=known.requests + outcome.requests,
                 over_budget=known.over_budget + outcome.over_budget,
                 aborted=known.aborted or outcome.aborted,
+                growing=known.growing or outcome.growing,
             )
         self._outcomes[outcome.rate_rps] = outcome
 
@@ -316,7 +320,7 @@ def revised_edge(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float)
     counts: dict[float, list[int]] = defaultdict(lambda: [0, 0])
     for outcome in telling(tests, miss_rate_max):
         counts[outcome.rate_rps][0] += outcome.requests
-        counts[outcome.rate_rps][1] += outcome.over_budget
+        counts[outcome.rate_rps][1] += outcome.requests if outcome.growing else outcome.over_budget
     rates = sorted(rate for rate, (requests, _) in counts.items() if requests)
     if not rates:
         return edge

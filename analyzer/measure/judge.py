@@ -22,6 +22,8 @@ from analyzer.measure.witness import stalls_too_long, steady
 from analyzer.stats.certificate import certify
 from analyzer.stats.percentiles import summarize_latency
 
+_GROWING = "latencies grew until the run ended, as at a rate that the server does not carry"
+
 
 def judge_runs(
     tests: Sequence[LoadTest],
@@ -37,7 +39,8 @@ def judge_runs(
 
     The generator's lag is inside the latencies: with it a PASS stands, and a FAIL is UNDECIDED.
     With any other invalid run nothing is decided. Nor is there a PASS where stalls alone would
-    break the SLA in the long run, nor with a run that was given up: it speaks for a FAIL alone.
+    break the SLA in the long run, nor with a run that was given up, or whose latencies only grew:
+    it speaks for a FAIL alone.
 
     Args:
         earlier: What runs that are not in ``tests`` came to.
@@ -61,11 +64,13 @@ def judge_runs(
     void = dict.fromkeys(
         reason for test in tests if not test.validity.excused for reason in test.validity.reasons
     )
+    if any(test.growing for test in tests):
+        void[_GROWING] = None
     certificate = replace(certificate, conditions=study, void_reasons=tuple(void))
     medians = [test.latency_ms.p50 for test in tests if test.latency_ms.p50 is not None]
     doubtful = {
         "PASS": not all(test.validity.excused for test in tests)
-        or any(test.aborted for test in tests)
+        or any(test.aborted or test.growing for test in tests)
         or stalls_too_long(study, sla, min(medians, default=None)),
         "FAIL": not all(test.validity.valid for test in tests),
     }
@@ -112,4 +117,5 @@ def merge_tests(
         validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons, kinds=kinds),
         conditions=Conditions.pooled(test.conditions for test in tests),
         aborted=any(test.aborted for test in tests),
+        growing=any(test.growing for test in tests),
     )

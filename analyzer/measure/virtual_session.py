@@ -21,6 +21,7 @@ from analyzer.domain.load_test import (
     ResourceUse,
     Validity,
 )
+from analyzer.load.growth import outgrows
 from analyzer.load.slowness import SLOWNESS_MAX
 from analyzer.load.stalls import late_by_stalls
 from analyzer.measure.plan import LoadPlan
@@ -125,6 +126,7 @@ class VirtualSession(Session):
             resources=ResourceUse(memory_bytes_peak=self._memory_bytes),
             validity=Validity(valid=True),
             aborted=count < len(latency_s),
+            growing=outgrows(log.intended_s[skip:], counted_s, sla.latency_budget_ms / 1e3),
             seed=self._plan.seed,
             slowness=_slowness(path, self._now_s, self._now_s + end_s),
             conditions=_conditions(path, self._now_s, self._now_s + end_s),

@@ -117,6 +117,11 @@ class WalkClaims:
         """Counts a claim that begins with nothing."""
         self._open += opening[0] is None
 
+    def give_up(self, rate: float) -> None:
+        """No later walk goes on with what is known of ``rate``."""
+        if (known := self._evidence.get(rate)) is not None:
+            self._evidence[rate] = replace(known, claim=0)
+
     def passed(self, certificate: Certificate, opening: Opening) -> None:
         """A claim that passed gives its part of the error back.
 

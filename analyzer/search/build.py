@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Accuracy, Failure
-from analyzer.errors import AnalyzerError, BuildTimeoutError
+from analyzer.errors import AnalyzerError, BuildTimeoutError, InputError
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import Job
 from analyzer.measure.tasks import BuildTask
@@ -131,6 +131,13 @@ def _tell(context: SearchContext, built: BuiltVariants) -> None:
         failure = built.excluded[baseline]
         raise AnalyzerError(
             f"The model itself cannot be served: {failure.message}", hint=failure.hint
+        )
+    asked = {configuration.variant for configuration in context.candidates.values()}
+    left_out = [built.excluded[key] for key in asked if key in built.excluded]
+    if asked and len(left_out) == len(asked) and all(failure.is_fault for failure in left_out):
+        raise InputError(
+            f"Nothing that --precisions allows can be built: {left_out[0].message}",
+            hint=left_out[0].hint or "--precisions fp32 measures the model as it is.",
         )
     for key, failure in built.excluded.items():
         context.log.record(failure, role="variant")

@@ -28,11 +28,17 @@ def prove_infeasible(
     if not context.log.ranked(screening.recommendable) and not context.log.nothing_runs:
         refuting.run()
     found = ruled_out(context, built, screening)
-    measured = any(isinstance(outcome, Measurement) for outcome in context.log.outcomes)
-    open_ = found is None and measured and not context.log.ranked(screening.recommendable)
+    tried = [
+        outcome
+        for outcome in context.log.outcomes
+        if isinstance(outcome, Measurement) and outcome.load_tests
+    ]
+    open_ = found is None and bool(tried) and not context.log.ranked(screening.recommendable)
     if open_ and not misses_for_good(context, screening):
+        kept = any(measurement.edge.at_least_rps for measurement in tried)
+        what = "Nothing that was measured" if kept else "No rate that was tried"
         context.log.warn(
-            "No rate that was tried keeps the promise, but it is not shown that none does: "
+            f"{what} keeps the promise, but it is not shown that none does: "
             f"{_open_reason(context, screening, refuting)}."
         )
     return found

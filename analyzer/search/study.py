@@ -254,6 +254,8 @@ def _needed_s(
     Without one no measurement brought anything in this budget, so that its server and its load
     tests are still to come, as slow as this machine has turned out.
     """
+    if estimate is None and any(_failed(outcome) for outcome in context.log.outcomes):
+        return None
     missing_s = measuring.missing_s_of(estimate)
     if missing_s is None:
         return None
@@ -262,6 +264,12 @@ def _needed_s(
         return context.plan.budget_that_suffices_s(proof_s)
     enough_s = context.plan.budget_that_suffices_s(proof_s, stage="measurement")
     return max(enough_s, _CLEARLY_MORE * context.request.budget_s)
+
+
+def _failed(outcome: Measurement | Failure) -> bool:
+    """Whether a certificate shows that a rate is too high: no time proves it."""
+    certificate = outcome.certificate if isinstance(outcome, Measurement) else None
+    return certificate is not None and certificate.verdict == "FAIL"
 
 
 def _enough_s(context: SearchContext) -> float:
@@ -315,7 +323,7 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     if not left_s < expected_s <= all_s:
         return
     # An attempt: it may end sooner, or without a proof.
-    context.log.warn(
+    context.progress.warn(
         "Nothing is proven yet: one more run tries to complete a first proof, and may take about "
         f"{max(expected_s - left_s, 1.0):.0f} s beyond --budget, {all_s - left_s:.0f} s at most."
     )
@@ -323,6 +331,8 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
     plan.grant(all_s - plan.left_s)
     measuring.complete(all_s - start_s)
     plan.revoke()
+    if (beyond_s := -plan.left_s) >= 1.0:
+        context.log.warn(f"A run to complete a first proof took {beyond_s:.0f} s beyond --budget.")
 
 
 def _tell_gain(context: SearchContext, measuring: Measuring) -> None:

@@ -193,6 +193,14 @@ class TestClosestMiss:
             ("certified_requests", 5000, 1000)
         ]
 
+    def test_what_is_missing_to_a_fail_is_no_number_of_requests_that_proves(self) -> None:
+        late = certificate("UNDECIDED", over_budget=40, requests_missing=4000)
+        found = closest_miss([measurement(1, 80.0, certificate=late)], SLA)
+        assert found is not None
+        assert [(m.limit, m.required, m.observed) for m in found[1]] == [
+            ("certified_requests", None, 1000)
+        ]
+
     def test_without_any_certificate_evidence_is_missing(self) -> None:
         found = closest_miss([measurement(1, 80.0)], SLA)
         assert found is not None

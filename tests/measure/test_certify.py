@@ -532,6 +532,58 @@ def test_what_an_earlier_walk_proved_is_claimed_again_once_runs_tell_more(
     assert found.passed and found.rate_rps == 600.0 and not found.blocks
 
 
+def test_a_walk_goes_down_once_the_machine_does_not_carry_what_is_proven() -> None:
+    """A climb meets a slow state: the server is there, so that a lower rate is proven at once."""
+    script = Script(passes_up_to=50.0, needed=100)
+    known = RateEvidence(
+        rate_rps=70.0, requests=5000, over_budget=0, inflation=1.0, claim=1, blocks=2
+    )
+
+    def judge(rate: float, indices: Sequence[int], claim: int, _: object) -> Certificate:
+        if rate == known.rate_rps:
+            return replace(script.judge(rate, indices, claim), verdict="PASS")
+        return script.judge(rate, indices, claim)
+
+    climb = goal(
+        60.0,
+        needed=100,
+        earlier=(known,),
+        open_claims=1,
+        above_rps=70.0,
+        proves=lambda of: of.rate_rps == 70.0 or (of.rate_rps <= 50.0 and of.requests >= 100),
+        ceiling_rps=lambda: 55.0 if script.tests else 100.0,
+        left_s=lambda: 60.0 - script.seconds,
+    )
+    found = certify_capacity(climb, script.run, judge)
+    assert script.rates[0] > 70.0 and found.passed
+    assert found.rate_rps is not None and 40.0 < found.rate_rps <= 50.0
+
+
+def test_a_walk_ends_where_its_time_is_for_another_proof() -> None:
+    script = Script(passes_up_to=100.0, needed=10**6)
+    ended = goal(60.0, needed=10**6, goes_on=lambda: not script.tests)
+    found = certify_capacity(ended, script.run, script.judge)
+    assert len(script.rates) == 1 and not found.passed
+
+
+def test_a_run_whose_latencies_only_grow_proves_nothing(
+    load: LoadPlan, service: ServiceTime
+) -> None:
+    """1.3 times what a server carries, in runs of three budgets: not a request is late."""
+    load = replace(load, sla=replace(load.sla, latency_budget_ms=2000.0))
+    model = ServerModel(policy=BatchingPolicy(), service=replace(service, service_ms=(2.0, 16.0)))
+    rate = 1.3 * model.saturation_rps()
+    session = VirtualSession(model, load)
+    plan = CertifyPlan(seconds=6.0, rate_rps=rate)
+    proof = certify_target(session, load, plan, edge=Edge(interval_rps=(None, None)))
+    (test,) = session.tests
+    assert test.growing and not test.over_budget
+    assert proof.rate_rps is None and proof.certificate is not None
+    assert proof.certificate.verdict == "UNDECIDED"
+    assert "grew" in proof.certificate.void_reasons[0]
+    assert not any(known.claim for known in proof.evidence)
+
+
 def test_nothing_is_claimed_again_above_a_rate_that_failed() -> None:
     script = Script(passes_up_to=0.0, needed=10)
     known = RateEvidence(

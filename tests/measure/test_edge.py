@@ -537,7 +537,8 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
     assert stated(opened, 0.5).interval_rps == (700.0, None)
     found_when_slow = stated(measured, 1.2)
     assert found_when_slow.rate_rps == 1200.0
-    assert found_when_slow.interval_rps == pytest.approx((1140.0, 1260.0))
+    # The lower end is a rate that was kept.
+    assert found_when_slow.interval_rps == pytest.approx((950.0, 1260.0))
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.3])

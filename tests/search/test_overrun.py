@@ -11,8 +11,11 @@ from analyzer.search.study import _overrun, _tell_gain
 
 
 def overrun(*, left_s: float, missing_s: float) -> tuple[list[str], list[float]]:
-    """The notes, and the seconds of the attempt, of a budget of 40 s that may take 50 s."""
-    notes: list[str] = []
+    """What is told, and the seconds of the attempt, of a budget of 40 s that may take 50 s.
+
+    The attempt takes two seconds more than it was expected to.
+    """
+    told: list[str] = []
     attempts: list[float] = []
     plan = SimpleNamespace(
         left_s=left_s,
@@ -20,24 +23,29 @@ def overrun(*, left_s: float, missing_s: float) -> tuple[list[str], list[float]]
         grant=lambda seconds: None,
         revoke=lambda: None,
     )
+
+    def complete(seconds: float) -> None:
+        attempts.append(seconds)
+        plan.left_s -= missing_s + 3.0
+
     context: Any = SimpleNamespace(
-        plan=plan, server_start_s=1.0, log=SimpleNamespace(warn=notes.append)
+        plan=plan,
+        server_start_s=1.0,
+        log=SimpleNamespace(warn=told.append),
+        progress=SimpleNamespace(warn=told.append),
     )
-    measuring: Any = SimpleNamespace(missing_s=missing_s, complete=attempts.append)
+    measuring: Any = SimpleNamespace(missing_s=missing_s, complete=complete)
     _overrun(context, measuring)
-    return notes, attempts
+    return told, attempts
 
 
 def test_an_attempt_beyond_the_budget_is_told_as_an_attempt() -> None:
     # It may end without a proof, and before the budget does.
-    notes, attempts = overrun(left_s=5.0, missing_s=5.0)
+    (before, note), attempts = overrun(left_s=5.0, missing_s=5.0)
     assert attempts == [14.0], "a PASS ends it sooner"
-    (note,) = notes
-    assert (
-        "tries to complete a first proof" in note
-        and "about 2 s beyond --budget, 10 s at most." in note
-    )
-    assert "are spent" not in note
+    assert "tries to complete a first proof" in before
+    assert "about 2 s beyond --budget, 10 s at most." in before
+    assert note == "A run to complete a first proof took 3 s beyond --budget."
 
 
 def test_nothing_is_told_where_nothing_is_tried() -> None:

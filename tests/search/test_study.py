@@ -601,6 +601,35 @@ def test_a_rate_that_was_taken_back_is_none_that_a_further_walk_must_exceed() ->
     assert len([known for known in best.evidence if known.claim]) > 1
 
 
+TWO_PRECISIONS = """
+device: cpu
+threads_per_core: 1.0
+parameters:
+  precision: [fp32, fp16]
+  instance_count: [2]
+  intra_op_threads: [1]
+  dynamic_batching: [true]
+  max_batch_size: [8]
+  max_queue_delay: [0]
+"""
+
+
+def test_a_proof_that_a_slow_state_takes_back_is_made_again_at_once() -> None:
+    """The machine goes to half of its speed while the baseline is proven: that can wait."""
+    slower = SpeedPath(start_s=np.array([0.0, 42.0]), speed=np.array([1.0, 0.5]))
+    result, _, _ = run(
+        VirtualWorld(service=service, speed=slower),
+        sla=Sla(latency_budget_ms=50.0),
+        space=_space(TWO_PRECISIONS),
+        budget_s=60.0,
+        trials_max=None,
+    )
+    best = winner(result)
+    assert best.capacity_rps and best.certificate is not None
+    assert best.certificate.verdict == "PASS"
+    assert (result.search.wall_seconds or 0.0) <= 60.0
+
+
 def test_requests_larger_than_triton_s_own_batches_have_a_baseline_that_takes_them() -> None:
     """Of 8 inferences each, where its automatic configuration takes four at a time."""
     request = SearchRequest(
