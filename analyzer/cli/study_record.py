@@ -127,13 +127,13 @@ def _file_sha256(space: str | None) -> str | None:
 
 
 def _check_same(record: StudyRecord, told: dict[str, Any]) -> None:
-    """Raises UsageError where the study was begun with another space, load, server or device.
+    """Raises UsageError where the study was begun with another space, load or server.
 
-    Its measurements are compared and pooled with those to come. A study of an older version tells
-    less.
+    Its measurements are compared and pooled with those to come; those of another device are none of
+    the same configurations. A study of an older version tells less.
     """
     begun = record.options
-    for key in ("space", "arrivals", "request_batch_size", "server", "device"):
+    for key in ("space", "arrivals", "request_batch_size", "server"):
         by_content = key == "space" and begun.get(_SPACE_KEY) and told[_SPACE_KEY]
         compared = _SPACE_KEY if by_content else key
         if compared not in begun or begun[compared] == told[compared]:
