@@ -65,7 +65,7 @@ def asked(client: httpx.Client, **body: Any) -> httpx.Response:
     [
         (model(), "has no inputs"),
         (model("N", 4, operator="Unheard"), "Unheard"),
-        (model("N", 4, opset=99), "cannot load model.onnx"),
+        (model("N", 4, opset=99), "has opset 99, which is newer than"),
         (model("N", 4, operator="Identity", kind=TensorProto.STRING), "holds strings"),
     ],
     ids=["no inputs", "operator", "opset", "strings"],
