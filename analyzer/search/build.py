@@ -58,6 +58,7 @@ def build(context: SearchContext) -> BuiltVariants:
 
     Raises:
         AnalyzerError: The baseline's variant cannot be served, or the workers failed.
+        InputError: No variant that may be recommended can be built.
         BudgetEndedError: There is no time for a measurement after it.
     """
     built = BuiltVariants()
@@ -95,6 +96,7 @@ def build(context: SearchContext) -> BuiltVariants:
             built.excluded[key] = Failure(
                 configuration=simplest[key], stage="build", reason="accuracy", message=reason
             )
+    _require_candidates(context, built)
     _tell(context, built)
     return built
 
@@ -124,6 +126,21 @@ def _run(
     return found
 
 
+def _require_candidates(context: SearchContext, built: BuiltVariants) -> None:
+    """Refuses a search whose precisions the model cannot have: nothing is to be searched.
+
+    Raises:
+        InputError: With what failed.
+    """
+    asked = {configuration.variant for configuration in context.candidates.values()}
+    left_out = [built.excluded[key] for key in asked if key in built.excluded]
+    if asked and len(left_out) == len(asked) and {of.reason for of in left_out} == {"build"}:
+        raise InputError(
+            f"Nothing that --precisions allows can be built: {left_out[0].message}",
+            hint=left_out[0].hint or "--precisions fp32 measures the model as it is.",
+        )
+
+
 def _tell(context: SearchContext, built: BuiltVariants) -> None:
     """Records what was excluded, and warns of what qualifies the result."""
     baseline = context.baseline.variant
@@ -131,13 +148,6 @@ def _tell(context: SearchContext, built: BuiltVariants) -> None:
         failure = built.excluded[baseline]
         raise AnalyzerError(
             f"The model itself cannot be served: {failure.message}", hint=failure.hint
-        )
-    asked = {configuration.variant for configuration in context.candidates.values()}
-    left_out = [built.excluded[key] for key in asked if key in built.excluded]
-    if asked and len(left_out) == len(asked) and all(failure.is_fault for failure in left_out):
-        raise InputError(
-            f"Nothing that --precisions allows can be built: {left_out[0].message}",
-            hint=left_out[0].hint or "--precisions fp32 measures the model as it is.",
         )
     for key, failure in built.excluded.items():
         context.log.record(failure, role="variant")

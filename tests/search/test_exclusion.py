@@ -9,8 +9,9 @@ import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Accuracy, Failure
+from analyzer.errors import InputError
 from analyzer.search import build as build_module
-from analyzer.search.build import BuiltVariants, _tell, build, exclusion
+from analyzer.search.build import BuiltVariants, _require_candidates, _tell, build, exclusion
 
 FP16 = VariantKey(precision="fp16", quantization=None, backend="onnxruntime")
 
@@ -90,3 +91,20 @@ def test_what_nobody_could_judge_is_not_built(known: str, monkeypatch: pytest.Mo
     assert (int8.variant in built.excluded) is (known == "neither")
     sentence = "int8-dynamic is not considered: without real data nobody knows its accuracy."
     assert any(text.startswith(sentence) for text in told) is (known == "neither")
+
+
+@pytest.mark.parametrize("reason", ["build", "accuracy"])
+def test_a_precision_that_the_model_cannot_have_is_wrong_use_and_no_infeasible_promise(
+    reason: str,
+) -> None:
+    half = Configuration(precision="fp16")
+    failure = Failure(
+        configuration=half, stage="build", reason=reason, message="It holds no float32 values."
+    )
+    context: Any = SimpleNamespace(candidates={half.config_id: half})
+    built = BuiltVariants(excluded={half.variant: failure})
+    if reason == "accuracy":
+        _require_candidates(context, built)  # another limit may allow it
+        return
+    with pytest.raises(InputError, match="holds no float32 values"):
+        _require_candidates(context, built)
