@@ -349,7 +349,7 @@ def study_status(store: ResultStore, study: str, cancel: Callable[[], None]) -> 
         cancel()
         store.set_status(study, "interrupted")
         raise RunInterruptedError(
-            "Interrupted. Everything measured so far is stored.",
+            "Interrupted. What was measured to its end is stored.",
             hint=f"Go on with: --study {study} --resume (the same command otherwise).",
         ) from error
     except Exception:

@@ -125,7 +125,7 @@ def _gain_note(gain: Gain, sla: Sla) -> str:
     if not sla.at_any_rate:
         return f"{of} at the target rate" + ("" if gain.basis == "certified" else ", not certified")
     if low is None and high is None:
-        return f"{text} (neither was bracketed)"
+        return f"{text} (of what each kept: neither edge was bracketed)"
     if low is None or high is None or times(low) == times(high):
         return text
     return f"{text} ({times(low)} to {times(high)})"
