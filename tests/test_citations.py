@@ -69,7 +69,7 @@ OTHERS = {"--exit-timeout-secs", "--input-data", "--metrics-config", "--rate-lim
 OTHERS |= {"--address", "--disable-usage-stats", "--generate", "--head", "--labels", "--num-cpus"}
 OTHERS |= {"--for", "--no-cache-dir", "--port", "--timeout", "--from-literal", "--model-repository"}
 OTHERS |= {"--build", "--clean", "--detach", "--home-dir", "--if-exists", "--now", "--rm"}
-OTHERS |= {"--system", "--data-binary", "--profile"}
+OTHERS |= {"--system", "--data-binary", "--profile", "--pipe", "--wait", "--uid", "--property"}
 
 
 def pages() -> list[Path]:

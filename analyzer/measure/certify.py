@@ -340,9 +340,10 @@ class _Certifying:
             runs.append(test)
             self._left_s -= test.duration_s + lead_s
             limit_s -= test.duration_s + lead_s
-            if test.growing or not test.validity.excused:
+            kept = (test.over_budget or 0) <= self._goal.miss_rate_max * test.requests
+            if (grew := test.growing and kept) or not test.validity.excused:
                 self._take_back(rate)
-                if test.growing:
+                if grew:
                     self._claims.give_up(rate)
                     self._failed_rps = min(self._failed_rps, rate)
                 if not self._result.passed:

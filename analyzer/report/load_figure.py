@@ -11,7 +11,7 @@ from analyzer.report.charts import Charts, Curve
 from analyzer.report.figure_style import ROLE_COLOURS, Figure, layout_of
 from analyzer.report.wording import GIVEN, milliseconds, percentile_name, rate
 
-_MEDIAN = 50.0
+_MEDIAN = 50.0  # a percentile
 # Roles that are named in the legend, and have a colour of their own.
 _NAMED = ("recommended", "baseline")
 _CURVE_COLOURS = ("var(--front)", "var(--curve-a)", "var(--curve-b)", "var(--curve-c)")

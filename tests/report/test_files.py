@@ -13,7 +13,7 @@ from analyzer.report.files import format_of, write_report
 
 
 def test_a_file_is_replaced_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "report.md"
+    file = tmp_path / "new" / "told.out"
     write_report(file, "first")
     file.chmod(0o640)
     write_report(file, "second")
@@ -23,7 +23,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_permissions(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_stays_and_its_target_is_written(tmp_path: Path, there: bool) -> None:
-    target, link = tmp_path / "kept" / "report.md", tmp_path / "latest.md"
+    target, link = tmp_path / "kept" / "told.out", tmp_path / "latest.out"
     target.parent.mkdir()
     if there:
         target.write_text("old")
@@ -43,7 +43,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_is_left_as_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "report.md"
+    file = tmp_path / "told.out"
     file.write_text("kept")
     file.chmod(0o400)
     with pytest.raises(UsageError, match="read-only"):
