@@ -331,7 +331,10 @@ def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
     evidence = evidence_requests(measurement, sla)
     text = f"Nothing was proven: the rate is an estimate from {evidence:,} requests at kept rates"
     certificate = measurement.certificate
-    if certificate is not None and certificate.requests_missing:
+    late = certificate is not None and (
+        certificate.over_budget > sla.miss_rate_max * certificate.requests
+    )
+    if certificate is not None and certificate.requests_missing and not late:
         return f"{text}; a certificate needs about {certificate.requests_missing:,} more."
     return f"{text}."
 

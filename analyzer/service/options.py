@@ -90,14 +90,14 @@ def _matches(pattern: re.Pattern[str], what: str) -> _Check:
 
 
 def _number(
-    low: float, high: float, *, whole: bool = False, open_ends: bool = False
+    low: float, high: float, *, whole: bool = False, open_end: bool = False
 ) -> Callable[[str], float]:
     def check(text: str) -> float:
         try:
             value = float(int(text) if whole else float(text))
         except ValueError:
             raise UsageError(f"{text!r} is no {'whole ' if whole else ''}number.") from None
-        if not (low < value < high if open_ends else low <= value <= high):
+        if not (low <= value < high if open_end else low <= value <= high):
             raise UsageError(f"{text} is not between {low:g} and {high:g}.")
         return value
 
@@ -189,7 +189,7 @@ def _export(text: str, limits: ServiceLimits) -> None:
 _SLA: dict[str, _Check] = {
     "latency_budget": _latency,
     "percentile": _unit(_number(1, PERCENTILE_MAX)),
-    "confidence": _unit(_number(0, 1, open_ends=True)),
+    "confidence": _unit(_number(0.5, 1, open_end=True)),
     "target_rate": _unit(units.parse_rate_rps),
     "budget": _budget,
     "server": _server,
