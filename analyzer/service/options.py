@@ -90,14 +90,20 @@ def _matches(pattern: re.Pattern[str], what: str) -> _Check:
 
 
 def _number(
-    low: float, high: float, *, whole: bool = False, open_end: bool = False
+    low: float,
+    high: float,
+    *,
+    whole: bool = False,
+    open_low: bool = False,
+    open_high: bool = False,
 ) -> Callable[[str], float]:
     def check(text: str) -> float:
         try:
             value = float(int(text) if whole else float(text))
         except ValueError:
             raise UsageError(f"{text!r} is no {'whole ' if whole else ''}number.") from None
-        if not (low <= value < high if open_end else low <= value <= high):
+        above = low < value if open_low else low <= value
+        if not (above and (value < high if open_high else value <= high)):
             raise UsageError(f"{text} is not between {low:g} and {high:g}.")
         return value
 
@@ -134,7 +140,7 @@ def _precisions(text: str, _: ServiceLimits) -> None:
 def _arrivals(text: str, _: ServiceLimits) -> None:
     name, separator, value = text.partition(":")
     if name == "gamma" and separator:
-        _number(0, 1e6, open_ends=True)(value)
+        _number(0, 1e6, open_low=True, open_high=True)(value)
     elif text not in ("poisson", "constant") and not _trace_of(text):
         raise UsageError(
             f"{text!r} is none of poisson, constant, gamma:CV, trace:ID.",
@@ -189,7 +195,7 @@ def _export(text: str, limits: ServiceLimits) -> None:
 _SLA: dict[str, _Check] = {
     "latency_budget": _latency,
     "percentile": _unit(_number(1, PERCENTILE_MAX)),
-    "confidence": _unit(_number(0.5, 1, open_end=True)),
+    "confidence": _unit(_number(0.5, 1, open_high=True)),
     "target_rate": _unit(units.parse_rate_rps),
     "budget": _budget,
     "server": _server,
