@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from analyzer.targets.target import Target
     from analyzer.variants.inputs import CalibrationData
 
+# No load test is meant to last longer; a rate of 1e-5/s would take weeks for its 20 requests.
+_DAY_S = 86_400.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -101,6 +104,7 @@ def measure(target: str, **values: Any) -> None:
         )
     if values["duration"] <= 0:
         raise UsageError("--duration must be above 0.", hint="Write it like --duration 10s.")
+    _require_a_day(values)
     with _open(target, values) as subject:
         largest = _largest_request(values)
         if largest > 1 and not subject.batchable:
@@ -361,6 +365,18 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
             certificate = judge_runs([test], session.logs, load, None)
     _tell(session.notes, values)
     return build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
+
+
+def _require_a_day(values: dict[str, Any]) -> None:
+    """Refuses a load test that lasts longer: --duration, or the least number of requests."""
+    from analyzer.measure.session import REQUESTS_MIN
+
+    least_s = REQUESTS_MIN / values["rate"] if values["rate"] else 0.0
+    if max(values["duration"], least_s) > _DAY_S:
+        raise UsageError(
+            f"The load test would take {format_duration(max(values['duration'], least_s))}.",
+            hint=f"A day is the most; {REQUESTS_MIN} requests at least are sent at --rate.",
+        )
 
 
 def _tell_least_time(rate_rps: float, duration_s: float) -> None:

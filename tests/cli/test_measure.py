@@ -224,3 +224,10 @@ def test_why_requests_fail_is_told(call: Call, folder: Path) -> None:
     assert "Requests failed, the first with:" in told.stderr
     assert "idx=9 must be within" in told.stderr and "[E:onnxruntime" not in told.stderr
     assert "Requests failed" not in call("measure", model, *options, "--quiet").stderr
+
+
+@pytest.mark.parametrize("given", [("--rate", "0.00001/s"), ("--rate", "1/s", "--duration", "25h")])
+def test_a_load_test_of_more_than_a_day_is_refused(call: Call, given: tuple[str, ...]) -> None:
+    answer = call("measure", str(EXAMPLES / "digits.onnx"), *given, "--json")
+    assert answer.code == 2, answer
+    assert "A day is the most" in answer.document["error"]["hint"]
