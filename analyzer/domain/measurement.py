@@ -84,6 +84,10 @@ class Certificate:
     void_reasons: tuple[str, ...] = ()
     higher: tuple[HigherRuns, ...] = ()
 
+    def is_late(self, miss_rate_max: float) -> bool:
+        """Whether more requests are late than may be: what it misses is missing to a FAIL."""
+        return self.over_budget > miss_rate_max * self.requests
+
     @property
     def own_requests(self) -> int:
         """Requests counted at the rate itself."""

@@ -1,5 +1,4 @@
-"""Tells a queue that only grows from one that is in balance, in a run that is short beside the
-latency budget."""
+"""Tells a queue that only grows from one in balance, in runs of a few latency budgets."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ def outgrows(
     """Whether latencies grow so that a run of ten budgets would be late, though this one is not.
 
     At ``r`` times the rate that a server carries, each second adds ``1 - 1/r`` seconds to the wait
-    of the requests that come then. A run that ends before that is the budget has no late request.
-    So the growth over its second half, where it is no chance, is continued to ten budgets. False
-    where the run is as long, or where requests failed, which are late themselves.
+    of the requests that come then; until that is the budget, no request is late. So the growth over
+    the run's second half, where it is no chance, is continued to ten budgets. False where the run
+    is as long, or where requests failed, which are late themselves.
 
     Args:
         intended_s: When the requests that count were to be sent, seconds, ascending.

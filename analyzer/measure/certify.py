@@ -366,7 +366,7 @@ class _Certifying:
                 return False
             if not self._goal.goes_on():
                 return False
-            beyond = certificate.over_budget > certificate.requests * self._goal.miss_rate_max
+            beyond = certificate.is_late(self._goal.miss_rate_max)
             missing = float(certificate.requests_missing or 2.0 * block_s * rate)
             if beyond:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows

@@ -331,12 +331,10 @@ def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
     evidence = evidence_requests(measurement, sla)
     text = f"Nothing was proven: the rate is an estimate from {evidence:,} requests at kept rates"
     certificate = measurement.certificate
-    late = certificate is not None and (
-        certificate.over_budget > sla.miss_rate_max * certificate.requests
-    )
-    if certificate is not None and certificate.requests_missing and not late:
-        return f"{text}; a certificate needs about {certificate.requests_missing:,} more."
-    return f"{text}."
+    if certificate is None or certificate.is_late(sla.miss_rate_max):
+        return f"{text}."
+    missing = certificate.requests_missing
+    return f"{text}; a certificate needs about {missing:,} more." if missing else f"{text}."
 
 
 def statement(measurement: Measurement, result: StudyResult) -> str:

@@ -431,7 +431,7 @@ _CERTIFYING: frozenset[Step] = frozenset({"first", "proof", "climb", "baseline_p
 
 
 def _gained(pending: _Pending, outcome: Measurement | Failure, before_rps: float) -> bool:
-    """Whether a step brought more than was proven before it and may still be claimed."""
+    """Whether a step brought what it was for: a proof more than ``before_rps``, which stands."""
     if isinstance(outcome, Failure):
         return False
     if pending.step in ("proof", "climb", "baseline_proof"):

@@ -63,7 +63,7 @@ def _open_rate(candidate: Measurement, miss_rate_max: float) -> float | None:
     certificate, test = candidate.certificate, candidate.headline
     if certificate is None or not certificate.requests_missing:
         return None
-    late = certificate.over_budget > miss_rate_max * certificate.requests
+    late = certificate.is_late(miss_rate_max)
     return None if late or test is None else test.offered_rps
 
 

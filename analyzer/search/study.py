@@ -252,7 +252,7 @@ def _needed_s(
     """The budget that is expected to prove ``estimate``, the best so far; None if unknown.
 
     Without one no measurement brought anything in this budget, so that its server and its load
-    tests are still to come, as slow as this machine has turned out.
+    tests are still to come, as slow as this machine has turned out; not where a certificate failed.
     """
     if estimate is None and any(_failed(outcome) for outcome in context.log.outcomes):
         return None
