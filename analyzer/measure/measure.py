@@ -153,20 +153,22 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
 
     Near the edge the misses come in rare bursts, which most runs of a second do not see. The twin
     goes through the same search on the same arrivals; how far that lies above its own long-run
-    edge is how far the live search lies above the live one (a control variate).
+    edge is how far the live search lies above the live one (a control variate). What the server
+    does one at a time bounds both, but not the simulation.
     """
     predicted = plan.twin_edge_rps
     # Short runs mostly meet the usual speed; what the others cost is told of all edges alike.
     twin = replace(plan.twin, path=None) if plan.twin is not None else None
     if twin is None or not predicted or not edge.rate_rps:
         return edge
+    bound_rps = twin.saturation_rps(load.batch_sizes())
     ratios = []
     for repeat in range(_CONTROL_RUNS):
         session = VirtualSession(twin, load, noise_seed=repeat)
         same = replace(plan, start_rps=predicted, twin=None, known=())
         found = measure_edge(session, same, load, predicted).rate_rps
         if found:
-            ratios.append(predicted / found)
+            ratios.append(predicted / min(found, bound_rps))
     if not ratios:
         return edge
     ratio = float(np.clip(np.median(ratios), *_CONTROL_RANGE))

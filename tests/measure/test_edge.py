@@ -45,7 +45,7 @@ from analyzer.measure.session import Schedule
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.server_model import ServerModel
-from analyzer.twin.service import ServiceTime
+from analyzer.twin.service import SerialCost, ServiceTime
 from analyzer.twin.speed import SpeedPath
 
 
@@ -201,6 +201,21 @@ def test_the_edge_of_a_simulated_server(
     found = measure_edge(session, plan, load, session.warm_up(concurrency=16))
     found = long_run_edge(found, plan, load)
     assert found.rate_rps == pytest.approx(truth, rel=0.05)
+
+
+def test_what_the_server_does_one_at_a_time_is_no_optimism_of_short_runs(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    """The twin's runs do not know of it, and keep rates above it."""
+    bound_rps = 0.8 * ServerModel(policy=policy, service=service).saturation_rps()
+    serial = SerialCost(execution_ms=0.0, request_ms=1e3 / bound_rps)
+    model = ServerModel(policy=policy, service=replace(service, serial=serial))
+    plan = EdgePlan(
+        seconds=20.0, run_seconds=(2.0, 6.0), start_rps=bound_rps, twin=model,
+        twin_edge_rps=bound_rps,
+    )  # fmt: skip
+    found = Edge(rate_rps=bound_rps, interval_rps=(0.97 * bound_rps, 1.03 * bound_rps))
+    assert long_run_edge(found, plan, load).rate_rps == pytest.approx(bound_rps, rel=0.02)
 
 
 def test_the_time_is_kept(session: VirtualSession, load: LoadPlan) -> None:
