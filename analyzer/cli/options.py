@@ -253,8 +253,9 @@ def command_line(args: Sequence[str]) -> str:
 
 
 def hide_password(text: str) -> str:
-    """``text`` with the password of a URL in it hidden."""
-    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", text)
+    """``text`` with the password of a URL in it hidden, also one among its parameters."""
+    text = re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", text)
+    return re.sub(r"(://[^\s]*[?&]password=)[^&\s]*", r"\1***", text)
 
 
 def cache_dir() -> Path:

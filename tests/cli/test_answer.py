@@ -165,6 +165,8 @@ def test_a_repository_without_a_manifest_can_be_claimed_by_options(folder: Path)
 def test_a_password_is_not_kept_with_the_command() -> None:
     kept = command_line(["m.onnx", "--store", "postgresql://me:secret@host/db", "--study", "a b"])
     assert kept == "analyze m.onnx --store 'postgresql://me:***@host/db' --study 'a b'"
+    kept = command_line(["m.onnx", "--store=postgresql://host/db?password=secret&user=me"])
+    assert kept == "analyze m.onnx '--store=postgresql://host/db?password=***&user=me'"
 
 
 def test_a_claim_knows_the_shapes_that_its_graph_leaves_open(
