@@ -139,11 +139,11 @@ def verify(study: str | None, **values: Any) -> int:
         subject = claim_of_study(
             result, measurement, options.cache_dir(), rate_rps=values["target_rate"]
         )
-    _check_engine(subject, values["server"])
+    quiet = values["quiet"]
+    notes = [*_engine_notes(subject, values["server"]), *subject.notes]
     claim = _overridden(subject.claim, values)
     subject = replace(subject, claim=claim)
-    quiet = values["quiet"]
-    for note in subject.notes:
+    for note in () if quiet else notes:
         click.echo(f"Note: {note}", err=True)
     if not quiet:
         click.echo(
@@ -172,13 +172,14 @@ def verify(study: str | None, **values: Any) -> int:
     return _EXIT_CODES[verification.verdict]
 
 
-def _check_engine(subject: ClaimedModel, server: str) -> None:
-    """Raises MissingPartError where the Triton of this machine has another TensorRT.
+def _engine_notes(subject: ClaimedModel, server: str) -> list[str]:
+    """What a Triton elsewhere must have to run the claim's engine; it is not asked.
 
-    One elsewhere is not asked: what it must have is told.
+    Raises:
+        MissingPartError: The Triton of this machine has another TensorRT.
     """
     if server == "embedded" or not subject.tensorrt:
-        return
+        return []
     from analyzer.targets.triton_install import require_triton
     from analyzer.targets.triton_tensorrt import elsewhere, require_same_tensorrt
 
