@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from analyzer.cli.preflight import check_endpoint
 from analyzer.engine.fault import Fault
-from analyzer.engine.loader import LoadSettings
+from analyzer.engine.loader import LoadSettings, load_versions
 from analyzer.engine.requests import InferCall, InputTensor
 from analyzer.engine.response_cache import ResponseCache
 from analyzer.errors import MissingPartError, RepositoryError, UsageError
@@ -492,6 +492,34 @@ def test_preserved_order(repository: Path, opened: Any) -> None:
         )
     _wait(lambda: len(order) == 3)
     assert order == ["slow", "fast", "cached"]
+
+
+def test_readiness_is_told_while_a_model_loads(
+    repository: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the load on the event loop, and every request with it."""
+    for name in ("m", "slow"):
+        put(repository, name, IDENTITY)
+    addresses, app = start(mode="explicit", load_models=("m",))
+    loading, end = threading.Event(), threading.Event()
+
+    def wait_and_load(*args: Any) -> Any:
+        loading.set()
+        end.wait(30)
+        return load_versions(*args)
+
+    monkeypatch.setattr("analyzer.server.repository.load_versions", wait_and_load)
+    thread = threading.Thread(target=app.repository.load, args=("slow",))
+    thread.start()
+    try:
+        assert loading.wait(30)
+        assert triton_http.InferenceServerClient(
+            addresses.http, network_timeout=5
+        ).is_server_ready()
+    finally:
+        end.set()
+        thread.join()
+    assert app.repository.ready("slow")
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
