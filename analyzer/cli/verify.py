@@ -60,7 +60,7 @@ _END_S = 0.5
 )
 @click.option(
     "--latency-budget",
-    type=options.DURATION_MS,
+    type=options.LATENCY_BUDGET_MS,
     help="How long a request may take (50ms).  [default: the claim's]",
 )
 @click.option(
@@ -80,7 +80,7 @@ _END_S = 0.5
 )
 @click.option(
     "--budget",
-    type=options.DURATION_S,
+    type=options.BUDGET_S,
     default="60s",
     show_default=True,
     help="Wall time to spend, the server's two starts included.",
@@ -108,8 +108,6 @@ def verify(study: str | None, **values: Any) -> int:
     from analyzer.store.results import open_store
     from analyzer.targets.open import check_server
 
-    if values["budget"] <= 0:
-        raise UsageError("--budget must be above 0.", hint="Write it like --budget 60s.")
     check_server(values["server"])
     if "://" in values["server"]:
         check_endpoint(values["server"])
@@ -185,8 +183,8 @@ def _engine_notes(subject: ClaimedModel, server: str) -> list[str]:
 
     if server == "triton":
         require_same_tensorrt(require_triton(), subject.tensorrt)
-    else:
-        click.echo(f"Note: {elsewhere(server, subject.tensorrt)}", err=True)
+        return []
+    return [elsewhere(server, subject.tensorrt)]
 
 
 def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:
