@@ -114,7 +114,7 @@ def _openvino() -> Part:
         name="OpenVINO",
         version=", ".join(f"{name} {number}" for name, number in packages.items()) or None,
         usable="openvino" in accelerators_here("cpu"),
-        adds="ONNX Runtime's accelerator for CPUs (extra openvino)",
+        adds="ONNX Runtime's accelerator for CPUs (extra openvino, in place of cpu)",
     )
 
 
