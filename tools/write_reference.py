@@ -62,6 +62,19 @@ _TOP_KEYS = {
     "names the values of earlier parameters under which it exists.",
     "configurations": "Instead of `parameters`: single configurations, in a list.",
 }
+# Those that stand for no option; the options that one stands for say so themselves.
+_VARIABLES = {
+    "TRITUNE_CACHE": "In its folder `tritune` lie built variants, fetched models and what `analyze "
+    "doctor --calibrate` measured. Else `XDG_CACHE_HOME`, else `~/.cache`.",
+    "XDG_CACHE_HOME": "The same where `TRITUNE_CACHE` is not set; in its folder `tritune` "
+    "programs that were fetched (`triton`, `perf_analyzer`) are looked for, too.",
+    "TRITUNE_TRITON_HOME": "The Triton of `--server triton`: an installation (`/opt/tritonserver`) "
+    "or what `make tools` fetched (`.tools/triton`). Else `tritonserver` on the `PATH`.",
+    "TRITUNE_TOKEN": "The token of `analyze search --service`.",
+    "TRITUNE_OIDC_CLIENT_SECRET": "The secret of `analyze service --auth oidc`.",
+    "CUDA_VISIBLE_DEVICES": "GPUs that may be used.",
+    "TMPDIR": "Folder for temporary files; with a long name Ray's sockets lie in `/tmp`.",
+}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -85,7 +98,7 @@ def usage(name: str, command: click.Command) -> str:
     words = [name]
     for parameter in command.params:
         if isinstance(parameter, click.Argument):
-            word = (parameter.name or "").upper()
+            word = parameter.metavar or (parameter.name or "").upper()
             words.append(word if parameter.required else f"[{word}]")
     return " ".join(words)
 
@@ -121,6 +134,18 @@ def _cell(text: str) -> str:
 
 def _first_sentence(command: click.Command) -> str:
     return (command.help or "").split("\n\n")[0].replace("\n", " ").strip()
+
+
+def variables() -> dict[str, str]:
+    """Every environment variable, and what it means."""
+    found = dict(_VARIABLES)
+    for name, command in commands():
+        for option in command.params:
+            if isinstance(option, click.Option) and isinstance(option.envvar, str):
+                known = found.get(option.envvar)
+                stands = f"`{option.opts[0]}` of" if known is None else f"{known},"
+                found[option.envvar] = f"{stands} `{name}`"
+    return found
 
 
 def _error_codes() -> list[tuple[str, int, str]]:
@@ -176,6 +201,10 @@ def render() -> str:
               '`{"schema": 1, "error": {"code", "message", "hint"}}`; `code` is one of:'),
               "", "| code | exit | meaning |", "|---|---|---|"]  # fmt: skip
     lines += [f"| `{code}` | {status} | {text} |" for code, status, text in _error_codes()]
+    lines += ["", "## Environment variables", "",
+              "Credentials of object stores are in [object-stores.md](object-stores.md).", "",
+              "| variable | meaning |", "|---|---|"]  # fmt: skip
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in variables().items()]
     shipped = ", ".join(f"`{path.stem}`" for path in sorted(search_spaces_dir().glob("*.yaml")))
     lines += ["", "## Search spaces", "",
               f"`--space` takes a shipped name ({shipped}) or a YAML file with these keys.",

@@ -27,11 +27,10 @@ def deliver(options: SearchOptions, result: StudyResult) -> str:
         lines = _write(options, result)
     except AnalyzerError as error:
         # Minutes of measuring must not end in a folder that filled up meanwhile.
-        raise type(error)(
-            error.message,
-            hint=f"{error.hint} The study {result.name} is stored: analyze report and analyze "
-            "export start from it.".strip(),
-        ) from error
+        stored = (
+            f"The study {result.name} is stored: analyze report and analyze export start from it."
+        )
+        raise error.reworded(error.message, f"{error.hint} {stored}".strip()) from error
     if options.as_json:
         click.echo(render_json(build_document(report)), nl=False)
     for line in () if options.as_json else lines:

@@ -72,8 +72,11 @@ def inspect_parts(store_url: str) -> list[Part]:
             "export --backend tensorrt-rtx: engines for RTX GPUs, compiled without one (extra rtx)",
         ),
         ("NVML", "pynvml", "GPU memory, utilization and power (package nvidia-ml-py)"),
-        ("PyTorch", "torch", "--sampler gp"),
-        ("psycopg", "psycopg", "results in PostgreSQL"),
+        ("PyTorch", "torch", "--sampler gp (extra gp)"),
+        ("psycopg", "psycopg", "results in PostgreSQL (extra postgres)"),
+        ("obstore", "obstore", "models and repositories in object stores (extra buckets)"),
+        ("FastAPI", "fastapi", "analyze service and analyze worker (extra service)"),
+        ("Authlib", "authlib", "analyze service: logins with OpenID Connect (extra oidc)"),
     ):
         parts.append(_module(name, module, adds))
     parts.append(
@@ -111,7 +114,7 @@ def _openvino() -> Part:
         name="OpenVINO",
         version=", ".join(f"{name} {number}" for name, number in packages.items()) or None,
         usable="openvino" in accelerators_here("cpu"),
-        adds="ONNX Runtime's accelerator for CPUs (extra openvino)",
+        adds="ONNX Runtime's accelerator for CPUs (extra openvino, in place of cpu)",
     )
 
 
@@ -168,7 +171,10 @@ def _database(store_url: str) -> Part:
         with open_store(store_url, create=False) as store:
             count = len(store.list_studies())
         return Part(
-            name="Database", version=f"{store_url}, {count} studies", usable=True, adds=adds
+            name="Database",
+            version=f"{options.hide_password(store_url)}, {count} studies",
+            usable=True,
+            adds=adds,
         )
     except AnalyzerError as error:
         return Part(name="Database", version=None, usable=False, adds=f"{adds}: {error.message}")

@@ -22,35 +22,59 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Quantity(click.ParamType[float]):
-    """A number with a unit; a bare number is refused with the right spelling."""
+    """A number with a unit; a bare number is refused with the right spelling.
 
-    def __init__(self, name: str, parse: Callable[[str], float], *, usual: str = "") -> None:
+    Args:
+        unit: What the parsed number counts.
+        usual: The unit that people mean where they write none.
+        example: Where 0 is no value: one that is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], float],
+        *,
+        unit: str,
+        usual: str = "",
+        example: str = "",
+    ) -> None:
         self.name = name
+        self.unit = unit
         self._parse = parse
         self._usual = usual
+        self._example = example
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float | int:
         if not isinstance(value, str):
             return value  # type: ignore[no-any-return]
+        option = param.opts[0] if param is not None else self.name
         try:
-            return self._parse(value)
+            number = self._parse(value)
         except UsageError as error:
-            option = param.opts[0] if param is not None else self.name
             hint = error.hint
             if self._usual and value.strip().isdigit():
                 # The unit that people mean here: a search of 60 ms makes no sense.
                 hint = f"Write it like {option} {value.strip()}{self._usual}."
             raise UsageError(f"{option}: {error.message}", hint=hint) from error
+        if self._example and number <= 0:
+            raise UsageError(
+                f"{option} must be above 0.", hint=f"Write it like {option} {self._example}."
+            )
+        return number
 
 
-DURATION_MS = Quantity("DUR", units.parse_duration_ms)
-DURATION_S = Quantity("DUR", units.parse_duration_s, usual="s")
-KEPT_S = Quantity("DUR", units.parse_kept_s, usual="s")
-RATE_RPS = Quantity("RATE", units.parse_rate_rps)
-SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes)
-PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour)
+DURATION_MS = Quantity("DUR", units.parse_duration_ms, unit="ms")
+LATENCY_BUDGET_MS = Quantity("DUR", units.parse_duration_ms, unit="ms", example="50ms")
+DURATION_S = Quantity("DUR", units.parse_duration_s, unit="s", usual="s")
+BUDGET_S = Quantity("DUR", units.parse_duration_s, unit="s", usual="s", example="60s")
+KEPT_S = Quantity("DUR", units.parse_kept_s, unit="s", usual="s")
+RATE_RPS = Quantity("RATE", units.parse_rate_rps, unit="/s")
+SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes, unit="B")
+MEMORY_BYTES = Quantity("SIZE", units.parse_size_bytes, unit="B", example="8GiB")
+PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour, unit="/h")
 SEED = click.IntRange(0, 2**62)
 
 
@@ -253,8 +277,9 @@ def command_line(args: Sequence[str]) -> str:
 
 
 def hide_password(text: str) -> str:
-    """``text`` with the password of a URL in it hidden."""
-    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", text)
+    """``text`` with the password of a URL in it hidden, also one among its parameters."""
+    text = re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", text)
+    return re.sub(r"(://[^\s]*[?&]password=)[^&\s]*", r"\1***", text)
 
 
 def cache_dir() -> Path:

@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from analyzer.service.client import ServiceClient
 
 TOKEN_VARIABLE = "TRITUNE_TOKEN"
-# How an option's parsed value is written again.
-_UNITS: tuple[tuple[object, str], ...] = (
-    (shared.DURATION_MS, "ms"),
-    (shared.DURATION_S, "s"),
-    (shared.RATE_RPS, "/s"),
-    (shared.SIZE_BYTES, "B"),
-    (shared.PRICE_PER_HOUR, "/h"),
-)
 # Done here, not there.
 _HERE = frozenset(
     {"model", "service", "export_dir", "report_file", "force", "as_json", "quiet", "verbose",
@@ -196,7 +188,7 @@ def _options(context: click.Context) -> dict[str, Any]:
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if name in _HERE or not given or value is None:
             continue
-        unit = next((unit for kind, unit in _UNITS if parameter.type is kind), "")
+        unit = parameter.type.unit if isinstance(parameter.type, shared.Quantity) else ""
         if name == "precisions":
             text: Any = ",".join(value)
         elif name == "input_shapes":

@@ -47,7 +47,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.argument("model", required=False, type=options.Place())
 @click.option(
     "--latency-budget",
-    type=options.DURATION_MS,
+    type=options.LATENCY_BUDGET_MS,
     required=True,
     help="How long a request may take (50ms), from the moment it is meant to be sent.",
 )
@@ -60,7 +60,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )
 @click.option(
     "--max-memory",
-    type=options.SIZE_BYTES,
+    type=options.MEMORY_BYTES,
     help="Limit on peak memory: of the GPU, or of the server on a CPU (8GiB).",
 )
 @click.option(
@@ -92,7 +92,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @options.load
 @click.option(
     "--budget",
-    type=options.DURATION_S,
+    type=options.BUDGET_S,
     default="5m",
     show_default=True,
     help="Wall time of the whole command (60s); at most a quarter more where that completes a "

@@ -70,14 +70,6 @@ def sla_of(options: SearchOptions) -> Sla:
             f"--objective {objective} needs a rate at which it is judged.",
             hint="Add --target-rate, like --target-rate 500/s.",
         )
-    if options.latency_budget <= 0:
-        raise UsageError(
-            "--latency-budget must be above 0.", hint="Write it like --latency-budget 50ms."
-        )
-    if options.budget <= 0:
-        raise UsageError("--budget must be above 0.", hint="Write it like --budget 60s.")
-    if options.max_memory == 0:
-        raise UsageError("--max-memory must be above 0.", hint="Write it like --max-memory 8GiB.")
     return Sla(
         latency_budget_ms=options.latency_budget,
         percentile=options.percentile,

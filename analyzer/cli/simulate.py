@@ -98,7 +98,7 @@ _CAPACITY_REQUESTS = 8_000_000
     help="With --find-capacity: at the speed of this machine as analyze doctor --calibrate saw it "
     "vary, about the given times.",
 )
-@click.option("--latency-budget", "budget_ms", type=options.DURATION_MS,
+@click.option("--latency-budget", "budget_ms", type=options.LATENCY_BUDGET_MS,
               help="The budget, with --find-capacity.")  # fmt: skip
 @click.option("--percentile", type=options.Percentile(), default=99.0, show_default=True,
               help="Share of requests within the budget, in percent.")  # fmt: skip

@@ -60,7 +60,7 @@ _END_S = 0.5
 )
 @click.option(
     "--latency-budget",
-    type=options.DURATION_MS,
+    type=options.LATENCY_BUDGET_MS,
     help="How long a request may take (50ms).  [default: the claim's]",
 )
 @click.option(
@@ -80,7 +80,7 @@ _END_S = 0.5
 )
 @click.option(
     "--budget",
-    type=options.DURATION_S,
+    type=options.BUDGET_S,
     default="60s",
     show_default=True,
     help="Wall time to spend, the server's two starts included.",
@@ -108,8 +108,6 @@ def verify(study: str | None, **values: Any) -> int:
     from analyzer.store.results import open_store
     from analyzer.targets.open import check_server
 
-    if values["budget"] <= 0:
-        raise UsageError("--budget must be above 0.", hint="Write it like --budget 60s.")
     check_server(values["server"])
     if "://" in values["server"]:
         check_endpoint(values["server"])
@@ -139,11 +137,11 @@ def verify(study: str | None, **values: Any) -> int:
         subject = claim_of_study(
             result, measurement, options.cache_dir(), rate_rps=values["target_rate"]
         )
-    _check_engine(subject, values["server"])
+    quiet = values["quiet"]
+    notes = [*_engine_notes(subject, values["server"]), *subject.notes]
     claim = _overridden(subject.claim, values)
     subject = replace(subject, claim=claim)
-    quiet = values["quiet"]
-    for note in subject.notes:
+    for note in () if quiet else notes:
         click.echo(f"Note: {note}", err=True)
     if not quiet:
         click.echo(
@@ -172,20 +170,21 @@ def verify(study: str | None, **values: Any) -> int:
     return _EXIT_CODES[verification.verdict]
 
 
-def _check_engine(subject: ClaimedModel, server: str) -> None:
-    """Raises MissingPartError where the Triton of this machine has another TensorRT.
+def _engine_notes(subject: ClaimedModel, server: str) -> list[str]:
+    """What a Triton elsewhere must have to run the claim's engine; it is not asked.
 
-    One elsewhere is not asked: what it must have is told.
+    Raises:
+        MissingPartError: The Triton of this machine has another TensorRT.
     """
     if server == "embedded" or not subject.tensorrt:
-        return
+        return []
     from analyzer.targets.triton_install import require_triton
     from analyzer.targets.triton_tensorrt import elsewhere, require_same_tensorrt
 
     if server == "triton":
         require_same_tensorrt(require_triton(), subject.tensorrt)
-    else:
-        click.echo(f"Note: {elsewhere(server, subject.tensorrt)}", err=True)
+        return []
+    return [elsewhere(server, subject.tensorrt)]
 
 
 def _overridden(claim: Claim, values: dict[str, Any]) -> Claim:

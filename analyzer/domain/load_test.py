@@ -232,7 +232,6 @@ class LoadTest:
             that was kept, however few of its requests were late.
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
-        notes: What else should be known of the run (it was not stationary).
         conditions: What the machine was like meanwhile; None where nobody watched.
     """
 
@@ -258,7 +257,6 @@ class LoadTest:
     growing: bool = False
     seed: int = 0
     started_at: float = 0.0
-    notes: tuple[str, ...] = ()
     conditions: Conditions | None = None
 
     @property

@@ -104,7 +104,7 @@ class LoadedModel:
                     self.cache_hits.add(elapsed_ns)
                 reply = InferenceReply(outputs)
                 self._present(reply, wanted)
-                on_done(reply)
+                (on_done if self._ordered is None else self._ordered.place(on_done))(reply)
                 return DONE_TICKET
 
         def finish(reply: InferenceReply) -> None:

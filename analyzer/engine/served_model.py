@@ -330,14 +330,14 @@ class ServedModel:
             mine, rejected = self._decide(now_ns, own=index)
         self._reject(rejected)
         spans = (input_ns - start_ns, infer_ns - input_ns, end_ns - infer_ns)
+        if error is None:
+            for (request, queued_ns), part in zip(work, parts, strict=True):
+                self._answer(request, InferenceReply(part, None, start_ns - queued_ns, *spans))
+        else:
+            for request, queued_ns in work:
+                fault = Fault("internal", error)
+                self._answer(request, InferenceReply(None, fault, start_ns - queued_ns, *spans))
         try:
-            if error is None:
-                for (request, queued_ns), part in zip(work, parts, strict=True):
-                    request.on_done(InferenceReply(part, None, start_ns - queued_ns, *spans))
-            else:
-                for request, queued_ns in work:
-                    fault = Fault("internal", error)
-                    self._answer(request, InferenceReply(None, fault, start_ns - queued_ns, *spans))
             if self._after_batch is not None:
                 self._after_batch()
         except Exception:

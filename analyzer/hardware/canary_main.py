@@ -17,6 +17,7 @@ from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
 #: One sample: when it was due (CLOCK_MONOTONIC, ns), how late it was (ns), CPU time of the fixed
 #: work (ns). The due time is written last, so that a reader never sees half a sample.
 SAMPLE = struct.Struct("<qqq")
+_DUE = struct.Struct("<q")
 # Long enough for the clock's resolution, short enough to take no capacity: some 4 µs.
 _WORK = range(400)
 
@@ -42,7 +43,9 @@ def main(arguments: list[str]) -> None:
             before_ns = time.thread_time_ns()
             sum(_WORK)
             work_ns = time.thread_time_ns() - before_ns
-            SAMPLE.pack_into(ring, number % samples * SAMPLE.size, due_ns, late_ns, work_ns)
+            place = number % samples * SAMPLE.size
+            SAMPLE.pack_into(ring, place, 0, late_ns, work_ns)
+            _DUE.pack_into(ring, place, due_ns)
             number += 1
             # After a stall the samples that it swallowed are not made up for: it is one stall.
             due_ns += late_ns // period_ns * period_ns

@@ -46,7 +46,7 @@ def first_in_line() -> Iterator[Priority]:
     second was 0.1 ms at p99 with the first, 2 ms with the second and 5 ms with neither; a higher
     niceness of the server changed nothing.
     """
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    policy, parameters = _policy(), os.sched_getparam(0)
     if policy != os.SCHED_OTHER:
         yield "normal"  # someone has chosen for us
         return
@@ -64,7 +64,11 @@ def first_in_line() -> Iterator[Priority]:
     try:
         yield "realtime"
     finally:
-        os.sched_setscheduler(0, policy, parameters)
+        try:
+            os.sched_setscheduler(0, policy, parameters)
+        except PermissionError:
+            # Only CAP_SYS_NICE takes that flag back (sched(7)), an rtprio limit does not.
+            os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)
 
 
 def give_way() -> None:
@@ -76,13 +80,18 @@ def give_way() -> None:
     lag of 200 sends a second was 0.5 ms at p99 with it, and 3 to 4 ms without, at any niceness; of
     sends to a real Triton (gRPC, python backend, two instances) 0.5 to 1.1 ms and 3.6 to 3.8 ms.
     """
-    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if _policy() != os.SCHED_OTHER:
         return  # someone has chosen for us
     with first_in_line() as priority:
         pass
     if priority != "realtime":
         with suppress(OSError):  # a sandbox that lets nobody change it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _policy() -> int:
+    """This thread's, without the flag that makes its children ordinary."""
+    return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
 
 
 def _set_slice_ns(slice_ns: int) -> bool:

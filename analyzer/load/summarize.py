@@ -22,7 +22,7 @@ from analyzer.load.growth import outgrows
 from analyzer.load.record import LoadRun
 from analyzer.load.slowness import slowness_of
 from analyzer.load.stalls import late_by_stalls
-from analyzer.load.warmup import Warmup, detect_warmup
+from analyzer.load.warmup import detect_warmup
 from analyzer.stats.percentiles import nearest_rank, summarize_latency
 from analyzer.stats.validity import judge
 
@@ -34,7 +34,7 @@ def summarize(
     offered_rps: float | None = None,
     budget_ms: float | None = None,
     percentile: float = 99.0,
-    warmup: Warmup | int | None = None,
+    warmup: int | None = None,
     resources: ResourceUse | None = None,
     statistics: tuple[ServerStatistics | None, ServerStatistics | None] = (None, None),
     seed: int = 0,
@@ -53,9 +53,7 @@ def summarize(
         seed: Seed of the schedule.
     """
     log = run.log
-    if warmup is None:
-        warmup = detect_warmup(log.latency_s)
-    skip = warmup.requests if isinstance(warmup, Warmup) else warmup
+    skip = detect_warmup(log.latency_s) if warmup is None else warmup
     counted = statistics_between(*statistics)
     assert 0 <= skip < max(len(log), 1), (skip, len(log))
     latency_s = log.latency_s[skip:]
@@ -112,9 +110,9 @@ def _with_energy(resources: ResourceUse, log: RequestLog) -> ResourceUse:
     return replace(resources, energy_joules_per_inference=per_inference)
 
 
-def set_warmup_apart(log: RequestLog, warmup: Warmup | int) -> RequestLog:
+def set_warmup_apart(log: RequestLog, warmup: int) -> RequestLog:
     """Returns the log with its number of warm-up requests, for the store."""
-    return replace(log, warmup=warmup.requests if isinstance(warmup, Warmup) else warmup)
+    return replace(log, warmup=warmup)
 
 
 def statistics_between(

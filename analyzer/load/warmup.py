@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,39 +13,24 @@ _BLOCKS = 20
 _DEVIATIONS = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warmup:
-    """How much of a run is warm-up.
-
-    Args:
-        requests: Leading requests to set apart, at most half of the run.
-        stationary: False where even the second half still drifts: a queue that grows, or a warm-up
-            that is longer than half of the run.
-    """
-
-    requests: int
-    stationary: bool
-
-
-def detect_warmup(latency_s: NDArray[np.float64]) -> Warmup:
-    """Finds the leading requests whose latencies differ from the rest.
+def detect_warmup(latency_s: NDArray[np.float64]) -> int:
+    """How many leading requests have latencies that differ from the rest; at most half of all.
 
     MSER-5 (White, Cobb and Spratt, 2000): of all truncations of the series of means of five, the
     one that minimises the squared standard error of what is left. Since chance alone often moves
     that minimum, the truncation counts only if the mean of what it cuts off differs from the rest
     by more than three standard deviations, which come from the means of 20 blocks and so know
-    that requests in a queue are correlated.
+    that requests in a queue are correlated. Where even the second half drifts (a queue that grows,
+    or a longer warm-up), it is half of the run.
 
     Args:
         latency_s: Shape (n,), in the order of the intended send times; inf for a failed request,
             which counts as the longest latency seen.
     """
     count = len(latency_s)
-    if count < _REQUESTS_MIN:
-        return Warmup(requests=0, stationary=True)
     finite = latency_s[np.isfinite(latency_s)]
-    if len(finite) == 0:
-        return Warmup(requests=0, stationary=True)
+    if count < _REQUESTS_MIN or len(finite) == 0:
+        return 0
     series = np.where(np.isfinite(latency_s), latency_s, finite.max())
     means = series[: count // _BATCH * _BATCH].reshape(-1, _BATCH).mean(axis=1)
     cut = _mser(means)
@@ -57,10 +40,10 @@ def detect_warmup(latency_s: NDArray[np.float64]) -> Warmup:
         middle = len(means) // 2
         quarter = middle + (len(means) - middle) // 2
         if _differ(means[middle:quarter], means[quarter:], means[middle:]):
-            return Warmup(requests=middle * _BATCH, stationary=False)
+            return middle * _BATCH
     if cut == 0 or not _differ(means[:cut], means[cut:], means[cut:]):
-        return Warmup(requests=0, stationary=True)
-    return Warmup(requests=cut * _BATCH, stationary=True)
+        return 0
+    return cut * _BATCH
 
 
 def _mser(means: NDArray[np.float64]) -> int:

@@ -114,7 +114,6 @@ class EdgeGoal:
         step_down: First factor downwards, before halves; small where the start can be trusted.
         precision: The search ends when the two rates around the edge are this close (a ratio).
         floor_rps: No lower rate is tried: a run of the length that is allowed would be too small.
-        ceiling_rps: No higher rate is tried; None if there is no limit.
     """
 
     budget_ms: float
@@ -124,7 +123,6 @@ class EdgeGoal:
     step_down: float = _HALF
     precision: float = 1.05
     floor_rps: float = 1.0
-    ceiling_rps: float | None = None
 
 
 class EdgeSearch:
@@ -217,7 +215,7 @@ class EdgeSearch:
                 return next(weak, None)
             rate = math.sqrt(low.rate_rps * high.rate_rps)
         else:
-            rate = self._clip(self._step_from(low, high))
+            rate = max(goal.floor_rps, self._step_from(low, high))
             if self._begun and any(abs(rate / tried - 1.0) < 1e-3 for tried in self._outcomes):
                 return None
         if low is not None and rate >= self._overload_rps:
@@ -238,10 +236,6 @@ class EdgeSearch:
         rate = ease * high.rate_rps / self._step_down
         self._step_down = _HALF
         return rate
-
-    def _clip(self, rate_rps: float) -> float:
-        ceiling = self._goal.ceiling_rps
-        return max(self._goal.floor_rps, rate_rps if ceiling is None else min(rate_rps, ceiling))
 
     def _kept(self) -> list[RateOutcome]:
         return [outcome for outcome in self._outcomes.values() if self.keeps(outcome)]

@@ -25,7 +25,7 @@ from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load.generator import LoadRun, run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, summarize
-from analyzer.load.warmup import Warmup, detect_warmup
+from analyzer.load.warmup import detect_warmup
 from analyzer.measure.plan import LoadPlan
 from analyzer.measure.session import Schedule, Session
 from analyzer.targets.target import Connection, Target
@@ -132,7 +132,7 @@ class LiveSession(Session):
         # A claim counts every request after its lead-in: the target was warmed up before, and what
         # detection would cut off could be an early overload.
         leading = int(np.searchsorted(run.log.intended_s, schedule.lead_in_s))
-        warmup: Warmup | int = min(leading, max(len(run.log) - 1, 0))
+        warmup = min(leading, max(len(run.log) - 1, 0))
         if schedule.abort is not None and not schedule.claim and not run.aborted:
             warmup = detect_warmup(run.log.latency_s)
         return self._summarized(
@@ -216,7 +216,7 @@ class LiveSession(Session):
         before: ServerStatistics | None,
         resources: ResourceUse,
         *,
-        warmup: Warmup | int,
+        warmup: int,
         since_ns: int,
         rate_rps: float | None = None,
     ) -> tuple[LoadTest, RequestLog, float]:

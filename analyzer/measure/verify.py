@@ -113,7 +113,7 @@ def verify_claim(
                     if certificate.verdict == "PASS" and start == STARTS - 1:
                         break
             seconds += session.seconds
-            notes = session.notes
+            notes = tuple(dict.fromkeys((*notes, *session.notes)))
         if certificate is not None and certificate.verdict == "FAIL":
             break
     assert certificate is not None and tests

@@ -52,7 +52,6 @@ class Instance:
     device_id: int
     passive: bool
     host_policy: str
-    rate_limiter_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +232,6 @@ def expand_instances(proto: Any) -> tuple[Instance, ...]:
                         device_id=device,
                         passive=group.passive,
                         host_policy=policy,
-                        rate_limiter_priority=group.rate_limiter.priority,
                     )
                 )
                 number += 1

@@ -189,7 +189,7 @@ def make_context(
         for config_id, (configuration, _) in request.space.candidates().items()
     }
     sizes = {c.max_batch_size for c in (*candidates.values(), baseline)}
-    sizes.add(int(request.batch_sizes.max()))
+    sizes.add(largest)
     return SearchContext(
         request=request,
         executor=executor,

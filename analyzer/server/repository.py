@@ -151,14 +151,12 @@ class Repository:
 
     def server_ready(self) -> bool:
         """Triton's strict readiness: every model that is known is ready or was unloaded."""
-        if not self.live():
-            return False
-        with self._loading:
-            return all(
-                state == "READY" or reason == "unloaded"
-                for slot in self._slots.values()
-                for state, reason in slot.states.values()
-            )
+        # Without the lock, which a load holds to its end: event loops ask this.
+        return self.live() and all(
+            state == "READY" or reason == "unloaded"
+            for slot in tuple(self._slots.values())
+            for state, reason in slot.states.values()
+        )
 
     def models(self) -> list[LoadedModel]:
         """Every version that is ready, by name and version."""

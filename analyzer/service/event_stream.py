@@ -101,6 +101,8 @@ class EventHub:
         Ends with the principal's token or session.
         """
         with self._watching(principal.project, principal) as watcher:
+            if principal.project in self._newest:  # else the first look tells what is there
+                watcher.news.set()
             yield _RETRY
             while watcher.may:
                 yield _NEWS if await _come(watcher.news) else _SILENCE

@@ -32,6 +32,7 @@ from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
 from analyzer.service.temporary import make_folder
 from analyzer.store.results import open_store
+from analyzer.targets.triton_install import HOME_VARIABLE
 
 # Names of what a job leaves, as artifacts; all but the first and the last are the contract's.
 RESULT, REPORT, REPOSITORY, MANIFEST = (
@@ -52,7 +53,7 @@ _ANSWER_MAX = 64 << 20  # bytes of a result; a study of thousands of trials has 
 # Of a worker's environment, what a command needs to find its libraries; credentials are elsewhere.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TRITUNE_TRITON",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", HOME_VARIABLE,
 )  # fmt: skip
 
 
@@ -137,7 +138,8 @@ class JobFolder:
 
     def reading(self) -> list[str]:
         """Where its commands may read, beside the folder."""
-        return [*sandbox.readable(), *self._analyze.reading]
+        triton = filter(None, [os.environ.get(HOME_VARIABLE)])
+        return [*sandbox.readable(), *self._analyze.reading, *triton]
 
     def task(
         self,

@@ -126,9 +126,12 @@ def _budget(text: str, limits: ServiceLimits) -> None:
         raise UsageError(f"{text}: this service allows budgets above 0 and up to {allowed}.")
 
 
-def _latency(text: str, _: ServiceLimits) -> None:
-    if units.parse_duration_ms(text) <= 0:
-        raise UsageError("It must be above 0.")
+def _above_0(parse: Callable[[str], float]) -> _Check:
+    def check(text: str, _: ServiceLimits) -> None:
+        if parse(text) <= 0:
+            raise UsageError("It must be above 0.")
+
+    return check
 
 
 def _precisions(text: str, _: ServiceLimits) -> None:
@@ -193,7 +196,7 @@ def _export(text: str, limits: ServiceLimits) -> None:
 
 
 _SLA: dict[str, _Check] = {
-    "latency_budget": _latency,
+    "latency_budget": _above_0(units.parse_duration_ms),
     "percentile": _unit(_number(1, PERCENTILE_MAX)),
     "confidence": _unit(_number(0.5, 1, open_high=True)),
     "target_rate": _unit(units.parse_rate_rps),
@@ -204,7 +207,7 @@ _SLA: dict[str, _Check] = {
 SEARCH: Mapping[str, _Check] = {
     **_SLA,
     "objective": _one_of("capacity", "cost", "latency", "memory"),
-    "max_memory": _unit(units.parse_size_bytes),
+    "max_memory": _above_0(units.parse_size_bytes),
     "max_accuracy_drop": _unit(_number(0, 1)),
     "precisions": _precisions,
     "calibration_data": _matches(SHA256, "id of uploaded calibration data"),

@@ -20,15 +20,6 @@ def lag_limit_ms(budget_ms: float | None) -> float:
     return max(LAG_MS_MIN, LAG_BUDGET_FRACTION * (budget_ms or 0.0))
 
 
-def little_ratio(in_flight: float, throughput_rps: float, latency_s_mean: float) -> float:
-    """Returns throughput × mean latency over the number in flight; 1 where Little's law holds.
-
-    Args:
-        in_flight: Mean number of requests in flight, independently counted, above 0.
-    """
-    return throughput_rps * latency_s_mean / in_flight
-
-
 def judge(
     *,
     send_lag_ms_p99: float | None,

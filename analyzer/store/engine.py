@@ -81,7 +81,8 @@ def safe(url: URL) -> str:
     """The URL for people: without its password; a SQLite file by its path."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
-    return url.render_as_string(hide_password=True)
+    # libpq takes a password among the parameters, too.
+    return url.difference_update_query(["password"]).render_as_string(hide_password=True)
 
 
 def check_file(url: URL, *, create: bool) -> None:

@@ -38,7 +38,7 @@ _EXECUTIONS_MIN = 5
 _REQUESTS_MAX = 4000
 # Up to this share of saturation what a request takes outside queue and model is its own.
 _LIGHT_LOAD = 0.7
-# Observed batch sizes become points of the curve, at most so many of them.
+# Observed batch sizes become points of the curve; of twice as many every second one, and so on.
 _POINTS_MAX = 12
 
 

@@ -13,7 +13,7 @@ from analyzer.domain.load_test import ExecutionTimes
 from analyzer.engine.fault import Fault
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.scheduler import Scheduler
-from analyzer.stats.percentiles import nearest_rank, nearest_rank_sorted
+from analyzer.stats.percentiles import nearest_rank_sorted
 from analyzer.twin.service import ServiceTime
 
 #: Below this many requests the plain scheduler is done before the compiled one is loaded.
@@ -111,10 +111,6 @@ class SimulationResult:
         """Latency of each request with overhead, float64 [n]; infinite where not served."""
         latency = (self.end_ns - self.arrival_ns + self.overhead_ns) / 1e6
         return np.where(self.served, latency, np.inf)
-
-    def percentile_ms(self, percentile: float) -> float | None:
-        """Nearest rank among all requests; None among those that were not served."""
-        return nearest_rank(self.latency_ms(), percentile)
 
     def execution_times(self) -> tuple[ExecutionTimes, ...]:
         """Mean execution times by batch size, ascending, as a server tells them."""

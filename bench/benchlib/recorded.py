@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.errors import DataError
-from analyzer.stats.validity import LITTLE_TOLERANCE, little_ratio
+from analyzer.stats.validity import LITTLE_TOLERANCE
 from benchlib.closed_loop import LoadPoint
 
 _NEEDED = ("instance_count", "concurrency", "throughput_ips", "latency_ms_mean")
@@ -76,7 +76,8 @@ def read(path: Path, percentile: str) -> Landscape:
         in_flight = point.concurrency * point.request_batch_size
         if not all(np.isfinite(row)) or min(row) <= 0:
             continue
-        if abs(little_ratio(in_flight, row[0], row[1] / 1e3) - 1.0) <= LITTLE_TOLERANCE:
+        # Little's law: throughput times mean latency is what is in flight.
+        if abs(row[0] * row[1] / 1e3 / in_flight - 1.0) <= LITTLE_TOLERANCE:
             points.append(point)
             values.append(row)
     if not points:

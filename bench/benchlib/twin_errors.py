@@ -15,6 +15,7 @@ from analyzer.measure.plan import STREAM_EDGE
 from analyzer.report.wording import configuration_label
 from analyzer.search.residual import ResidualModel
 from analyzer.search.screening import features
+from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.calibration import VariantCalibration
 from analyzer.twin.twin import Twin
 from benchlib.subjects import FP32, INT8, SEED, ServedSubject
@@ -119,7 +120,8 @@ def _predicted_p99(
         arrival_ns=(arrivals_s * 1e9).astype(np.int64), batch_size=np.array([1])
     )
     # Several draws of the service times' noise; their mean is what the twin expects.
-    found = [candidate.simulate(workload, seed=seed).percentile_ms(99) for seed in range(8)]
+    runs = (candidate.simulate(workload, seed=seed) for seed in range(8))
+    found = [nearest_rank(run.latency_ms(), 99.0) for run in runs]
     values = [value for value in found if value is not None]
     return float(np.mean(values)) if values else None
 

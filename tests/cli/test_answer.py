@@ -115,6 +115,21 @@ def test_a_configuration_that_was_edited_since_is_the_one_that_is_verified(
         claim_of_repository(folder / "models", "digits")
 
 
+def test_notes_of_a_claim_are_not_for_the_quiet(
+    facts: StudyResult, folder: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*args: object, **options: object) -> None:
+        raise UsageError("Enough.")
+
+    monkeypatch.setattr("analyzer.cli.verify._measure", measure)
+    deliver(options(folder, force=False), facts)
+    with (folder / "models" / "digits" / "config.pbtxt").open("a") as config:
+        config.write("# by hand\n")
+    words = ("verify", "--repository", "models", "--model", "digits")
+    assert "Note: changed since the export: config.pbtxt" in call(*words).stderr
+    assert "Note" not in call(*words, "--quiet").stderr
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -165,6 +180,8 @@ def test_a_repository_without_a_manifest_can_be_claimed_by_options(folder: Path)
 def test_a_password_is_not_kept_with_the_command() -> None:
     kept = command_line(["m.onnx", "--store", "postgresql://me:secret@host/db", "--study", "a b"])
     assert kept == "analyze m.onnx --store 'postgresql://me:***@host/db' --study 'a b'"
+    kept = command_line(["m.onnx", "--store=postgresql://host/db?password=secret&user=me"])
+    assert kept == "analyze m.onnx '--store=postgresql://host/db?password=***&user=me'"
 
 
 def test_a_claim_knows_the_shapes_that_its_graph_leaves_open(

@@ -518,6 +518,9 @@ def test_the_database_of_another_program_is_left_alone(good: str, call: Call, fo
         (["verify"], ["results.db"]),
         (["verify", "--repository", "models"], ["--model"]),
         (["verify", "--budget", "0s"], ["--budget", "above 0"]),
+        # None of the requests was over a budget of 0 ms; a fault of the program.
+        (["measure", "m.onnx", "--rate", "1/s", "--latency-budget", "0ms"], ["above 0", "50ms"]),
+        (["verify", "--latency-budget", "0ms"], ["--latency-budget", "above 0"]),
         (["export", "t1", "--repository", ""], ["--repository: ''", "analyze export"]),
         (["export", "t1", "--repository", "m", "--config", ""], ["--config: ''"]),
         ([""], ["an argument: ''"]),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analyzer.cli.machine import machine_cache
 from analyzer.hardware.machine import inspect_machine
+from analyzer.store.database import open_database
+from analyzer.store.results import open_store
 from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 
 Call = Callable[..., Any]
@@ -32,6 +35,22 @@ def test_fallbacks_are_named_as_such(call: Call) -> None:
     found = call("doctor", "--json").document["calibration"]
     assert found["source"] == "fallback" and found["measured_at"] is None
     assert found["overhead_ms"] == FALLBACK.overhead_ms and found["interference"] is None
+
+
+def test_a_database_is_told_without_its_password(
+    call: Call, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """``postgresql://me:secret@host/db, 3 studies`` was printed."""
+    with open_store(f"sqlite:///{folder}/results.db"):
+        pass
+    monkeypatch.setattr(
+        "analyzer.store.results.open_database",
+        lambda url, **options: open_database(f"sqlite:///{folder}/results.db", **options),
+    )
+    for url in ("postgresql://me:secret@host/db", "postgresql://host/db?password=secret"):
+        answer = call("doctor", "--store", url)
+        assert "***" in answer.stdout and ", 0 studies" in answer.stdout
+        assert "secret" not in answer.stdout + answer.stderr
 
 
 def test_calibrating_measures_and_keeps(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

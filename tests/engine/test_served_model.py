@@ -138,15 +138,22 @@ def test_a_failing_execution_fails_its_requests_and_nothing_else() -> None:
     assert (counters.fail_count, counters.success_count, counters.execution_count) == (1, 1, 1)
 
 
-def test_a_callback_that_raises_does_not_cost_the_instance(capsys) -> None:
+def test_a_callback_that_raises_costs_neither_the_instance_nor_its_batch(capsys) -> None:
     def broken(reply: InferenceReply) -> None:
         raise RuntimeError("front end")
 
+    runtime = Recorded()
+    runtime.gate.clear()
     replies = Replies()
-    with ServedModel("m", policy(), [Recorded()], batchable=True) as model:
+    with ServedModel("m", policy(), [runtime], batchable=True) as model:
+        model.submit(replies.request(0))
         model.submit(InferenceRequest(1, {"x": np.zeros((1, 2))}, broken))
         model.submit(replies.request(1))
-        replies.wait(1)
+        runtime.gate.set()
+        replies.wait(2)
+        model.submit(replies.request(2))
+        replies.wait(3)
+    assert runtime.batches == [1, 2, 1]
     assert "front end" in capsys.readouterr().err
 
 

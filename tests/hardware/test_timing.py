@@ -35,3 +35,17 @@ def test_a_server_stays_ordinary_where_the_generator_runs_in_real_time() -> None
 
 def test_a_server_gives_way_where_the_generator_may_not_run_in_real_time() -> None:
     assert policy_of_a_server(may_run_in_real_time=False) == os.SCHED_IDLE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run in real time")
+def test_real_time_ends_for_who_may_begin_it_by_a_limit_alone() -> None:
+    # The kernel lets a user without CAP_SYS_NICE leave it, but not take the flag back.
+    words = """
+import os
+from analyzer.hardware.timing import first_in_line
+with first_in_line() as priority:
+    os.setuid(65534)
+print(priority, os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["realtime", str(os.SCHED_OTHER)]

@@ -92,9 +92,13 @@ def test_a_good_guess_needs_few_rates() -> None:
 
 
 def test_what_keeps_everything_has_no_upper_end() -> None:
-    found, _ = search(lambda rate: 1.0, 100.0, ceiling_rps=1000.0)
-    assert found.edge() == Edge(rate_rps=None, interval_rps=(pytest.approx(970.0), None))
-    assert found.edge().at_least_rps == pytest.approx(970.0)
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
+    for _ in range(5):
+        rate = found.next_rate_rps()
+        assert rate is not None
+        found.record(RateOutcome(rate_rps=rate, requests=1000, over_budget=0, latency_ms=1.0))
+    assert found.edge() == Edge(rate_rps=None, interval_rps=(pytest.approx(0.97 * rate), None))
+    assert found.edge().at_least_rps == pytest.approx(0.97 * rate)
 
 
 def test_downwards_it_goes_by_halves() -> None:

@@ -122,6 +122,17 @@ def test_the_gpu_is_watched_and_its_memory_read_before_each_start(
     assert machine.watched == [(gpu, 1 << 30), (gpu, 2 << 30)]
 
 
+def test_what_qualifies_either_start_is_told(
+    make: Any, load: LoadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That requests failed before the restart was left out of the notes."""
+    machine = make()
+    monkeypatch.setattr(
+        VirtualSession, "notes", property(lambda self: ("both", f"start {machine.starts}"))
+    )
+    assert machine.verify(load, 200.0, 120.0).notes == ("both", "start 1", "start 2")
+
+
 def test_a_false_claim_is_refuted_before_any_restart(make: Any, load: LoadPlan) -> None:
     machine = make()
     found = machine.verify(load, 2000.0, 120.0)

@@ -15,7 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from analyzer.cli.preflight import check_endpoint
 from analyzer.engine.fault import Fault
+from analyzer.engine.loader import LoadSettings, load_versions
 from analyzer.engine.requests import InferCall, InputTensor
+from analyzer.engine.response_cache import ResponseCache
 from analyzer.errors import MissingPartError, RepositoryError, UsageError
 from analyzer.server.repository import Repository
 
@@ -385,9 +387,6 @@ def test_ensembles_that_cannot_run(
 
 
 def test_response_cache(repository: Path, opened: Any) -> None:
-    from analyzer.engine.loader import LoadSettings
-    from analyzer.engine.response_cache import ResponseCache
-
     put(repository, "m", IDENTITY + "response_cache { enable: true }")
     models = opened(settings=LoadSettings(cache=ResponseCache(1 << 20)))
     for _ in range(3):
@@ -399,8 +398,6 @@ def test_response_cache(repository: Path, opened: Any) -> None:
 
 
 def test_cache_stays_within_its_size() -> None:
-    from analyzer.engine.response_cache import ResponseCache
-
     cache = ResponseCache(10_000)
     arrays = [np.full((1, 250), i, np.float32) for i in range(20)]
     keys = [cache.key("m", 1, {"X": array}) for array in arrays]
@@ -481,18 +478,48 @@ def test_preserved_order(repository: Path, opened: Any) -> None:
     config = IDENTITY.replace("count: 1", "count: 2").replace("identity", "scripted") + (
         'parameters { key: "service_time_ms" value { string_value: "1=1,2=120" } }'
         "dynamic_batching { preserve_ordering: true preferred_batch_size: [2] }"
+        "response_cache { enable: true }"
     )
     put(repository, "m", config)
-    models = opened()
+    models = opened(settings=LoadSettings(cache=ResponseCache(1 << 20)))
     order: list[str] = []
-    for name, size in (("slow", 2), ("fast", 1)):
-        array = np.zeros((size, 2), np.float32)
+    ask(models, "m", [[1, 1]])
+    for name, size in (("slow", 2), ("fast", 1), ("cached", 1)):
+        array = np.full((size, 2), name == "cached", np.float32)
         models.get("m").infer(
             InferCall([InputTensor("X", "FP32", (size, 2), array)]),
             lambda _, name=name: order.append(name),
         )
-    _wait(lambda: len(order) == 2)
-    assert order == ["slow", "fast"]
+    _wait(lambda: len(order) == 3)
+    assert order == ["slow", "fast", "cached"]
+
+
+def test_readiness_is_told_while_a_model_loads(
+    repository: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the load on the event loop, and every request with it."""
+    for name in ("m", "slow"):
+        put(repository, name, IDENTITY)
+    addresses, app = start(mode="explicit", load_models=("m",))
+    loading, end = threading.Event(), threading.Event()
+
+    def wait_and_load(*args: Any) -> Any:
+        loading.set()
+        end.wait(30)
+        return load_versions(*args)
+
+    monkeypatch.setattr("analyzer.server.repository.load_versions", wait_and_load)
+    thread = threading.Thread(target=app.repository.load, args=("slow",))
+    thread.start()
+    try:
+        assert loading.wait(30)
+        assert triton_http.InferenceServerClient(
+            addresses.http, network_timeout=5
+        ).is_server_ready()
+    finally:
+        end.set()
+        thread.join()
+    assert app.repository.ready("slow")
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

@@ -19,6 +19,7 @@ from analyzer.errors import StoreError
 from analyzer.service import jobs
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import TABLES, WHY_NOT, check_options
+from analyzer.service.problems import Problem
 from analyzer.service.schema import IDEMPOTENCY
 
 Upload = Callable[..., str]
@@ -228,6 +229,12 @@ def test_a_service_without_its_database_says_so_and_no_more(
         assert answer.headers["content-type"] == "application/problem+json"
         assert "inside" not in answer.text
     assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("option", [{"latency_budget": "0ms"}, {"max_memory": "0B"}])
+def test_limits_of_nothing_are_refused_as_on_the_command_line(option: dict[str, str]) -> None:
+    with pytest.raises(Problem, match="It must be above 0"):
+        check_options("search", {**BUDGET, **option}, ServiceLimits())
 
 
 def test_a_search_has_a_bound_on_its_trials_whatever_is_asked() -> None:

@@ -293,6 +293,9 @@ def test_a_stream_tells_that_something_of_the_project_changed(
         assert next(lines).startswith("retry:")
         assert next(lines) == "event: news"  # what is there when it begins
         assert next(lines) == "data: {}"
+        with client.stream("GET", "/stream") as another:
+            begins = filter(None, another.iter_lines())
+            assert next(begins).startswith("retry:") and next(begins) == "event: news"
         hub = service.context.hub
         before = hub._look(["default"], ())
         elsewhere.queued("theirs")

@@ -31,8 +31,9 @@ def test_urls_that_name_no_database(tmp_path: Path) -> None:
         raises_store_error(url, "not the URL of a database")
     for url in ("sqlite://", "sqlite:///:memory:"):
         raises_store_error(url, "names no file")
-    error = raises_store_error("mysql://me:secret@host/db", "only SQLite and PostgreSQL")
-    assert "secret" not in str(error)
+    for url in ("mysql://me:secret@host/db", "mysql://host/db?user=me&password=secret"):
+        error = raises_store_error(url, "only SQLite and PostgreSQL")
+        assert "secret" not in str(error)
     raises_store_error("postgresql+nodriver://host/db", "nodriver")
 
 
