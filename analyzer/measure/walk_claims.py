@@ -19,7 +19,10 @@ Opening = tuple[RateEvidence | None, int]
 
 
 def conditions_met(known: RateEvidence | None, tests: Sequence[LoadTest]) -> Conditions | None:
-    """What the machine was like in all runs of a claim; None where that is not known of all."""
+    """What the machine was like in a claim's runs; None where its earlier ones do not tell.
+
+    Runs that nobody watched are left out.
+    """
     if known is not None and known.conditions is None:
         return None
     before = known.conditions if known is not None else None
