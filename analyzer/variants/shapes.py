@@ -16,7 +16,9 @@ from analyzer.errors import ModelError
 Dims = tuple[int | str | None, ...]
 
 _PLACEHOLDER = re.compile(
-    r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*", re.IGNORECASE
+    r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*"
+    r"|(p2o\.)?DynamicDimension\.\d+",  # Paddle's exporter
+    re.IGNORECASE,
 )
 _ONLY_AXIS_0 = "Triton batches on axis 0 only"
 # First dimensions that exporters name after the batch, or after the input itself.
@@ -87,11 +89,15 @@ def rows_elsewhere(
 ) -> tuple[str, str, int] | None:
     """``(dimension, input, axis)`` where outputs have a row for each of an input's later axis.
 
-    As time-major recurrent networks have: ``[time, batch, features]`` in, ``[batch, …]`` out.
+    As time-major recurrent networks have: ``[time, batch, features]`` in, ``[batch, …]`` out. Where
+    the first axis is called a batch, outputs with another one first are transposed.
     """
     first = {tensor.dims[0] for tensor in inputs if tensor.dims}
     answers = {tensor.dims[0] for tensor in outputs if tensor.dims} - first
     for tensor in inputs:
+        lead = tensor.dims[0] if tensor.dims else None
+        if isinstance(lead, str) and _BATCH_NAME.search(lead):
+            continue
         for axis, dim in enumerate(tensor.dims[1:], start=1):
             if isinstance(dim, str) and dim in answers:
                 return dim, tensor.name, axis

@@ -24,7 +24,9 @@ def tensor(name: str, *dims: int | str | None, datatype: str = "FP32") -> Declar
     return Declared(name=name, datatype=datatype, dims=declared_dims(dims))
 
 
-@pytest.mark.parametrize("name", ["?", "None", "-1", "unk__214", "unknown_7", "dynamic", "*"])
+@pytest.mark.parametrize(
+    "name", ["?", "None", "-1", "unk__214", "unknown_7", "dynamic", "*", "DynamicDimension.0"]
+)
 def test_placeholders_are_unknowns_of_their_own(write_model: Write, name: str) -> None:
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
     path = write_model(
@@ -192,6 +194,37 @@ def test_a_time_major_network_has_its_rows_on_axis_1(write_model: Write) -> None
     assert (
         "input 'x' has the outputs' rows 'n' on axis 1, Triton batches on axis 0" in model.notes[0]
     )
+
+
+def test_a_transposed_answer_does_not_make_time_the_rows(write_model: Write) -> None:
+    """[batch, channels, time] in, [time, batch, classes] out: it was searched at one step."""
+    nodes = [helper.make_node("Transpose", ["x"], ["y"], perm=[2, 0, 1])]
+    path = write_model(
+        nodes, [("x", FLOAT, ["batch", 4, "time"])], [("y", FLOAT, ["time", "batch", 4])]
+    )
+    with pytest.raises(ModelError, match=r"Dimension 2 \(time\) of the input 'x' is dynamic"):
+        inspect_model(path)
+    model = inspect_model(path, input_shapes={"x": (4, 30)})
+    assert not model.batchable and model.inputs[0].shape == (1, 4, 30)
+    assert "output 'y' has its dynamic batch dimension 'batch' on axis 1" in model.notes[0]
+
+
+def test_first_dimensions_that_paddle_names_are_a_batch(write_model: Write) -> None:
+    """Its exporter numbers every dynamic dimension, so that names differ where sizes do not."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["length", "one"], ["column"]),
+        helper.make_node("Sub", ["ids", "column"], ["y"]),
+    ]
+    one, two, three, four = (f"p2o.DynamicDimension.{i}" for i in range(4))
+    path = write_model(
+        nodes,
+        [("ids", INT64, [one, two]), ("length", INT64, [three])],
+        [("y", INT64, [four, None])],
+        {"one": np.array([1])},
+    )
+    model = inspect_model(path, input_shapes={"ids": (8,)})
+    assert model.batchable and [spec.shape for spec in model.inputs] == [(8,), ()]
+    assert try_model(model, synthetic_inputs(model, rows=2, seed=0))[0].batchable
 
 
 @pytest.mark.parametrize(
