@@ -18,9 +18,10 @@ from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
 from analyzer.variants.graph import (
+    Amount,
+    amounts,
     half_weights,
     quantized_weights,
-    step_counts,
     table_ranges,
     trains,
 )
@@ -370,22 +371,35 @@ def _counting(
     *,
     batchable: bool,
 ) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
-    """``ranges`` with the most steps for inputs that count them, and what is to be said of those.
+    """``ranges`` with the most for inputs that say how much work there is, and what is to be said.
 
-    Fewer steps would make up requests that take less time than real ones.
+    Less would make up requests that take less time than real ones.
     """
     lead = (None,) if batchable else ()
     whole = {name: (*lead, *dims) for name, dims in shapes.items()}
-    counts = {} if proto is None else step_counts(proto, whole)
     known_ranges, notes = dict(ranges), []
-    for name, most in counts.items():
+    for name, amount in ({} if proto is None else amounts(proto, whole)).items():
         low, high = known_ranges.get(name, (0, 1))
-        if most is None:
-            notes.append(
-                f"The input {name!r} says how often a loop runs. Without --calibration-data it is"
-                " made up and the loop runs hardly at all: give real values."
-            )
-        steps = 1 if most is None else most
-        if (low, high) == (0, 1) or (most is not None and low <= steps <= high):
-            known_ranges[name] = (steps, steps)
+        value = 1 if amount.most is None else amount.most
+        if (low, high) == (0, 1) or (amount.most is not None and low <= value <= high):
+            known_ranges[name] = (value, value)
+        if amount.most is None or amount.kind != "steps":
+            notes.append(_amount_note(name, amount, known_ranges[name]))
     return known_ranges, tuple(notes)
+
+
+def _amount_note(name: str, amount: Amount, made_up: tuple[int, int]) -> str:
+    """What is to be said of an input that says how much work a request is and is ``made_up``."""
+    low, high = made_up
+    as_what = f"it is made up as {low}" + (f" to {high}" if high > low else "")
+    if amount.kind == "steps":
+        said, effect = "often a loop runs", "it is made up and the loop runs hardly at all"
+    elif amount.kind == "best":
+        said, effect = "many of the best values are given", as_what
+        effect += ", which is all of them" if amount.most == low else ""
+    else:
+        said, effect = "large tensors are", f"{as_what}, and real requests may be more work"
+    return (
+        f"The input {name!r} says how {said}. Without --calibration-data {effect}: give real"
+        " values."
+    )
