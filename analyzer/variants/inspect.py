@@ -89,6 +89,7 @@ def inspect_model(
     file = locate_onnx(path).absolute()
     proto = load_onnx(file)
     external = external_files(file, proto)
+    _refuse_strings(proto)  # first: operators on strings may need what is not installed
     session = open_session(file)
     given = input_shapes or {}
     inputs = _with_rank(proto, [_declared(value, "input") for value in session.get_inputs()], given)
@@ -325,21 +326,32 @@ def _datatype(value: Any, role: str) -> str:
     datatype = ORT_DATATYPES.get(value.type, "")
     if datatype in NUMPY_DTYPES:
         return datatype
-    if datatype == "BYTES":
-        raise ModelError(
-            f"The {role} {value.name!r} holds strings, which cannot be tuned.",
-            hint="Export the model without its text pre- or post-processing (numbers in, numbers"
-            " out).",
-        )
-    hint = (
-        "Export the model with tensors. Of scikit-learn models these are the probabilities: convert"
-        " with options={id(model): {'zipmap': False}}."
-        if value.type.startswith(("seq", "map"))
-        else "Supported: " + ", ".join(NUMPY_DTYPES) + "."
-    )
+    hint = "Supported: " + ", ".join(NUMPY_DTYPES) + "."
+    if value.type.startswith(("seq", "map", "optional")):
+        hint = "Export the model with tensors, each an input or output of its own."
+        if "map" in value.type:
+            hint += (
+                " Of scikit-learn models these are the probabilities: convert with"
+                " options={id(model): {'zipmap': False}}."
+            )
     raise ModelError(
         f"The {role} {value.name!r} has the type {value.type}, which cannot be served.", hint=hint
     )
+
+
+def _refuse_strings(proto: Any) -> None:
+    import onnx
+
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    for role, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            if value.name in constants or value.type.tensor_type.elem_type != onnx.TensorProto.STRING:
+                continue
+            raise ModelError(
+                f"The {role} {value.name!r} holds strings, which cannot be tuned.",
+                hint="Export the model without its text pre- or post-processing (numbers in,"
+                " numbers out).",
+            )
 
 
 def _inlined(proto: Any) -> Any:

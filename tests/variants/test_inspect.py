@@ -139,6 +139,41 @@ def test_string_input_is_refused(write_model: Write) -> None:
         inspect_model(path)
 
 
+def test_strings_are_told_before_what_their_operators_lack(write_model: Write) -> None:
+    """Text pipelines name a locale, and the machine may not have it: no reason to install one."""
+    lower = helper.make_node(
+        "StringNormalizer", ["x"], ["y"], case_change_action="LOWER", locale="xx_XX.none"
+    )
+    strings = TensorProto.STRING
+    path = write_model([lower], [("x", strings, [None])], [("y", strings, [None])])
+    with pytest.raises(ModelError, match="input 'x' holds strings"):
+        inspect_model(path)
+
+
+@pytest.mark.parametrize("of", ["sequence", "map"])
+def test_what_is_no_tensor_is_refused_with_what_helps(
+    tmp_path: Path, write_model: Write, of: str
+) -> None:
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    if of == "map":
+        node = helper.make_node(
+            "ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]
+        )
+    path = write_model([node], [("x", TensorProto.FLOAT, ["n", 2])], [("y", TensorProto.FLOAT, [])])
+    model = onnx.load(path)
+    kind = model.graph.output[0].type.sequence_type.elem_type
+    if of == "map":
+        kind.map_type.key_type = TensorProto.INT64
+        kind.map_type.value_type.tensor_type.elem_type = TensorProto.FLOAT
+        model.opset_import.add(domain="ai.onnx.ml", version=3)
+    else:
+        kind.tensor_type.elem_type = TensorProto.FLOAT
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match=r"The output 'y' has the type seq\(") as caught:
+        inspect_model(path)
+    assert ("zipmap" in caught.value.hint) == (of == "map")
+
+
 @pytest.mark.parametrize("datatype", [("FLOAT16", "FP16"), ("INT8", "INT8"), ("BOOL", "BOOL")])
 def test_other_types(write_model: Write, datatype: tuple[str, str]) -> None:
     kind = getattr(TensorProto, datatype[0])
