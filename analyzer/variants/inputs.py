@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import DataError
 from analyzer.variants.accuracy import class_output
-from analyzer.variants.row_check import failing_row
+from analyzer.variants.row_check import failing_row, takes_nan
 
 # More rows narrow no interval that is used, and calibrate no scale better.
 ROWS_MAX = 4096
@@ -161,6 +161,7 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
     rows = counts[names[0]]
     if rows == 0:
         raise DataError(f"{path} has no rows.", hint="Save at least a few dozen examples.")
+    _refuse_nan(model, fitted)
     _refuse_failing(model, fitted)
     checked = None if labels is None else _fit_labels(path, labels, model, rows, rows_max)
     return CalibrationData(
@@ -259,14 +260,11 @@ def _fit(
             f"{where} has the type {array.dtype}, which does not fit the input's {spec.datatype}.",
             hint=f"Save it with .astype(numpy.{dtype.name}).",
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = _file_row(np.argwhere(~np.isfinite(array))[0], per_row)
-        raise DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
+    if array.dtype.kind == "f" and np.isinf(array).any():
+        raise _not_finite(where, np.isinf(array), per_row)
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    lost = (
-        cast != array if dtype.kind in "iu" else ~np.isfinite(cast) if dtype.kind == "f" else None
-    )
+    lost = cast != array if dtype.kind in "iu" else np.isinf(cast) if dtype.kind == "f" else None
     if lost is not None and lost.any():
         row = _file_row(np.argwhere(lost)[0], per_row)
         raise DataError(
@@ -312,6 +310,24 @@ def _as_requests(
 def _file_row(place: NDArray[Any] | tuple[int, ...], per_row: int) -> int:
     """The row of the file that holds the value at ``place`` of the requests."""
     return int(place[0] * per_row + (place[1] if per_row > 1 else 0))
+
+
+def _not_finite(where: str, places: NDArray[np.bool_], per_row: int) -> DataError:
+    row = _file_row(np.argwhere(places)[0], per_row)
+    return DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
+
+
+def _refuse_nan(model: ModelInfo, fitted: Mapping[str, _Fitted]) -> None:
+    """Raises DataError where there is NaN, unless it is a missing value to the model."""
+    missing = {
+        name: np.isnan(own.array)
+        for name, own in fitted.items()
+        if own.array.dtype.kind == "f" and np.isnan(own.array).any()
+    }
+    if not missing or takes_nan(model, {name: own.array for name, own in fitted.items()}):
+        return
+    name, places = next(iter(missing.items()))
+    raise _not_finite(fitted[name].where, places, fitted[name].per_row)
 
 
 def _refuse_failing(model: ModelInfo, fitted: Mapping[str, _Fitted]) -> None:
