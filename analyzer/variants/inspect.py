@@ -345,13 +345,13 @@ def _refuse_strings(proto: Any) -> None:
     constants = {tensor.name for tensor in proto.graph.initializer}
     for role, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
-            if value.name in constants or value.type.tensor_type.elem_type != onnx.TensorProto.STRING:
-                continue
-            raise ModelError(
-                f"The {role} {value.name!r} holds strings, which cannot be tuned.",
-                hint="Export the model without its text pre- or post-processing (numbers in,"
-                " numbers out).",
-            )
+            kind = value.type.tensor_type.elem_type
+            if kind == onnx.TensorProto.STRING and value.name not in constants:
+                raise ModelError(
+                    f"The {role} {value.name!r} holds strings, which cannot be tuned.",
+                    hint="Export the model without its text pre- or post-processing (numbers in,"
+                    " numbers out).",
+                )
 
 
 def _inlined(proto: Any) -> Any:
