@@ -335,3 +335,47 @@ def test_states_are_told_by_name_and_shape(old: str, new: str, found: bool) -> N
     assert state_loops(inputs, [tensor(new, 1, "n", 128)]) == (((old, new),) if found else ())
     assert state_loops(inputs, [tensor(new, 1, "n", 64)]) == ()
     assert state_loops(inputs[1:], [tensor(new, 1, "n", 128)]) == ()
+
+
+def test_a_sum_of_dimensions_follows_from_its_terms(write_model: Write) -> None:
+    """A decoder with a cache: its mask covers the past and the new tokens."""
+    nodes = [
+        helper.make_node("Concat", ["past", "tokens"], ["present"], axis=1),
+        helper.make_node("Add", ["present", "mask"], ["y"]),
+    ]
+    both = "past_length + new_length"
+    path = write_model(
+        nodes,
+        [
+            (name, FLOAT, ["batch", length])
+            for name, length in (("mask", both), ("tokens", "new_length"), ("past", "past_length"))
+        ],
+        [("present", FLOAT, ["batch", both]), ("y", FLOAT, ["batch", both])],
+    )
+    with pytest.raises(ModelError, match=r"Dimension 1 \(new_length\) of the input 'tokens'") as no:
+        inspect_model(path)
+    assert "Add --input-shape tokens:N --input-shape past:N with" in no.value.hint
+    assert "for example, --input-shape tokens:128 --input-shape past:128." in no.value.hint
+    model = inspect_model(path, input_shapes={"tokens": (2,), "past": (5,)})
+    assert [spec.shape for spec in (*model.inputs, *model.outputs)] == [
+        (7,),
+        (2,),
+        (5,),
+        (7,),
+        (7,),
+    ]
+    with pytest.raises(ModelError, match=r"mask:6 does not fit .* 6 where 7 is needed"):
+        inspect_model(path, input_shapes={"mask": (6,), "tokens": (2,), "past": (5,)})
+
+
+def test_images_whose_channels_are_open_get_an_example(write_model: Write) -> None:
+    nodes = [helper.make_node("Conv", ["image", "w"], ["y"])]
+    path = write_model(
+        nodes,
+        [("image", FLOAT, ["batch_size", "num_channels", "height", "width"])],
+        [("y", FLOAT, ["batch_size", None, None, None])],
+        {"w": np.ones((2, 3, 3, 3), np.float32)},
+    )
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    assert caught.value.hint.endswith("for example, --input-shape image:3,224,224.")
