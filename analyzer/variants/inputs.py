@@ -66,7 +66,8 @@ def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArra
     """Made-up valid inputs ``[rows, *shape]``, the same for the same seed.
 
     Floats are standard normal. Integers are uniform over the input's valid range, or over all of
-    an 8-bit type without one; masks are all ones, so that every position takes part.
+    an 8-bit type without one; masks are all ones, so that every position takes part, and those that
+    mark padding all zeros.
 
     Args:
         model: Whose inputs; all of its dimensions are known.
@@ -82,8 +83,9 @@ def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArra
 def _synthetic(spec: TensorSpec, rows: int, rng: np.random.Generator) -> NDArray[np.generic]:
     dtype = np.dtype(NUMPY_DTYPES[spec.datatype])
     shape = (rows, *spec.shape)
-    if dtype.kind == "b" or (dtype.kind in "iu" and "mask" in spec.name.lower()):
-        return np.ones(shape, dtype)
+    name = spec.name.lower()
+    if dtype.kind == "b" or (dtype.kind in "iu" and "mask" in name):
+        return np.full(shape, 0 if "pad" in name else 1, dtype)
     if spec.value_range is not None:
         low, high = spec.value_range
         return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)

@@ -60,6 +60,16 @@ def test_synthetic_inputs_are_valid_and_repeatable() -> None:
     assert (synthetic_inputs(model, 50, seed=2)["ids"] != rows["ids"]).any()
 
 
+def test_nothing_is_padding_in_what_is_made_up() -> None:
+    """Torch's masks of padding hide what they mark: every answer was NaN, no variant comparable."""
+    names = ("attention_mask", "src_key_padding_mask", "is_pad", "valid")
+    model = make_model(*(spec(name, "BOOL") for name in names), spec("padding_mask", "INT64"))
+    rows = synthetic_inputs(model, 2, seed=0)
+    assert {name: int(array.max()) for name, array in rows.items()} == {
+        "attention_mask": 1, "src_key_padding_mask": 0, "is_pad": 0, "valid": 1, "padding_mask": 0,
+    }  # fmt: skip
+
+
 @given(st.integers(1, 5000), st.integers(0, 5))
 def test_no_row_calibrates_and_scores(rows: int, seed: int) -> None:
     calibrating, scoring = split_rows(rows, seed=seed)
