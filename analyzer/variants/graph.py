@@ -107,12 +107,11 @@ def trains(model: Any) -> str:
 
 
 def is_quantized(operator: str) -> bool:
-    """Whether an operator of this name computes on, makes or reads quantized values."""
-    return (
-        "quantize" in operator.lower()
-        or operator.startswith(("QLinear", "QGemm"))
-        or ("Integer" in operator)
-    )
+    """Whether an operator of this name computes on, makes or reads quantized values.
+
+    Those that begin with a Q do (``QLinearConv``, ``QAttention``), of ONNX and of its runtime.
+    """
+    return "quantize" in operator.lower() or operator.startswith("Q") or "Integer" in operator
 
 
 def external_pieces(graph: Any) -> Iterator[tuple[str, str, int, int | None]]:
