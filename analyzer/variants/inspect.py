@@ -20,6 +20,7 @@ from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, wit
 from analyzer.variants.graph import (
     Amount,
     amounts,
+    draws,
     half_weights,
     quantized_weights,
     table_ranges,
@@ -129,7 +130,11 @@ def inspect_model(
     )
     weights = half_weights(proto) or quantized_weights(proto)
     ranges, counting = _counting(flat, shapes, ranges, batchable=batchable)
-    notes = (*_notes(reasons, loops, weights), *_sizes_note(inputs, given), *counting)
+    notes = (
+        *_notes(reasons, loops, weights, draws(proto)),
+        *_sizes_note(inputs, given),
+        *counting,
+    )
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
     if scalars and scratch is not None:
         served = scratch / hash_model(file, external)[:24] / file.name
@@ -297,9 +302,9 @@ def _sizes_note(
 
 
 def _notes(
-    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str
+    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str, random: str
 ) -> tuple[str, ...]:
-    """What to say of a model that cannot be batched, carries a state, or is no fp32 model."""
+    """What to say of a model that cannot be batched, carries a state, is no fp32 model or draws."""
     notes = []
     if reasons:
         shown = [*reasons[:_REASONS_SHOWN], *(["…"] if len(reasons) > _REASONS_SHOWN else [])]
@@ -312,6 +317,11 @@ def _notes(
         )
     if weights:
         notes.append(f"The weights are {weights}: the precision fp32 means the model as it is.")
+    if random:
+        notes.append(
+            f"The model draws random numbers ({random}): two answers to one request differ, so the"
+            " accuracy of its variants says little of them."
+        )
     return tuple(notes)
 
 
