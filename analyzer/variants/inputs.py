@@ -235,7 +235,8 @@ def _read_array(path: Path, archive: Any, name: str, hint: str) -> NDArray[Any]:
             raise
         raise DataError(
             f"{path}: the array {name!r} holds Python objects, not numbers.",
-            hint=f"Give it a type before it is saved, like .astype(numpy.float32). {hint}",
+            hint="Give its rows one length (padded, say), and a type before it is saved, like"
+            f" .astype(numpy.float32). {hint}",
         ) from error
     return array
 
@@ -260,7 +261,10 @@ def _fit(
     if not castable:
         raise DataError(
             f"{where} has the type {array.dtype}, which does not fit the input's {spec.datatype}.",
-            hint=f"Save it with .astype(numpy.{dtype.name}).",
+            hint=f"Save it with .astype(numpy.{dtype.name})."
+            if dtype.kind not in "iu" or array.dtype.kind != "f" or (array == np.floor(array)).all()
+            else "Its values are no whole numbers: save what the model takes, like pixels before"
+            " they are scaled.",
         )
     if array.dtype.kind == "f" and np.isinf(array).any():
         raise _not_finite(where, np.isinf(array), per_row)

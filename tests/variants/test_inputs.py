@@ -123,6 +123,15 @@ def test_bad_calibration(tmp_path: Path, arrays: dict[str, Any], message: str) -
     assert str(path) in caught.value.message and caught.value.hint
 
 
+def test_a_cast_that_would_lose_the_values_is_not_advised(tmp_path: Path) -> None:
+    """Pixels that were scaled to 0…1 are all 0 as integers."""
+    model = make_model(spec(datatype="UINT8"))
+    for array, advice in ((np.full((4, 3), 0.7), "no whole numbers"), (np.ones((4, 3)), "astype")):
+        with pytest.raises(DataError, match="has the type float64") as caught:
+            load_calibration(save(tmp_path / "c.npz", x=array), model)
+        assert advice in caught.value.hint
+
+
 @pytest.mark.parametrize("saved", [(4,), (4, 1)])
 @pytest.mark.parametrize("asked", [(), (1,)])
 def test_one_number_for_each_example_fits_with_an_axis_or_without(
