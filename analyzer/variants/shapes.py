@@ -153,6 +153,8 @@ def state_loops(
 
 
 def _is_next(old: Declared, new: Declared) -> bool:
+    if old.datatype == "BOOL":
+        return False  # a mask that is handed on
     if old.datatype != new.datatype or not len(old.dims) == len(new.dims) >= 2:
         return False
     if any(

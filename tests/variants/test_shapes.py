@@ -379,3 +379,9 @@ def test_images_whose_channels_are_open_get_an_example(write_model: Write) -> No
     with pytest.raises(ModelError) as caught:
         inspect_model(path)
     assert caught.value.hint.endswith("for example, --input-shape image:3,224,224.")
+
+
+def test_a_mask_that_is_handed_on_is_no_state() -> None:
+    """An encoder gives its mask to the decoder."""
+    mask, out = (tensor(name, "n", "t", datatype="BOOL") for name in ("mask", "mask_out"))
+    assert state_loops([tensor("ids", "n", "t"), mask], [out]) == ()
