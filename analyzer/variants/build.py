@@ -32,7 +32,7 @@ from analyzer.variants.tensorrt_build import EngineFacts, EngineOptions, engine_
 from analyzer.variants.worker import BuildRequest, BuildResult
 
 # Raised when a change of our code changes what is built from the same facts.
-_BUILDER = 7
+_BUILDER = 8
 _SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
 # Part of the name of a cache entry that says why a variant is of no use on a machine. Machines
 # change (neighbours, clock limits), so it is kept as long as probes are.

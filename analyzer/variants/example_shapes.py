@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.model import NUMPY_DTYPES, TensorSpec
-from analyzer.variants.shapes import Dims, known
+from analyzer.variants.shapes import Dims, is_derived, known
 
 # Height and width of images, and the length of a sequence, of each try.
 _TRIES = ((224, 224, 128), (48, 320, 512), (32, 320, 64), (64, 64, 256), (640, 640, 16))
+_COLOURS = 3  # channels of an image
 
 
 def accepted_shapes(
@@ -22,8 +23,8 @@ def accepted_shapes(
 ) -> dict[str, tuple[int, ...]] | None:
     """Shapes of all inputs with which ``session`` runs one row; None if no try succeeds.
 
-    Two dynamic dimensions of one input are taken for height and width, others for lengths; a named
-    dimension has one size wherever it stands.
+    Two dynamic dimensions of one input are taken for height and width, others for lengths, and one
+    that is called a channel for colours; a named dimension has one size wherever it stands.
 
     Args:
         session: An ONNX Runtime session of the model.
@@ -54,9 +55,9 @@ def _first_run(
     """The shapes of the first try that succeeds, and the answers."""
     for height, width, length in _TRIES:
         symbols: dict[str, int] = {}
-        tried = {
-            name: _fill(dims, symbols, (height, width), length) for name, dims in shapes.items()
-        }
+        # Sums of dimensions last, when their terms are known.
+        ordered = sorted(shapes.items(), key=lambda item: is_derived(item[1]))
+        tried = {name: _fill(dims, symbols, (height, width), length) for name, dims in ordered}
         answers = _answers(session, inputs, tried, batchable=batchable)
         if answers is not None:
             return tried, answers
@@ -66,10 +67,15 @@ def _first_run(
 def _fill(
     dims: Dims, symbols: dict[str, int], image: tuple[int, int], length: int
 ) -> tuple[int, ...]:
-    unknown = [dim for dim in known(dims, symbols) if not isinstance(dim, int)]
+    open_dims = known(dims, symbols)
+    for dim in open_dims:
+        if isinstance(dim, str) and "channel" in dim.lower():
+            symbols[dim] = _COLOURS
+    open_dims = known(open_dims, symbols)
+    unknown = [dim for dim in open_dims if not isinstance(dim, int)]
     sizes = iter(image if len(unknown) == 2 and len(dims) > 2 else [length] * len(unknown))
     filled = []
-    for dim in dims:
+    for dim in open_dims:
         size = dim if isinstance(dim, int) else symbols.get(dim or "")
         if size is None:
             size = next(sizes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +31,36 @@ _PASS_THROUGH: dict[str, tuple[int, ...]] = {
     "Concat": tuple(range(1024)),
 }
 
+# Operators whose answers differ from run to run.
+RANDOM = {
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Multinomial", "Bernoulli"),
+}
 _RECURRENT = ("GRU", "LSTM", "RNN")
+
+# Operators whose results are as large as a value among their inputs says: where that value stands.
+_SIZED_BY: dict[str, tuple[int, ...]] = {
+    "TopK": (1,),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+    "Expand": (1,),
+    "Tile": (1,),
+    "Pad": (1,),
+    "ConstantOfShape": (0,),
+    "OneHot": (1,),
+    "Range": (1,),
+    "Slice": (2,),
+    "NonMaxSuppression": (2,),
+}
+_SCALES = 2  # Resize's factors; its sizes stand behind them
+# Of these the result is as large as the value less the one that stands here.
+_BEGINS_AT = {"Range": 0, "Slice": 1}
+# Operators that sizes are computed with.
+_ARITHMETIC = (
+    *("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Clip"),
+    *("Floor", "Ceil", "Round", "ReduceMax", "ReduceMin", "ReduceProd"),
+)
 
 # Operators whose output holds the same distinct values as their first input.
 _KEEPS_VALUES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand")
@@ -80,13 +111,18 @@ def trains(model: Any) -> str:
     return ""
 
 
+def draws(model: Any) -> str:
+    """An operator that draws random numbers; empty where there is none."""
+    graphs = [*all_graphs(model.graph), *model.functions]
+    return next((n.op_type for graph in graphs for n in graph.node if n.op_type in RANDOM), "")
+
+
 def is_quantized(operator: str) -> bool:
-    """Whether an operator of this name computes on, makes or reads quantized values."""
-    return (
-        "quantize" in operator.lower()
-        or operator.startswith(("QLinear", "QGemm"))
-        or ("Integer" in operator)
-    )
+    """Whether an operator of this name computes on, makes or reads quantized values.
+
+    Those that begin with a Q do (``QLinearConv``, ``QAttention``), of ONNX and of its runtime.
+    """
+    return "quantize" in operator.lower() or operator.startswith("Q") or "Integer" in operator
 
 
 def external_pieces(graph: Any) -> Iterator[tuple[str, str, int, int | None]]:
@@ -133,13 +169,26 @@ def table_ranges(model: Any) -> dict[str, tuple[int, int]]:
     return ranges
 
 
-def step_counts(
-    model: Any, shapes: Mapping[str, Sequence[int | str | None]]
-) -> dict[str, int | None]:
-    """The most steps that each input can ask for which counts the steps of a layer or a loop.
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What an input asks for that says how much work a request is.
+
+    Args:
+        kind: ``steps`` of a recurrent layer or a loop, the ``best`` of many values, or a ``size``.
+        most: The most that it can ask for; of a size the one that there is without it; None where
+            the graph does not tell.
+    """
+
+    kind: Literal["steps", "best", "size"]
+    most: int | None
+
+
+def amounts(model: Any, shapes: Mapping[str, Sequence[int | str | None]]) -> dict[str, Amount]:
+    """What each input asks for that says how much work a request is.
 
     Such are the ``sequence_lens`` of a recurrent layer, of which the most is the length of its
-    sequences, and the trip count of a Loop, which has none: None, as where the length is not known.
+    sequences; the trip count of a Loop, which has none; how many values a TopK keeps; and sizes, as
+    those that a Resize makes of an image.
 
     Args:
         model: As of :func:`table_ranges`; its inputs get the sizes in ``shapes``.
@@ -155,8 +204,10 @@ def step_counts(
     tracer = _Tracer(model)
     found = {}
     for value in inputs:
-        if counts := list(tracer.counts(value.name)):
-            found[value.name] = None if None in counts else min(filter(None, counts))
+        if asked := [*tracer.counts(value.name), *tracer.sizes(value.name)]:
+            most = [amount.most for amount in asked if amount.most is not None]
+            known = len(most) == len(asked)
+            found[value.name] = Amount(asked[0].kind, min(most) if known else None)
     return found
 
 
@@ -206,15 +257,58 @@ class _Tracer:
                     return constant, constant
         return None
 
-    def counts(self, name: str) -> Iterator[int | None]:
-        """The most that ``name`` may be, for each layer or loop whose steps it counts."""
+    def counts(self, name: str) -> Iterator[Amount]:
+        """What ``name`` counts: the steps of layers and loops, the values that a TopK keeps."""
         for node, value, _, shift in self._readers(name):
             if node.op_type in _RECURRENT and list(node.input[4:5]) == [value]:
                 layout = next((a.i for a in node.attribute if a.name == "layout"), 0)
                 length = self._dimension(node.input[0], 1 if layout else 0)
-                yield None if length is None else max(1, length - shift)
+                yield Amount("steps", None if length is None else max(1, length - shift))
             elif node.op_type == "Loop" and node.input[0] == value:
-                yield None
+                yield Amount("steps", None)
+            elif node.op_type == "TopK" and list(node.input[1:2]) == [value]:
+                axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+                length = self._dimension(node.input[0], axis)
+                yield Amount("best", None if length is None else max(1, length - shift))
+
+    def sizes(self, name: str) -> Iterator[Amount]:
+        """The sizes that ``name`` decides, directly or as a part of what they are computed from."""
+        counted = {id(node) for node, *_ in self._readers(name) if node.op_type == "TopK"}
+        reached, queue = {name}, [name]
+        while queue:
+            for node in self._consumers.get(queue.pop(), ()):
+                places = _PASS_THROUGH.get(node.op_type, ())
+                if node.op_type in _ARITHMETIC or any(
+                    i in places and given in reached for i, given in enumerate(node.input)
+                ):
+                    queue += set(node.output) - reached
+                    reached.update(node.output)
+        readers = [node for value in reached for node in self._consumers.get(value, ())]
+        for node in {id(node): node for node in readers}.values():
+            begin = _BEGINS_AT.get(node.op_type)
+            if id(node) in counted or (begin is not None and node.input[begin] in reached):
+                continue
+            for place in _SIZED_BY.get(node.op_type, ()):
+                if any(given in reached for given in node.input[place : place + 1]):
+                    values = math.prod(size or 1 for size in self._shape(name) or ())
+                    yield Amount("size", self._size_without(node, place, values))
+
+    def _size_without(self, node: Any, place: int, values: int) -> int | None:
+        """The value that leaves the size of what ``node`` reads as it is; None if no single one.
+
+        Args:
+            place: Of the input that tells the size.
+            values: How many of them the model's input holds.
+        """
+        if node.op_type == "Reshape":
+            rank = len(self._shape(node.input[0]) or ())
+            return 0 if rank and self._shape(node.input[place]) == (rank,) else None
+        if node.op_type != "Resize":
+            return None
+        if place == _SCALES:
+            return 1
+        sides = [size for size in (self._shape(node.input[0]) or ())[2:] if size]
+        return max(sides, default=None) if values <= len(sides) else None
 
     def _readers(self, name: str) -> Iterator[tuple[Any, str, int, int]]:
         """``(node, input, low, high)`` of every node that reads ``name``, directly or shifted.
@@ -297,13 +391,12 @@ class _Tracer:
             return None
         return numpy_helper.to_array(tensor)
 
-    def _dimension(self, name: str, axis: int) -> int | None:
+    def _shape(self, name: str) -> tuple[int | None, ...] | None:
         tensor = self._constants.get(name)
-        shape: tuple[int | None, ...] | None
-        if tensor is not None:
-            shape = tuple(tensor.dims)
-        else:
-            shape = self._inferred_shapes().get(name)
+        return self._inferred_shapes().get(name) if tensor is None else tuple(tensor.dims)
+
+    def _dimension(self, name: str, axis: int) -> int | None:
+        shape = self._shape(name)
         if not shape or not -len(shape) <= axis < len(shape):
             return None
         rows = shape[axis]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
 from analyzer.errors import DataError
 from analyzer.variants.accuracy import class_output
-from analyzer.variants.row_check import failing_row
+from analyzer.variants.row_check import failing_row, takes_nan
 
 # More rows narrow no interval that is used, and calibrate no scale better.
 ROWS_MAX = 4096
@@ -66,7 +66,8 @@ def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArra
     """Made-up valid inputs ``[rows, *shape]``, the same for the same seed.
 
     Floats are standard normal. Integers are uniform over the input's valid range, or over all of
-    an 8-bit type without one; masks are all ones, so that every position takes part.
+    an 8-bit type without one; masks are all ones, so that every position takes part, and those that
+    mark padding all zeros.
 
     Args:
         model: Whose inputs; all of its dimensions are known.
@@ -82,8 +83,9 @@ def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArra
 def _synthetic(spec: TensorSpec, rows: int, rng: np.random.Generator) -> NDArray[np.generic]:
     dtype = np.dtype(NUMPY_DTYPES[spec.datatype])
     shape = (rows, *spec.shape)
-    if dtype.kind == "b" or (dtype.kind in "iu" and "mask" in spec.name.lower()):
-        return np.ones(shape, dtype)
+    name = spec.name.lower()
+    if dtype.kind == "b" or (dtype.kind in "iu" and "mask" in name):
+        return np.full(shape, 0 if "pad" in name else 1, dtype)
     if spec.value_range is not None:
         low, high = spec.value_range
         return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
@@ -161,6 +163,7 @@ def load_calibration(path: Path, model: ModelInfo, *, rows_max: int = ROWS_MAX) 
     rows = counts[names[0]]
     if rows == 0:
         raise DataError(f"{path} has no rows.", hint="Save at least a few dozen examples.")
+    _refuse_nan(model, fitted)
     _refuse_failing(model, fitted)
     checked = None if labels is None else _fit_labels(path, labels, model, rows, rows_max)
     return CalibrationData(
@@ -232,7 +235,8 @@ def _read_array(path: Path, archive: Any, name: str, hint: str) -> NDArray[Any]:
             raise
         raise DataError(
             f"{path}: the array {name!r} holds Python objects, not numbers.",
-            hint=f"Give it a type before it is saved, like .astype(numpy.float32). {hint}",
+            hint="Give its rows one length (padded, say), and a type before it is saved, like"
+            f" .astype(numpy.float32). {hint}",
         ) from error
     return array
 
@@ -257,16 +261,16 @@ def _fit(
     if not castable:
         raise DataError(
             f"{where} has the type {array.dtype}, which does not fit the input's {spec.datatype}.",
-            hint=f"Save it with .astype(numpy.{dtype.name}).",
+            hint=f"Save it with .astype(numpy.{dtype.name})."
+            if dtype.kind not in "iu" or array.dtype.kind != "f" or (array == np.floor(array)).all()
+            else "Its values are no whole numbers: save what the model takes, like pixels before"
+            " they are scaled.",
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = _file_row(np.argwhere(~np.isfinite(array))[0], per_row)
-        raise DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
+    if array.dtype.kind == "f" and np.isinf(array).any():
+        raise _not_finite(where, np.isinf(array), per_row)
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    lost = (
-        cast != array if dtype.kind in "iu" else ~np.isfinite(cast) if dtype.kind == "f" else None
-    )
+    lost = cast != array if dtype.kind in "iu" else np.isinf(cast) if dtype.kind == "f" else None
     if lost is not None and lost.any():
         row = _file_row(np.argwhere(lost)[0], per_row)
         raise DataError(
@@ -312,6 +316,24 @@ def _as_requests(
 def _file_row(place: NDArray[Any] | tuple[int, ...], per_row: int) -> int:
     """The row of the file that holds the value at ``place`` of the requests."""
     return int(place[0] * per_row + (place[1] if per_row > 1 else 0))
+
+
+def _not_finite(where: str, places: NDArray[np.bool_], per_row: int) -> DataError:
+    row = _file_row(np.argwhere(places)[0], per_row)
+    return DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
+
+
+def _refuse_nan(model: ModelInfo, fitted: Mapping[str, _Fitted]) -> None:
+    """Raises DataError where there is NaN, unless it is a missing value to the model."""
+    missing = {
+        name: np.isnan(own.array)
+        for name, own in fitted.items()
+        if own.array.dtype.kind == "f" and np.isnan(own.array).any()
+    }
+    if not missing or takes_nan(model, {name: own.array for name, own in fitted.items()}):
+        return
+    name, places = next(iter(missing.items()))
+    raise _not_finite(fitted[name].where, places, fitted[name].per_row)
 
 
 def _refuse_failing(model: ModelInfo, fitted: Mapping[str, _Fitted]) -> None:

@@ -18,9 +18,11 @@ from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
 from analyzer.variants.graph import (
+    Amount,
+    amounts,
+    draws,
     half_weights,
     quantized_weights,
-    step_counts,
     table_ranges,
     trains,
 )
@@ -88,6 +90,7 @@ def inspect_model(
     file = locate_onnx(path).absolute()
     proto = load_onnx(file)
     external = external_files(file, proto)
+    _refuse_strings(proto)  # first: operators on strings may need what is not installed
     session = open_session(file)
     given = input_shapes or {}
     inputs = _with_rank(proto, [_declared(value, "input") for value in session.get_inputs()], given)
@@ -127,7 +130,11 @@ def inspect_model(
     )
     weights = half_weights(proto) or quantized_weights(proto)
     ranges, counting = _counting(flat, shapes, ranges, batchable=batchable)
-    notes = (*_notes(reasons, loops, weights), *_sizes_note(inputs, given), *counting)
+    notes = (
+        *_notes(reasons, loops, weights, draws(proto)),
+        *_sizes_note(inputs, given),
+        *counting,
+    )
     scalars = [tensor.name for tensor in (*inputs, *outputs) if not tensor.dims]
     if scalars and scratch is not None:
         served = scratch / hash_model(file, external)[:24] / file.name
@@ -295,9 +302,9 @@ def _sizes_note(
 
 
 def _notes(
-    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str
+    reasons: Sequence[str], loops: Sequence[tuple[str, str]], weights: str, random: str
 ) -> tuple[str, ...]:
-    """What to say of a model that cannot be batched, carries a state, or is no fp32 model."""
+    """What to say of a model that cannot be batched, carries a state, is no fp32 model or draws."""
     notes = []
     if reasons:
         shown = [*reasons[:_REASONS_SHOWN], *(["…"] if len(reasons) > _REASONS_SHOWN else [])]
@@ -310,6 +317,11 @@ def _notes(
         )
     if weights:
         notes.append(f"The weights are {weights}: the precision fp32 means the model as it is.")
+    if random:
+        notes.append(
+            f"The model draws random numbers ({random}): two answers to one request differ, so the"
+            " accuracy of its variants says little of them."
+        )
     return tuple(notes)
 
 
@@ -324,21 +336,32 @@ def _datatype(value: Any, role: str) -> str:
     datatype = ORT_DATATYPES.get(value.type, "")
     if datatype in NUMPY_DTYPES:
         return datatype
-    if datatype == "BYTES":
-        raise ModelError(
-            f"The {role} {value.name!r} holds strings, which cannot be tuned.",
-            hint="Export the model without its text pre- or post-processing (numbers in, numbers"
-            " out).",
-        )
-    hint = (
-        "Export the model with tensors. Of scikit-learn models these are the probabilities: convert"
-        " with options={id(model): {'zipmap': False}}."
-        if value.type.startswith(("seq", "map"))
-        else "Supported: " + ", ".join(NUMPY_DTYPES) + "."
-    )
+    hint = "Supported: " + ", ".join(NUMPY_DTYPES) + "."
+    if value.type.startswith(("seq", "map", "optional")):
+        hint = "Export the model with tensors, each an input or output of its own."
+        if "map" in value.type:
+            hint += (
+                " Of scikit-learn models these are the probabilities: convert with"
+                " options={id(model): {'zipmap': False}}."
+            )
     raise ModelError(
         f"The {role} {value.name!r} has the type {value.type}, which cannot be served.", hint=hint
     )
+
+
+def _refuse_strings(proto: Any) -> None:
+    import onnx
+
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    for role, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            kind = value.type.tensor_type.elem_type
+            if kind == onnx.TensorProto.STRING and value.name not in constants:
+                raise ModelError(
+                    f"The {role} {value.name!r} holds strings, which cannot be tuned.",
+                    hint="Export the model without its text pre- or post-processing (numbers in,"
+                    " numbers out).",
+                )
 
 
 def _inlined(proto: Any) -> Any:
@@ -370,22 +393,35 @@ def _counting(
     *,
     batchable: bool,
 ) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
-    """``ranges`` with the most steps for inputs that count them, and what is to be said of those.
+    """``ranges`` with the most for inputs that say how much work there is, and what is to be said.
 
-    Fewer steps would make up requests that take less time than real ones.
+    Less would make up requests that take less time than real ones.
     """
     lead = (None,) if batchable else ()
     whole = {name: (*lead, *dims) for name, dims in shapes.items()}
-    counts = {} if proto is None else step_counts(proto, whole)
     known_ranges, notes = dict(ranges), []
-    for name, most in counts.items():
+    for name, amount in ({} if proto is None else amounts(proto, whole)).items():
         low, high = known_ranges.get(name, (0, 1))
-        if most is None:
-            notes.append(
-                f"The input {name!r} says how often a loop runs. Without --calibration-data it is"
-                " made up and the loop runs hardly at all: give real values."
-            )
-        steps = 1 if most is None else most
-        if (low, high) == (0, 1) or (most is not None and low <= steps <= high):
-            known_ranges[name] = (steps, steps)
+        value = 1 if amount.most is None else amount.most
+        if (low, high) == (0, 1) or (amount.most is not None and low <= value <= high):
+            known_ranges[name] = (value, value)
+        if amount.most is None or amount.kind != "steps":
+            notes.append(_amount_note(name, amount, known_ranges[name]))
     return known_ranges, tuple(notes)
+
+
+def _amount_note(name: str, amount: Amount, made_up: tuple[int, int]) -> str:
+    """What is to be said of an input that says how much work a request is and is ``made_up``."""
+    low, high = made_up
+    as_what = f"it is made up as {low}" + (f" to {high}" if high > low else "")
+    if amount.kind == "steps":
+        said, effect = "often a loop runs", "it is made up and the loop runs hardly at all"
+    elif amount.kind == "best":
+        said, effect = "many of the best values are given", as_what
+        effect += ", which is all of them" if amount.most == low else ""
+    else:
+        said, effect = "large tensors are", f"{as_what}, and real requests may be more work"
+    return (
+        f"The input {name!r} says how {said}. Without --calibration-data {effect}: give real"
+        " values."
+    )

@@ -289,6 +289,7 @@ def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Pat
             notes = (*notes, f"kept at its old operator set: {first_line(error)}")
     _name_nodes(model.graph)
     _own_biases(model.graph)
+    _type_products(model.graph)
     onnx.save(model, str(prepared))
     return prepared, notes
 
@@ -321,6 +322,25 @@ def _own_biases(graph: Any) -> None:
             bias = own
         if list(bias.dims[:-1]) == [1] * (len(bias.dims) - 1):
             bias.dims[:] = bias.dims[-1:]
+
+
+def _type_products(graph: Any) -> None:
+    """Declares the types of what products read and give, where the inference could not.
+
+    It stops at operators beside the standard (fused attention), and the quantizer fails on values
+    of which it knows no type.
+    """
+    weights = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    for node in graph.node:
+        kind = weights.get(node.input[1]) if node.op_type in _PRODUCTS else None
+        if kind is None:
+            continue
+        for name in {node.input[0], node.output[0]} - known - weights.keys():
+            known.add(name)
+            value = graph.value_info.add()
+            value.name = name
+            value.type.tensor_type.elem_type = kind
 
 
 def _require_loadable(path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
+from analyzer.variants.graph import RANDOM, all_graphs, all_tensors, is_quantized
 
 # A row of whose values more than this share changed is another answer.
 _SHARE_CHANGED_MAX = 0.05
@@ -24,10 +24,6 @@ _SHARE_CHANGED_MAX = 0.05
 _INTEGERS_ROUNDED_SHARE = 0.003
 # Float32 holds 24 bits: beyond them integers that come from floats are rounded too.
 _INTEGERS_RELATIVE = 1e-6
-_RANDOM = {
-    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("Multinomial", "Bernoulli"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +64,7 @@ def tolerance_of(path: str) -> Tolerance:
         found = _HALF
     else:
         found = FLOAT
-    return replace(found, integer_rows=1.0) if operators & _RANDOM else found
+    return replace(found, integer_rows=1.0) if operators & RANDOM else found
 
 
 def differing(expected: Tensors, seen: Tensors, tolerance: Tolerance) -> set[str]:

@@ -18,12 +18,19 @@ from numpy.typing import NDArray
 
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import AnalyzerError, is_out_of_memory
+from analyzer.variants.graph import all_graphs
+from analyzer.variants.onnx_file import load_onnx
 from analyzer.variants.session import open_session, run_error
 
 # Of each input as many rows are tried as take this long together, some at least and at most.
 _SECONDS_MAX = 1.0
 _ROWS_MIN = 4
 _ROWS_MAX = 32
+# Operators to which NaN is a value that is missing.
+_MISSING_VALUES = {
+    *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    *("Imputer", "IsNaN"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +73,57 @@ def failing_row(model: ModelInfo, inputs: Mapping[str, NDArray[np.generic]]) -> 
         for tried, place in enumerate(places):
             if tried >= _ROWS_MIN and time.monotonic() - begun > _SECONDS_MAX:
                 break
-            row = slice(place[0], place[0] + 1) if model.batchable else place[0]
-            error = _error(session, {key: array[row, ...] for key, array in inputs.items()})
+            error = _error(session, _feeds(model, inputs, place[0]))
             if error is not None and not is_out_of_memory(error):
                 value = str(inputs[name][place])
                 return FailingRow(name=name, place=place, value=value, reason=run_error(error))
     return None
+
+
+def takes_nan(model: ModelInfo, inputs: Mapping[str, NDArray[np.generic]]) -> bool:
+    """Whether NaN is a missing value to the model: it has an operator for it, and answers numbers.
+
+    Tried are some of the rows with NaN; False where the model cannot be asked.
+
+    Args:
+        inputs: ``[rows, *shape]`` of every input.
+    """
+    file = Path(model.path)
+    if not file.is_file() or not _MISSING_VALUES & _operators(file):
+        return False
+    try:
+        session = open_session(file)
+    except AnalyzerError:
+        return False  # a model for a GPU, say
+    rows = np.zeros(len(next(iter(inputs.values()))), np.bool_)
+    for array in inputs.values():
+        rows |= np.isnan(array.reshape(len(array), -1)).any(axis=1)
+    found = np.flatnonzero(rows)
+    chosen = found[np.unique(np.linspace(0, len(found) - 1, _ROWS_MAX).astype(int))]
+    return all(_answers_numbers(session, _feeds(model, inputs, row)) for row in chosen)
+
+
+def _operators(file: Path) -> set[str]:
+    graphs = all_graphs(load_onnx(file).graph)
+    return {node.op_type for graph in graphs for node in graph.node}
+
+
+def _answers_numbers(session: Any, feeds: Mapping[str, NDArray[np.generic]]) -> bool:
+    """Whether floats are among the answers, and none of them is NaN."""
+    try:
+        answers = [np.asarray(answer) for answer in session.run(None, dict(feeds))]
+    except Exception:  # its classes are not public
+        return False
+    floats = [answer for answer in answers if answer.dtype.kind == "f"]
+    return bool(floats) and not any(np.isnan(answer).any() for answer in floats)
+
+
+def _feeds(
+    model: ModelInfo, inputs: Mapping[str, NDArray[np.generic]], row: int
+) -> dict[str, NDArray[np.generic]]:
+    """The request that the row ``row`` is."""
+    place = slice(row, row + 1) if model.batchable else row
+    return {name: array[place, ...] for name, array in inputs.items()}
 
 
 def _error(session: Any, feeds: Mapping[str, NDArray[np.generic]]) -> Exception | None:

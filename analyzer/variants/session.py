@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
+from analyzer.engine.runtimes.onnxruntime_ import CODE, first_line, import_onnxruntime
 from analyzer.errors import AnalyzerError, MissingPartError, ModelError, is_out_of_memory
 
-_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _SOURCE = re.compile(r"^/\S*onnxruntime\S*:\d+ \S.*?\) ")
 _NEWER = {
     "opset": re.compile(r"Opset (\d+) is under development.* is till opset (\d+)", re.DOTALL),
@@ -43,7 +42,7 @@ def open_session(file: Path) -> Any:
 
 def run_error(error: Exception) -> str:
     """What ONNX Runtime says of a run that failed, without its codes and its own source files."""
-    said = _CODE.sub("", first_line(error))
+    said = CODE.sub("", first_line(error))
     return _SOURCE.sub("", said.rpartition("Status Message: ")[2]).rstrip(".")
 
 
@@ -61,7 +60,7 @@ def _load_error(file: Path, version: str, error: Exception) -> AnalyzerError:
                 hint=f"Export the model with {what} {newer[2]} or lower, or install a newer"
                 " onnxruntime.",
             )
-    reason = _CODE.sub("", first_line(error))
+    reason = CODE.sub("", first_line(error))
     kernel = re.search(r"Could not find an implementation for (\S+?)(?:\(-?\d+\))? ", str(error))
     if kernel:
         return ModelError(

@@ -16,13 +16,17 @@ from analyzer.errors import ModelError
 Dims = tuple[int | str | None, ...]
 
 _PLACEHOLDER = re.compile(
-    r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*", re.IGNORECASE
+    r"\s*|\?+|\*|-?\d+|none|null|nan|any|dyn|dynamic|unknown([_.-].*)?|unk__.*"
+    r"|(p2o\.)?DynamicDimension\.\d+",  # Paddle's exporter
+    re.IGNORECASE,
 )
 _ONLY_AXIS_0 = "Triton batches on axis 0 only"
 # First dimensions that exporters name after the batch, or after the input itself.
 _BATCH_NAME = re.compile(r"batch|^n$|^b$|^bs$", re.IGNORECASE)
 # What else they call rows of a batch; torch writes s0, s77, ….
 _ROWS_NAME = re.compile(r"^s\d+$|bsz|rows|examples", re.IGNORECASE)
+# What exporters write where one dimension is others together, like a decoder's past and new tokens.
+_SUM = re.compile(r"[\w.]+(\s*\+\s*[\w.]+)+")
 _STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
 _NEW_VALUE = re.compile(r"[_.]?(?:n|out|new|next)$")
 _OLD_VALUE = re.compile(r"[_.]?(?:0|in|old|prev)$")
@@ -87,11 +91,15 @@ def rows_elsewhere(
 ) -> tuple[str, str, int] | None:
     """``(dimension, input, axis)`` where outputs have a row for each of an input's later axis.
 
-    As time-major recurrent networks have: ``[time, batch, features]`` in, ``[batch, …]`` out.
+    As time-major recurrent networks have: ``[time, batch, features]`` in, ``[batch, …]`` out. Where
+    the first axis is called a batch, outputs with another one first are transposed.
     """
     first = {tensor.dims[0] for tensor in inputs if tensor.dims}
     answers = {tensor.dims[0] for tensor in outputs if tensor.dims} - first
     for tensor in inputs:
+        lead = tensor.dims[0] if tensor.dims else None
+        if isinstance(lead, str) and _BATCH_NAME.search(lead):
+            continue
         for axis, dim in enumerate(tensor.dims[1:], start=1):
             if isinstance(dim, str) and dim in answers:
                 return dim, tensor.name, axis
@@ -145,6 +153,8 @@ def state_loops(
 
 
 def _is_next(old: Declared, new: Declared) -> bool:
+    if old.datatype == "BOOL":
+        return False  # a mask that is handed on
     if old.datatype != new.datatype or not len(old.dims) == len(new.dims) >= 2:
         return False
     if any(
@@ -190,7 +200,7 @@ def resolve(
             )
     symbols: dict[str, int] = {}
     own = {tensor.name: tensor.dims[1:] if batchable else tensor.dims for tensor in inputs}
-    for name, shape in given.items():
+    for name, shape in sorted(given.items(), key=lambda item: is_derived(own[item[0]])):
         own[name] = _given(name, own[name], shape, symbols, batchable=batchable)
     if rows is not None:
         symbols.setdefault(rows, 1)
@@ -215,8 +225,26 @@ def _one_row(dim: int | str | None, symbols: dict[str, int]) -> int:
 
 
 def known(dims: Dims, symbols: Mapping[str, int]) -> Dims:
-    """``dims`` with the sizes of the named dimensions that ``symbols`` holds."""
-    return tuple(symbols.get(dim, dim) if isinstance(dim, str) else dim for dim in dims)
+    """``dims`` with the sizes of the named dimensions and their sums that ``symbols`` tells."""
+    return tuple(_size(dim, symbols) if isinstance(dim, str) else dim for dim in dims)
+
+
+def _size(dim: str, symbols: Mapping[str, int]) -> int | str:
+    if dim in symbols:
+        return symbols[dim]
+    sizes = [int(term) if term.isdigit() else symbols.get(term) for term in _terms(dim)]
+    found = [size for size in sizes if size is not None]
+    return sum(found) if found and len(found) == len(sizes) else dim
+
+
+def _terms(dim: str) -> list[str]:
+    """What ``dim`` is the sum of; empty if it is none."""
+    return re.split(r"\s*\+\s*", dim) if _SUM.fullmatch(dim) else []
+
+
+def is_derived(dims: Dims) -> bool:
+    """Whether one of ``dims`` is a sum of others."""
+    return any(isinstance(dim, str) and bool(_terms(dim)) for dim in dims)
 
 
 def as_sizes(dims: Dims) -> tuple[int, ...]:
@@ -237,7 +265,8 @@ def _given(
             hint="Give every dimension except the batch axis.",
         )
     for dim, value in zip(own[skipped:], shape, strict=True):
-        clash = dim if isinstance(dim, int) else symbols.get(dim, value) if dim else value
+        size = _size(dim, symbols) if isinstance(dim, str) else dim
+        clash = size if isinstance(size, int) else value
         if value < 1 or clash != value:
             raise ModelError(
                 f"{spelled} does not fit the input's shape {shown}: {value} where"
@@ -258,10 +287,10 @@ def unknown_shapes(
         shapes: Of all inputs, some of them with dynamic dimensions.
         example: Shapes that the model was found to accept, in the same form; None if none were.
     """
-    name, dims = next((n, d) for n, d in shapes.items() if -1 in as_sizes(d))
+    open_inputs = dict(_to_be_given(shapes))
+    name, dims = next(iter(open_inputs.items()))
     index = as_sizes(dims).index(-1)
     label = dims[index]
-    open_inputs = dict(_to_be_given(shapes))
     # The first dimension of what is served unbatched is left out where it is one row.
     drops = {
         key: 1 if not batchable and len(own) > 1 and isinstance(own[0], int) else 0
@@ -288,7 +317,13 @@ def unknown_shapes(
 
 def _to_be_given(shapes: Mapping[str, Dims]) -> Iterator[tuple[str, Dims]]:
     """The inputs with a dynamic dimension that no input before them settles by its name."""
-    settled: set[str] = set()
+    named = {dim for dims in shapes.values() for dim in dims if isinstance(dim, str)}
+    # A sum follows from its terms.
+    settled = {
+        dim
+        for dim in named
+        if (terms := _terms(dim)) and {t for t in terms if not t.isdigit()} <= named
+    }
     for name, dims in shapes.items():
         if any(dim is None or (isinstance(dim, str) and dim not in settled) for dim in dims):
             settled |= {dim for dim in dims if isinstance(dim, str)}

@@ -60,6 +60,16 @@ def test_synthetic_inputs_are_valid_and_repeatable() -> None:
     assert (synthetic_inputs(model, 50, seed=2)["ids"] != rows["ids"]).any()
 
 
+def test_nothing_is_padding_in_what_is_made_up() -> None:
+    """Torch's masks of padding hide what they mark: every answer was NaN, no variant comparable."""
+    names = ("attention_mask", "src_key_padding_mask", "is_pad", "valid")
+    model = make_model(*(spec(name, "BOOL") for name in names), spec("padding_mask", "INT64"))
+    rows = synthetic_inputs(model, 2, seed=0)
+    assert {name: int(array.max()) for name, array in rows.items()} == {
+        "attention_mask": 1, "src_key_padding_mask": 0, "is_pad": 0, "valid": 1, "padding_mask": 0,
+    }  # fmt: skip
+
+
 @given(st.integers(1, 5000), st.integers(0, 5))
 def test_no_row_calibrates_and_scores(rows: int, seed: int) -> None:
     calibrating, scoring = split_rows(rows, seed=seed)
@@ -111,6 +121,15 @@ def test_bad_calibration(tmp_path: Path, arrays: dict[str, Any], message: str) -
     with pytest.raises(DataError, match=message) as caught:
         load_calibration(path, make_model(spec()))
     assert str(path) in caught.value.message and caught.value.hint
+
+
+def test_a_cast_that_would_lose_the_values_is_not_advised(tmp_path: Path) -> None:
+    """Pixels that were scaled to 0…1 are all 0 as integers."""
+    model = make_model(spec(datatype="UINT8"))
+    for array, advice in ((np.full((4, 3), 0.7), "no whole numbers"), (np.ones((4, 3)), "astype")):
+        with pytest.raises(DataError, match="has the type float64") as caught:
+            load_calibration(save(tmp_path / "c.npz", x=array), model)
+        assert advice in caught.value.hint
 
 
 @pytest.mark.parametrize("saved", [(4,), (4, 1)])

@@ -270,3 +270,20 @@ def test_weights_among_the_inputs_become_half(tmp_path: Path) -> None:
     assert [value.name for value in half.graph.input] == ["x"]
     assert {tensor.data_type for tensor in half.graph.initializer} == {TensorProto.FLOAT16}
     assert relative_error(path, tmp_path / "fp16.onnx", ROWS) < 0.005
+
+
+def test_products_beside_fused_operators_are_quantized(tmp_path: Path) -> None:
+    """ONNX infers no types behind operators of the runtime's own, and the quantizer stopped."""
+    nodes = [
+        helper.make_node("BiasGelu", ["x", "zero"], ["g"], domain="com.microsoft"),
+        helper.make_node("Gemm", ["g", "w", "b"], ["h"]),
+        helper.make_node("BiasGelu", ["h", "b"], ["g2"], domain="com.microsoft"),
+        helper.make_node("MatMul", ["g2", "v"], ["p"]),
+        helper.make_node("BiasGelu", ["p", "b"], ["y"], domain="com.microsoft"),
+    ]
+    weights = {"w": normal(16, 16), "v": normal(16, 16), "b": normal(16), "zero": normal(16)}
+    source = save(tmp_path / "m.onnx", nodes, ROWS[0], weights)
+    error, _ = quantized_error(source, ROWS)
+    assert error < 0.05
+    quantize_dynamic(source, tmp_path / "dynamic.onnx", external=(), work=tmp_path)
+    assert relative_error(source, tmp_path / "dynamic.onnx", ROWS) < 0.05

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
@@ -139,3 +140,42 @@ def test_features_are_no_batch(write_model: Write, tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", x=np.zeros((5, 8), np.float32), labels=np.zeros(5, int))
     data = load_calibration(tmp_path / "c.npz", model)
     assert data.labels is not None and data.labels.shape == (5,)
+
+
+def tree(write_model: Write, kind: str) -> Path:
+    """A tree of one split (``TreeEnsembleRegressor``), or a sum (``ReduceSum``) of ``x``."""
+    node = make(kind, ["x"], ["y"], keepdims=1, axes=[1])
+    if kind != "ReduceSum":
+        node = make(
+            kind, ["x"], ["y"], domain="ai.onnx.ml", n_targets=1, nodes_treeids=[0, 0, 0],
+            nodes_nodeids=[0, 1, 2], nodes_featureids=[1, 0, 0], nodes_values=[0.5, 0.0, 0.0],
+            nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"], nodes_truenodeids=[1, 0, 0],
+            nodes_falsenodeids=[2, 0, 0], nodes_missing_value_tracks_true=[1, 0, 0],
+            target_treeids=[0, 0], target_nodeids=[1, 2], target_ids=[0, 0],
+            target_weights=[3.0, 7.0],
+        )  # fmt: skip
+    opsets = [("", 11), ("ai.onnx.ml", 1)]
+    path = write_model([node], [("x", FLOAT, ["n", 3])], [("y", FLOAT, ["n", 1])])
+    model = onnx.load(path)
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets)
+    onnx.save(model, path)
+    return path
+
+
+def test_missing_values_are_taken_where_the_model_knows_them(
+    write_model: Write, tmp_path: Path
+) -> None:
+    """Tables of boosted trees have NaN in most rows, and every such file was refused."""
+    rows = np.zeros((40, 3), np.float32)
+    rows[7:, 1] = np.nan
+    np.savez(tmp_path / "c.npz", x=rows)
+    model = inspect_model(tree(write_model, "TreeEnsembleRegressor"))
+    data = load_calibration(tmp_path / "c.npz", model)
+    assert data.rows == 40 and np.isnan(data.inputs["x"]).sum() == 33
+    with pytest.raises(DataError, match="NaN or infinity in row 7"):
+        load_calibration(tmp_path / "c.npz", inspect_model(tree(write_model, "ReduceSum")))
+    rows[9, 0] = np.inf
+    np.savez(tmp_path / "c.npz", x=rows)
+    with pytest.raises(DataError, match="NaN or infinity in row 9"):
+        load_calibration(tmp_path / "c.npz", model)

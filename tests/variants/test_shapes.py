@@ -24,7 +24,9 @@ def tensor(name: str, *dims: int | str | None, datatype: str = "FP32") -> Declar
     return Declared(name=name, datatype=datatype, dims=declared_dims(dims))
 
 
-@pytest.mark.parametrize("name", ["?", "None", "-1", "unk__214", "unknown_7", "dynamic", "*"])
+@pytest.mark.parametrize(
+    "name", ["?", "None", "-1", "unk__214", "unknown_7", "dynamic", "*", "DynamicDimension.0"]
+)
 def test_placeholders_are_unknowns_of_their_own(write_model: Write, name: str) -> None:
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
     path = write_model(
@@ -194,6 +196,37 @@ def test_a_time_major_network_has_its_rows_on_axis_1(write_model: Write) -> None
     )
 
 
+def test_a_transposed_answer_does_not_make_time_the_rows(write_model: Write) -> None:
+    """[batch, channels, time] in, [time, batch, classes] out: it was searched at one step."""
+    nodes = [helper.make_node("Transpose", ["x"], ["y"], perm=[2, 0, 1])]
+    path = write_model(
+        nodes, [("x", FLOAT, ["batch", 4, "time"])], [("y", FLOAT, ["time", "batch", 4])]
+    )
+    with pytest.raises(ModelError, match=r"Dimension 2 \(time\) of the input 'x' is dynamic"):
+        inspect_model(path)
+    model = inspect_model(path, input_shapes={"x": (4, 30)})
+    assert not model.batchable and model.inputs[0].shape == (1, 4, 30)
+    assert "output 'y' has its dynamic batch dimension 'batch' on axis 1" in model.notes[0]
+
+
+def test_first_dimensions_that_paddle_names_are_a_batch(write_model: Write) -> None:
+    """Its exporter numbers every dynamic dimension, so that names differ where sizes do not."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["length", "one"], ["column"]),
+        helper.make_node("Sub", ["ids", "column"], ["y"]),
+    ]
+    one, two, three, four = (f"p2o.DynamicDimension.{i}" for i in range(4))
+    path = write_model(
+        nodes,
+        [("ids", INT64, [one, two]), ("length", INT64, [three])],
+        [("y", INT64, [four, None])],
+        {"one": np.array([1])},
+    )
+    model = inspect_model(path, input_shapes={"ids": (8,)})
+    assert model.batchable and [spec.shape for spec in model.inputs] == [(8,), ()]
+    assert try_model(model, synthetic_inputs(model, rows=2, seed=0))[0].batchable
+
+
 @pytest.mark.parametrize(
     ("first", "second", "batchable"),
     [
@@ -302,3 +335,53 @@ def test_states_are_told_by_name_and_shape(old: str, new: str, found: bool) -> N
     assert state_loops(inputs, [tensor(new, 1, "n", 128)]) == (((old, new),) if found else ())
     assert state_loops(inputs, [tensor(new, 1, "n", 64)]) == ()
     assert state_loops(inputs[1:], [tensor(new, 1, "n", 128)]) == ()
+
+
+def test_a_sum_of_dimensions_follows_from_its_terms(write_model: Write) -> None:
+    """A decoder with a cache: its mask covers the past and the new tokens."""
+    nodes = [
+        helper.make_node("Concat", ["past", "tokens"], ["present"], axis=1),
+        helper.make_node("Add", ["present", "mask"], ["y"]),
+    ]
+    both = "past_length + new_length"
+    path = write_model(
+        nodes,
+        [
+            (name, FLOAT, ["batch", length])
+            for name, length in (("mask", both), ("tokens", "new_length"), ("past", "past_length"))
+        ],
+        [("present", FLOAT, ["batch", both]), ("y", FLOAT, ["batch", both])],
+    )
+    with pytest.raises(ModelError, match=r"Dimension 1 \(new_length\) of the input 'tokens'") as no:
+        inspect_model(path)
+    assert "Add --input-shape tokens:N --input-shape past:N with" in no.value.hint
+    assert "for example, --input-shape tokens:128 --input-shape past:128." in no.value.hint
+    model = inspect_model(path, input_shapes={"tokens": (2,), "past": (5,)})
+    assert [spec.shape for spec in (*model.inputs, *model.outputs)] == [
+        (7,),
+        (2,),
+        (5,),
+        (7,),
+        (7,),
+    ]
+    with pytest.raises(ModelError, match=r"mask:6 does not fit .* 6 where 7 is needed"):
+        inspect_model(path, input_shapes={"mask": (6,), "tokens": (2,), "past": (5,)})
+
+
+def test_images_whose_channels_are_open_get_an_example(write_model: Write) -> None:
+    nodes = [helper.make_node("Conv", ["image", "w"], ["y"])]
+    path = write_model(
+        nodes,
+        [("image", FLOAT, ["batch_size", "num_channels", "height", "width"])],
+        [("y", FLOAT, ["batch_size", None, None, None])],
+        {"w": np.ones((2, 3, 3, 3), np.float32)},
+    )
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    assert caught.value.hint.endswith("for example, --input-shape image:3,224,224.")
+
+
+def test_a_mask_that_is_handed_on_is_no_state() -> None:
+    """An encoder gives its mask to the decoder."""
+    mask, out = (tensor(name, "n", "t", datatype="BOOL") for name in ("mask", "mask_out"))
+    assert state_loops([tensor("ids", "n", "t"), mask], [out]) == ()

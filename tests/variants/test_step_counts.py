@@ -1,4 +1,4 @@
-"""Inputs that count steps are made up in full, or it is said that they are not."""
+"""Inputs that say how much work a request is are made up in full, or it is said that not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from analyzer.domain.model import ModelInfo
 from analyzer.errors import DataError
 from analyzer.variants.inputs import load_calibration, synthetic_inputs
 from analyzer.variants.inspect import inspect_model
@@ -97,3 +98,68 @@ def test_a_trip_count_that_nothing_tells_is_named(write_model: Write) -> None:
         (note,) = (note for note in model.notes if "says how often a loop runs" in note)
         assert "'steps'" in note and "--calibration-data" in note
         assert (synthetic_inputs(model, 3, 0)["steps"] == 1).all()
+
+
+def asked_for(model: ModelInfo, name: str) -> tuple[int, str]:
+    """The one value that is made up for an input, and the note about it."""
+    (value,) = np.unique(synthetic_inputs(model, 4, 0)[name])
+    (note,) = (note for note in model.notes if f"The input {name!r} says" in note)
+    return int(value), note
+
+
+def test_the_best_are_made_up_as_all(write_model: Write) -> None:
+    """None or one of 50 was measured, whatever a request asks for."""
+    path = write_model(
+        [make("TopK", ["x", "k"], ["y", "places"])],
+        [("x", FLOAT, ["n", 50]), ("k", INT64, [1])],
+        [("y", FLOAT, ["n", None]), ("places", INT64, ["n", None])],
+    )
+    value, note = asked_for(inspect_model(path), "k")
+    assert value == 50 and "made up as 50, which is all of them: give real values" in note
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "shape", "value"),
+    [
+        ("Resize", ["x", "", "", "whole"], [2], 60),
+        ("Resize", ["x", "", "", "sizes"], [4], 1),
+        ("Resize", ["x", "", "sizes"], [4], 1),
+        ("Reshape", ["x", "sizes"], [4], 0),
+        ("Expand", ["x", "sizes"], [4], 1),
+    ],
+)
+def test_a_size_that_an_input_decides_is_named(
+    write_model: Write, operator: str, inputs: list[str], shape: list[int], value: int
+) -> None:
+    """An image was resized to 0 or 1 pixels, and what that carries was certified."""
+    kind = FLOAT if len(inputs) == 3 else INT64
+    nodes = [
+        make("Concat", ["lead", "sizes"], ["whole"], axis=0),
+        make(operator, inputs, ["y"]),
+    ]
+    path = write_model(
+        nodes[0 if "whole" in inputs else 1 :],
+        [("x", FLOAT, [1, 3, 40, 60]), ("sizes", kind, shape)],
+        [("y", FLOAT, [None] * 4)],
+        {"lead": np.array([1, 3])},
+    )
+    model = inspect_model(path)
+    made_up, note = asked_for(model, "sizes")
+    assert made_up == value and f"made up as {value}, and real requests may be more" in note
+    try_model(model, synthetic_inputs(model, 1, 0))
+
+
+def test_a_position_is_no_size(write_model: Write) -> None:
+    """One row from there on is taken: as much wherever it begins."""
+    nodes = [
+        make("Add", ["position", "one"], ["end"]),
+        make("Slice", ["table", "position", "end"], ["row"]),
+        make("Add", ["x", "row"], ["y"]),
+    ]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, [1, 4]), ("position", INT64, [1])],
+        [("y", FLOAT, [1, 4])],
+        {"one": np.array([1]), "table": np.ones((9, 4), np.float32)},
+    )
+    assert not any("The input" in note for note in inspect_model(path).notes)

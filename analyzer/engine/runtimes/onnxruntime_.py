@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,10 @@ def import_onnxruntime() -> Any:
             " and inspects the models.",
         ) from error
     return onnxruntime
+
+
+# What ONNX Runtime begins every message with.
+CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 
 
 class OrtRuntime:
@@ -149,7 +154,8 @@ class OrtRuntime:
             )
         # Clients read why an execution failed: where the file lies is not theirs to know.
         file = self._path if kind is TargetStartError else Path(self._path).name
-        message = f"{file} {what}: {first_line(error)}"
+        said = CODE.sub("", first_line(error)).removeprefix(f"Load model from {self._path} failed:")
+        message = f"{file} {what}: {said}"
         if is_device_lost(error):
             return TargetCrashError(message, hint=START_ANEW)
         return kind(message)

@@ -36,8 +36,9 @@ def test_wrong_input_is_a_failed_execution() -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(TargetStartError, match=r"none\.onnx cannot be loaded"):
+    with pytest.raises(TargetStartError, match=r"none\.onnx cannot be loaded: Load model") as no:
         OrtRuntime(tmp_path / "none.onnx")
+    assert "ONNXRuntimeError" not in no.value.message
 
 
 def test_gpu_without_cuda_is_no_silent_fallback() -> None:
