@@ -31,12 +31,20 @@ class TensorSpec:
         shape: Dimensions without the batch axis where the model is batchable; −1 is dynamic.
         value_range: Lowest and highest valid value (both inclusive) of an integer input that
             indexes a table; None if anything goes.
+        declared: Of an output: the shape as the graph alone has it, where what is known of the
+            inputs closes dimensions that are open there; None where it is ``shape``.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     value_range: tuple[int, int] | None = None
+    declared: tuple[int, ...] | None = None
+
+    @property
+    def graph_shape(self) -> tuple[int, ...]:
+        """The shape as the graph alone has it."""
+        return self.shape if self.declared is None else self.declared
 
     def __post_init__(self) -> None:
         assert self.name

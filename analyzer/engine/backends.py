@@ -23,7 +23,7 @@ from analyzer.engine.runtimes.scripted import (
     ScriptedFault,
     ScriptedRuntime,
 )
-from analyzer.engine.signature import Signature, signature_of
+from analyzer.engine.signature import Port, Signature, signature_of
 from analyzer.errors import InputError, ModelError
 from analyzer.modelconfig.execution import (
     accelerator_options,
@@ -205,11 +205,12 @@ def check_tensors(config: Any, inputs: Sequence[OnnxTensor], outputs: Sequence[O
     """
     signature = signature_of(config)
     where = f"unable to load model '{config.name}'"
-    if len(signature.inputs) != len(inputs):
+    expected = [port for port in signature.inputs.values() if not port.optional]
+    if len(expected) != len(inputs):
         raise InputError(
-            f"{where}, configuration expects {len(signature.inputs)} inputs, model provides "
-            f"{len(inputs)}"
+            f"{where}, configuration expects {len(expected)} inputs, model provides {len(inputs)}"
         )
+    known_inputs = {tensor.name: tensor.shape for tensor in inputs}
     for kind, ports, tensors in (
         ("input", signature.inputs, inputs),
         ("output", signature.outputs, outputs),
@@ -228,20 +229,42 @@ def check_tensors(config: Any, inputs: Sequence[OnnxTensor], outputs: Sequence[O
                     f"{where}: {kind} '{port.name}' is TYPE_{port.datatype} in the configuration "
                     f"and {declared.datatype} in the model"
                 )
-            dims = port.reshape if port.reshape is not None else port.dims
-            shape = (-1, *dims) if config.max_batch_size else dims
-            fits = len(shape) == len(declared.shape) and all(
-                -1 in (mine, theirs) or mine == theirs
-                for mine, theirs in zip(shape, declared.shape, strict=True)
+            _check_dims(config, port, declared, exact=kind == "output")
+    for tensor in config.input:
+        shape = known_inputs[tensor.name]
+        if tensor.allow_ragged_batch and shape != (-1,):
+            raise InputError(
+                f"{where}, configuration expects model provides input with shape [-1] for ragged "
+                f"input '{tensor.name}', model provides {list(shape)}"
             )
-            if config.max_batch_size and declared.shape[:1] != (-1,) and declared.shape[:1] != (1,):
-                fits = False
-            if not fits and declared.shape:
-                raise InputError(
-                    f"model '{config.name}', tensor '{port.name}': the model expects "
-                    f"{len(declared.shape)} dimensions (shape {list(declared.shape)}) but the "
-                    f"model configuration specifies {len(shape)} dimensions (shape {list(shape)})"
-                )
+
+
+def _check_dims(config: Any, port: Port, declared: OnnxTensor, *, exact: bool) -> None:
+    """Refuses dims as ``CompareDimsSupported`` of Triton's ONNX Runtime backend does.
+
+    Args:
+        exact: Whether a dimension that the graph leaves open must be open in the configuration too.
+    """
+    dims = port.reshape if port.reshape is not None else port.dims
+    where = f"model '{config.name}', tensor '{port.name}'"
+    if not declared.shape:
+        return  # a scalar, or nothing is known of its rank
+    if config.max_batch_size and declared.shape[0] != -1:
+        raise InputError(
+            f"{where}: for the model to support batching the shape should have at least 1 "
+            "dimension and the first dimension must be -1; but shape expected by the model is "
+            f"{list(declared.shape)}"
+        )
+    shape = (-1, *dims) if config.max_batch_size else dims
+    if len(shape) != len(declared.shape) or any(
+        mine != theirs and (exact or theirs != -1)
+        for mine, theirs in zip(shape, declared.shape, strict=True)
+    ):
+        raise InputError(
+            f"{where}: the model expects {len(declared.shape)} dimensions (shape "
+            f"{list(declared.shape)}) but the model configuration specifies {len(shape)} "
+            f"dimensions (shape {list(shape)})"
+        )
 
 
 def _echo(signature: Signature) -> Answer:

@@ -214,8 +214,12 @@ def input_shapes(proto: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
 
 
 def _tensor(model: ModelInfo, configuration: Configuration, tensor: TensorSpec) -> dict[str, Any]:
-    """A tensor for the template; a dim-less batched one becomes ``[1]`` with an empty reshape."""
-    dims = tensor.shape
+    """A tensor for the template; a dim-less batched one becomes ``[1]`` with an empty reshape.
+
+    Outputs have the graph's own dims: ONNX Runtime's backend in Triton refuses any other, sizes for
+    open dimensions too. An engine's are closed where those of its inputs are.
+    """
+    dims = tensor.shape if configuration.backend == "tensorrt" else tensor.graph_shape
     if model.batchable and configuration.max_batch_size == 0:
         dims = (-1, *dims)  # the batch axis is an ordinary dimension when Triton does not batch
     if any(dim == 0 for dim in dims):

@@ -183,7 +183,7 @@ def _load_test_values(test: LoadTest | None, use: ResourceUse) -> dict[str, Any]
 
 def _model(model: ModelInfo) -> dict[str, Any]:
     def tensor(spec: TensorSpec) -> dict[str, Any]:
-        return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+        return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.graph_shape)}
 
     return {
         "name": model.name,

@@ -35,6 +35,17 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+# The data type that Triton names for a field: the widest that it carries.
+_FIELD_TYPES = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
 FINAL_RESPONSE = "triton_final_response"
 _WANT_FINAL = "triton_enable_empty_final_response"
 
@@ -82,7 +93,7 @@ def _output(output: Any) -> RequestedOutput:
     parameters = output.parameters
     classification = 0
     if "classification" in parameters:  # reading an absent key would add it
-        classification = _count(parameters["classification"], "classification")
+        classification = _classes(parameters["classification"])
     return RequestedOutput(
         output.name,
         classification=classification,
@@ -107,9 +118,15 @@ def _contents(tensor: Any, model: LoadedModel) -> Any:
             raise Fault(
                 "invalid",
                 f"unexpected explicit tensor data for input tensor '{tensor.name}' for model "
-                f"'{model.name}' of type '{other}', expected datatype '{datatype}'",
+                f"'{model.name}' of type '{_FIELD_TYPES[other]}', expected datatype '{datatype}'",
             )
     values = getattr(tensor.contents, field)
+    if not len(values):
+        raise Fault(
+            "invalid",
+            f"unable to find data for input tensor '{tensor.name}' for model '{model.name}' in "
+            "request.",
+        )
     if datatype == "BYTES":
         strings = np.empty(len(values), dtype=object)
         strings[:] = list(values)
@@ -137,28 +154,54 @@ def _region(parameters: Any, name: str) -> Region | None:
 
 
 def _count(value: Any, name: str) -> int:
-    kind = value.WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "uint64_param"):
-        raise Fault("invalid", f"invalid value type for '{name}' parameter, expected int64_param.")
-    number = int(getattr(value, kind))
+    """A number that is not negative, of a parameter that a signed integer carries."""
+    number = int(_choice(value, name, "int64_param"))
     if number < 0:
         raise Fault("invalid", f"'{name}' must not be negative")
     return number
 
 
+def _classes(value: Any) -> int:
+    name = "classification"
+    if value.WhichOneof("parameter_choice") != "int64_param":
+        raise Fault("invalid", f"invalid value type for '{name}' parameter, expected int64_param")
+    if value.int64_param <= 0:
+        raise Fault("invalid", f"invalid value for '{name}' parameter, expected >= 0")
+    return int(value.int64_param)
+
+
+def _choice(value: Any, name: str, *kinds: str, expected: str = "") -> Any:
+    """The value of a parameter, which has one of these types."""
+    kind = value.WhichOneof("parameter_choice")
+    if kind not in kinds:
+        expected = expected or " or ".join(kinds)
+        raise Fault("invalid", f"invalid value type for '{name}' parameter, expected {expected}.")
+    return getattr(value, kind)
+
+
 def _parameters(parameters: Any, call: WireCall) -> None:
     for key, value in parameters.items():
         if key == "priority":
-            call.priority = _count(value, key)
+            call.priority = int(_choice(value, key, "int64_param", "uint64_param"))
+            if call.priority < 0:
+                raise Fault("invalid", "invalid value for 'priority', expected value >= 0.")
         elif key == "timeout":
-            call.timeout_us = _count(value, key)
-        elif key in ("sequence_start", "sequence_end"):
-            if value.WhichOneof("parameter_choice") != "bool_param":
-                raise Fault(
-                    "invalid", f"invalid value type for '{key}' parameter, expected bool_param."
-                )
-        elif key.startswith("triton_") and key != _WANT_FINAL:
-            raise reserved_parameter()
+            # Triton takes a negative one for unsigned: longer than any other.
+            call.timeout_us = int(_choice(value, key, "int64_param")) % (1 << 64)
+        elif key == "sequence_id":
+            _choice(value, key, "int64_param", "string_param")
+        elif key in ("sequence_start", "sequence_end", _WANT_FINAL):
+            _choice(value, key, "bool_param")
+        elif key.startswith("triton_"):
+            raise reserved_parameter(
+                f". Only the following keys starting with 'triton_' are allowed: {_WANT_FINAL}"
+            )
+        else:
+            _choice(value, key, *_FREE, expected="int64_param, bool_param, or string_param")
+
+
+# Of parameters that only a model knows. Triton takes fractions, though its message omits them.
+_FREE = ("int64_param", "bool_param", "string_param", "double_param")
 
 
 def build_response(
@@ -174,14 +217,10 @@ def build_response(
     )
     contents = response.raw_output_contents
     for name, datatype, array, wanted in finished_outputs(model, call, outputs):
-        entry = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
         data = to_bytes(array)
         if wanted is not None and wanted.region is not None:
-            region = wanted.region
-            size = memory.write(region, name, data)
-            entry.parameters["shared_memory_region"].string_param = region.name
-            entry.parameters["shared_memory_offset"].int64_param = region.offset
-            entry.parameters["shared_memory_byte_size"].int64_param = size
+            memory.write(wanted.region, name, data)
             data = b""  # clients count one content for each output
         contents.append(data)
     return response

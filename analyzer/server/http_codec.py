@@ -97,7 +97,7 @@ def _input(
 ) -> tuple[InputTensor, int]:
     if not isinstance(tensor, dict):
         raise mismatch("inputs", "non-object as object")
-    parameters = as_object(tensor.get("parameters", {}), "failed to get input params.")
+    parameters = _tensor_parameters(tensor)
     size, region = parameters.get("binary_data_size"), _region(parameters, tensor.get("name", ""))
     fields = [
         field
@@ -139,13 +139,19 @@ def _input(
 
 def _output(output: Any) -> RequestedOutput:
     name = as_string(member(output, "name"), "name")
-    parameters = as_object(output.get("parameters", {}), "failed to get output params.")
+    parameters = _tensor_parameters(output)
     return RequestedOutput(
         name,
         binary=as_boolean(parameters.get("binary_data", False), "binary_data"),
         classification=as_unsigned(parameters.get("classification", 0), "classification"),
         region=_region(parameters, name),
     )
+
+
+def _tensor_parameters(tensor: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of an input or output; as in Triton, what is no object counts as none."""
+    parameters = tensor.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _region(parameters: dict[str, Any], name: str) -> Region | None:
@@ -193,12 +199,8 @@ def build_infer(
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
         entries.append(entry)
         if wanted is not None and wanted.region is not None:
-            size = memory.write(wanted.region, name, to_bytes(array))
-            entry["parameters"] = {
-                "shared_memory_region": wanted.region.name,
-                "shared_memory_offset": wanted.region.offset,
-                "shared_memory_byte_size": size,
-            }
+            # No parameters: the C++ client takes an output with some for a binary one.
+            memory.write(wanted.region, name, to_bytes(array))
         elif wanted.binary if wanted is not None else call.binary_default:
             blob = to_bytes(array)
             entry["parameters"] = {"binary_data_size": len(blob)}

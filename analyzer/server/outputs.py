@@ -31,17 +31,19 @@ def finished_outputs(model: LoadedModel, call: WireCall, outputs: Tensors) -> It
         array: NDArray[Any] = outputs[wanted.name]
         datatype = ports[wanted.name].datatype
         if wanted.classification:
-            array = _classify(model, wanted, array)
+            array = _classify(model, wanted, array, datatype)
             datatype = "BYTES"
         yield wanted.name, datatype, array, wanted
 
 
-def _classify(model: LoadedModel, wanted: RequestedOutput, array: NDArray[Any]) -> NDArray[Any]:
+def _classify(
+    model: LoadedModel, wanted: RequestedOutput, array: NDArray[Any], datatype: str
+) -> NDArray[Any]:
     """``value:index[:label]`` of the highest elements, highest first, for each row of a batch."""
-    if array.dtype.kind not in "fiu":
+    if array.dtype.kind not in "fiu" or datatype == "FP16":
         raise Fault(
             "invalid",
-            f"class result not available for output due to unsupported type '{array.dtype}'",
+            f"class result not available for output due to unsupported type '{datatype}'",
         )
     rows = len(array) if model.signature.batch_size_max and array.ndim else 1
     flat = array.reshape(rows, -1)

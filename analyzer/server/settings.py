@@ -61,7 +61,7 @@ class Settings:
                     "internal",
                     "attempt to access JSON non-unsigned-integer as unsigned-integer",
                 )
-            changes["log_verbose_level"] = level
+            changes["log_verbose_level"] = level % (1 << 32)  # Triton keeps 32 bits
         if "log_format" in values:
             if values["log_format"] not in _LOG_FORMATS:
                 raise Fault(

@@ -108,8 +108,8 @@ class SharedMemory:
             start = known.offset + region.offset
             return known.mapping[start : start + region.byte_size]
 
-    def write(self, region: Region, output: str, data: bytes) -> int:
-        """Puts an output into a region; returns its size in bytes.
+    def write(self, region: Region, output: str, data: bytes) -> None:
+        """Puts an output into a region.
 
         Raises:
             Fault: There is no such region, or it is too small.
@@ -117,14 +117,14 @@ class SharedMemory:
         if len(data) > region.byte_size:
             raise Fault(
                 "internal",
-                f"shared memory size specified with the request for output '{output}' should be at "
-                f"least {len(data)} bytes",
+                f"shared memory size specified with the request for output '{output}' "
+                f"({region.byte_size} bytes) should be at least {len(data)} bytes to hold the "
+                "results",
             )
         with self._lock:
             known = self._find(region)
             start = known.offset + region.offset
             known.mapping[start : start + len(data)] = data
-        return len(data)
 
     def close(self) -> None:
         """Forgets every region."""

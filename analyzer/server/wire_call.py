@@ -43,12 +43,14 @@ class WireCall(InferCall):
         self.outputs = tuple(output.name for output in outputs)
 
 
-def reserved_parameter() -> Fault:
-    """The error for a parameter that only Triton itself may set."""
+def reserved_parameter(rule: str = " and should not be specified.") -> Fault:
+    """The error for a parameter that only Triton itself may set.
+
+    Args:
+        rule: How the sentence ends.
+    """
     return Fault(
-        "invalid",
-        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
-        "specified.",
+        "invalid", f"parameter keys starting with 'triton_' are reserved for Triton usage{rule}"
     )
 
 

@@ -87,6 +87,7 @@ def deployed_config(path: Path) -> Any:
         inputs, outputs = declared_tensors(file)
         autocomplete_onnx(config, inputs, outputs)
         finish(config, directory_name=name)
+        _require_no_sequences(config, path)
         try:
             check_tensors(config, inputs, outputs)
         except InputError as error:
@@ -95,6 +96,19 @@ def deployed_config(path: Path) -> Any:
                 hint="Correct its inputs and outputs, or leave them out: the graph tells them.",
             ) from error
     return config
+
+
+def _require_no_sequences(config: Any, path: Path) -> None:
+    """Raises ModelError where a sequence batcher gives the model some of its inputs."""
+    batcher = config.sequence_batching
+    given = [control.name for control in batcher.control_input]
+    given += [state.input_name for state in batcher.state]
+    if given:
+        raise ModelError(
+            f"{path / CONFIG_NAME}: the sequence batcher gives the model "
+            f"{', '.join(map(repr, given))}, and sequences are not measured here.",
+            hint="Give the ONNX file itself to search it without sequences.",
+        )
 
 
 def _require_own(file: Path) -> None:

@@ -153,14 +153,7 @@ def inspect_model(
         batchable=batchable,
         fixed_batch=None if batchable else _fixed_batch(inputs, outputs, shapes),
         inputs=_input_specs(inputs, shapes, ranges),
-        outputs=tuple(
-            TensorSpec(
-                name=tensor.name,
-                datatype=tensor.datatype,
-                shape=as_sizes(known(tensor.dims[drop:], symbols)),
-            )
-            for tensor in outputs
-        ),
+        outputs=tuple(_output_spec(tensor, symbols, drop) for tensor in outputs),
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
         size_bytes=sum((file.parent / part).stat().st_size for part in (file.name, *external)),
         external_files=external,
@@ -174,6 +167,18 @@ def inspect_model(
             example=accepted_shapes(session, model.inputs, shapes, batchable=batchable),
         )
     return model
+
+
+def _output_spec(tensor: Declared, symbols: Mapping[str, int], drop: int) -> TensorSpec:
+    """An output without its first ``drop`` dimensions."""
+    dims = tensor.dims[drop:]
+    shape, declared = as_sizes(known(dims, symbols)), as_sizes(dims)
+    return TensorSpec(
+        name=tensor.name,
+        datatype=tensor.datatype,
+        shape=shape,
+        declared=declared if declared != shape else None,
+    )
 
 
 def _input_specs(

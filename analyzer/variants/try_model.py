@@ -223,5 +223,8 @@ def as_unbatched(
         fixed_batch=1,
         notes=(*model.notes, note),
         inputs=tuple(replace(spec, shape=(1, *spec.shape)) for spec in model.inputs),
-        outputs=tuple(replace(spec, shape=shape(spec.name, spec.shape)) for spec in model.outputs),
+        outputs=tuple(
+            replace(spec, shape=shape(spec.name, spec.shape), declared=(-1, *spec.graph_shape))
+            for spec in model.outputs
+        ),
     )

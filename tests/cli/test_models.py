@@ -71,7 +71,7 @@ def test_a_fixed_batch_in_the_configuration_is_not_taken_for_a_dimension(
     save_open_model(folder / "1" / "model.onnx")
     (folder / "config.pbtxt").write_text(
         'backend: "onnxruntime" input { name: "tokens" data_type: TYPE_INT64 dims: [ 1, 24 ] }'
-        ' output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] }'
+        ' output { name: "y" data_type: TYPE_INT64 dims: [ -1 ] }'
     )
     model, _ = inspect_path(folder, {})
     assert model.inputs[0].shape == (24,)
@@ -129,9 +129,8 @@ def test_a_baseline_is_completed_as_the_server_does(
 
 
 def test_what_is_configured_whole_is_not_completed(tmp_path: Path) -> None:
-    _, baseline = inspect_path(
-        _digits(tmp_path, 'backend: "onnxruntime" ' + IO.replace("[ ", "[ 2, ")), {}
-    )
+    whole = IO.replace("[ 1,", "[ 2, 1,").replace("[ 10", "[ -1, 10")
+    _, baseline = inspect_path(_digits(tmp_path, 'backend: "onnxruntime" ' + whole), {})
     assert baseline is not None and baseline.max_batch_size == 0
 
 
@@ -171,6 +170,18 @@ def test_what_a_server_refuses_is_refused(tmp_path: Path, config: str, said: str
     with pytest.raises(AnalyzerError, match=said) as refused:
         inspect_path(folder, {})
     assert refused.value.exit_code == 2 and refused.value.hint
+
+
+def test_inputs_that_a_sequence_batcher_gives_are_named(tmp_path: Path) -> None:
+    """The folder's inputs were called wrong, which a server loads."""
+    control = (
+        'sequence_batching { control_input { name: "start" '
+        "control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } } "
+        'state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: [ 1 ] } }'
+    )
+    folder = _digits(tmp_path, 'backend: "onnxruntime" max_batch_size: 4 ' + IO + control)
+    with pytest.raises(ModelError, match="sequence batcher gives the model 'start', 'h'"):
+        inspect_path(folder, {})
 
 
 def test_a_model_that_does_not_run_two_requests_is_searched_one_at_a_time(

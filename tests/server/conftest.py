@@ -29,6 +29,7 @@ MODELS = {
     .replace("dynamic_batching {}", "")
     .replace("[16]", "[-1, 4]"),
     "strs": IDENTITY.replace("TYPE_FP32", "TYPE_STRING"),
+    "half": IDENTITY.replace("TYPE_FP32", "TYPE_FP16"),
     "two": """
 backend: "identity"
 max_batch_size: 8

@@ -46,6 +46,41 @@ def raw_call(address: str, method: str, request: Any, response: Any) -> Any:
         return call(request, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "value", "message"),
+    [
+        ("priority", "uint64_param", 1 << 40, None),
+        ("priority", "int64_param", -1, "invalid value for 'priority', expected value >= 0."),
+        ("priority", "bool_param", True, "for 'priority' parameter, expected int64_param or uint"),
+        ("timeout", "int64_param", -1, None),
+        ("timeout", "uint64_param", 5, "for 'timeout' parameter, expected int64_param."),
+        ("sequence_id", "string_param", "a", None),
+        ("sequence_id", "uint64_param", 5, "expected int64_param or string_param."),
+        ("sequence_start", "int64_param", 1, "expected bool_param."),
+        ("triton_enable_empty_final_response", "bool_param", True, None),
+        ("triton_enable_empty_final_response", "int64_param", 1, "expected bool_param."),
+        ("triton_x", "bool_param", True, "Only the following keys starting with 'triton_' are"),
+        ("other", "double_param", 1.5, None),
+        ("other", "uint64_param", 5, "expected int64_param, bool_param, or string_param."),
+    ],
+)
+def test_types_of_parameters(
+    wire: Addresses, name: str, kind: str, value: Any, message: str | None
+) -> None:
+    request = service_pb2.ModelInferRequest(
+        model_name="ident", raw_input_contents=[rows().tobytes()]
+    )
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
+    setattr(request.parameters[name], kind, value)
+    try:
+        raw_call(wire.grpc, "ModelInfer", request, service_pb2.ModelInferResponse)
+        found = None
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        found = error.details()
+    assert (found is None) == (message is None) and (message or "") in (found or "")
+
+
 def test_state_and_metadata(client: Any) -> None:
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready("ident") and not client.is_model_ready("nope")
@@ -178,9 +213,13 @@ def test_shared_memory_carries_tensors(client: Any) -> None:
         given.set_shared_memory("both", 64)
         wanted = triton.InferRequestedOutput("OUTPUT0")
         wanted.set_shared_memory("both", 64, 64)
-        client.infer("ident", [given], outputs=[wanted])
+        result = client.infer("ident", [given], outputs=[wanted])
+        assert not result.get_output("OUTPUT0").parameters
         got = shm.get_contents_as_numpy(handle, np.float32, [1, 16], offset=64)
         np.testing.assert_array_equal(got, rows())
+        wanted.set_shared_memory("both", 63, 64)
+        with pytest.raises(InferenceServerException, match=r"\(63 bytes\) should be at least 64"):
+            client.infer("ident", [given], outputs=[wanted])
         given.set_shared_memory("both", 256)
         with pytest.raises(InferenceServerException, match="Invalid offset"):
             client.infer("ident", [given])

@@ -235,6 +235,56 @@ def test_malformed_requests(wire: Addresses, body: Any, status: int, message: st
     assert found[1].startswith(message)
 
 
+@pytest.mark.parametrize("parameters", [None, [], "x"])
+def test_parameters_of_a_tensor_that_are_no_object_are_none(
+    wire: Addresses, parameters: Any
+) -> None:
+    body = {
+        "inputs": [tensor(data=ROW, parameters=parameters)],
+        "outputs": [{"name": "OUTPUT0", "parameters": parameters}],
+    }
+    status, _, answer = send(wire, "POST", INFER, body)
+    assert status == 200
+    assert json.loads(answer)["outputs"][0]["data"] == ROW
+
+
+def test_outputs_in_shared_memory_have_no_parameters(wire: Addresses) -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    region = {"shared_memory_region": "http", "shared_memory_byte_size": 64}
+    block = SharedMemory(create=True, size=64)
+    try:
+        path = "/v2/systemsharedmemory/region/http/"
+        assert send(wire, "POST", path + "register", {"key": block.name, "byte_size": 64})[0] == 200
+        body = {
+            "inputs": [tensor(data=ROW)],
+            "outputs": [{"name": "OUTPUT0", "parameters": region | {"binary_data": True}}],
+        }
+        status, _, answer = send(wire, "POST", INFER, body)
+        assert status == 200
+        assert json.loads(answer)["outputs"] == [
+            {"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 16]}
+        ]
+        assert struct.unpack("<16f", bytes(block.buf)) == tuple(ROW)
+        assert send(wire, "POST", path + "unregister")[0] == 200
+    finally:
+        block.close()
+        block.unlink()
+
+
+def test_classes_of_half_precision_are_refused(wire: Addresses) -> None:
+    head = {
+        "inputs": [tensor(datatype="FP16", parameters={"binary_data_size": 32})],
+        "outputs": [{"name": "OUTPUT0", "parameters": {"classification": 2}}],
+    }
+    text = json.dumps(head).encode()
+    answer = send(wire, "POST", "/v2/models/half/infer", text + bytes(32), {LENGTH: str(len(text))})
+    assert error(answer) == (
+        400,
+        "class result not available for output due to unsupported type 'FP16'",
+    )
+
+
 @pytest.mark.parametrize("value", ["-5", "100000", "99999999999999999999999"])
 def test_header_length_out_of_range(wire: Addresses, value: str) -> None:
     body = json.dumps({"inputs": [tensor(data=ROW)]}).encode()
