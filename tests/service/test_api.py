@@ -67,6 +67,8 @@ def test_every_option_of_the_commands_is_taken_or_refused_with_a_reason() -> Non
         ({**BUDGET, "space": "gpu", "device": "cpu"}, "/options/space"),
         ({**BUDGET, "precisions": "fp8,bf16", "device": "cpu"}, "/options/precisions"),
         ({**BUDGET, "input_shape": "x:0"}, "/options/input_shape"),
+        ({**BUDGET, "max_memory": "0MiB"}, "/options/max_memory"),
+        ({"latency_budget": "0ms"}, "/options/latency_budget"),
         ({**BUDGET, "input_shape": ["x:8", "x:9"]}, "/options/input_shape"),
         ({**BUDGET, "objective": "latency"}, "/options/objective"),
         ({**BUDGET, "instance_type": "nowhere.large"}, "/options/instance_type"),
