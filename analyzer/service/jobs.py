@@ -23,6 +23,8 @@ from analyzer.service.states import Change, Lifecycle, State
 
 JobRow = Row[Any]
 _FIRST_PHASE = "waiting for a worker"
+# What a job that was cancelled has not, whatever its run came to.
+_OF_ANSWERS = frozenset({"verdict", "reason", "message", "hint", "failing_trial"})
 _LOG_EVENTS = 80  # of the end of a log; each is half a second of it
 # The end of a log is three quarters of a job's bytes.
 _LISTED = tuple(column for column in JOBS.c if column is not JOBS.c.log_tail)
@@ -171,6 +173,8 @@ def change_job(
         values |= {"worker": None, "lease_until": None}
     if after.state in states.TERMINAL:
         values["finished_at"] = DatabaseTime()
+    if after.state is State.CANCELLED:
+        values = {name: value for name, value in values.items() if name not in _OF_ANSWERS}
     if after.state is State.FAILED and change is Change.LOSE:
         values |= {
             "reason": "lost",

@@ -413,4 +413,7 @@ class Run:
             if change in (Change.STOP, Change.FAIL):
                 kept.forget_artifacts(connection, self._claim)
             told = {"exit_code": code, "log_tail": log.tail, **fields}
-            self._queue.finish(connection, self._claim, change, told)
+            after = self._queue.finish(connection, self._claim, change, told)
+            if after.state is State.CANCELLED:
+                # It was cancelled while its answer was stored: that is no result.
+                kept.forget_artifacts(connection, self._claim)
