@@ -228,11 +228,18 @@ def delete_job(connection: Connection, project: str, job: str) -> JobRow:
     """Removes a job that has ended, with all that belongs to it; returns the row it was.
 
     Raises:
-        Problem: 404: no such job; 409: it has not ended.
+        Problem: 404: no such job; 409: it has not ended, or one that has not goes on with it.
     """
     row = get_job(connection, project, job, lock=True)
     if row.state not in states.TERMINAL:
         raise conflict("state", f"The job is {row.state}.", hint="Cancel it first.")
+    needs = select(JOBS.c.id).where(
+        JOBS.c.project == project, JOBS.c.source_job == job, JOBS.c.finished_at.is_(None)
+    )
+    if (using := connection.execute(needs.limit(1)).first()) is not None:
+        raise conflict(
+            "in_use", f"The job {using.id} needs it.", hint="Wait for its end, or cancel it."
+        )
     for table in (EVENTS, TRIALS, ARTIFACTS):
         connection.execute(delete(table).where(table.c.job == row.number))
     connection.execute(delete(JOBS).where(JOBS.c.number == row.number))
