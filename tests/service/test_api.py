@@ -257,6 +257,17 @@ def test_a_deleted_upload_can_come_again_under_the_same_key(client: httpx.Client
     assert client.get(path).status_code == 200
 
 
+def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_takes(
+    client: httpx.Client,
+) -> None:
+    for path, allowed in (
+        ("/", "GET"), ("/jobs/new", "GET, POST"), ("/api/v1/models", "GET, POST"),
+        (f"/api/v1/jobs/{'0' * 32}", "DELETE, GET"), ("/healthz", "GET, HEAD"),
+    ):  # fmt: skip
+        done = client.put(path)
+        assert (done.status_code, done.headers["allow"]) == (405, allowed), path
+
+
 def test_what_asks_whether_a_service_is_there_may_leave_the_body_out(client: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/metrics"):
         done = client.head(path)
