@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import AnalyzerError, BuildError, DataError, MissingPartError, ModelError
 from analyzer.service.archive import HEAD_BYTES, is_archive, unpack
+from analyzer.service.names import UPLOAD_NAME
 
 if TYPE_CHECKING:
     from analyzer.domain.model import ModelInfo
@@ -174,11 +176,11 @@ def _check_name(config: Path) -> None:
 
     name, folder = read_config(config).name, config.parent.name
     if name and name != folder:
-        told = name[:100]
+        rename = f"Upload it under the name {name} (in the page: a file {name}.tar), or leave"
+        possible = re.fullmatch(UPLOAD_NAME, name)
         raise ModelError(
-            f"Its {config.name} calls the model {told!r}, and it is uploaded as {folder!r}.",
-            hint=f"Upload it under the name {told} (in the page: a file {told}.tar), or leave the "
-            f"name out of {config.name}.",
+            f"Its {config.name} calls the model {name[:100]!r}, and it is uploaded as {folder!r}.",
+            hint=f"{rename if possible else 'Leave'} the name out of {config.name}.",
         )
 
 
