@@ -149,6 +149,7 @@ class JobFolder:
         endpoint: tuple[str, int, int] | None = None,
         nice: int = 0,
         told: str = "",
+        triton: bool = False,
     ) -> Task:
         """A command that works in the folder and is kept from all else, for a keeper.
 
@@ -156,6 +157,7 @@ class JobFolder:
             output, until, limits, endpoint, nice: As
                 :class:`~analyzer.service.keeper.Task` has them.
             told: As for :meth:`environment`.
+            triton: Whether it starts a Triton.
         """
         return Task(
             command=command,
@@ -166,6 +168,7 @@ class JobFolder:
             limits=dict(limits),
             isolation=self._isolation,
             reading=self.reading(),
+            making=[sandbox.OF_TRITON] if triton else [],
             endpoint=endpoint,
             nice=nice,
         )

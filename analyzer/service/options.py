@@ -46,6 +46,7 @@ class JobOptions:
         calibration: The upload with real data, by its SHA-256.
         trace: The upload with the arrivals, by its SHA-256.
         endpoint: The Triton elsewhere that is measured.
+        triton: Whether a Triton is started and measured.
         export: Where to put the repository in an object store.
         force: Whether a configuration there that differs is replaced.
         study: The name that was asked for.
@@ -59,6 +60,7 @@ class JobOptions:
     calibration: str | None = None
     trace: str | None = None
     endpoint: Endpoint | None = None
+    triton: bool = False
     export: str | None = None
     force: bool = False
     study: str | None = None
@@ -304,6 +306,7 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         export=_text(options, "export"),
         force=str(options.get("force", "false")).lower() == "true",
         endpoint=parse_endpoint(server) if server not in _SERVERS else None,
+        triton=server == "triton",
         study=_text(options, "study"),
     )
 

@@ -131,6 +131,7 @@ class Run:
         task = folder.task(
             command, output=folder.answer_file, until=self._until,
             limits=self._limits.of_processes(), endpoint=endpoint, told=self._told(),
+            triton=options.triton,
         )  # fmt: skip
         log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
         self._trials = kept.stored_trials(self._queue, self._claim)

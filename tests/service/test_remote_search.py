@@ -129,10 +129,12 @@ def test_a_job_goes_on_with_what_an_earlier_one_of_its_study_measured(
 @pytest.mark.parametrize(
     ("name", "called"),
     [
-        ("my model.onnx", "my_model"), ("модель.onnx", "model_b68fad"), ("größe.onnx", "gro_e_d353a2"),
+        ("my model.onnx", "my_model"),
+        ("модель.onnx", "model_b68fad"),
+        ("größe.onnx", "gro_e_d353a2"),
         ("resnet/1/model.onnx", "resnet"),
     ],
-)  # fmt: skip
+)
 def test_names_are_written_as_the_service_has_them(
     client: httpx.Client, run: Any, working: Any, tmp_path: Path, name: str, called: str
 ) -> None:

@@ -26,11 +26,14 @@ from analyzer.service.content import Incoming
 from analyzer.service.folder import JobFolder
 from analyzer.service.inspection import Inspector
 from analyzer.service.keeper import Task
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import check_options
 
 pytestmark = pytest.mark.sqlite_alone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ISOLATION = sandbox.probe()
+TRITON = {"latency_budget": "50ms", "server": "triton"}
 
 
 @pytest.fixture
@@ -243,3 +246,41 @@ def test_a_command_is_kept_from_everything_else(
     assert told["connect"] == "ConnectionRefusedError", "it reached the network outside"
     assert not {"AWS_SECRET_ACCESS_KEY", "TRITUNE_SERVICE_STORE"} & set(told["environment"])
     assert secret.read_text() == "secret"
+
+
+MAKER = """
+import json, os, sys
+from pathlib import Path
+told = {}
+for where in sys.argv[1:]:
+    try:
+        Path(where, "made").mkdir()
+        Path(where, "made", "file").write_text("")
+        told[where] = "written"
+    except PermissionError:
+        told[where] = "made" if Path(where, "made").exists() else "kept"
+json.dump(told, sys.stdout)
+"""
+
+
+def test_a_command_that_starts_a_triton_makes_folders_where_its_backend_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ISOLATION.files:
+        pytest.skip("this machine has no Landlock")
+    place, other = tmp_path / "tmp", tmp_path / "other"
+    place.mkdir(), other.mkdir()
+    monkeypatch.setattr(sandbox, "OF_TRITON", str(place))
+    with JobFolder(ISOLATION) as folder:
+        (folder.work / "maker.py").write_text(MAKER)
+        own = str(folder.work / "t")
+        task = folder.task(
+            [sys.executable, "maker.py", str(place), str(other), own],
+            output=folder.answer_file, until=time.monotonic() + 60,
+            triton=check_options("search", TRITON, ServiceLimits()).triton,
+        )  # fmt: skip
+        with start_child(task) as child:
+            code = child.wait(60)
+            log = child.read_log()
+        told = folder.answer()
+    assert code == 0 and told == {str(place): "made", str(other): "kept", own: "written"}, log
