@@ -32,6 +32,7 @@ from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
 from analyzer.service.temporary import make_folder
 from analyzer.store.results import open_store
+from analyzer.targets.triton_install import HOME_VARIABLE, find_triton
 
 # Names of what a job leaves, as artifacts; all but the first and the last are the contract's.
 RESULT, REPORT, REPOSITORY, MANIFEST = (
@@ -52,7 +53,7 @@ _ANSWER_MAX = 64 << 20  # bytes of a result; a study of thousands of trials has 
 # Of a worker's environment, what a command needs to find its libraries; credentials are elsewhere.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TRITUNE_TRITON",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
 )  # fmt: skip
 
 
@@ -157,17 +158,20 @@ class JobFolder:
             output, until, limits, endpoint, nice: As
                 :class:`~analyzer.service.keeper.Task` has them.
             told: As for :meth:`environment`.
-            triton: Whether it starts a Triton.
+            triton: Whether it starts a Triton: that which the worker finds.
         """
+        install = find_triton() if triton else None
+        named = {HOME_VARIABLE: str(install.home)} if install and install.home else {}
+        server = [str(install.home or install.executable.parent.parent)] if install else []
         return Task(
             command=command,
             folder=str(self.work),
-            environment=self.environment(told),
+            environment=self.environment(told) | named,
             output=str(output),
             until=until,
             limits=dict(limits),
             isolation=self._isolation,
-            reading=self.reading(),
+            reading=[*self.reading(), *server],
             making=[sandbox.OF_TRITON] if triton else [],
             endpoint=endpoint,
             nice=nice,

@@ -28,6 +28,7 @@ from analyzer.service.inspection import Inspector
 from analyzer.service.keeper import Task
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import check_options
+from analyzer.targets import triton_install
 
 pytestmark = pytest.mark.sqlite_alone
 
@@ -284,3 +285,28 @@ def test_a_command_that_starts_a_triton_makes_folders_where_its_backend_does(
             log = child.read_log()
         told = folder.answer()
     assert code == 0 and told == {str(place): "made", str(other): "kept", own: "written"}, log
+
+
+@pytest.mark.parametrize("where", ["named", "cache"])
+def test_a_job_starts_the_triton_that_its_worker_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    home = tmp_path / "tritune" / "triton"
+    for name in ("bin/tritonserver", "backends/python/libtriton_python.so"):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    if where == "named":
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("TRITUNE_TRITON_HOME", "tritune/triton")
+    else:
+        monkeypatch.delenv("TRITUNE_TRITON_HOME", raising=False)
+        cached = ((home, "the user's cache"),)
+        monkeypatch.setattr(triton_install, "tool_homes", lambda _: cached)
+    with JobFolder(sandbox.Isolation()) as folder:
+        plain, other = (
+            folder.task([], output=folder.answer_file, until=0.0, triton=triton)
+            for triton in (True, False)
+        )
+    assert plain.environment["TRITUNE_TRITON_HOME"] == str(home) in plain.reading
+    assert "TRITUNE_TRITON_HOME" not in other.environment and str(home) not in other.reading
