@@ -32,6 +32,7 @@ from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
 from analyzer.service.temporary import make_folder
 from analyzer.store.results import open_store
+from analyzer.targets.address import REACHED_AT
 from analyzer.targets.triton_install import HOME_VARIABLE, find_triton
 
 # Names of what a job leaves, as artifacts; all but the first and the last are the contract's.
@@ -162,11 +163,12 @@ class JobFolder:
         """
         install = find_triton() if triton else None
         named = {HOME_VARIABLE: str(install.home)} if install and install.home else {}
+        reached = {REACHED_AT: f"127.0.0.1:{endpoint[2]}"} if endpoint is not None else {}
         server = [str(install.home or install.executable.parent.parent)] if install else []
         return Task(
             command=command,
             folder=str(self.work),
-            environment=self.environment(told) | named,
+            environment=self.environment(told) | named | reached,
             output=str(output),
             until=until,
             limits=dict(limits),

@@ -172,12 +172,12 @@ class Run:
         )  # fmt: skip
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
-        """What the command may reach; ``command`` is told where it finds that."""
+        """What the command may reach, and the port where it does; ``command`` has its own name."""
         found = options.endpoint
         if found is None:
             return None
         port = found.inner_port if self._isolation.network else free_ports(1)[0]
-        command.append(f"--server={found.scheme}://127.0.0.1:{port}")
+        command.append(f"--server={found}")
         return found.host, found.port, port
 
     def _stay(self) -> None:
