@@ -25,6 +25,7 @@ from analyzer.errors import (
     UsageError,
 )
 from analyzer.service.names import check_study_name, upload_name
+from analyzer.variants.naming import model_stem
 
 if TYPE_CHECKING:
     from analyzer.domain.study import StudyResult
@@ -60,7 +61,7 @@ def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> in
     path = local_model(values["model"] or find_model(Path.cwd()))
     if not path.exists():
         raise UsageError(f"There is no model {path}.", hint="Give an ONNX file or a directory.")
-    name = upload_name(path.absolute().name if path.is_dir() else path.stem)
+    name = upload_name(model_stem(path))
     _check_here(values)
     with ServiceClient(values["service"], os.environ.get(TOKEN_VARIABLE)) as client:
         before = _job_before(client, values)

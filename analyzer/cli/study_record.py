@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Of a study's options: the hash of its real data, None without any.
 _DATA_KEY = "calibration_sha256"
-# The hash of its space's file, None for a shipped space.
-_SPACE_KEY = "space_sha256"
+# The hash of its space's file and of its trace; None for a shipped space, for other arrivals.
+_CONTENTS = {"space": "space_sha256", "arrivals": "trace_sha256"}
 
 
 def begin_study(
@@ -110,7 +110,8 @@ def _told(
         "server": options.server,
         "sampler": options.sampler,
         "space": options.space,
-        _SPACE_KEY: _file_sha256(options.space),
+        _CONTENTS["space"]: _file_sha256(options.space),
+        _CONTENTS["arrivals"]: _file_sha256(_trace_file(options.arrivals)),
         "device": device,
         "calibration_data": str(options.calibration_data or "") or None,
         _DATA_KEY: data_sha256,
@@ -120,9 +121,14 @@ def _told(
     }
 
 
-def _file_sha256(space: str | None) -> str | None:
-    """Hash of the file that ``--space`` names; None where it names a shipped space."""
-    file = Path(space) if space is not None else None
+def _trace_file(arrivals: str) -> str | None:
+    name, _, file = arrivals.partition(":")
+    return file if name == "trace" else None
+
+
+def _file_sha256(name: str | None) -> str | None:
+    """Hash of the file of that name; None where there is none: a shipped space has its own."""
+    file = Path(name) if name is not None else None
     return sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
 
 
@@ -134,8 +140,9 @@ def _check_same(record: StudyRecord, told: dict[str, Any]) -> None:
     """
     begun = record.options
     for key in ("space", "arrivals", "request_batch_size", "server"):
-        by_content = key == "space" and begun.get(_SPACE_KEY) and told[_SPACE_KEY]
-        compared = _SPACE_KEY if by_content else key
+        content = _CONTENTS.get(key, key)
+        by_content = content != key and begun.get(content) and told[content]
+        compared = content if by_content else key
         if compared not in begun or begun[compared] == told[compared]:
             continue
         if key == "space" and {begun[key], told[key]} == {None, told["device"]}:

@@ -60,7 +60,7 @@ def worker(
     """
     require_service()
     from analyzer.hardware.lifetime import die_with_parent
-    from analyzer.service.content import ContentStore
+    from analyzer.service.content import ContentStore, is_of
     from analyzer.service.database import IDLE_S, open_service_database
     from analyzer.service.folder import ANALYZE
     from analyzer.service.worker import Worker, compiled_twin, this_device
@@ -77,6 +77,16 @@ def worker(
         die_with_parent(signal.SIGTERM, parent_pid=parent)
     idle_s = min(IDLE_S, lease)  # what it holds must be free when its lease has ended
     with open_service_database(store_url, upgrade=False, idle_s=idle_s) as database:
+        with database.reading() as connection:
+            own = parent is not None or is_of(connection, folder)
+        if not own:
+            # It would take every job, and each would fail.
+            raise UsageError(
+                f"--data: the folder {data} has none of the files of the database "
+                f"{database.place}.",
+                hint="Give the folder of analyze service, which all of its machines share; see "
+                "whether it is mounted here.",
+            )
         Worker(
             database,
             ContentStore(folder),

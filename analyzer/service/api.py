@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from analyzer import __version__
 from analyzer.errors import DataError, StoreError
@@ -124,13 +124,15 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 
 def _methods(request: Request) -> list[str]:
     """What the path of a request can be asked for."""
-    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
-    return sorted(
-        method.upper()
-        for template, operations in paths.items()
-        if re.fullmatch(re.sub(r"\{[^}]+\}", "[^/]+", template), request.url.path)
-        for method in operations
-    )
+    # Of the routes, not of the document: that has no pages.
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "POST", "PUT")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:

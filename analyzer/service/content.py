@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from analyzer.errors import DataError, StoreError
 from analyzer.service.archive import HEAD_BYTES, is_archive
@@ -26,9 +26,21 @@ from analyzer.service.rows import upsert
 from analyzer.service.schema import OBJECTS, DatabaseTime
 
 _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
+_LOOKED_AT = 20  # newest files: one may be lost, and all of them are not
 _RANGE_BYTES = 16 << 20  # that the kernel copies at a time: well below a second on a slow disk
 # The kernel does not copy between these two files.
 _NOT_IN_KERNEL = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+def is_of(connection: Connection, root: Path) -> bool:
+    """Whether the folder ``root`` may be that of the database: False without its newest files."""
+    newest = select(OBJECTS.c.sha256).order_by(OBJECTS.c.created_at.desc()).limit(_LOOKED_AT)
+    found = connection.execute(newest).scalars().all()
+    return not found or any(_place(root, sha256).is_file() for sha256 in found)
+
+
+def _place(root: Path, sha256: str) -> Path:
+    return root / "objects" / sha256[:2] / sha256
 
 
 def _nothing() -> None:
@@ -115,12 +127,11 @@ class ContentStore:
     def __init__(self, root: Path) -> None:
         #: Of all of them.
         self.root = root
-        self._objects = root / "objects"
         self._incoming = root / "incoming"
         #: For :class:`~analyzer.service.variants.KeptVariants`.
         self.variants = root / "variants"
         try:
-            for folder in (root, self._objects, self._incoming):
+            for folder in (root, root / "objects", self._incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(
@@ -130,7 +141,7 @@ class ContentStore:
 
     def path(self, sha256: str) -> Path:
         """Where the content with this hash lies, or would lie."""
-        return self._objects / sha256[:2] / sha256
+        return _place(self.root, sha256)
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Incoming]:

@@ -32,7 +32,8 @@ from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
 from analyzer.service.temporary import make_folder
 from analyzer.store.results import open_store
-from analyzer.targets.triton_install import HOME_VARIABLE
+from analyzer.targets.address import REACHED_AT
+from analyzer.targets.triton_install import HOME_VARIABLE, find_triton
 
 # Names of what a job leaves, as artifacts; all but the first and the last are the contract's.
 RESULT, REPORT, REPOSITORY, MANIFEST = (
@@ -53,7 +54,7 @@ _ANSWER_MAX = 64 << 20  # bytes of a result; a study of thousands of trials has 
 # Of a worker's environment, what a command needs to find its libraries; credentials are elsewhere.
 _PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", HOME_VARIABLE,
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
 )  # fmt: skip
 
 
@@ -138,8 +139,7 @@ class JobFolder:
 
     def reading(self) -> list[str]:
         """Where its commands may read, beside the folder."""
-        triton = filter(None, [os.environ.get(HOME_VARIABLE)])
-        return [*sandbox.readable(), *self._analyze.reading, *triton]
+        return [*sandbox.readable(), *self._analyze.reading]
 
     def task(
         self,
@@ -151,6 +151,7 @@ class JobFolder:
         endpoint: tuple[str, int, int] | None = None,
         nice: int = 0,
         told: str = "",
+        triton: bool = False,
     ) -> Task:
         """A command that works in the folder and is kept from all else, for a keeper.
 
@@ -158,16 +159,22 @@ class JobFolder:
             output, until, limits, endpoint, nice: As
                 :class:`~analyzer.service.keeper.Task` has them.
             told: As for :meth:`environment`.
+            triton: Whether it starts a Triton: that which the worker finds.
         """
+        install = find_triton() if triton else None
+        named = {HOME_VARIABLE: str(install.home)} if install and install.home else {}
+        reached = {REACHED_AT: f"127.0.0.1:{endpoint[2]}"} if endpoint is not None else {}
+        server = [str(install.home or install.executable.parent.parent)] if install else []
         return Task(
             command=command,
             folder=str(self.work),
-            environment=self.environment(told),
+            environment=self.environment(told) | named | reached,
             output=str(output),
             until=until,
             limits=dict(limits),
             isolation=self._isolation,
-            reading=self.reading(),
+            reading=[*self.reading(), *server],
+            making=[sandbox.OF_TRITON] if triton else [],
             endpoint=endpoint,
             nice=nice,
         )

@@ -68,9 +68,17 @@ def collect(
 def _old_jobs(database: Database, keep_s: float) -> int:
     removed = 0
     ended = [str(state) for state in states.TERMINAL]
+    needed = select(JOBS.c.source_job).where(
+        JOBS.c.finished_at.is_(None), JOBS.c.source_job.is_not(None)
+    )
     old = (
         select(JOBS.c.id, JOBS.c.project)
-        .where(JOBS.c.state.in_(ended), JOBS.c.finished_at < DatabaseTime() - keep_s)
+        .where(
+            JOBS.c.state.in_(ended),
+            JOBS.c.finished_at < DatabaseTime() - keep_s,
+            # One that waits goes on with what it measured, or verifies it.
+            JOBS.c.id.not_in(needed),
+        )
         .order_by(JOBS.c.number)
         .limit(_AT_A_TIME)
     )

@@ -1,4 +1,4 @@
-"""``python -m analyzer.service.inspect_main KIND FILE``: what an uploaded file is, as JSON.
+"""``python -m analyzer.service.inspect_main KIND FILE NAME``: what an uploaded file is, as JSON.
 
 ``… inspect_main job MODEL SHAPES [DATA]`` says whether a search can use a model with these shapes
 of its inputs (JSON) and these real data, as the search would find out.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import AnalyzerError, BuildError, DataError, MissingPartError, ModelError
 from analyzer.service.archive import HEAD_BYTES, is_archive, unpack
+from analyzer.service.names import UPLOAD_NAME
 
 if TYPE_CHECKING:
     from analyzer.domain.model import ModelInfo
@@ -37,13 +39,17 @@ _NAMES_MAX = 200  # inputs or outputs that are listed
 _SHAPE_OPTION = "--input-shape"
 
 
-def inspect_model(path: Path) -> dict[str, Any]:
+def inspect_model(path: Path, name: str) -> dict[str, Any]:
     """Inputs, outputs and operator set of an ONNX file, or of the model in an archive.
+
+    Args:
+        name: What a job's folder will call it.
 
     Raises:
         ModelError: It is none, keeps weights elsewhere, or no search can use it.
+        RepositoryError: Triton refuses its configuration.
     """
-    place = _in_place(path)
+    place = _in_place(path, name)
     if place == path:
         found = {"format": "onnx", **_inspect_onnx(path, weights=False)}
     else:
@@ -51,8 +57,11 @@ def inspect_model(path: Path) -> dict[str, Any]:
     return found | _as_searched(place)
 
 
-def _in_place(path: Path) -> Path:
+def _in_place(path: Path, name: str = "model") -> Path:
     """Where the model in the file ``path`` lies: the file itself, or the folder of an archive.
+
+    Args:
+        name: Of that folder.
 
     Raises:
         ModelError: It is compressed, or its archive cannot be used.
@@ -65,7 +74,7 @@ def _in_place(path: Path) -> Path:
         )
     if not is_archive(head):
         return path
-    folder = path.with_suffix(".unpacked")
+    folder = Path("unpacked") / name
     unpack(path, folder)
     return folder
 
@@ -143,19 +152,49 @@ def _unpacked_bytes(data: Path) -> int:
 
 
 def _inspect_directory(folder: Path) -> dict[str, Any]:
-    from analyzer.modelconfig.text import read_config
+    from analyzer.modelconfig.text import CONFIG_NAME
     from analyzer.variants.onnx_file import locate_onnx
 
-    config = folder / "config.pbtxt"
+    config = folder / CONFIG_NAME
     if config.is_file():
-        read_config(config)
+        _check_name(config)
     versions = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    found = _inspect_onnx(locate_onnx(folder), weights=True)
+    if config.is_file():
+        _check_config(folder)
     return {
         "format": "directory",
         "config": config.is_file(),
         "versions": sorted(name for name in versions if name.isdecimal()),
-        **_inspect_onnx(locate_onnx(folder), weights=True),
+        **found,
     }
+
+
+def _check_name(config: Path) -> None:
+    """Raises AnalyzerError where ``config`` cannot be read, or calls its folder something else."""
+    from analyzer.modelconfig.text import read_config
+
+    name, folder = read_config(config).name, config.parent.name
+    if name and name != folder:
+        rename = f"Upload it under the name {name} (in the page: a file {name}.tar), or leave"
+        possible = re.fullmatch(UPLOAD_NAME, name)
+        raise ModelError(
+            f"Its {config.name} calls the model {name[:100]!r}, and it is uploaded as {folder!r}.",
+            hint=f"{rename if possible else 'Leave'} the name out of {config.name}.",
+        )
+
+
+def _check_config(folder: Path) -> None:
+    """Raises AnalyzerError where a search refuses the folder's configuration."""
+    from analyzer.variants.deployed import deployed_config
+
+    try:
+        deployed_config(folder)
+    except MissingPartError:
+        return  # whether it fits the graph shows where ONNX Runtime is
+    except ModelError as error:
+        if not _on_workers_alone(error):
+            raise
 
 
 def _inspect_onnx(path: Path, *, weights: bool) -> dict[str, Any]:
@@ -273,13 +312,14 @@ def inspect_scenario(path: Path) -> dict[str, Any]:
 
 
 _INSPECT = {
-    "model": inspect_model,
     "calibration": inspect_calibration,
     "scenario": inspect_scenario,
 }
 
 
 def _asked(kind: str, path: Path) -> dict[str, Any]:
+    if kind == "model":
+        return inspect_model(path, sys.argv[3])
     if kind != "job":
         return _INSPECT[kind](path)
     shapes, *data = sys.argv[3:]
@@ -297,7 +337,8 @@ def main() -> int:
         except AnalyzerError as error:
             # Where this child works is nobody's business.
             message, hint = (
-                text.replace(f"{Path.cwd()}/", "") for text in (error.message, error.hint)
+                text.replace(f"{Path.cwd()}/", "").replace("unpacked/", "")
+                for text in (error.message, error.hint)
             )
             found, code = {"refused": message, "hint": hint, "code": error.code}, 2
         print(json.dumps(found), flush=True)

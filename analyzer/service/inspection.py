@@ -43,18 +43,19 @@ class Inspector:
         self._isolation = isolation
         self._free = asyncio.Semaphore(_AT_A_TIME)
 
-    async def inspect(self, kind: str, path: Path, size_bytes: int) -> dict[str, Any]:
+    async def inspect(self, kind: str, path: Path, size_bytes: int, name: str) -> dict[str, Any]:
         """What the file at ``path`` holds; waits for its turn without holding a thread.
 
         Args:
             kind: ``model``, ``calibration`` or ``scenario``.
+            name: What the upload is called.
 
         Raises:
             Problem: 422: no job can use it, and why; 503: nobody could look at it.
         """
         own = _CALLED[kind]
         async with self._free:
-            answer = await asyncio.to_thread(self._look, [kind, own], {own: path}, size_bytes)
+            answer = await asyncio.to_thread(self._look, [kind, own, name], {own: path}, size_bytes)
         if "refused" in answer:
             raise invalid(answer["refused"], hint=answer["hint"])
         return answer

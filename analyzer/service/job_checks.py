@@ -25,6 +25,8 @@ _OPTIONS = {
     "target_rate_rps": "target_rate",
     "max_memory_bytes": "max_memory",
 }
+# What a study's measurements are made with, each with its default; a trace has its upload's id.
+_LOAD = {"arrivals": "poisson", "request_batch_size": 1, "server": "embedded"}
 
 
 async def check_fit(
@@ -47,6 +49,18 @@ def check_shapes_given(upload: Row[Any], options: Mapping[str, Any]) -> None:
     missing = json.loads(upload.details).get("shapes_missing")
     if missing and "input_shape" not in options:
         raise invalid(missing["detail"], pointer="/options/input_shape", hint=missing["hint"])
+
+
+def check_trace(scenario: Row[Any], options: Mapping[str, Any]) -> None:
+    """Raises Problem 422 where requests get a size, and those of the trace have their own."""
+    size = int(options.get("request_batch_size", 1))
+    if size != 1 and json.loads(scenario.details).get("batch_size_max", 1) > 1:
+        raise invalid(
+            f"The option request_batch_size: the trace {scenario.name!r} has batch sizes of its "
+            "own.",
+            pointer="/options/request_batch_size",
+            hint="Leave the option out.",
+        )
 
 
 def check_workers(connection: Connection, options: JobOptions) -> None:
@@ -103,11 +117,16 @@ def check_goes_on(connection: Connection, source: Row[Any], options: Mapping[str
         differ.append("calibration_data")
     if "seed" in begun and str(options.get("seed", begun["seed"])) != str(begun["seed"]):
         differ.append("seed")
+    differ += [
+        name
+        for name, default in _LOAD.items()
+        if str(begun.get(name, default)) != str(options.get(name, default))
+    ]
     if differ:
         name = differ[0]
         raise invalid(
             f"The option {name}: the study of the job {source.id} was begun with "
-            f"{begun.get(name, 'none')}, and goes on with the same.",
+            f"{begun.get(name, _LOAD.get(name, 'none'))}, and goes on with the same.",
             pointer=f"/options/{name}",
             hint="Repeat the job's options, or leave 'job' out for a new study.",
         )

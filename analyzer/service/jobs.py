@@ -23,6 +23,8 @@ from analyzer.service.states import Change, Lifecycle, State
 
 JobRow = Row[Any]
 _FIRST_PHASE = "waiting for a worker"
+# What a job that was cancelled has not, whatever its run came to.
+_OF_ANSWERS = frozenset({"verdict", "reason", "message", "hint", "failing_trial"})
 _LOG_EVENTS = 80  # of the end of a log; each is half a second of it
 # The end of a log is three quarters of a job's bytes.
 _LISTED = tuple(column for column in JOBS.c if column is not JOBS.c.log_tail)
@@ -171,6 +173,8 @@ def change_job(
         values |= {"worker": None, "lease_until": None}
     if after.state in states.TERMINAL:
         values["finished_at"] = DatabaseTime()
+    if after.state is State.CANCELLED:
+        values = {name: value for name, value in values.items() if name not in _OF_ANSWERS}
     if after.state is State.FAILED and change is Change.LOSE:
         values |= {
             "reason": "lost",
@@ -224,11 +228,18 @@ def delete_job(connection: Connection, project: str, job: str) -> JobRow:
     """Removes a job that has ended, with all that belongs to it; returns the row it was.
 
     Raises:
-        Problem: 404: no such job; 409: it has not ended.
+        Problem: 404: no such job; 409: it has not ended, or one that has not goes on with it.
     """
     row = get_job(connection, project, job, lock=True)
     if row.state not in states.TERMINAL:
         raise conflict("state", f"The job is {row.state}.", hint="Cancel it first.")
+    needs = select(JOBS.c.id).where(
+        JOBS.c.project == project, JOBS.c.source_job == job, JOBS.c.finished_at.is_(None)
+    )
+    if (using := connection.execute(needs.limit(1)).first()) is not None:
+        raise conflict(
+            "in_use", f"The job {using.id} needs it.", hint="Wait for its end, or cancel it."
+        )
     for table in (EVENTS, TRIALS, ARTIFACTS):
         connection.execute(delete(table).where(table.c.job == row.number))
     connection.execute(delete(JOBS).where(JOBS.c.number == row.number))

@@ -57,6 +57,7 @@ class Task:
         limits: Resource limits by their names in :mod:`resource` (``RLIMIT_AS``).
         isolation: What it is kept from.
         reading: Where it may read, with ``isolation.files``; it may write to ``folder`` too.
+        making: Where it may make folders, with nothing in them.
         endpoint: Host and port that it reaches, and the port of its loopback where it does; None
             for nothing.
         nice: By how much its priority is below the worker's (nice(2)).
@@ -70,6 +71,7 @@ class Task:
     limits: dict[str, int] = field(default_factory=dict)
     isolation: Isolation = field(default_factory=Isolation)
     reading: list[str] = field(default_factory=list)
+    making: list[str] = field(default_factory=list)
     endpoint: tuple[str, int, int] | None = None
     nice: int = 0
 
@@ -153,7 +155,7 @@ def _run(task: Task) -> None:
         resource.setrlimit(getattr(resource, name), (value, value))
     sandbox.drop_rights()
     if task.isolation.files:
-        sandbox.restrict_files(task.reading, [task.folder])
+        sandbox.restrict_files(task.reading, [task.folder], task.making)
     os.execve(task.command[0], task.command, task.environment)
 
 

@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 from analyzer.errors import UsageError
+from analyzer.variants.naming import plain_name
 
 #: An upload's name becomes a file's and a folder's in the job's own folder, and the model's in
 #: Triton.
@@ -15,7 +16,6 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NAME_MAX = 100  # characters of an upload's
 _TOKEN_NAME_MAX = 128
 _ID_SHOWN = 8  # characters of a job's id in its study's name
-_OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 # Control characters and those that change the direction of the text around them, line ends.
 _UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -26,7 +26,7 @@ def upload_name(stem: str) -> str:
     Args:
         stem: Its name without folder and ending.
     """
-    return _OTHER.sub("_", stem).strip("._-")[:_NAME_MAX].rstrip("._-") or "model"
+    return plain_name(stem, longest=_NAME_MAX)
 
 
 def own_study_name(model_name: str, job: str) -> str:

@@ -46,6 +46,7 @@ class JobOptions:
         calibration: The upload with real data, by its SHA-256.
         trace: The upload with the arrivals, by its SHA-256.
         endpoint: The Triton elsewhere that is measured.
+        triton: Whether a Triton is started and measured.
         export: Where to put the repository in an object store.
         force: Whether a configuration there that differs is replaced.
         study: The name that was asked for.
@@ -59,6 +60,7 @@ class JobOptions:
     calibration: str | None = None
     trace: str | None = None
     endpoint: Endpoint | None = None
+    triton: bool = False
     export: str | None = None
     force: bool = False
     study: str | None = None
@@ -71,6 +73,14 @@ class JobOptions:
 
 def _unit(parse: Callable[[str], float]) -> _Check:
     return lambda text, _: parse(text)
+
+
+def _above_zero(parse: Callable[[str], float]) -> _Check:
+    def check(text: str, _: ServiceLimits) -> None:
+        if parse(text) <= 0:
+            raise UsageError("It must be above 0.")
+
+    return check
 
 
 def _one_of(*names: str) -> _Check:
@@ -126,14 +136,6 @@ def _budget(text: str, limits: ServiceLimits) -> None:
         raise UsageError(f"{text}: this service allows budgets above 0 and up to {allowed}.")
 
 
-def _above_0(parse: Callable[[str], float]) -> _Check:
-    def check(text: str, _: ServiceLimits) -> None:
-        if parse(text) <= 0:
-            raise UsageError("It must be above 0.")
-
-    return check
-
-
 def _precisions(text: str, _: ServiceLimits) -> None:
     wrong = [name for name in text.split(",") if name.strip() not in PRECISIONS]
     if wrong:
@@ -144,14 +146,14 @@ def _arrivals(text: str, _: ServiceLimits) -> None:
     name, separator, value = text.partition(":")
     if name == "gamma" and separator:
         _number(0, 1e6, open_low=True, open_high=True)(value)
-    elif text not in ("poisson", "constant") and not _trace_of(text):
+    elif text not in ("poisson", "constant") and not _trace_id(text):
         raise UsageError(
             f"{text!r} is none of poisson, constant, gamma:CV, trace:ID.",
             hint="ID is that of an uploaded scenario.",
         )
 
 
-def _trace_of(arrivals: str) -> str | None:
+def _trace_id(arrivals: str) -> str | None:
     """The upload that ``--arrivals`` replays."""
     name, _, value = arrivals.partition(":")
     return value if name == "trace" and SHA256.fullmatch(value) else None
@@ -196,7 +198,7 @@ def _export(text: str, limits: ServiceLimits) -> None:
 
 
 _SLA: dict[str, _Check] = {
-    "latency_budget": _above_0(units.parse_duration_ms),
+    "latency_budget": _above_zero(units.parse_duration_ms),
     "percentile": _unit(_number(1, PERCENTILE_MAX)),
     "confidence": _unit(_number(0.5, 1, open_high=True)),
     "target_rate": _unit(units.parse_rate_rps),
@@ -207,7 +209,7 @@ _SLA: dict[str, _Check] = {
 SEARCH: Mapping[str, _Check] = {
     **_SLA,
     "objective": _one_of("capacity", "cost", "latency", "memory"),
-    "max_memory": _above_0(units.parse_size_bytes),
+    "max_memory": _above_zero(units.parse_size_bytes),
     "max_accuracy_drop": _unit(_number(0, 1)),
     "precisions": _precisions,
     "calibration_data": _matches(SHA256, "id of uploaded calibration data"),
@@ -299,13 +301,19 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         device="gpu" if gpu_for else str(options.get("device", "auto")),
         gpu_for=gpu_for,
         precisions=_precisions_of(options),
-        calibration=options.get("calibration_data"),
-        trace=_trace_of(str(options.get("arrivals", ""))),
-        export=options.get("export"),
+        calibration=_text(options, "calibration_data"),
+        trace=trace_of(options),
+        export=_text(options, "export"),
         force=str(options.get("force", "false")).lower() == "true",
         endpoint=parse_endpoint(server) if server not in _SERVERS else None,
-        study=options.get("study"),
+        triton=server == "triton",
+        study=_text(options, "study"),
     )
+
+
+def _text(options: Mapping[str, Any], name: str) -> str | None:
+    """The option as text, which it is in the database where it was given as a number."""
+    return str(options[name]) if name in options else None
 
 
 def _check_together(options: Mapping[str, Any]) -> None:
@@ -366,6 +374,11 @@ def _precisions_of(options: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(","))
 
 
+def trace_of(options: Mapping[str, Any]) -> str | None:
+    """The upload with the arrivals, by its SHA-256; None where they are no trace."""
+    return _trace_id(str(options.get("arrivals", "")))
+
+
 def shapes_of(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The checked option ``input_shape``: dimensions without the batch axis, by input."""
     found = (text.rpartition(":") for text in _shape_texts(options))
@@ -390,7 +403,7 @@ def stored_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits)
 
 def _is_own(name: str, text: str) -> bool:
     """Whether the worker gives the option in a form of its own."""
-    return (name == "arrivals" and _trace_of(text) is not None) or (
+    return (name == "arrivals" and _trace_id(text) is not None) or (
         name == "server" and text not in _SERVERS
     )
 

@@ -36,6 +36,7 @@ from analyzer.service.job_checks import (
     check_goes_on,
     check_shapes_given,
     check_study,
+    check_trace,
     check_workers,
 )
 from analyzer.service.options import JobOptions, check_options
@@ -169,7 +170,9 @@ def _insert(
     upload = get_upload(connection, project, "model", model)
     for kind, named in (("calibration", options.calibration), ("scenario", options.trace)):
         if named is not None:
-            get_upload(connection, project, kind, named)
+            found = get_upload(connection, project, kind, named)
+            if kind == "scenario":
+                check_trace(found, body.options)
     going_on = source if body.kind == "search" else None
     if body.kind == "search":
         check_shapes_given(upload, body.options)

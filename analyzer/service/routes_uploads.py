@@ -127,7 +127,7 @@ async def store_upload(
     """
     with context.content.incoming() as incoming:
         staged = await _receive(body, context, principal, incoming)
-        details = await context.inspector.inspect(kind, staged.path, staged.size_bytes)
+        details = await context.inspector.inspect(kind, staged.path, staged.size_bytes, name)
         return await run_in_threadpool(_keep, context, principal, staged, kind, name, details, key)
 
 

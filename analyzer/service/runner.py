@@ -131,6 +131,7 @@ class Run:
         task = folder.task(
             command, output=folder.answer_file, until=self._until,
             limits=self._limits.of_processes(), endpoint=endpoint, told=self._told(),
+            triton=options.triton,
         )  # fmt: skip
         log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
         self._trials = kept.stored_trials(self._queue, self._claim)
@@ -171,12 +172,12 @@ class Run:
         )  # fmt: skip
 
     def _endpoint(self, options: JobOptions, command: list[str]) -> tuple[str, int, int] | None:
-        """What the command may reach; ``command`` is told where it finds that."""
+        """What the command may reach, and the port where it does; ``command`` has its own name."""
         found = options.endpoint
         if found is None:
             return None
         port = found.inner_port if self._isolation.network else free_ports(1)[0]
-        command.append(f"--server={found.scheme}://127.0.0.1:{port}")
+        command.append(f"--server={found}")
         return found.host, found.port, port
 
     def _stay(self) -> None:
@@ -413,4 +414,7 @@ class Run:
             if change in (Change.STOP, Change.FAIL):
                 kept.forget_artifacts(connection, self._claim)
             told = {"exit_code": code, "log_tail": log.tail, **fields}
-            self._queue.finish(connection, self._claim, change, told)
+            after = self._queue.finish(connection, self._claim, change, told)
+            if after.state is State.CANCELLED:
+                # It was cancelled while its answer was stored: that is no result.
+                kept.forget_artifacts(connection, self._claim)

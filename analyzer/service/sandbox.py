@@ -38,6 +38,7 @@ _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_MAKE_DIR = 1 << 7
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 # Rights that each version of Landlock's interface knows; those of version 5 are about devices that
 # cannot be opened here in the first place.
@@ -61,6 +62,9 @@ _ETC = (
     "ld.so.cache", "ld.so.preload", "passwd", "group", "nsswitch.conf", "hosts", "localtime",
     "timezone", "os-release", "host.conf", "gai.conf", "OpenCL", "alternatives", "mime.types",
 )  # fmt: skip
+#: Where Triton's python backend makes a folder for its environments when it is loaded, wherever
+#: the one for temporary files is (``pb_env.cc``); the server ends where it cannot.
+OF_TRITON = "/tmp"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "shm")
 
 
@@ -121,8 +125,13 @@ def readable() -> list[str]:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def restrict_files(reading: Iterable[str], writing: Iterable[str]) -> None:
+def restrict_files(
+    reading: Iterable[str], writing: Iterable[str], making: Iterable[str] = ()
+) -> None:
     """Takes every file away but those beneath ``reading`` and ``writing``; those may not be there.
+
+    Args:
+        making: Where folders may be made, and no more.
 
     Raises:
         OSError: The kernel refuses.
@@ -142,6 +151,8 @@ def restrict_files(reading: Iterable[str], writing: Iterable[str]) -> None:
     _allow(rules, str(PACKAGE_ROOT), _READ_DIR)
     for path in (*writing, *devices):
         _allow(rules, path, rights)
+    for path in making:
+        _allow(rules, path, _MAKE_DIR)
     _checked(_LIBC.syscall(_LANDLOCK_RESTRICT_SELF, rules, 0))
     os.close(rules)
 

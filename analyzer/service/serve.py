@@ -22,7 +22,7 @@ from analyzer.resources import child_environment
 from analyzer.server.http_server import listen
 from analyzer.service.api import service_server
 from analyzer.service.auth import DEFAULT_PROJECT, ensure_project
-from analyzer.service.content import ContentStore
+from analyzer.service.content import ContentStore, is_of
 from analyzer.service.context import ServiceContext
 from analyzer.service.database import open_service_database
 from analyzer.service.event_stream import EventHub
@@ -94,6 +94,12 @@ def serve(options: ServiceOptions, *, say: Callable[[str], None]) -> None:
     with open_service_database(options.store_url) as database:
         with database.writing() as connection:
             ensure_project(connection, DEFAULT_PROJECT)
+            if not is_of(connection, options.data):
+                _LOG.warning(
+                    "The folder %s has none of the files of the database %s: jobs that need one "
+                    "fail. Look at --data, or restore the folder from its backup.",
+                    options.data, database.place,
+                )  # fmt: skip
         with listen(options.host, options.port) as listener:
             # Before its address is said: who reads that may connect at once.
             listener.listen()

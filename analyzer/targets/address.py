@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 
 from analyzer.errors import TargetCrashError, TargetError, UsageError
 from analyzer.targets.endpoint import Endpoint
+
+#: In the environment of a job's command: HOST:PORT at which the one server that it may measure is
+#: reached, whatever its own address is.
+REACHED_AT = "TRITUNE_REACHED_AT"
 
 
 def parse_address(text: str) -> tuple[str, str, int]:
@@ -42,6 +47,8 @@ def open_endpoint(address: str) -> Endpoint:
         TargetCrashError: Nothing answers there.
     """
     scheme, host, port = parse_address(address)
+    if there := os.environ.get(REACHED_AT):
+        _, host, port = parse_address(f"{scheme}://{there}")
     endpoint: Endpoint
     if scheme == "grpc":
         from analyzer.targets.grpc_endpoint import GrpcEndpoint

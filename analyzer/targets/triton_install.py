@@ -31,6 +31,7 @@ class TritonInstall:
         source: How it was found, for people.
         backend_dir: ``--backend-directory``.
         backends: Names of the backends that it can have, ours among them.
+        home: The folder that ``TRITUNE_TRITON_HOME`` names for it; None for one on the PATH.
         stand_in: Whether its ``onnxruntime`` is ours: a Python-based backend beside its own.
         libraries: Folder for ``LD_LIBRARY_PATH`` (the wheel's own libraries); None if the system's
             linker knows them.
@@ -46,6 +47,7 @@ class TritonInstall:
     libraries: Path | None = None
     stub: Path | None = None
     version: str | None = None
+    home: Path | None = None
     stand_in: bool = False
 
     @property
@@ -149,11 +151,11 @@ def _in_home(home: Path, source: str) -> TritonInstall | None:
     for folder in (home / _WHEEL_SERVER, home):
         executable = folder / "bin" / "tritonserver"
         if executable.is_file() and os.access(executable, os.X_OK):
-            return _install(executable, source)
+            return _install(executable, source, home.absolute())
     return None
 
 
-def _install(executable: Path, source: str) -> TritonInstall | None:
+def _install(executable: Path, source: str, home: Path | None = None) -> TritonInstall | None:
     server = executable.parent.parent
     backend_dir = server / "backends"
     if not backend_dir.is_dir():
@@ -183,6 +185,7 @@ def _install(executable: Path, source: str) -> TritonInstall | None:
         libraries=libraries if libraries.is_dir() else None,
         stub=stub,
         version=version,
+        home=home,
         stand_in=stand_in,
     )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from analyzer.modelconfig.rules import served_versions
 from analyzer.modelconfig.text import CONFIG_NAME
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.graph import external_pieces
+from analyzer.variants.naming import model_stem, plain_name
 
 _FILENAME = MODEL_FILENAMES["onnxruntime"]
 
@@ -87,21 +86,8 @@ def _models_in(repository: Path) -> list[str]:
 
 
 def default_name(path: Path) -> str:
-    """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory.
-
-    Accents are left out. Letters that have no Latin form make two names alike, so a hash of the
-    whole name follows then.
-    """
-    path = Path(path).absolute()
-    stem = path.name if path.is_dir() else path.stem
-    if path.is_file() and stem == "model" and re.fullmatch(r"[0-9]+", path.parent.name):
-        stem = path.parent.parent.name  # VERSION/model.onnx of a model directory
-    latin = "".join(c for c in unicodedata.normalize("NFKD", stem) if not unicodedata.combining(c))
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", latin).strip("._-") or "model"
-    if not any(char.isalnum() and not char.isascii() for char in latin):
-        return name
-    whole = unicodedata.normalize("NFC", stem)  # a file system may spell it otherwise
-    return f"{name}_{hashlib.sha256(whole.encode(errors='surrogateescape')).hexdigest()[:6]}"
+    """A name that Triton accepts (letters, digits, ``_ . -``), from a file or model directory."""
+    return plain_name(model_stem(path))
 
 
 def hash_model(file: Path, external: Sequence[str] = ()) -> str:

@@ -438,6 +438,22 @@ def test_a_study_goes_on_with_the_space_and_load_it_was_begun_with(
     assert call(*default, "--resume", "--space", "cpu", "--device", "cpu").code == 4
 
 
+def test_a_study_goes_on_with_the_trace_it_was_begun_with(
+    call: Call, stored: Path, folder: Path, good: str
+) -> None:
+    trace = folder / "trace.csv"
+    trace.write_text("arrival_ms\n0\n10\n30\n")
+    own = (
+        good, "--json", *BUDGET, "--budget", "1ms", "--executor", "in-process", "--study", "own",
+        "--arrivals",
+    )  # fmt: skip
+    assert call(*own, "trace:trace.csv").code == 4
+    trace.rename(folder / "same.csv")  # what counts is what it holds
+    assert call(*own, "trace:same.csv", "--resume").code == 4
+    trace.write_text("arrival_ms\n0\n1\n2\n")
+    refused(call(*own, "trace:trace.csv", "--resume"), "with another content of trace:trace.csv")
+
+
 def test_a_study_tells_how_it_went_on(call: Call, stored: Path, good: str) -> None:
     short = ("--budget", "1ms", "--executor", "in-process", "--study", "mine", "--resume")
     first = call(good, "--json", *BUDGET, *short)

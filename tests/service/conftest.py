@@ -94,7 +94,7 @@ class AnyFile(Inspector):
     def __init__(self) -> None:
         super().__init__(Isolation())
 
-    async def inspect(self, kind: str, path: Path, size_bytes: int) -> dict[str, Any]:
+    async def inspect(self, kind: str, path: Path, size_bytes: int, name: str) -> dict[str, Any]:
         return {}
 
     async def check_job(self, model: Path, shapes: Any, data: Path | None) -> None:

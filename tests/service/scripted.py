@@ -48,14 +48,14 @@ def reached(others: list[int]) -> str:
     """What the server says, and what the other ports of loopback say."""
     server = urlsplit(str(option("server")))
     told = []
-    for port in (server.port, *others):
+    for port in (os.environ["TRITUNE_REACHED_AT"].rpartition(":")[2], *others):
         try:
-            with socket.create_connection(("127.0.0.1", int(port or 0)), 5) as connection:
+            with socket.create_connection(("127.0.0.1", int(port)), 5) as connection:
                 connection.sendall(b"hello")
                 told.append(connection.recv(100).decode())
         except OSError as error:
             told.append(type(error).__name__)
-    return f"{server.scheme} {' '.join(told)}"
+    return f"{server.geturl()} {' '.join(told)}"
 
 
 def build(entry: Path, *, link: bool) -> None:

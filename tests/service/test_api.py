@@ -68,6 +68,8 @@ def test_every_option_of_the_commands_is_taken_or_refused_with_a_reason() -> Non
         ({**BUDGET, "space": "gpu", "device": "cpu"}, "/options/space"),
         ({**BUDGET, "precisions": "fp8,bf16", "device": "cpu"}, "/options/precisions"),
         ({**BUDGET, "input_shape": "x:0"}, "/options/input_shape"),
+        ({**BUDGET, "max_memory": "0MiB"}, "/options/max_memory"),
+        ({"latency_budget": "0ms"}, "/options/latency_budget"),
         ({**BUDGET, "input_shape": ["x:8", "x:9"]}, "/options/input_shape"),
         ({**BUDGET, "objective": "latency"}, "/options/objective"),
         ({**BUDGET, "instance_type": "nowhere.large"}, "/options/instance_type"),
@@ -260,6 +262,17 @@ def test_a_deleted_upload_can_come_again_under_the_same_key(client: httpx.Client
     assert client.get(path).status_code == 404
     assert send().status_code == 201
     assert client.get(path).status_code == 200
+
+
+def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_takes(
+    client: httpx.Client,
+) -> None:
+    for path, allowed in (
+        ("/", "GET"), ("/jobs/new", "GET, POST"), ("/api/v1/models", "GET, POST"),
+        (f"/api/v1/jobs/{'0' * 32}", "DELETE, GET"), ("/healthz", "GET, HEAD"),
+    ):  # fmt: skip
+        done = client.put(path)
+        assert (done.status_code, done.headers["allow"]) == (405, allowed), path
 
 
 def test_what_asks_whether_a_service_is_there_may_leave_the_body_out(client: httpx.Client) -> None:

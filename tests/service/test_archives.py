@@ -23,6 +23,9 @@ from analyzer.service.inspection import Inspector
 pytestmark = pytest.mark.sqlite_alone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DIGITS = (EXAMPLES / "digits.onnx").read_bytes()
+OTHER_INPUT = b"""platform: "onnxruntime_onnx" max_batch_size: 4
+input { name: "image" data_type: TYPE_FP32 dims: [1, 8, 8] }"""
 
 
 def tar(*members: tuple[str, bytes | dict[str, Any]], mode: str = "w") -> bytes:
@@ -193,8 +196,30 @@ def test_a_model_directory_is_a_model(strict: httpx.Client, tmp_path: Path) -> N
         (tar(("m/1/model.onnx", b"nothing")), "no ONNX file"),
         (tar(("m/1/model.onnx", external("/etc/passwd"))), "not beside"),
         (tar(("m/1/model.onnx", external("../w")), ("m/w", b"\0" * 16)), "not beside"),
+        (tar(("n/config.pbtxt", b"name: 'n'"), ("n/1/model.onnx", DIGITS)), "uploaded as 'm'"),
+        (tar(("m/config.pbtxt", OTHER_INPUT), ("m/1/model.onnx", DIGITS)), "m/config.pbtxt"),
+        (
+            tar(
+                ("m/config.pbtxt", b"backend: 'python'"),
+                ("m/1/model.onnx", DIGITS),
+                ("m/1/model.py", b"own"),
+            ),
+            "code of its own",
+        ),
     ],
-    ids=["up", "link", "gzip", "empty", "config", "nothing", "passwd", "outside"],
+    ids=[
+        "up",
+        "link",
+        "gzip",
+        "empty",
+        "config",
+        "nothing",
+        "passwd",
+        "outside",
+        "other name",
+        "other input",
+        "own code",
+    ],
 )
 def test_an_unusable_directory_is_refused(strict: httpx.Client, body: bytes, says: str) -> None:
     refused = strict.post("/api/v1/models?name=m", content=body)

@@ -116,7 +116,7 @@ def test_a_job_reaches_its_endpoint_and_nothing_else(
         wait_for(done.json()["id"], "SUCCEEDED", "FAILED")
     log = client.get(f"/api/v1/jobs/{done.json()['id']}/log").text
     others = " ConnectionRefusedError ConnectionRefusedError" if isolated else ""
-    assert f"grpc outside:hello{others}" in log
+    assert f"grpc://localhost:{server} outside:hello{others}" in log, "its own name, for the study"
 
 
 def test_an_endpoint_that_redirects_leads_nowhere() -> None:

@@ -119,6 +119,19 @@ def test_data_of_another_model_are_refused(
     assert done.json()["pointer"] == "/options/calibration_data" and "/tmp" not in done.text
 
 
+def test_a_trace_with_sizes_leaves_none_to_give(strict: httpx.Client) -> None:
+    own = uploaded(strict, "models", model("N", 4))
+    plain, sized = (
+        uploaded(strict, "scenarios", f"arrival_ms,batch_size\n0,1\n9,{size}\n".encode())
+        for size in (1, 2)
+    )
+    for trace, size, status in ((plain, 2, 201), (sized, 1, 201), (sized, 2, 422)):
+        options = {"arrivals": f"trace:{trace}", "request_batch_size": size}
+        done = asked(strict, model=own, options=options)
+        assert done.status_code == status, done.text
+    assert done.json()["pointer"] == "/options/request_batch_size"
+
+
 def test_a_model_whose_kernels_a_gpu_may_have_is_an_upload(strict: httpx.Client) -> None:
     made = onnx.load_from_string(model("N", 4, kind=TensorProto.BFLOAT16))
     done = strict.post("/api/v1/models?name=m", content=made.SerializeToString())
@@ -138,6 +151,12 @@ def test_the_name_of_a_study_is_one_studys(client: httpx.Client, upload: Any) ->
     assert asked(client, job=job, options={"study": "s"}).json()["study"] == "s"
     cloned = client.post(f"/api/v1/jobs/{job}/clone")
     assert cloned.status_code == 201 and cloned.json()["study"] != "s"
+    # A program that counts its studies gives numbers.
+    numbered = [
+        asked(client, model=own, options={"study": name}) for name in (20260101, "20260101")
+    ]
+    assert [done.status_code for done in numbered] == [201, 409], numbered[0].text
+    assert numbered[0].json()["study"] == "20260101"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +167,9 @@ def test_the_name_of_a_study_is_one_studys(client: httpx.Client, upload: Any) ->
         ({"target_rate": "5/s"}, "target_rate"),
         ({"calibration_data": "0" * 64}, "calibration_data"),
         ({"seed": 8}, "seed"),
+        ({"arrivals": "constant"}, "arrivals"),
+        ({"request_batch_size": 2}, "request_batch_size"),
+        ({"server": "triton"}, "server"),
     ],
 )
 def test_a_study_goes_on_with_the_promise_that_it_was_begun_with(
@@ -158,7 +180,9 @@ def test_a_study_goes_on_with_the_promise_that_it_was_begun_with(
     job = asked(client, **body).json()["id"]
     with working():
         wait_for(job, "SUCCEEDED", "FAILED")
-    same = {"latency_budget": "0.05s", "percentile": "99", "seed": "7"}
+    same = {
+        "latency_budget": "0.05s", "percentile": "99", "seed": "7", "request_batch_size": "1"
+    }  # fmt: skip
     assert asked(client, job=job, options=same).status_code == 201
     if name == "calibration_data":
         options = {name: client.post("/api/v1/calibration?name=d", content=b"d").json()["id"]}

@@ -17,7 +17,7 @@ import pytest
 from analyzer.cli.machine import constants_folder
 from analyzer.cli.options import command_line
 from analyzer.cli.preflight import check_store
-from analyzer.service.folder import CONSTANTS
+from analyzer.service.folder import CONSTANTS, JobFolder
 from analyzer.service.progress import LogReader
 from analyzer.service.variants import KeptVariants
 
@@ -156,6 +156,26 @@ def test_a_cancel_ends_a_job_that_is_being_prepared(
         assert done["attempt"] == 1, "it was not its lease that ended it"
         assert client.get(f"/api/v1/jobs/{job}/log").text == "", "its command has begun"
         wait_for(submit(say="the next"), "SUCCEEDED")
+
+
+def test_a_job_that_is_cancelled_while_its_answer_is_stored_has_no_result(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    manifest = JobFolder.manifest
+
+    def cancelled_meanwhile(own: JobFolder, model: str) -> Any:
+        assert client.post(f"/api/v1/jobs/{job}/cancel").json()["state"] == "CANCELLING"
+        return manifest(own, model)
+
+    job = submit(outcomes=1)
+    monkeypatch.setattr(JobFolder, "manifest", cancelled_meanwhile)
+    with working():
+        done = wait_for(job, "CANCELLED", "SUCCEEDED", "FAILED")
+    assert (done["state"], done["verdict"], done["message"]) == ("CANCELLED", None, None)
+    for name in ("result", "artifacts/repository.tar", "artifacts/report.html"):
+        assert client.get(f"/api/v1/jobs/{job}/{name}").status_code == 409, name
+    assert client.get(f"/api/v1/jobs/{job}/artifacts/study.db").status_code == 200
 
 
 def test_a_command_has_limits_and_goes_before_the_service_where_memory_is_short(

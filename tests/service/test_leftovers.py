@@ -125,7 +125,7 @@ def test_a_command_ends_with_its_lease_by_the_clock_that_the_lease_was_told_by(
 def test_a_full_disk_is_not_the_uploads_fault(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            "bash", "-c", 'exec "$0" -m analyzer.service.inspect_main model "$1" > /dev/full',
+            "bash", "-c", 'exec "$0" -m analyzer.service.inspect_main model "$1" m > /dev/full',
             sys.executable, str(ROOT / "examples" / "digits.onnx"),
         ],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
@@ -141,7 +141,7 @@ def test_too_little_memory_is_not_told_as_a_broken_model(tmp_path: Path) -> None
     done = subprocess.run(
         [
             "bash", "-c",
-            'ulimit -v 4194304; exec "$0" -m analyzer.service.inspect_main model "$1"',
+            'ulimit -v 4194304; exec "$0" -m analyzer.service.inspect_main model "$1" m',
             sys.executable, str(upload),
         ],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,

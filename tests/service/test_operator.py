@@ -127,6 +127,44 @@ def test_retention_takes_old_jobs_and_what_nothing_needs(
     assert kept == uploads
 
 
+def test_a_worker_needs_the_services_folder(
+    client: httpx.Client, submit: Callable[..., str], store_url: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With another one each job would fail, and it would take them all."""
+    submit()
+    (tmp_path / "unmounted").mkdir()
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as end:
+            main(["worker", "--store", store_url, "--data", str(tmp_path / "unmounted")])
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    assert end.value.code == 2 and "none of the files" in capsys.readouterr().err
+    assert not any((tmp_path / "unmounted").iterdir())
+
+
+def test_a_job_stays_as_long_as_another_one_needs_it(
+    client: httpx.Client, submit: Callable[..., str], working: Any, wait_for: Any,
+    database: Database, content: ContentStore,
+) -> None:  # fmt: skip
+    begun = submit(outcomes=1)
+    with working():
+        wait_for(begun, "SUCCEEDED")
+    for kind in ("search", "verify"):
+        body: dict[str, Any] = {"kind": kind, "job": begun}
+        if kind == "search":
+            body["options"] = client.get(f"/api/v1/jobs/{begun}").json()["options"]
+        waiting = client.post("/api/v1/jobs", json=body).json()["id"]
+        refused = client.delete(f"/api/v1/jobs/{begun}")
+        assert refused.status_code == 409 and waiting in refused.json()["detail"]
+        assert collect(database, content, keep_s=-1).jobs == 0
+        client.post(f"/api/v1/jobs/{waiting}/cancel")
+        assert client.delete(f"/api/v1/jobs/{waiting}").status_code == 204
+    assert client.delete(f"/api/v1/jobs/{begun}").status_code == 204
+
+
 def test_a_token_is_made_listed_and_revoked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from analyzer.errors import RepositoryError
 from analyzer.service import client as client_module
 from analyzer.service import sandbox
 from analyzer.service.inspection import Inspector
+from analyzer.variants.onnx_file import default_name
 
 pytestmark = pytest.mark.sqlite_alone
 UNDECIDED = {"outcomes": 1, "exit": 4, "verdict": "undecided", "export": False}
@@ -29,6 +30,7 @@ def run(client: httpx.Client, capsys: pytest.CaptureFixture[str], tmp_path: Path
 
     def do(script: dict[str, Any], *options: str, name: str = "m.onnx") -> tuple[int, str, str]:
         model = tmp_path / name
+        model.parent.mkdir(parents=True, exist_ok=True)
         model.write_text(json.dumps(script))
         arguments = ["search", str(model), "--latency-budget", "50ms", *options]
         with pytest.raises(SystemExit) as end:
@@ -125,7 +127,13 @@ def test_a_job_goes_on_with_what_an_earlier_one_of_its_study_measured(
 
 
 @pytest.mark.parametrize(
-    ("name", "called"), [("my model.onnx", "my_model"), ("модель.onnx", "model")]
+    ("name", "called"),
+    [
+        ("my model.onnx", "my_model"),
+        ("модель.onnx", "model_b68fad"),
+        ("größe.onnx", "gro_e_d353a2"),
+        ("resnet/1/model.onnx", "resnet"),
+    ],
 )
 def test_names_are_written_as_the_service_has_them(
     client: httpx.Client, run: Any, working: Any, tmp_path: Path, name: str, called: str
@@ -139,6 +147,7 @@ def test_names_are_written_as_the_service_has_them(
         )  # fmt: skip
     assert code == 0, err
     assert (tmp_path / "models" / called).is_dir()
+    assert called == default_name(tmp_path / name), "as a search here has it"
     assert client.get("/api/v1/calibration").json()["items"][0]["name"] == "my_data"
 
 

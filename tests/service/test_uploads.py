@@ -26,11 +26,15 @@ from analyzer.service.content import Incoming
 from analyzer.service.folder import JobFolder
 from analyzer.service.inspection import Inspector
 from analyzer.service.keeper import Task
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import check_options
+from analyzer.targets import triton_install
 
 pytestmark = pytest.mark.sqlite_alone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ISOLATION = sandbox.probe()
+TRITON = {"latency_budget": "50ms", "server": "triton"}
 
 
 @pytest.fixture
@@ -243,3 +247,66 @@ def test_a_command_is_kept_from_everything_else(
     assert told["connect"] == "ConnectionRefusedError", "it reached the network outside"
     assert not {"AWS_SECRET_ACCESS_KEY", "TRITUNE_SERVICE_STORE"} & set(told["environment"])
     assert secret.read_text() == "secret"
+
+
+MAKER = """
+import json, os, sys
+from pathlib import Path
+told = {}
+for where in sys.argv[1:]:
+    try:
+        Path(where, "made").mkdir()
+        Path(where, "made", "file").write_text("")
+        told[where] = "written"
+    except PermissionError:
+        told[where] = "made" if Path(where, "made").exists() else "kept"
+json.dump(told, sys.stdout)
+"""
+
+
+def test_a_command_that_starts_a_triton_makes_folders_where_its_backend_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ISOLATION.files:
+        pytest.skip("this machine has no Landlock")
+    place, other = tmp_path / "tmp", tmp_path / "other"
+    place.mkdir(), other.mkdir()
+    monkeypatch.setattr(sandbox, "OF_TRITON", str(place))
+    with JobFolder(ISOLATION) as folder:
+        (folder.work / "maker.py").write_text(MAKER)
+        own = str(folder.work / "t")
+        task = folder.task(
+            [sys.executable, "maker.py", str(place), str(other), own],
+            output=folder.answer_file, until=time.monotonic() + 60,
+            triton=check_options("search", TRITON, ServiceLimits()).triton,
+        )  # fmt: skip
+        with start_child(task) as child:
+            code = child.wait(60)
+            log = child.read_log()
+        told = folder.answer()
+    assert code == 0 and told == {str(place): "made", str(other): "kept", own: "written"}, log
+
+
+@pytest.mark.parametrize("where", ["named", "cache"])
+def test_a_job_starts_the_triton_that_its_worker_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    home = tmp_path / "tritune" / "triton"
+    for name in ("bin/tritonserver", "backends/python/libtriton_python.so"):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    if where == "named":
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("TRITUNE_TRITON_HOME", "tritune/triton")
+    else:
+        monkeypatch.delenv("TRITUNE_TRITON_HOME", raising=False)
+        cached = ((home, "the user's cache"),)
+        monkeypatch.setattr(triton_install, "tool_homes", lambda _: cached)
+    with JobFolder(sandbox.Isolation()) as folder:
+        plain, other = (
+            folder.task([], output=folder.answer_file, until=0.0, triton=triton)
+            for triton in (True, False)
+        )
+    assert plain.environment["TRITUNE_TRITON_HOME"] == str(home) in plain.reading
+    assert "TRITUNE_TRITON_HOME" not in other.environment and str(home) not in other.reading
