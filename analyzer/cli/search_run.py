@@ -29,7 +29,7 @@ from analyzer.cli.search_request import (
     space_here,
     space_there,
 )
-from analyzer.cli.study_record import begin_study, outcomes_to_keep
+from analyzer.cli.study_record import begin_study, outcomes_to_keep, price_kept
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
@@ -119,9 +119,10 @@ def run_search_command(options: SearchOptions) -> str:
             data_sha256 = data.sha256 if data is not None else None
             del data  # it may be large, and the builders read their own
             with open_store(options.store_url) as store:
+                pricing = price_kept(options, pricing, store)
                 record = begin_study(
                     options, store, model, sla, machine, place.device, data_sha256,
-                    hardware=place.hardware,
+                    pricing=pricing, hardware=place.hardware,
                 )  # fmt: skip
                 request = request_of(
                     options, record, model, place.space, place.device, pricing, arrivals,

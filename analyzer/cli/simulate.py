@@ -167,7 +167,7 @@ def simulate(
         instances=instances,
         max_queue_size=max_queue_size,
     )
-    service = parse_service(service_text, service_distribution)
+    service = parse_service(service_text, service_distribution, policy.batch_limit)
     seed = secrets.randbits(32) if seed is None else seed
     arrivals = parse_arrivals_option(arrivals_text, rate_wanted=not find_capacity)
     batch_size = checked_request_batch_size(

@@ -90,7 +90,12 @@ def parse_policy(
     )
 
 
-def parse_service(text: str, distribution: str) -> ServiceTime:
+def parse_service(text: str, distribution: str, batch_limit: int) -> ServiceTime:
+    """``--service-time``: linear between its points, with the nearest slope beyond them.
+
+    The ends are given as points of their own: by itself a ``ServiceTime`` holds that a batch of
+    more inferences takes no less, which probes may be corrected by, and what a user says may not.
+    """
     from analyzer.twin.service import ServiceTime
 
     sizes: list[int] = []
@@ -117,11 +122,37 @@ def parse_service(text: str, distribution: str) -> ServiceTime:
         except UsageError as error:
             raise UsageError(f"--service-time: {error.message}", hint=error.hint) from error
         sizes.append(size)
+    points = list(zip(sizes, times_ms, strict=True))
+    if len(points) > 1:
+        below = _carried_on(points[1], points[0], 1)
+        beyond = _carried_on(points[-2], points[-1], batch_limit)
+        points = [*reversed(below), *points, *beyond]
     return ServiceTime(
-        batch_sizes=tuple(sizes),
-        service_ms=tuple(times_ms),
+        batch_sizes=tuple(size for size, _ in points),
+        service_ms=tuple(time_ms for _, time_ms in points),
         distribution="exponential" if distribution == "exponential" else "deterministic",
     )
+
+
+def _carried_on(
+    inner: tuple[int, float], last: tuple[int, float], to: int
+) -> list[tuple[int, float]]:
+    """Points (batch size, milliseconds) that carry a line on from ``last`` to the size ``to``.
+
+    Exact at whole sizes, and never below 0; none where ``to`` does not lie beyond ``last``.
+    """
+    (inner_size, inner_ms), (last_size, last_ms) = inner, last
+    away = 1 if last_size > inner_size else -1
+    span, distance = away * (last_size - inner_size), away * (to - last_size)
+    rise_ms = last_ms - inner_ms
+    if distance <= 0:
+        return []
+    # As many sizes as it stays above 0 for; the next is the first that is held there.
+    kept = distance if rise_ms >= 0 else min(distance, int(last_ms * span / -rise_ms))
+    points = [(last_size + away * kept, max(last_ms + rise_ms * kept / span, 0.0))] if kept else []
+    if kept + 1 < distance:
+        points.append((last_size + away * (kept + 1), 0.0))
+    return [*points, (to, 0.0)] if kept < distance else points
 
 
 def parse_arrivals_option(text: str, *, rate_wanted: bool) -> Arrivals:

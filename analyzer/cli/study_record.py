@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib import metadata
@@ -15,6 +15,7 @@ from analyzer.cli.search_options import SearchOptions
 from analyzer.domain.configuration import DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
+from analyzer.domain.study import Pricing
 from analyzer.domain.workload import inferences_per_request, parse_arrivals
 from analyzer.errors import UsageError
 
@@ -38,12 +39,14 @@ def begin_study(
     device: DeviceKind,
     data_sha256: str | None,
     *,
+    pricing: Pricing | None = None,
     hardware: str | None = None,
 ) -> StudyRecord:
     """The study's record: a new one, or the one that ``--resume`` goes on with.
 
     Args:
         data_sha256: Hash of what ``--calibration-data`` holds; None without it.
+        pricing: What the options tell of the machine's price; None where several are compared.
         hardware: What is measured, for people; None for this machine.
 
     Raises:
@@ -52,9 +55,12 @@ def begin_study(
         StoreError: The name is taken, or there is no such study to go on with, or another command
             searches it now.
     """
-    from analyzer.store.records import StudyRecord
+    from analyzer.spaces.prices import priced_as_measured
+    from analyzer.store.records import PRICING_KEY, StudyRecord
 
     told = _told(options, model, device, data_sha256)
+    if pricing is not None:
+        told[PRICING_KEY] = asdict(priced_as_measured(pricing, device))
     if options.resume:
         assert options.study is not None, "preflight.check_store has asked for it"
         record = store.study(options.study)
@@ -81,8 +87,11 @@ def begin_study(
         kept = {key: now[key] for key in ("started_at", "command", "analyzer", "hardware")}
         resumes = [*record.provenance.get("resumes", ()), kept]
         provenance = {**record.provenance, "resumes": resumes}
-        store.set_status(record.name, "running", provenance=provenance)
-        return replace(record, provenance=provenance)
+        begun = record.options
+        if pricing is not None and pricing.price_per_hour is not None:
+            begun = {**begun, PRICING_KEY: told[PRICING_KEY]}
+        store.set_status(record.name, "running", provenance=provenance, options=begun)
+        return replace(record, provenance=provenance, options=begun)
     provenance = _provenance(options, machine, hardware)
     record = store.create_study(
         StudyRecord(
@@ -97,6 +106,19 @@ def begin_study(
     )
     store.hold_study(record.name)
     return record
+
+
+def price_kept(options: SearchOptions, pricing: Pricing, store: ResultStore) -> Pricing:
+    """``pricing``, or with ``--resume`` what this command does not give of the study's own.
+
+    The price of a command that goes on counts, for the machine that the study was begun with.
+    """
+    if not options.resume or options.study is None or options.instance_type is not None:
+        return pricing
+    begun = store.load_result(options.study).pricing
+    if options.price is None:
+        return begun
+    return replace(begun, price_per_hour=pricing.price_per_hour, source=pricing.source)
 
 
 def _told(

@@ -213,7 +213,8 @@ class LoadTest:
     Args:
         kind: Why it was run.
         offered_rps: Rate of the arrival schedule; for a closed loop the rate achieved.
-        achieved_rps: Replies per second, from the first intended send to the last reply.
+        achieved_rps: Replies per second, from the first intended send to the last reply, or to the
+            end of sending where that is later.
         concurrency: Requests kept in flight by a closed loop; None for an open one.
         requests: Requests counted (warm-up apart).
         over_budget: Requests whose latency exceeds the budget, or that failed, timed out or never

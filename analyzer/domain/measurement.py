@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from analyzer.domain.configuration import Configuration
@@ -272,3 +273,26 @@ class Failure:
     def is_fault(self) -> bool:
         """Whether a measurement went wrong: no variant that is left out, and no lack of time."""
         return not self.leaves_out and self.reason != OUT_OF_TIME
+
+
+def without_claims(
+    outcomes: Iterable[Measurement | Failure], config_ids: Collection[str]
+) -> tuple[Measurement | Failure, ...]:
+    """``outcomes`` with no certified rate for ``config_ids``, whose claims are not upheld.
+
+    Their certificates stay as what they are: runs at a time when the machine was better.
+    """
+    return tuple(
+        replace(known, capacity_rps=None)
+        if isinstance(known, Measurement) and known.configuration.config_id in config_ids
+        else known
+        for known in outcomes
+    )
+
+
+def load_tested(outcomes: Iterable[Measurement | Failure]) -> int:
+    """How many of ``outcomes`` are measurements with a load test.
+
+    One whose time ended before its first load test tells of no rate.
+    """
+    return sum(isinstance(known, Measurement) and bool(known.load_tests) for known in outcomes)

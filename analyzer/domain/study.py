@@ -259,6 +259,8 @@ class StudyResult:
             watched.
         speed_factors: Of each measured configuration by its id: the edge in ``outcomes`` over the
             one that short runs found, as :func:`~analyzer.domain.speeds.edge_over_speeds`.
+        taken_back: ``config_id`` of what has a certificate that passed and is not upheld, since the
+            machine was worse later: in ``outcomes`` nothing is certified of it.
         instance_types: What each came to, in the order of the command, where several were
             compared; ``pricing`` is then that of the recommended one.
         status: Whether the last search came to its end. Where it did not, verdict and
@@ -286,6 +288,7 @@ class StudyResult:
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
+    taken_back: tuple[str, ...] = ()
     instance_types: tuple[InstanceTypeResult, ...] = ()
     status: StudyStatus = "finished"
 

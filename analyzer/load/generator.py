@@ -140,7 +140,10 @@ def _open_loop(
             aborted = True
             count = number
             break
-    return _finished(recorder, sampler, count, timeout_s, now_ns, started_at, aborted=aborted)
+    sending_ns = due[count - 1] if count else 0
+    return _finished(
+        recorder, sampler, count, timeout_s, now_ns, sending_ns, started_at, aborted=aborted
+    )
 
 
 def run_closed_loop(
@@ -202,8 +205,9 @@ def run_closed_loop(
                     wanted = min(answered, limit - sent)
             if not wanted and (recorder.answered == sent or now_ns - heard_ns >= timeout_ns):
                 break
+    sending_ns = min(end_ns, now_ns)
     return _finished(
-        recorder, sampler, sent, timeout_s, now_ns, started_at, concurrency=concurrency
+        recorder, sampler, sent, timeout_s, now_ns, sending_ns, started_at, concurrency=concurrency
     )
 
 
@@ -213,6 +217,7 @@ def _finished(
     count: int,
     timeout_s: float,
     end_ns: int,
+    sending_ns: int,
     started_at: float,
     *,
     aborted: bool = False,
@@ -227,6 +232,7 @@ def _finished(
         aborted=aborted,
         concurrency=concurrency,
         wall_s=end_ns / 1e9,
+        sending_s=sending_ns / 1e9,
         started_at=started_at,
         strays=recorder.strays,
     )

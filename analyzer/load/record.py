@@ -39,6 +39,8 @@ class LoadRun:
         aborted: The run was given up as hopeless before its schedule ended.
         concurrency: Requests kept in flight by a closed loop; None for an open one.
         wall_s: From the run's start to its end.
+        sending_s: Until when requests were sent, or would have been had replies come; the end of a
+            run in which nothing came back may lie far behind it.
         started_at: Seconds since the epoch.
         strays: Replies that no request waited for (unknown or answered twice): the target's fault.
         generator_priority: How the generator's thread was scheduled (``hardware.timing``).
@@ -51,6 +53,7 @@ class LoadRun:
     aborted: bool = False
     concurrency: int | None = None
     wall_s: float = 0.0
+    sending_s: float = 0.0
     started_at: float = 0.0
     strays: int = 0
     generator_priority: Priority = "normal"

@@ -155,12 +155,14 @@ def _executions(counted: ServerStatistics | None) -> tuple[ExecutionTimes, ...]:
 
 
 def _duration_s(log: RequestLog, skip: int, run: LoadRun) -> float:
-    """From the first counted send to the last counted reply, or to the end if some are missing."""
+    """From the first counted send to the last counted reply, or to the end of sending if later.
+
+    What nothing came back for was waited for longer: that time says nothing of the server's rate.
+    """
     if len(log) == skip:
         return max(run.wall_s, 1e-9)
     done_s = log.intended_s[skip:] + log.latency_s[skip:]
-    finite = done_s[np.isfinite(done_s)]
-    last_s = float(finite.max()) if len(finite) == len(done_s) else run.wall_s
+    last_s = float(np.max(done_s, where=np.isfinite(done_s), initial=run.sending_s))
     return max(last_s - float(log.intended_s[skip]), 1e-9)
 
 

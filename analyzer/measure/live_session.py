@@ -104,11 +104,12 @@ class LiveSession(Session):
         self._require_alive(run.log)
         good = int(np.isfinite(run.log.latency_s).sum())
         if good == 0:
-            why = f": {self._failure}" if self._failure else "."
+            silent = f" within {self._timeout_s:g} s."
+            why = f": {self._failure}" if self._failure else silent
             raise TargetCrashError(
                 f"Not one of {len(run.log)} warm-up requests was answered{why}",
                 hint="Made-up inputs may be none that the model takes: --calibration-data FILE.npz "
-                "gives real ones. With -v the server's own messages are in the log.",
+                "gives real ones. The server's log says more (of one started here: -v).",
             )
         return good / max(run.wall_s, 1e-9)
 

@@ -53,11 +53,15 @@ _LIMITS = {
 }
 
 
-def miss_sentence(miss: Miss, sla: Sla, *, proven: bool = False) -> str:
+#: Of what has a certificate that passed, and nothing certified.
+NOT_UPHELD = "Its certificate passed, but the machine was worse later than in its runs."
+
+
+def miss_sentence(miss: Miss, sla: Sla, *, passed: bool = False) -> str:
     """A limit that what came closest misses.
 
     Args:
-        proven: Whether it has a certificate that passed, which the search did not uphold.
+        passed: Whether it has a certificate that passed, which the search did not uphold.
     """
     name, show = _LIMITS[miss.limit]
     observed, required = miss.observed, miss.required
@@ -70,8 +74,8 @@ def miss_sentence(miss: Miss, sla: Sla, *, proven: bool = False) -> str:
                 confidence=claim_confidence(sla.confidence, 1),
             )
             return f"It has no certificate yet; one takes at least {number(fewest, 9)} requests."
-        if proven:
-            return "Its certificate passed, but the machine was worse later than in its runs."
+        if passed:
+            return NOT_UPHELD
         if required is None or required > _REACH * observed:
             return f"Its certificate counts {show(observed)}, and that did not decide."
         more = number(required - observed, 9)

@@ -14,7 +14,7 @@ from analyzer.domain.measurement import (
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import format_duration
-from analyzer.report.advice import advice, miss_sentence, next_command
+from analyzer.report.advice import NOT_UPHELD, advice, miss_sentence, next_command
 from analyzer.report.conditions_text import conditions_sentence, watched
 from analyzer.report.entries import Entry, StudyReport, TypeEntry
 from analyzer.report.gain_text import (
@@ -181,8 +181,9 @@ def _misses(report: StudyReport) -> tuple[str, ...]:
     if closest is not None:
         if not closest.entry.measurement.load_tests:
             return ("None of its load tests fitted into the time that was left.",)
-        proven = closest.entry.measurement.capacity_rps is not None
-        return tuple(miss_sentence(miss, sla, proven=proven) for miss in closest.misses)
+        certificate = closest.entry.measurement.certificate
+        passed = certificate is not None and certificate.verdict == "PASS"
+        return tuple(miss_sentence(miss, sla, passed=passed) for miss in closest.misses)
     if best is not None and best.measurement.capacity_rps is None:
         return (estimate_sentence(best.measurement, sla),)
     return ()
@@ -311,7 +312,7 @@ def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     allowed = percent(round(1 - sla.percentile / 100, 9))
     rows: list[Row] = [
         ("certificate", f"{certificate.verdict} at {certificate.confidence:g} confidence"),
-        ("certified rate", rate(entry.measurement.capacity_rps)),
+        ("certified rate", _certified_text(entry.measurement)),
         ("estimated edge", edge),
         ("requests", _requests_text(certificate)),
         ("over budget", f"{certificate.over_budget:,} ({share}; allowed {allowed})"),
@@ -326,6 +327,13 @@ def _certificate_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def _certified_text(measurement: Measurement) -> str:
+    certificate = measurement.certificate
+    if measurement.capacity_rps is None and certificate and certificate.verdict == "PASS":
+        return f"none. {NOT_UPHELD}"
+    return rate(measurement.capacity_rps)
+
+
 def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
     """That a recommended rate is an estimate, and what it rests on."""
     evidence = evidence_requests(measurement, sla)
@@ -333,6 +341,8 @@ def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
     certificate = measurement.certificate
     if certificate is None or certificate.is_late(sla.miss_rate_max):
         return f"{text}."
+    if certificate.verdict == "PASS":
+        return f"{text}. {NOT_UPHELD}"
     missing = certificate.requests_missing
     return f"{text}; a certificate needs about {missing:,} more." if missing else f"{text}."
 
@@ -405,7 +415,9 @@ def _type_row(one: TypeEntry) -> Row:
     if fleet is not None and fleet.cost_per_million_inferences is not None:
         parts.append(f"{dollars(fleet.cost_per_million_inferences)} a million inferences")
     parts.append(configuration_label(entry.configuration))
-    return name, "; ".join((", ".join(parts) + _on_basis(entry), one.result.hardware)).strip("; ")
+    told = ", ".join(parts) + _on_basis(entry)
+    reason = "" if proven else one.result.reason
+    return name, "; ".join(filter(None, (told, one.result.hardware, reason)))
 
 
 def _machines_text(entry: Entry, sla: Sla, machines: int) -> str:

@@ -180,6 +180,7 @@ def compared(
         recommendable=tuple(key for one in everything for key in one.recommendable or ()),
         engines=tuple(engine for one in everything for engine in one.engines),
         speed_factors=tuple(factor for one in everything for factor in one.speed_factors),
+        taken_back=tuple(key for one in everything for key in one.taken_back),
         conditions=Conditions.pooled(one.conditions for one in everything),
         search=_summed(results),
         warnings=_warnings(results, failed),
@@ -264,7 +265,7 @@ def _told(part: TypePart, found: StudyResult | AnalyzerError) -> InstanceTypeRes
         baseline_id=found.baseline_id,
         hardware=part.hardware,
         workers=part.workers,
-        reason=" ".join((*_losses(found), *_taken_back(part, found))),
+        reason=" ".join((*_losses(found), *_taken_back(found))),
     )
 
 
@@ -280,17 +281,9 @@ def _losses(found: StudyResult) -> list[str]:
     return [f"Configurations that lost their worker: {len(lost)}. {lost[-1].message}"]
 
 
-def _taken_back(part: TypePart, found: StudyResult) -> list[str]:
+def _taken_back(found: StudyResult) -> list[str]:
     """Why a type has no recommendation though a certificate passed; at most one sentence."""
-    if found.recommended_id is not None:
-        return []
-    allowed = set(found.recommendable or ())
-    passed = [
-        known
-        for known in measured(found.outcomes)
-        if known.capacity_rps and known.configuration.config_id in allowed
-    ]
-    if not passed or any(map(part.context.log.stands, passed)):
+    if found.verdict == "found" or not set(found.recommendable or ()) & set(found.taken_back):
         return []
     return [
         "A certificate passed, but the machine was worse later than in its runs: it is not upheld."

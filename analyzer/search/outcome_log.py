@@ -281,6 +281,17 @@ class OutcomeLog:
             self.record(winner, role="recommendation")
         return winner
 
+    @property
+    def taken_back(self) -> tuple[str, ...]:
+        """Ids of what has a certificate that passed, at a rate that may not be claimed any more."""
+        return tuple(
+            config_id
+            for config_id, outcome in self.latest.items()
+            if isinstance(outcome, Measurement)
+            and outcome.capacity_rps
+            and not self.stands(outcome)
+        )
+
     def stands(self, measurement: Measurement) -> bool:
         """Whether a rate is certified, and nothing seen of the machine since speaks against it."""
         return bool(measurement.capacity_rps) and tenable(

@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
+from analyzer.domain.measurement import (
+    OUT_OF_TIME,
+    Failure,
+    Measurement,
+    load_tested,
+    without_claims,
+)
 from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdict
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
@@ -120,6 +126,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         for outcome in context.log.outcomes
         if isinstance(outcome, Measurement)
     }
+    taken_back = context.log.taken_back
     shares = context.log.restate(factors)
     if told := others_sentence(context.log.outcomes):
         context.log.warn(told)
@@ -140,7 +147,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated") and not misses_for_good(context, screening)
     needed_s = _needed_s(context, measuring, estimate) if open_ else None
-    result = _result(context, allowed, screening.predicted)
+    result = _result(context, allowed, screening.predicted, taken_back)
     return replace(
         result,
         verdict=verdict,
@@ -237,7 +244,7 @@ def _unmeasured(context: SearchContext, enough_s: float) -> StudyResult:
     elif context.request.accept == "estimated":
         winner = log.best_by_evidence(allowed)
         verdict = "estimated" if winner is not None else verdict
-    result = _result(context, allowed, {})
+    result = _result(context, allowed, {}, log.taken_back)
     return replace(
         result,
         verdict=verdict,
@@ -391,11 +398,13 @@ def _result(
     context: SearchContext,
     allowed: Mapping[str, Configuration],
     predicted: Mapping[str, float | None],
+    taken_back: tuple[str, ...],
 ) -> StudyResult:
     """What a search ends with, its verdict and its explanation apart.
 
     Args:
         allowed: Those that may be recommended, by id, and ``predicted`` as of :class:`Screening`.
+        taken_back: As of :class:`StudyResult`.
     """
     request, outcomes = context.request, context.log.outcomes
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
@@ -408,7 +417,7 @@ def _result(
         arrivals=request.arrivals.name,
         request_batch_size=inferences_per_request(request.arrivals, request.request_batch_size),
         server=request.server,
-        outcomes=outcomes,
+        outcomes=without_claims(outcomes, taken_back),
         recommended_id=None,
         baseline_id=context.baseline.config_id,
         pricing=request.pricing,
@@ -416,7 +425,7 @@ def _result(
             sampler=request.sampler,
             space=request.space.name,
             space_size=len(context.candidates),
-            evaluated_live=len(outcomes) - len(failures),
+            evaluated_live=load_tested(outcomes),
             evaluated_twin=sum(edge is not None for edge in predicted.values()),
             failed=failed,
             load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
@@ -429,6 +438,7 @@ def _result(
         accepted=request.accept,
         engines=context.assets.engines,
         conditions=context.log.conditions,
+        taken_back=taken_back,
         recommendable=tuple(
             config_id
             for outcome in outcomes

@@ -20,6 +20,9 @@ from analyzer.domain.study import (
     Verdict,
 )
 
+PRICING_KEY = "pricing"
+"""Of a study's options: the :class:`Pricing` that it has until it ends with a result."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
@@ -63,6 +66,7 @@ class StoredResult:
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
+    taken_back: tuple[str, ...] = ()
     instance_types: tuple[InstanceTypeResult, ...] = ()
 
 

@@ -203,11 +203,9 @@ class ResultStore:
         """
         self._database.hold(study)
 
-    def set_status(
-        self, study: str, status: StudyStatus, *, provenance: Mapping[str, Any] | None = None
-    ) -> None:
-        """Says how far the study is, and where it goes on, under which provenance."""
-        changed = {} if provenance is None else {"provenance": codec.dumps(provenance)}
+    def set_status(self, study: str, status: StudyStatus, **told: Mapping[str, Any]) -> None:
+        """Says how far the study is, and where it goes on, its ``provenance`` and ``options``."""
+        changed = {column: codec.dumps(value) for column, value in told.items()}
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, study)
             self._update(connection, study_id, status=status, **changed)
@@ -340,7 +338,7 @@ class ResultStore:
         return found
 
     def trial_rows(self, study: str) -> list[TrialRow]:
-        """The figures of every outcome in the order of storing; edges as in :meth:`load_result`.
+        """The figures of every outcome in the order of storing; edges and claims as in its result.
 
         Raises:
             StoreError: There is no such study, or a row is damaged.
@@ -355,6 +353,8 @@ class ResultStore:
             )
             found = list(map(TrialRow._make, result))
         stored = self._stored_result(study)
+        if stored is not None:
+            found = rows.without_claimed(found, stored.taken_back)
         if stored is None or not stored.speed_factors:
             return found  # edges as they are stored: no object need be built
         outcomes, sla = self.outcomes(study, load_tests_of=()), self.study(study).sla

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import Failure, Measurement, without_claims
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.speeds import restated
@@ -90,8 +90,13 @@ def study_result(
         model=record.model,
         sla=record.sla,
         # They are stored as short runs found them.
-        outcomes=restated(
-            standing(outcomes), dict(stored.speed_factors), miss_rate_max=record.sla.miss_rate_max
+        outcomes=without_claims(
+            restated(
+                standing(outcomes),
+                dict(stored.speed_factors),
+                miss_rate_max=record.sla.miss_rate_max,
+            ),
+            stored.taken_back,
         ),
         provenance=record.provenance,
         verifications=tuple(verifications),
@@ -118,6 +123,13 @@ def with_stated_edges(
         if isinstance(outcome, Measurement)
     }
     return [row._replace(edge_rps=edges.get(row.number)) for row in trials]
+
+
+def without_claimed(trials: Iterable[TrialRow], taken_back: Collection[str]) -> list[TrialRow]:
+    """``trials`` with no certified rate where the study does not uphold it."""
+    return [
+        row._replace(capacity_rps=None) if row.config_id in taken_back else row for row in trials
+    ]
 
 
 def outcome_row(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from analyzer.domain.configuration import baseline_configuration
 from analyzer.domain.load_test import Conditions
-from analyzer.domain.measurement import OUT_OF_TIME, Failure
+from analyzer.domain.measurement import OUT_OF_TIME, Failure, load_tested
 from analyzer.domain.study import Explanation, Pricing, SearchSummary, StudyStatus
-from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord
+from analyzer.store.records import PRICING_KEY, StoredOutcome, StoredResult, StudyRecord
 from analyzer.store.rows import standing
 
 _WHAT: dict[StudyStatus, str] = {
@@ -43,7 +43,7 @@ def unfinished(
             device=told.get("device", "cpu"),
             request_batch_size=told.get("request_batch_size", 1),
         ).config_id,
-        pricing=Pricing(),
+        pricing=Pricing(**told.get(PRICING_KEY, {})),
         explanation=Explanation(),
         search=SearchSummary(
             sampler=told.get("sampler", "twin"),
@@ -57,6 +57,7 @@ def unfinished(
         explanation=stored.explanation if stored.recommended_id else Explanation(),
         warnings=(*stored.warnings, _note(record, stored)),
         recommendable=None,
+        taken_back=stored.taken_back if stored.recommended_id else (),
         conditions=Conditions.pooled([item.outcome.watched for item in outcomes]),
     )
 
@@ -67,7 +68,7 @@ def _counted(search: SearchSummary, outcomes: Sequence[StoredOutcome]) -> Search
     failures = [outcome for outcome in found if isinstance(outcome, Failure)]
     return dataclasses.replace(
         search,
-        evaluated_live=len(found) - len(failures),
+        evaluated_live=load_tested(found),
         evaluated_twin=None,
         failed=sum(failure.reason != OUT_OF_TIME for failure in failures),
         load_test_seconds=sum(outcome.load_test_seconds for outcome in found),

@@ -56,6 +56,29 @@ def test_a_row_per_request_in_the_order_of_arrival(seed_001: Path, tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("times", "size", "milliseconds"),
+    [
+        ("4=10ms,8=30ms", 3, 5.0),
+        ("4=10ms,8=30ms", 1, 0.0),
+        ("8=20ms,16=20ms", 2, 20.0),
+        ("2=8ms,4=4ms", 1, 10.0),
+        ("1=10ms,2=8ms", 4, 4.0),
+        ("1=10ms,2=8ms", 7, 0.0),
+        ("1=10ms,8=16ms", 15, 22.0),
+        ("3=7ms", 15, 7.0),
+    ],
+)
+def test_the_nearest_slope_goes_on_beyond_the_times_that_are_given(
+    times: str, size: int, milliseconds: float
+) -> None:
+    answer = run(
+        "--service-time", times, "--max-batch-size", "16", "--request-batch-size", str(size),
+        "--arrivals", "constant:1/s", "--requests", "3",
+    )  # fmt: skip
+    assert answer["latency_ms"]["p99"] == pytest.approx(milliseconds)
+
+
 def test_rejected_requests_leave_their_times_empty(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_ms\n0\n1\n2\n")

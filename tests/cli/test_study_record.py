@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from analyzer.cli.study_record import outcomes_to_keep
+from analyzer.cli.study_record import begin_study, outcomes_to_keep, price_kept
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
+from analyzer.domain.study import Pricing
+from analyzer.hardware.machine import inspect_machine
 from analyzer.store.records import StudyRecord
-from analyzer.store.results import open_store
+from analyzer.store.results import ResultStore, open_store
 
 MODEL = ModelInfo(
     name="m", path="/m.onnx", sha256="ab" * 32, batchable=True, inputs=(), outputs=(), opset=17
@@ -36,3 +39,42 @@ def test_what_a_lost_worker_measured_is_measured_again(
             store.add_outcome("mine", number, {}, failure)
         found = outcomes_to_keep(options, store, "mine")
     assert [s.outcome.reason for s in found if isinstance(s.outcome, Failure)] == kept
+
+
+def options_of(**given: Any) -> Any:
+    known: dict[str, Any] = {
+        "resume": False, "study": "mine", "seed": 1, "seed_given": True, "arrivals": "poisson",
+        "request_batch_size": 1, "server": "embedded", "sampler": "twin", "space": None,
+        "calibration_data": None, "budget": 60.0, "instance_types": (), "ray_address": None,
+        "command": "analyze m.onnx", "instance_type": None, "price": None,
+    }  # fmt: skip
+    return SimpleNamespace(**{**known, **given})
+
+
+def begun(store: ResultStore, pricing: Pricing, **given: Any) -> Pricing:
+    """Begins the study, or goes on with it, and is interrupted; the price that it has then."""
+    options, sla = options_of(**given), Sla(latency_budget_ms=50.0)
+    kept = price_kept(options, pricing, store)
+    begin_study(options, store, MODEL, sla, inspect_machine(), "cpu", None, pricing=kept)
+    store.set_status("mine", "interrupted")
+    assert store.load_result("mine").pricing == kept
+    return kept
+
+
+def test_a_resumed_study_keeps_its_price(tmp_path: Path) -> None:
+    """``--resume`` without ``--price`` told no costs, and an interrupted study none at all."""
+    vm = Pricing(instance_type="vm", price_per_hour=0.5, source="--price")
+    url = f"sqlite:///{tmp_path / 'results.db'}"
+    with open_store(url) as store:
+        assert begun(store, vm, instance_type="vm", price=0.5) == vm
+    with open_store(url) as store:
+        assert begun(store, Pricing(), resume=True) == vm
+    with open_store(url) as store:
+        dearer = Pricing(price_per_hour=0.7, source="--price")
+        found = begun(store, dearer, resume=True, price=0.7)
+        assert found == replace(vm, price_per_hour=0.7)
+    with open_store(url) as store:
+        assert begun(store, Pricing(), resume=True) == found
+    with open_store(url) as store:
+        other = Pricing(instance_type="other", price_per_hour=2.0, source="--price")
+        assert begun(store, other, resume=True, instance_type="other", price=2.0) == other

@@ -1,11 +1,12 @@
 """From a run to the facts of a load test."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from analyzer.domain.load_test import STATUS_ERROR, ExecutionTimes
+from analyzer.domain.load_test import STATUS_ERROR, STATUS_TIMEOUT, ExecutionTimes
 from analyzer.engine.counters import ServerStatistics
 from analyzer.load.generator import run_closed_loop, run_open_loop
 from analyzer.load.summarize import set_warmup_apart, statistics_between, summarize
@@ -61,6 +62,29 @@ def test_a_closed_loop_offers_what_it_achieves() -> None:
     assert test.offered_rps == test.achieved_rps
     assert test.over_budget is None
     assert test.validity.valid, test.validity.reasons
+
+
+def lost(run, which: slice):
+    """``run`` without the replies to some requests, which were waited for for half a minute."""
+    latency_s, status = run.log.latency_s.copy(), run.log.status.copy()
+    latency_s[which], status[which] = math.inf, STATUS_TIMEOUT
+    return replace(run, log=replace(run.log, latency_s=latency_s, status=status), wall_s=30.0)
+
+
+def test_waiting_for_a_lost_reply_is_no_time_in_which_the_server_was_slow(run) -> None:
+    """One of 500 was lost: the rate fell to a thirtieth."""
+    whole = summarize(run, kind="measure", offered_rps=500.0, warmup=0)
+    test = summarize(lost(run, slice(100, 101)), kind="measure", offered_rps=500.0, warmup=0)
+    assert test.errors == whole.errors + 1
+    assert test.achieved_rps == pytest.approx(whole.achieved_rps * 494 / 495)
+    assert test.throughput_ips == pytest.approx(2 * test.achieved_rps)
+
+
+def test_a_server_that_falls_silent_is_not_judged_by_the_time_before(run) -> None:
+    """The first tenth was answered: that is a tenth of the rate."""
+    test = summarize(lost(run, slice(50, None)), kind="measure", offered_rps=500.0, warmup=0)
+    seconds = run.log.intended_s[-1] - run.log.intended_s[0]
+    assert test.achieved_rps == pytest.approx(50 / seconds)
 
 
 def test_batch_sizes_come_from_the_servers_counters(run) -> None:

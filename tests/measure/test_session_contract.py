@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -125,6 +126,10 @@ def test_why_requests_failed_is_told() -> None:
     )
     with pytest.raises(TargetCrashError, match="was answered: a shape is wrong"):
         LiveSession(none, PLAN).warm_up(concurrency=1, seconds=0.05)
+    silent = ThisProcess(constant_delay(math.inf))
+    with pytest.raises(TargetCrashError, match="was answered within 2 s"):
+        quick = replace(PLAN, sla=replace(PLAN.sla, latency_budget_ms=10.0))
+        LiveSession(silent, quick).warm_up(concurrency=1, seconds=0.05)
 
 
 def test_a_run_has_at_least_twenty_requests(make: MakeSession) -> None:

@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.domain.measurement import Failure
+from analyzer.domain.answer import measured
+from analyzer.domain.measurement import Failure, without_claims
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import Parameter, SearchSpace
-from analyzer.domain.study import Pricing, StudyResult
+from analyzer.domain.study import Pricing, StudyResult, Verdict
 from analyzer.domain.workload import Poisson
 from analyzer.errors import AnalyzerError, BuildError
 from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
+from analyzer.report.summary import summarize
 from analyzer.search.context import make_context
 from analyzer.search.instance_types import PartExecutor, TypePart, compared, search_types
 from analyzer.search.optuna_trials import open_trials
@@ -118,15 +120,45 @@ def test_a_machine_that_was_lost_is_told() -> None:
     assert fast.reason == ""
 
 
-def test_a_claim_that_was_taken_back_is_the_reason_for_no_recommendation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def without_its_claims(result: StudyResult, verdict: Verdict) -> StudyResult:
+    """``result`` had the machine been worse after all that it certified."""
+    ids = tuple(m.configuration.config_id for m in measured(result.outcomes) if m.capacity_rps)
+    return replace(
+        result,
+        verdict=verdict,
+        recommended_id=result.recommended_id if verdict == "estimated" else None,
+        outcomes=without_claims(result.outcomes, ids),
+        taken_back=ids,
+    )
+
+
+def test_a_claim_that_was_taken_back_is_no_certified_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The type's row told it as certified, and the reason that it is not upheld beside it."""
     parts, result = searched(("slow", 1.0, 1.0))
-    open_ = replace(result, verdict="undecided", recommended_id=None)
-    told = lambda: compared(parts, {"slow": open_}).instance_types[0].reason  # noqa: E731
-    assert told() == ""  # the rate stands; something else is in its way
+    log = parts[0].context.log
+    assert result.instance_types[0].reason == "" and not log.taken_back
     monkeypatch.setattr(OutcomeLog, "stands", lambda self, measurement: False)
-    assert "is not upheld" in told()
+    assert result.recommended_id in log.taken_back
+    report = make_report(compared(parts, {"slow": without_its_claims(result, "undecided")}))
+    document = build_document(report)
+    (told,) = document["instance_types"]
+    assert told["entry"]["certificate"]["verdict"] == "PASS"
+    assert told["entry"]["capacity_rps"] is None
+    assert document["closest"]["entry"]["capacity_rps"] is None
+    summary = summarize(report)
+    ((_, row),) = summary.types
+    assert "nothing certified" in row and "is not upheld" in row
+    assert "the machine was worse later" in summary.misses[0]
+
+
+def test_an_estimate_whose_claim_was_taken_back_is_told_as_an_estimate() -> None:
+    """It was said to carry the rate that its certificate had."""
+    _, result = searched(("slow", 1.0, 1.0))
+    report = make_report(without_its_claims(result, "estimated"))
+    assert build_document(report)["recommendation"]["capacity_rps"] is None
+    summary = summarize(report)
+    assert "is estimated to carry" in summary.title
+    assert "the machine was worse later" in summary.misses[0]
 
 
 def test_an_interruption_ends_every_part() -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Claim, Verification
 from analyzer.errors import StoreError
@@ -197,14 +198,19 @@ def test_a_study_that_did_not_end_has_a_result_too(store: ResultStore, make: Mod
     store.add_outcome(name, 1, {}, measured)
     failure = dataclasses.replace(make.make_failure(), configuration=measured.configuration)
     store.add_outcome(name, 2, {}, failure)
+    other = Configuration(instance_count=7).canonical()
+    untested = dataclasses.replace(
+        measured, configuration=other, load_tests=(), load_test_seconds=0.0
+    )
+    store.add_outcome(name, 3, {}, untested)
     result = store.load_result(name)
     assert store.study(name).status == "interrupted"
     # The last measurement of the configuration; a failure does not hide it.
-    assert result.outcomes == (measured,)
+    assert result.outcomes == (measured, untested)
     assert (result.verdict, result.recommended_id) == ("undecided", None)
     assert result.search.sampler == "tpe"
     assert result.status == "interrupted" and "interrupted" in result.warnings[0]
-    # Counted is what is stored; what is not stored is unknown, not 0.
+    # Counted is what is stored and was tested under load; what is not stored is unknown, not 0.
     search = result.search
     assert (search.evaluated_live, search.failed) == (1, 0)
     assert search.load_test_seconds == measured.load_test_seconds
@@ -247,6 +253,21 @@ def test_rows_and_result_tell_the_same_edges(store: ResultStore, make: ModuleTyp
     )
     assert told.edge.rate_rps == 200.0
     assert [row.edge_rps for row in store.trial_rows(name)] == [100.0, None, 200.0]
+
+
+def test_a_claim_that_is_not_upheld_is_none_in_result_and_rows(
+    store: ResultStore, make: ModuleType
+) -> None:
+    name = store.create_study(make.make_record()).name
+    measured = make.make_measurement()
+    store.add_outcome(name, 0, {}, measured)
+    config_id = measured.configuration.config_id
+    store.save_result(make.make_result(name, recommended_id=None, taken_back=(config_id,)))
+    (told,) = store.load_result(name).outcomes
+    assert measured.capacity_rps and told == dataclasses.replace(measured, capacity_rps=None)
+    assert [row.capacity_rps for row in store.trial_rows(name)] == [None]
+    # What resumes the study knows what its runs came to.
+    assert [item.outcome.capacity_rps for item in store.outcomes(name)] == [measured.capacity_rps]
 
 
 def test_studies_are_listed_newest_first(store: ResultStore, make: ModuleType) -> None:
