@@ -161,7 +161,7 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
     twin = replace(plan.twin, path=None) if plan.twin is not None else None
     if twin is None or not predicted or not edge.rate_rps:
         return edge
-    bound_rps = twin.saturation_rps(load.batch_sizes())
+    bound_rps = twin.serial_bound_rps(load.batch_sizes())
     ratios = []
     for repeat in range(_CONTROL_RUNS):
         session = VirtualSession(twin, load, noise_seed=repeat)

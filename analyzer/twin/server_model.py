@@ -76,6 +76,15 @@ class ServerModel:
         """As :meth:`ServiceTime.saturation_rps`: the rate that no edge exceeds, 1/s."""
         return self.service.saturation_rps(self.policy, request_batch_size) / self.rate_scale
 
+    def serial_bound_rps(self, request_batch_size: int | NDArray[np.int64] = 1) -> float:
+        """The saturation where the server's own serial work is what it comes from, 1/s; else inf.
+
+        Simulated runs know nothing of that work.
+        """
+        bound_rps = self.saturation_rps(request_batch_size)
+        unbound = replace(self, service=replace(self.service, serial=None))
+        return bound_rps if bound_rps < unbound.saturation_rps(request_batch_size) else math.inf
+
     def execution_s(self, rate_rps: float, request_batch_size: int = 1) -> float:
         """Seconds of an execution of the smallest batches that carry ``rate_rps``, alone."""
         policy, rate = self.policy, rate_rps * self.rate_scale

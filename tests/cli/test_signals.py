@@ -52,8 +52,8 @@ HANGS_UP = """
 import os, signal, sys
 from analyzer.cli.signals import take_signals
 
-if sys.argv[1] == "ignored":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+ignored = sys.argv[1] == "ignored"
+signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
 take_signals()
 try:
     os.kill(os.getpid(), signal.SIGHUP)
