@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.load_test import STATUS_OK
 from analyzer.hardware.timing import first_in_line
-from analyzer.load.record import InFlightSampler, LoadRun, Recorder, undisturbed
+from analyzer.load.record import NOT_YET, InFlightSampler, LoadRun, Recorder, undisturbed
 from analyzer.targets.target import Connection
 
 __all__ = ["AbortRule", "LoadRun", "run_closed_loop", "run_open_loop"]
@@ -158,8 +158,8 @@ def run_closed_loop(
 ) -> LoadRun:
     """Keeps ``concurrency`` requests in flight, for a time or until a number were sent.
 
-    A request is intended to be sent when the reply before it was received. All that is in flight
-    at the end is awaited.
+    A request is intended to be sent when the reply before it was received, or timed out. All that
+    is in flight at the end is awaited.
 
     Args:
         connection: A connection that carries nothing else.
@@ -185,25 +185,39 @@ def run_closed_loop(
     with undisturbed():
         start_ns = clock()
         heard_ns = now_ns = 0
-        sent = 0
+        # All before the oldest were answered, or are given up: these are the lost ones.
+        sent = oldest = 0
+        lost: set[int] = set()
+        due_ns, done_ns = recorder.due_ns, recorder.done_ns
         while True:
             for _ in range(wanted):
                 number = add(now_ns, batch_size)
                 send(number, batch_size)
                 recorder.sent_ns[number] = clock() - start_ns
             sent += wanted
-            silence_ns = heard_ns + timeout_ns - now_ns
-            replies = receive(max(silence_ns, 0) / 1e9)
+            replies = receive(max(due_ns[oldest] + timeout_ns - now_ns, 0) / 1e9)
             now_ns = clock() - start_ns
             while sampler.next_ns <= now_ns:
-                sampler.take(sent - recorder.answered)
+                sampler.take(sent - recorder.answered - len(lost))
             wanted = 0
             if replies:
                 heard_ns = now_ns
-                answered = note(replies, now_ns)
-                if now_ns < end_ns:
-                    wanted = min(answered, limit - sent)
-            if not wanted and (recorder.answered == sent or now_ns - heard_ns >= timeout_ns):
+                wanted = note(replies, now_ns)
+                if lost:
+                    found = lost.intersection(reply[0] for reply in replies)
+                    wanted -= len(found)
+                    lost -= found
+            elif now_ns - heard_ns >= timeout_ns:
+                break
+            while oldest < sent and (
+                done_ns[oldest] != NOT_YET or due_ns[oldest] + timeout_ns <= now_ns
+            ):
+                if done_ns[oldest] == NOT_YET:
+                    lost.add(oldest)
+                    wanted += 1
+                oldest += 1
+            wanted = min(wanted, limit - sent) if now_ns < end_ns else 0
+            if not wanted and oldest == sent:
                 break
     sending_ns = min(end_ns, now_ns)
     return _finished(

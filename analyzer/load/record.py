@@ -22,7 +22,8 @@ from analyzer.hardware.timing import Priority, set_timer_slack_ns
 from analyzer.targets.target import Completion
 
 _SWITCH_INTERVAL_S = 0.0005  # a tenth of Python's own
-_NOT_YET = -1  # no clock shows it
+#: In a column of times: it has not happened; no clock shows it.
+NOT_YET = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,10 +100,10 @@ class Recorder:
         count = len(due_ns)
         recorder.due_ns = array("q", due_ns.tobytes())
         recorder.size = array("i", sizes.astype(np.intc).tobytes())
-        recorder.sent_ns = array("q", [_NOT_YET]) * count
-        recorder.done_ns = array("q", [_NOT_YET]) * count
+        recorder.sent_ns = array("q", [NOT_YET]) * count
+        recorder.done_ns = array("q", [NOT_YET]) * count
         recorder.status = array("B", [STATUS_UNFINISHED]) * count
-        recorder.stages = tuple(array("q", [_NOT_YET]) * count for _ in range(4))
+        recorder.stages = tuple(array("q", [NOT_YET]) * count for _ in range(4))
         return recorder
 
     def add(self, due_ns: int, size: int) -> int:
@@ -110,11 +111,11 @@ class Recorder:
         number = len(self.due_ns)
         self.due_ns.append(due_ns)
         self.size.append(size)
-        self.sent_ns.append(_NOT_YET)
-        self.done_ns.append(_NOT_YET)
+        self.sent_ns.append(NOT_YET)
+        self.done_ns.append(NOT_YET)
         self.status.append(STATUS_UNFINISHED)
         for stage in self.stages:
-            stage.append(_NOT_YET)
+            stage.append(NOT_YET)
         return number
 
     def note(self, completions: Sequence[Completion], now_ns: int) -> int:
@@ -124,7 +125,7 @@ class Recorder:
         count = len(done_ns)
         awaited = 0
         for number, outcome, queue_ns, input_ns, infer_ns, output_ns in completions:
-            if number >= count or done_ns[number] != _NOT_YET or sent_ns[number] == _NOT_YET:
+            if number >= count or done_ns[number] != NOT_YET or sent_ns[number] == NOT_YET:
                 self.strays += 1
                 continue
             awaited += 1
@@ -140,7 +141,7 @@ class Recorder:
     def in_flight_s_mean(self, count: int) -> float | None:
         """Mean time in flight of the first ``count`` requests; None if one never came back."""
         done = np.array(self.done_ns[:count], np.int64)
-        if count == 0 or bool((done == _NOT_YET).any()):
+        if count == 0 or bool((done == NOT_YET).any()):
             return None
         return float(np.mean(done - np.array(self.due_ns[:count], np.int64))) / 1e9
 
@@ -150,11 +151,11 @@ class Recorder:
         sent = np.array(self.sent_ns[:count], np.int64)
         done = np.array(self.done_ns[:count], np.int64)
         status = np.array(self.status[:count], np.uint8)
-        waited_ns = np.where(done == _NOT_YET, end_ns, done) - due
-        late = (waited_ns > timeout_s * 1e9) & ((status == STATUS_OK) | (done == _NOT_YET))
+        waited_ns = np.where(done == NOT_YET, end_ns, done) - due
+        late = (waited_ns > timeout_s * 1e9) & ((status == STATUS_OK) | (done == NOT_YET))
         status[late] = STATUS_TIMEOUT
         latency = np.where(status == STATUS_OK, waited_ns / 1e9, np.inf)
-        lag = np.where(sent == _NOT_YET, np.nan, (sent - due) / 1e9)
+        lag = np.where(sent == NOT_YET, np.nan, (sent - due) / 1e9)
         stages = []
         for column in self.stages:
             values = np.array(column[:count], np.int64)

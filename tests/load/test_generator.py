@@ -195,6 +195,22 @@ def test_a_closed_loop_ends_with_its_time_or_without_replies() -> None:
     assert run.log.status.tolist() == [STATUS_TIMEOUT] * 3
 
 
+@pytest.mark.timing
+def test_a_closed_loop_goes_on_where_single_replies_never_come() -> None:
+    """Each took a place for good: the load fell, and ended with the last of them."""
+
+    def delay(request: int, batch_size: int) -> float:
+        return float("inf") if request % 10 == 0 else 0.002
+
+    with ScriptedTarget(delay).connect() as connection:
+        run = run_closed_loop(connection, 3, duration_s=1.0, timeout_s=0.05)
+    lost = run.log.status == STATUS_TIMEOUT
+    assert run.wall_s >= 1.0
+    assert len(run.log) > 60
+    assert lost[::10].all()
+    assert run.in_flight_samples.max() <= 3
+
+
 def test_the_interpreter_is_left_as_it_was() -> None:
     interval_s = sys.getswitchinterval()
     assert gc.isenabled()
