@@ -14,6 +14,7 @@ from analyzer.domain.configuration import Configuration, VariantKey
 from analyzer.domain.measurement import Edge
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
+from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.domain.workload import Poisson
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.machine import usable_cores
@@ -194,11 +195,13 @@ class ServedSubject:
 
         The edge is the search's: without the optimism of short runs, as far as ``twin`` knows it.
         """
+        # A side with fewer requests leaves the edge open; below the start it takes longer.
+        run_s = max(2.0, 1.3 * EVIDENCE_MIN / start_rps if start_rps else 2.0)
         plan = EdgePlan(
-            seconds=8.0,
+            seconds=4.0 * run_s,
             start_rps=start_rps,
             trusted=start_rps is not None,
-            run_seconds=(2.0, 3.0),
+            run_seconds=(run_s, 1.5 * run_s),
             twin=twin,
             twin_edge_rps=start_rps,
         )
