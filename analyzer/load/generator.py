@@ -158,8 +158,9 @@ def run_closed_loop(
 ) -> LoadRun:
     """Keeps ``concurrency`` requests in flight, for a time or until a number were sent.
 
-    A request is intended to be sent when the reply before it was received, or timed out. All that
-    is in flight at the end is awaited.
+    A request is intended to be sent when the reply before it was received, or timed out while
+    later requests were answered: a server that is only slow gets no more of them. All that is in
+    flight at the end is awaited.
 
     Args:
         connection: A connection that carries nothing else.
@@ -186,7 +187,7 @@ def run_closed_loop(
         start_ns = clock()
         heard_ns = now_ns = 0
         # All before the oldest were answered, or are given up: these are the lost ones.
-        sent = oldest = 0
+        sent = oldest = newest = 0  # newest: of those that were answered
         lost: set[int] = set()
         due_ns, done_ns = recorder.due_ns, recorder.done_ns
         while True:
@@ -195,7 +196,8 @@ def run_closed_loop(
                 send(number, batch_size)
                 recorder.sent_ns[number] = clock() - start_ns
             sent += wanted
-            replies = receive(max(due_ns[oldest] + timeout_ns - now_ns, 0) / 1e9)
+            awaited_ns = due_ns[oldest] if oldest < newest else heard_ns
+            replies = receive(max(awaited_ns + timeout_ns - now_ns, 0) / 1e9)
             now_ns = clock() - start_ns
             while sampler.next_ns <= now_ns:
                 sampler.take(sent - recorder.answered - len(lost))
@@ -203,6 +205,7 @@ def run_closed_loop(
             if replies:
                 heard_ns = now_ns
                 wanted = note(replies, now_ns)
+                newest = max(newest, replies[-1][0])
                 if lost:
                     found = lost.intersection(reply[0] for reply in replies)
                     wanted -= len(found)
@@ -210,7 +213,8 @@ def run_closed_loop(
             elif now_ns - heard_ns >= timeout_ns:
                 break
             while oldest < sent and (
-                done_ns[oldest] != NOT_YET or due_ns[oldest] + timeout_ns <= now_ns
+                done_ns[oldest] != NOT_YET
+                or (oldest < newest and due_ns[oldest] + timeout_ns <= now_ns)
             ):
                 if done_ns[oldest] == NOT_YET:
                     lost.add(oldest)

@@ -211,6 +211,23 @@ def test_a_closed_loop_goes_on_where_single_replies_never_come() -> None:
     assert run.in_flight_samples.max() <= 3
 
 
+@pytest.mark.timing
+def test_a_closed_loop_sends_a_slow_server_no_more_than_its_concurrency() -> None:
+    """Every reply takes longer than the time-out; none is overtaken, so that none is lost."""
+    free_s = 0.0
+
+    def delay(request: int, batch_size: int) -> float:
+        nonlocal free_s
+        now_s = time.perf_counter()
+        free_s = max(free_s, now_s) + 0.02
+        return free_s - now_s
+
+    with ScriptedTarget(delay).connect() as connection:
+        run = run_closed_loop(connection, 5, duration_s=0.6, timeout_s=0.06)
+    assert len(run.log) <= 5 + 0.6 / 0.02
+    assert (run.log.status == STATUS_TIMEOUT).sum() > len(run.log) / 2
+
+
 def test_the_interpreter_is_left_as_it_was() -> None:
     interval_s = sys.getswitchinterval()
     assert gc.isenabled()

@@ -43,6 +43,8 @@ ORT_DATATYPES = {
 
 _DECODE = np.frompyfunc(lambda text: text.decode() if isinstance(text, bytes) else text, 1, 1)
 _ENCODE = np.frompyfunc(lambda text: str(text).encode("utf-8", "surrogatepass"), 1, 1)
+#: What ONNX Runtime begins every message with.
+CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 
 
 def import_onnxruntime() -> Any:
@@ -60,10 +62,6 @@ def import_onnxruntime() -> Any:
             " and inspects the models.",
         ) from error
     return onnxruntime
-
-
-# What ONNX Runtime begins every message with.
-CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 
 
 class OrtRuntime:
