@@ -7,10 +7,11 @@ Each study is a whole search (`run_search`) of a small space on a simulated mach
 model of 0.3 to 100 ms with a cheap or a dear batch, a latency budget of 5 to 200 of its service
 times; at one speed, at two (0.7 of the first half of the time), or at two with executions that take
 other times under load than probes show, by a factor for each configuration, and three times as long
-once in a hundred. ``--slow`` keeps the models of 15 to 80 ms with budgets of at most 30 service
-times, whose proofs take most of a minute. Told are the verdicts, the certified share of the
-recommended configuration's reported edge, that of the best configuration's true edge at full speed,
-and whether the gain over the baseline was told. It is no timing.
+once in a hundred; or beside a neighbour that leaves 0.6 of the speed half of the time, for 0.1 to
+10 s at once, which the canary does not see. ``--slow`` keeps the models of 15 to 80 ms with budgets
+of at most 30 service times, whose proofs take most of a minute. Told are the verdicts, the
+certified share of the recommended configuration's reported edge, that of the best configuration's
+true edge at full speed, and whether the gain over the baseline was told. It is no timing.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ from analyzer.twin.speed import SpeedPath
 from benchlib.command import Command, table_of, write_json
 from benchlib.under_load import under_load
 
-WORLDS = ("one speed", "two speeds", "wrong probes")
+WORLDS = ("one speed", "two speeds", "wrong probes", "neighbour")
 SLOW = 0.7
+LEFT = 0.6
 START_S = 3.0
 # What ``--slow`` keeps: milliseconds of one inference, and the latency budget in service times.
 SLOW_MS = (15.0, 80.0)
@@ -166,11 +168,11 @@ def seeds(count: int, *, slow: bool) -> list[int]:
 def study(seed: int, *, world: str, budget_s: float) -> Ending:
     """Runs one search."""
     model = model_of(seed)
-    path = None
-    if world != "one speed":
-        path = SpeedPath.two_speeds(
-            slow=SLOW, dwell_s=(0.1, 3.0), until_s=5.0 * budget_s, rng=np.random.default_rng(seed)
-        )
+    path, rng = None, np.random.default_rng(seed)
+    if world == "neighbour":
+        path = SpeedPath.two_speeds(slow=LEFT, dwell_s=(0.1, 10.0), until_s=5.0 * budget_s, rng=rng)
+    elif world != "one speed":
+        path = SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 3.0), until_s=5.0 * budget_s, rng=rng)
     request = SearchRequest(
         study="shares",
         model=VIRTUAL_MODEL,
@@ -182,7 +184,13 @@ def study(seed: int, *, world: str, budget_s: float) -> Ending:
         seed=seed,
         provenance={},
     )
-    machine = VirtualWorld(service=model.service, overhead_ms=OVERHEAD_MS, speed=path, seed=seed)
+    machine = VirtualWorld(
+        service=model.service,
+        overhead_ms=OVERHEAD_MS,
+        speed=path,
+        neighbour=world == "neighbour",
+        seed=seed,
+    )
     if world == "wrong probes":
         machine = replace(machine, under_load=under_load)
     executor = VirtualExecutor(machine)

@@ -6,7 +6,9 @@ A study is one claim. Each is a whole search (`run_search`, its plans, walks, bl
 product's own inflation) of a small space on a simulated machine: stationary, with stalls (0.5 s
 every 22 s), at two speeds (1 and 0.55, each for 0.1 to 30 s), drifting slowly, or at two speeds and
 with executions that take other times under load than probes show; at a target rate of 0.5 to 0.95
-of the edge at full speed, for the highest rate, or the latter interrupted half way and resumed.
+of the edge at full speed, for the highest rate, or the latter interrupted half way and resumed;
+and beside a neighbour, which slows executions for 0.1 to 10 s at a time and which the canary does
+not see.
 The truth is the miss rate of the recommended configuration at the claimed rate, by
 simulations of at least 200,000 requests over the time that the study took: the states that it met.
 A PASS above the allowed miss rate is wrong. "Right" cells have a budget that the server at 0.7 of
@@ -44,7 +46,7 @@ from analyzer.twin.speed import SpeedPath
 from benchlib.command import Command, say, table_of, write_json
 from benchlib.under_load import under_load
 
-WORLDS = ("stationary", "stalls", "two speeds", "drift", "wrong probes")
+WORLDS = ("stationary", "stalls", "two speeds", "drift", "wrong probes", "neighbour")
 LOADS = (0.5, 0.7, 0.85, 0.95)
 MODES = (*(str(load) for load in LOADS), "free", "resumed")
 # Servers whose miss rate is a given one, by what a PASS then is.
@@ -130,6 +132,8 @@ def speed_path(world: str, rng: np.random.Generator) -> SpeedPath | None:
         return SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=PATH_S)
     if world in ("two speeds", "wrong probes"):
         return SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 30.0), until_s=PATH_S, rng=rng)
+    if world == "neighbour":
+        return SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 10.0), until_s=PATH_S, rng=rng)
     if world == "drift":
         phase = float(rng.uniform())
         return SpeedPath.drift(to=SLOW, every_s=120.0, until_s=PATH_S, phase=phase)
@@ -181,7 +185,11 @@ def study(cell_: Cell, seed: int) -> Ending:
     """Runs one study, and finds out whether what it claims is true."""
     rng = np.random.default_rng([seed, WORLDS.index(cell_.world)])
     world = VirtualWorld(
-        service=service, overhead_ms=OVERHEAD_MS, speed=speed_path(cell_.world, rng), seed=seed
+        service=service,
+        overhead_ms=OVERHEAD_MS,
+        speed=speed_path(cell_.world, rng),
+        neighbour=cell_.world == "neighbour",
+        seed=seed,
     )
     if cell_.world == "wrong probes":
         world = replace(world, under_load=under_load)

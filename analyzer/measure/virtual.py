@@ -66,6 +66,8 @@ class VirtualWorld:
         crash: Configurations whose server crashes.
         drift: How much slower a server gets with each run.
         speed: How fast the machine is by the virtual clock; None for always the same.
+        neighbour: That speed is what another program leaves of the cores, and tells as theirs; the
+            canary, which comes first on its core, does not see it.
         at_rate: What service times are at an offered rate (requests per second): an idle processor
             is slower than a busy one; None for the same at every rate.
         engine: What TensorRT engines belong to here.
@@ -81,6 +83,7 @@ class VirtualWorld:
     crash: Callable[[Configuration], bool] = lambda configuration: False
     drift: float = 1.0
     speed: SpeedPath | None = None
+    neighbour: bool = False
     at_rate: Callable[[float, ServiceTime], ServiceTime] | None = None
     engine: EngineFacts | None = None
     seed: int = 0
@@ -207,6 +210,7 @@ class VirtualExecutor:
             memory_bytes=self._world.memory_bytes(configuration),
             drift=self._world.drift,
             speed=self._world.speed,
+            neighbour=self._world.neighbour,
             at_rate=self._world.at_rate,
             start_s=self.now(),
             first=task.certify.runs_before if task.certify is not None else 0,

@@ -51,6 +51,7 @@ class VirtualSession(Session):
         drift: How much slower the server is after each run, as a factor.
         noise_seed: Tells sessions apart whose arrivals are the same.
         speed: How fast the machine is by time; None for always the same.
+        neighbour: As of :class:`~analyzer.measure.virtual.VirtualWorld`.
         at_rate: What service times are at an offered rate, 1/s; None for the same at every rate.
         start_s: When on that path the session begins.
         first, seconds_max: As of :class:`Session`.
@@ -65,6 +66,7 @@ class VirtualSession(Session):
         drift: float = 1.0,
         noise_seed: int = 0,
         speed: SpeedPath | None = None,
+        neighbour: bool = False,
         at_rate: Callable[[float, ServiceTime], ServiceTime] | None = None,
         start_s: float = 0.0,
         first: int = 0,
@@ -76,6 +78,7 @@ class VirtualSession(Session):
         self._drift = drift
         self._noise_seed = noise_seed
         self._speed = speed
+        self._neighbour = neighbour
         self._at_rate = at_rate
         self._start_s = start_s
 
@@ -109,6 +112,9 @@ class VirtualSession(Session):
         log = _log(schedule, latency_s, count, warmup=skip)
         counted_s, end_s = log.latency_s[skip:], float(log.intended_s[-1])
         path = self._speed or SpeedPath.constant()
+        seen, others = path, None
+        if self._neighbour:
+            seen, others = SpeedPath.constant(), _taken(path, self._now_s, self._now_s + end_s)
         duration = end_s - float(log.intended_s[skip]) + 1e-9
         test = LoadTest(
             kind=schedule.kind,
@@ -123,13 +129,13 @@ class VirtualSession(Session):
             latency_ms=summarize_latency(counted_s, sla.percentile),
             send_lag_ms_p99=0.0,
             executions=executions,
-            resources=ResourceUse(memory_bytes_peak=self._memory_bytes),
+            resources=ResourceUse(memory_bytes_peak=self._memory_bytes, other_utilization=others),
             validity=Validity(valid=True),
             aborted=count < len(latency_s),
             growing=outgrows(log.intended_s[skip:], counted_s, sla.latency_budget_ms / 1e3),
             seed=self._plan.seed,
             slowness=_slowness(path, self._now_s, self._now_s + end_s),
-            conditions=_conditions(path, self._now_s, self._now_s + end_s),
+            conditions=_conditions(seen, self._now_s, self._now_s + end_s),
         )
         return test, log, end_s
 
@@ -170,6 +176,12 @@ class VirtualSession(Session):
             slower = tuple(ms * self._drift for ms in self._server.service.service_ms)
             service = replace(self._server.service, service_ms=slower)
             self._server = replace(self._server, service=service)
+
+
+def _taken(path: SpeedPath, start_s: float, end_s: float) -> float:
+    """The share of the cores that the neighbour had meanwhile, 0 to 1."""
+    begun, ended = path.work_s(np.array([start_s, end_s]))
+    return float(1.0 - (ended - begun) / max(end_s - start_s, 1e-9))
 
 
 def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:

@@ -91,12 +91,16 @@ def lasting_work_us(conditions: Conditions, budget_s: float) -> float | None:
 
 
 def steady(tests: Sequence[LoadTest]) -> bool:
-    """Whether the machine's speed is known to have stayed the same over ``tests``."""
+    """Whether the machine's speed is known to have stayed the same over ``tests``.
+
+    By the witness and by the executions: others that keep these waiting for a core are nothing that
+    the witness sees, which comes first on its own.
+    """
     found = Conditions.pooled(test.conditions for test in tests)
     if found is None or any(test.conditions is None for test in tests) or not found.work_us:
         return False
     low, high = np.quantile(found.work_us, (USUAL_QUANTILE, 1.0 - USUAL_QUANTILE))
-    return bool(high <= STEADY_FACTOR * low)
+    return bool(high <= STEADY_FACTOR * low) and _executed_steadily(tests)
 
 
 def first_share(

@@ -38,6 +38,7 @@ from analyzer.measure.witness import (
     slow_work_us,
     slower_before,
     stalls_too_long,
+    steady,
     tenable,
     watched_times,
 )
@@ -300,6 +301,16 @@ def test_a_first_rate_is_not_bold_where_executions_wait_for_a_neighbour() -> Non
     steady = replace(waiting, slowness=(*[1.0] * 95, *[1.4] * 5))
     for told in (steady, replace(waiting, kind="certify"), replace(waiting, slowness=())):
         assert first_share(EDGE, [QUIET], [told]) == STEADY_SHARE
+
+
+def test_the_speed_was_steady_where_neither_the_canary_nor_executions_were_slower() -> None:
+    """Where executions wait for a neighbour, the largest of the lower thresholds' inflations made
+    nine proofs of 24 cost more than a minute (``bench/shares.py``): 5 to 22 where 1.5 is true."""
+    quick = ran(slowness=(1.0,) * 100, conditions=QUIET)
+    assert steady([quick]) and steady([replace(quick, slowness=())])
+    assert not steady([quick, replace(quick, conditions=SLOW)])
+    assert not steady([quick, replace(quick, conditions=None)])
+    assert not steady([quick, replace(quick, slowness=(*[1.0] * 70, *[1.4] * 30))])
 
 
 def test_others_leave_less_of_the_cores_than_the_edge_s_rate_had() -> None:
