@@ -308,7 +308,7 @@ def test_the_speed_was_steady_where_neither_the_canary_nor_executions_were_slowe
     nine proofs of 24 cost more than a minute (``bench/shares.py``): 5 to 22 where 1.5 is true."""
     quick = ran(slowness=(1.0,) * 100, conditions=QUIET)
     assert steady([quick]) and steady([replace(quick, slowness=())])
-    assert not steady([quick, replace(quick, conditions=SLOW)])
+    assert not steady([replace(quick, conditions=SLOW)])
     assert not steady([quick, replace(quick, conditions=None)])
     assert not steady([quick, replace(quick, slowness=(*[1.0] * 70, *[1.4] * 30))])
 
