@@ -257,14 +257,17 @@ class EdgeSearch:
         logarithms, crosses the budget; where the higher run has no percentile, their geometric
         mean. The lower end is the highest rate that was kept, however few requests it rests on;
         the estimate rests on the highest one with enough. Without such a rate, or where the rate
-        above has too few, the upper end is open.
+        above has too few, the upper end is open; where no rate was kept, it is the lowest rate with
+        enough.
         """
         low, high = self._around()
+        if low is None:
+            broke = [found.rate_rps for found in self._outcomes.values() if self._counts(found)]
+            upper = min(broke) * (1 + _NOISE) if broke else None
+            return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
         upper = None
         if high is not None and self._counts(high):
             upper = high.rate_rps * (1 + _NOISE)
-        if low is None:
-            return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
         least_rps = low.rate_rps * (1 - _NOISE)
         counted = [found for found in self._kept() if self._counts(found)]
         if high is None or upper is None or not counted:

@@ -31,6 +31,7 @@ from analyzer.search.measuring import Measuring
 from analyzer.search.probing import probe, rough_proof_s
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
+from analyzer.search.wording import scaled_together
 
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
@@ -141,6 +142,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             )
         if winner is not None:
             _tell_server(context, winner)
+            if told := scaled_together(winner.configuration):
+                context.log.warn(told)
         if verdict == "found":
             _tell_slower_before(context)
     if proven is not None:

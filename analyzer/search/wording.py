@@ -29,6 +29,20 @@ def describe(configuration: Configuration) -> str:
     return f"{configuration.variant.label}, {instances}, {batching}"
 
 
+def scaled_together(configuration: Configuration) -> str | None:
+    """What to know of answers that depend on the other requests of their batch; None else.
+
+    DynamicQuantizeLinear takes one scale for the whole tensor. Source: the ONNX operator.
+    """
+    alone = configuration.max_batch_size <= 1
+    if configuration.quantization != "dynamic" or alone:
+        return None
+    return (
+        "int8-dynamic scales the activations of a batch by the largest of all: an answer depends a "
+        "little on the requests that it is batched with."
+    )
+
+
 def why_followed(error: float, *, few: bool, beside_bias: float) -> str:
     """Why a twin that is far off is trusted still, to follow its error; empty where it is not.
 

@@ -150,6 +150,19 @@ def test_it_never_ends_without_a_rate_that_was_kept(
     assert found.work_us == 100.0
 
 
+def test_where_no_rate_was_kept_the_lowest_one_that_clearly_broke_is_the_upper_end() -> None:
+    """Three late of 88 at a lower rate left it open, and a search's gain untold."""
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=85.0))
+    few = RateOutcome(rate_rps=43.0, requests=88, over_budget=3, latency_ms=57.0)
+    found.record(few)
+    assert found.edge().interval_rps == (0.0, None)
+    clear = RateOutcome(rate_rps=85.0, requests=68, over_budget=18, latency_ms=None, aborted=True)
+    found.record(clear)
+    assert found.edge().interval_rps == (0.0, pytest.approx(1.03 * 85.0))
+    found.record(replace(few, rate_rps=60.0, requests=300, over_budget=4))
+    assert found.edge().interval_rps == (0.0, pytest.approx(1.03 * 60.0))
+
+
 def test_what_keeps_nothing_ends_at_the_floor() -> None:
     found, tried = search(lambda rate: 60.0, 100.0)
     assert min(tried) == 1.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from analyzer.domain.configuration import Configuration, Precision, Quantization
 from analyzer.domain.measurement import Edge
-from analyzer.search.wording import spell_edge
+from analyzer.search.wording import scaled_together, spell_edge
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,19 @@ def test_an_edge_that_is_open_upwards_is_told_by_its_lower_end(
     rate_rps: float | None, interval_rps: tuple[float | None, float | None], told: str
 ) -> None:
     assert spell_edge(Edge(rate_rps=rate_rps, interval_rps=interval_rps)) == told
+
+
+def test_answers_that_depend_on_the_rest_of_a_batch_are_told() -> None:
+    def told(size: int, quantization: Quantization | None) -> str | None:
+        precision: Precision = "int8" if quantization else "fp32"
+        return scaled_together(
+            Configuration(
+                precision=precision,
+                quantization=quantization,
+                dynamic_batching=size > 1,
+                max_batch_size=size,
+            )
+        )
+
+    assert "batched with" in (told(4, "dynamic") or "")
+    assert told(1, "dynamic") is told(4, "static") is told(4, None) is None
