@@ -409,8 +409,9 @@ class _Certifying:
             self._left_s = _CAUTION * stay_s
             return True
         # Only a lower rate that is proven much sooner, and in time, is worth leaving for; but any
-        # that is proven in time where this one is not.
-        leaving_s = all_s = self._all_left_s()
+        # that is proven in time, or by a completion, where this one is not.
+        all_s, later_s = self._all_left_s(), self._goal.later_s
+        leaving_s = all_s + later_s if stay_s > all_s + later_s else all_s
         if _CAUTION * stay_s <= all_s:
             leaving_s = min(_LEAVING_SHARE * stay_s, all_s)
         if lower and self._affordable(lower, leaving_s) is not None:
