@@ -63,6 +63,8 @@ def parts(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def main(arguments: list[str]) -> int:
     """Runs the tests that ``arguments`` choose; the exit code."""
+    # Small matrices: threads of the linear algebra only wait for each other beside other tests.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     codes, failed, summary = [], [], ["--- summary ---"]
     for name, options in zip(
         ("on several workers", "one at a time"), parts(arguments), strict=True
