@@ -142,8 +142,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             )
         if winner is not None:
             _tell_server(context, winner)
-            if told := scaled_together(winner.configuration):
-                context.log.warn(told)
+            if together := scaled_together(winner.configuration):
+                context.log.warn(together)
         if verdict == "found":
             _tell_slower_before(context)
     if proven is not None:
