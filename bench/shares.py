@@ -42,6 +42,7 @@ from benchlib.command import Command, table_of, write_json
 from benchlib.under_load import under_load
 
 WORLDS = ("one speed", "two speeds", "wrong probes", "neighbour")
+# Of the full speed: a slow state, and what a neighbour leaves.
 SLOW = 0.7
 LEFT = 0.6
 START_S = 3.0
@@ -168,11 +169,16 @@ def seeds(count: int, *, slow: bool) -> list[int]:
 def study(seed: int, *, world: str, budget_s: float) -> Ending:
     """Runs one search."""
     model = model_of(seed)
-    path, rng = None, np.random.default_rng(seed)
-    if world == "neighbour":
-        path = SpeedPath.two_speeds(slow=LEFT, dwell_s=(0.1, 10.0), until_s=5.0 * budget_s, rng=rng)
-    elif world != "one speed":
-        path = SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 3.0), until_s=5.0 * budget_s, rng=rng)
+    neighbour = world == "neighbour"
+    slow, longest_s = (LEFT, 10.0) if neighbour else (SLOW, 3.0)
+    path = None
+    if world != "one speed":
+        path = SpeedPath.two_speeds(
+            slow=slow,
+            dwell_s=(0.1, longest_s),
+            until_s=5.0 * budget_s,
+            rng=np.random.default_rng(seed),
+        )
     request = SearchRequest(
         study="shares",
         model=VIRTUAL_MODEL,
@@ -188,7 +194,7 @@ def study(seed: int, *, world: str, budget_s: float) -> Ending:
         service=model.service,
         overhead_ms=OVERHEAD_MS,
         speed=path,
-        neighbour=world == "neighbour",
+        neighbour=neighbour,
         seed=seed,
     )
     if world == "wrong probes":

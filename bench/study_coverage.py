@@ -4,12 +4,11 @@
 
 A study is one claim. Each is a whole search (`run_search`, its plans, walks, blocks, climbs and the
 product's own inflation) of a small space on a simulated machine: stationary, with stalls (0.5 s
-every 22 s), at two speeds (1 and 0.55, each for 0.1 to 30 s), drifting slowly, or at two speeds and
-with executions that take other times under load than probes show; at a target rate of 0.5 to 0.95
-of the edge at full speed, for the highest rate, or the latter interrupted half way and resumed;
-and beside a neighbour, which slows executions for 0.1 to 10 s at a time and which the canary does
-not see.
-The truth is the miss rate of the recommended configuration at the claimed rate, by
+every 22 s), at two speeds (1 and 0.55, each for 0.1 to 30 s), drifting slowly, at two speeds and
+with executions that take other times under load than probes show, or beside a neighbour, which
+slows executions for 0.1 to 10 s at a time and which the canary does not see; at a target rate of
+0.5 to 0.95 of the edge at full speed, for the highest rate, or the latter interrupted half way and
+resumed. The truth is the miss rate of the recommended configuration at the claimed rate, by
 simulations of at least 200,000 requests over the time that the study took: the states that it met.
 A PASS above the allowed miss rate is wrong. "Right" cells have a budget that the server at 0.7 of
 its edge exceeds in exactly 0.3 % of the requests, so that a PASS is right; "just wrong" ones 1.2 %.

@@ -38,7 +38,7 @@ def scaled_together(configuration: Configuration) -> str | None:
     if configuration.quantization != "dynamic" or alone:
         return None
     return (
-        "int8-dynamic scales the activations of a batch by the largest of all: an answer depends a "
+        "int8-dynamic scales all activations of a batch by their common range: an answer depends a "
         "little on the requests that it is batched with."
     )
 
