@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, Edge, RateEvidence
@@ -94,7 +94,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             for watched in times()
         )
 
-    def ceiling_rps() -> float:
+    @cache
+    def ceiling_after(tests: int) -> float:
+        """Asked for each of a ladder's rates, and told by the ``tests`` made so far."""
         return min(
             rate_ceiling(edge, watched, sla, slow_edge, runs(), plan.response)
             for watched in times()
@@ -145,7 +147,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
-            ceiling_rps=ceiling_rps,
+            ceiling_rps=lambda: ceiling_after(len(session.tests)),
             carried=held,
             counts_below=counts_below,
             proves=lambda of: passes(of, percentile=sla.percentile, confidence=sla.confidence),

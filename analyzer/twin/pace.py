@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from math import exp, log
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,17 +113,18 @@ def watched_seconds(tests: Sequence[LoadTest]) -> list[WatchedSecond]:
 def _watched_runs(tests: Sequence[LoadTest]) -> list[tuple[LoadTest, list[WatchedSecond]]]:
     told = [np.array(test.slowness) for test in tests]
     usual = _usual_times(tests, told)
-    of_edge = _of_edge(tests, usual)
+    of_edge = _edge_medians(tests, usual)
     bins = round(1.0 / SLOWNESS_BIN_S)
     found = []
     for test, trace, run in zip(tests, told, usual, strict=True):
         log_ratio = _log_ratio(run, of_edge)
         if log_ratio is None:
             continue
-        parts = [trace[at * bins : (at + 1) * bins] for at in range(len(_work_us(test)))]
+        work_us, level = _work_us(test), exp(log_ratio)
+        parts = [trace[at * bins : (at + 1) * bins] for at in range(len(work_us))]
         seconds = [
-            (float(us), float(part.mean()) * float(np.exp(log_ratio)))
-            for us, part in zip(_work_us(test), parts, strict=True)
+            (float(us), float(part.mean()) * level)
+            for us, part in zip(work_us, parts, strict=True)
             if len(part)
         ]
         found.append((test, seconds))
@@ -179,8 +182,8 @@ def _levels(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> Floats:
     Only batch sizes that the edge's runs have count; a run that has none is held against all runs.
     """
     usual = _usual_times(tests, traces)
-    of_edge = _of_edge(tests, usual)
-    logs = [_log_ratio(run, of_edge, usual) or 0.0 for run in usual]
+    of_edge, of_all = _edge_medians(tests, usual), _medians(usual)
+    logs = [_log_ratio(run, of_edge, of_all) or 0.0 for run in usual]
     return np.exp(np.where(np.abs(logs) < _SAME_LEVEL, 0.0, logs))
 
 
@@ -194,22 +197,25 @@ def _usual_times(tests: Sequence[LoadTest], traces: Sequence[Floats]) -> list[di
     return usual
 
 
-def _of_edge(
-    tests: Sequence[LoadTest], usual: Sequence[dict[int, float]]
-) -> list[dict[int, float]]:
-    return [run for test, run in zip(tests, usual, strict=True) if test.kind == "edge"]
+def _medians(runs: Iterable[dict[int, float]]) -> dict[int, float]:
+    """Of several runs' usual times the median by batch size, milliseconds."""
+    times: defaultdict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        for size, ms in run.items():
+            times[size].append(ms)
+    return {size: median(found) for size, found in times.items()}
 
 
-def _log_ratio(run: dict[int, float], *references: Sequence[dict[int, float]]) -> float | None:
+def _edge_medians(tests: Sequence[LoadTest], usual: Sequence[dict[int, float]]) -> dict[int, float]:
+    return _medians(run for test, run in zip(tests, usual, strict=True) if test.kind == "edge")
+
+
+def _log_ratio(run: dict[int, float], *references: dict[int, float]) -> float | None:
     """log(time / the usual one) of the first of ``references`` that shares batch sizes."""
-    for others in references:
-        ratios = [
-            np.log(ms / np.median(same))
-            for size, ms in run.items()
-            if (same := [other[size] for other in others if size in other])
-        ]
+    for usual in references:
+        ratios = [log(ms / usual[size]) for size, ms in run.items() if size in usual]
         if ratios:
-            return float(np.median(ratios))
+            return median(ratios)
     return None
 
 
