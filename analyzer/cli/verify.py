@@ -379,12 +379,14 @@ def _differing(then: ConditionsSummary | None, measured: Measurement) -> list[st
 
 
 def _missing(certificate: Certificate, rate_rps: float) -> str:
-    """What an open verdict lacks, and the budget that holds it; empty where time is not it."""
+    """What an open verdict lacks, and the budget that holds it; empty where it is neither."""
     counted, missing = certificate.requests, certificate.requests_missing
     if missing:
         return missing_text(missing, rate_rps, counted=counted)
-    if certificate.verdict != "UNDECIDED" or certificate.void_reasons or certificate.inflation:
+    if certificate.verdict != "UNDECIDED" or certificate.void_reasons:
         return ""
+    if certificate.inflation is not None:
+        return "no number of requests decides: this rate is too near to the edge"
     # As many again are the least that may tell.
     more = _more_time(2 * counted, rate_rps)
     return f"too few requests to tell how far they depend on each other: {more}"
