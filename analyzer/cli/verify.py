@@ -171,11 +171,14 @@ def verify(study: str | None, **values: Any) -> int:
 
 
 def _engine_notes(subject: ClaimedModel, server: str) -> list[str]:
-    """What a Triton elsewhere must have to run the claim's engine; it is not asked.
+    """What is measured instead of what was exported, or what a Triton elsewhere must have for it.
 
     Raises:
         MissingPartError: The Triton of this machine has another TensorRT.
     """
+    if server == "embedded" and subject.exported_for == "python":
+        instead = "which the embedded server does not have: it runs the graph itself"
+        return [f"Exported for Triton's python backend, {instead} (--server triton has it)."]
     if server == "embedded" or not subject.tensorrt:
         return []
     from analyzer.targets.triton_install import require_triton
