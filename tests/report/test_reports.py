@@ -698,3 +698,15 @@ def test_a_report_that_cannot_be_written_is_no_fault_of_the_program(
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(UsageError, match=r"x\.html cannot be written: Read-only"):
         write_report(tmp_path / "x.html", "text")
+
+
+def test_a_verification_tells_what_it_measured() -> None:
+    """At a tenth of the rate, within twice the budget: it was listed as "holds" all the same."""
+    facts = example_facts()
+    (told,) = facts.verifications
+    easier = replace(told.claim.sla, percentile=90.0, latency_budget_ms=100.0)
+    claim = replace(told.claim, sla=easier, rate_rps=60.0)
+    report = make_report(replace(facts, verifications=(replace(told, claim=claim),)))
+    said = f"{claim.configuration.config_id} at 60 /s, 90 % within 100 ms"
+    for text in (render_markdown(report), render_html(report)):
+        assert said in " ".join(text.split())
