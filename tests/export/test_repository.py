@@ -210,6 +210,37 @@ def test_a_configuration_by_hand_that_is_replaced_is_kept(tmp_path: Path, varian
     assert versions["2"][REPLACED] == by_hand
 
 
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: %d
+ensemble_scheduling { step { model_name: "adder" model_version: %d } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch_max", "step", "said"),
+    [
+        (4, -1, []),
+        (5, -1, ["max_batch_size 5: Triton does not load it until that is at most 4"]),
+        (4, 1, ["version 1, which is not served any more"]),
+    ],
+)
+def test_what_an_export_breaks_beside_it_is_told(
+    tmp_path: Path, variant: Path, batch_max: int, step: int, said: list[str]
+) -> None:
+    """An ensemble with larger batches than its member has now was not loaded any more."""
+    model = tmp_path / "adder"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text("max_batch_size: 16")
+    for name, text in (("both", ENSEMBLE % (batch_max, step)), ("broken", "what"), ("other", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    _, clients, *ensembles = export_repository(info(), variant, SMALL, tmp_path, force=True).notes
+    assert clients.startswith("adder takes requests of at most 4 inferences now")
+    assert len(ensembles) == len(said)
+    for note, part in zip(ensembles, said, strict=True):
+        assert note.startswith("The ensemble both has adder in it") and part in note
+
+
 def test_external_weights_go_along(tmp_path: Path) -> None:
     variant = write_onnx(tmp_path / "cache" / "variant.onnx", external=True)
     export_repository(info(), variant, SMALL, tmp_path / "repository")
