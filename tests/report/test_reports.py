@@ -356,6 +356,19 @@ def test_an_infeasible_answer_does_not_blame_the_budget() -> None:
     )
 
 
+def test_a_baseline_that_keeps_the_promise_is_not_denied() -> None:
+    """With int8 alone allowed, and left out for its accuracy, fp32 "kept no rate"."""
+    facts = undecided_facts()
+    assert facts.recommendable is not None
+    kept = tuple(o for o in facts.outcomes if o.configuration.config_id in facts.recommendable)
+    report = make_report(replace(facts, verdict="infeasible", outcomes=kept[:1], recommendable=()))
+    answer = summarize(report)
+    assert "No variant of digits that is allowed may be recommended" in answer.title
+    precision = kept[0].configuration.precision
+    assert answer.advice[0] == f"It is kept as {precision}: add that to --precisions."
+    assert not any("faster machine" in text for text in answer.advice)
+
+
 def test_a_proof_out_of_reach_is_not_told_as_a_budget() -> None:
     """188 million requests and a budget of 1663m were."""
     facts = undecided_facts()
