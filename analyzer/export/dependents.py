@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ def replacement_notes(repository: Path, before: Path, after: Any, version: int) 
         version: The version that it serves.
     """
     notes = []
-    batch_max = max(after.max_batch_size, 1)
-    took = _read(before)
-    if took is not None and took.max_batch_size > batch_max:
+    takes, took = max(_largest_request(after), 1), _largest_request(_read(before))
+    if took > takes:
+        said = "any number" if took == inf else f"{took:g}"
         notes.append(
-            f"{after.name} takes requests of at most {batch_max} inferences now, where it took "
-            f"{took.max_batch_size}: larger ones are refused."
+            f"{after.name} takes requests of at most {takes:g} inferences now, where it took "
+            f"{said}: larger ones are refused."
         )
     for ensemble in _ensembles_of(repository, after.name):
         place = f"The ensemble {ensemble.name} has {after.name} in it"
@@ -47,6 +48,16 @@ def replacement_notes(repository: Path, before: Path, after: Any, version: int) 
             if other > 0 and other != version
         ]
     return tuple(notes)
+
+
+def _largest_request(config: Any | None) -> float:
+    """Inferences of the largest request; infinite for a batch axis among the dims, 0 if unknown."""
+    if config is None:
+        return 0
+    open_axis = all(list(tensor.dims[:1]) == [-1] for tensor in config.input)
+    if config.max_batch_size == 0 and config.input and open_axis:
+        return inf
+    return float(config.max_batch_size)
 
 
 def _ensembles_of(repository: Path, member: str) -> Iterator[Any]:

@@ -241,6 +241,16 @@ def test_what_an_export_breaks_beside_it_is_told(
         assert note.startswith("The ensemble both has adder in it") and part in note
 
 
+def test_a_batch_axis_that_was_a_dimension_took_any_number(tmp_path: Path, variant: Path) -> None:
+    model = tmp_path / "adder"
+    (model / "1").mkdir(parents=True)
+    tensor = '{ name: "x" data_type: TYPE_FP32 dims: [ %s ] }'
+    for dims, said in (("-1, 4", True), ("1, 4", False)):
+        (model / "config.pbtxt").write_text("max_batch_size: 0 input " + tensor % dims)
+        notes = export_repository(info(), variant, SMALL, tmp_path, force=True).notes
+        assert any("where it took any number" in note for note in notes) == said
+
+
 def test_external_weights_go_along(tmp_path: Path) -> None:
     variant = write_onnx(tmp_path / "cache" / "variant.onnx", external=True)
     export_repository(info(), variant, SMALL, tmp_path / "repository")
