@@ -22,11 +22,11 @@ def replacement_notes(repository: Path, before: Path, after: Any, version: int) 
         version: The version that it serves.
     """
     notes = []
-    takes, took = max(_largest_request(after), 1), _largest_request(_read(before))
-    if took > takes:
+    replaced, takes = _read(before), max(after.max_batch_size, 1)
+    if replaced is not None and (took := _took(replaced, after)) > takes:
         said = "any number" if took == inf else f"{took:g}"
         notes.append(
-            f"{after.name} takes requests of at most {takes:g} inferences now, where it took "
+            f"{after.name} takes requests of at most {takes} inferences now, where it took "
             f"{said}: larger ones are refused."
         )
     for ensemble in _ensembles_of(repository, after.name):
@@ -50,14 +50,15 @@ def replacement_notes(repository: Path, before: Path, after: Any, version: int) 
     return tuple(notes)
 
 
-def _largest_request(config: Any | None) -> float:
-    """Inferences of the largest request; infinite for a batch axis among the dims, 0 if unknown."""
-    if config is None:
-        return 0
-    open_axis = all(list(tensor.dims[:1]) == [-1] for tensor in config.input)
-    if config.max_batch_size == 0 and config.input and open_axis:
+def _took(before: Any, after: Any) -> float:
+    """Inferences of the largest request so far, infinite where the batch axis is one of the dims.
+
+    That it was such an axis shows in ``after``, which batches.
+    """
+    open_axis = all(list(tensor.dims[:1]) == [-1] for tensor in before.input)
+    if before.max_batch_size == 0 and before.input and open_axis and after.max_batch_size > 0:
         return inf
-    return float(config.max_batch_size)
+    return float(before.max_batch_size)
 
 
 def _ensembles_of(repository: Path, member: str) -> Iterator[Any]:
