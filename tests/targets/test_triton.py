@@ -28,7 +28,12 @@ from analyzer.errors import MissingPartError, TargetError, TargetStartError
 from analyzer.export.repository import export_repository
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.processes import is_running
-from analyzer.modelconfig.files import ModelFiles, model_files, onnxruntime_backend
+from analyzer.modelconfig.files import (
+    ModelFiles,
+    exported_files,
+    model_files,
+    onnxruntime_backend,
+)
 from analyzer.modelconfig.rules import finish, prepare
 from analyzer.modelconfig.text import config_to_json, read_config
 from analyzer.targets.endpoint_target import (
@@ -254,6 +259,24 @@ def test_every_data_type_survives(server: TritonServer, tmp_path: Path) -> None:
         answer = triton_client.infer("identity", tensors)
     for kind, value in values.items():
         np.testing.assert_array_equal(answer.as_numpy(f"o{kind}"), value, err_msg=kind)
+
+
+def test_what_lies_beside_an_exported_version_goes_along(
+    gather: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With labels that a hand had added, Triton did not load what was to be verified."""
+    export_repository(gather_info(gather), gather, BATCHED, tmp_path / "models")
+    folder = tmp_path / "models" / "gather"
+    (folder / "warmup").mkdir()
+    for name in ("labels.txt", "warmup/ids"):
+        (folder / name).write_text(name)
+    server = TritonServer(TritonInstall(
+        executable=tmp_path, source="", backend_dir=tmp_path, backends=()
+    ))  # fmt: skip
+    monkeypatch.setattr(server, "_folder", tmp_path / "server")
+    put = server.put_model(exported_files(folder / "1"))
+    for name in ("labels.txt", "warmup/ids", "1/model.onnx", "config.pbtxt"):
+        assert (put / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_a_stand_in_takes_a_folder_of_the_files_name(
