@@ -183,12 +183,19 @@ def _model_info(found: EndpointModel, values: dict[str, Any]) -> ModelInfo:
     """An endpoint's model with the shapes that are sent to it.
 
     Raises:
-        ModelError: An input holds no numbers, or a shape is unknown or is not the input's.
+        ModelError: It takes no single requests or answers none with one reply; an input holds no
+            numbers; or a shape is unknown or is not the input's.
     """
     from dataclasses import replace
 
     from analyzer.domain.model import NUMPY_DTYPES, ModelInfo
 
+    if found.sequences or found.decoupled:
+        how = "takes sequences of requests" if found.sequences else "streams replies (decoupled)"
+        raise ModelError(
+            f"The model {found.name} {how}, which is not measured here.",
+            hint="Measured are models that answer each request by itself, with one reply.",
+        )
     shapes: dict[str, tuple[int, ...]] = values["input_shapes"]
     names = [tensor.name for tensor in found.inputs]
     if unknown := sorted(shapes.keys() - set(names)):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The contract's, as those of a search.
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
 
-# Added to the seconds that the missing requests take: two starts, and blocks that do not count.
+# Added to the seconds that the requests take: two starts, and blocks that do not count.
 _RESERVE_S = 60.0
 # What the end of the command takes: the answer stored and printed.
 _END_S = 0.5
@@ -171,11 +171,14 @@ def verify(study: str | None, **values: Any) -> int:
 
 
 def _engine_notes(subject: ClaimedModel, server: str) -> list[str]:
-    """What a Triton elsewhere must have to run the claim's engine; it is not asked.
+    """What is measured instead of what was exported, or what a Triton elsewhere must have for it.
 
     Raises:
         MissingPartError: The Triton of this machine has another TensorRT.
     """
+    if server == "embedded" and subject.exported_for == "python":
+        instead = "which the embedded server does not have: it runs the graph itself"
+        return [f"Exported for Triton's python backend, {instead} (--server triton has it)."]
     if server == "embedded" or not subject.tensorrt:
         return []
     from analyzer.targets.triton_install import require_triton
@@ -341,8 +344,8 @@ def _print(verification: Verification, subject: ClaimedModel) -> None:
         f"  requests     {certificate.requests} ({certificate.effective_requests:.0f} effective), "
         f"{certificate.over_budget} over budget"
     )
-    if certificate.requests_missing:
-        click.echo(f"  missing      {missing_text(certificate.requests_missing, claim.rate_rps)}")
+    if missing := _missing(certificate, claim.rate_rps):
+        click.echo(f"  missing      {missing}")
     _print_conditions(subject.conditions, measured)
     for reason in test.validity.reasons:
         click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
@@ -378,12 +381,39 @@ def _differing(then: ConditionsSummary | None, measured: Measurement) -> list[st
     return list(differences(then, now)) if then is not None and now is not None else []
 
 
-def missing_text(requests: int, rate_rps: float) -> str:
-    """How many requests a verdict still needs, and the budget that holds them."""
-    from analyzer.report.advice import REACH_S, round_budget
+def _missing(certificate: Certificate, rate_rps: float) -> str:
+    """What an open verdict lacks, and the budget that holds it; empty where it is neither."""
+    counted, missing = certificate.requests, certificate.requests_missing
+    if missing:
+        return missing_text(missing, rate_rps, counted=counted)
+    if certificate.verdict != "UNDECIDED" or certificate.void_reasons:
+        return ""
+    if certificate.inflation is not None:
+        return "no number of requests decides: this rate is too near to the edge"
+    # As many again are the least that may tell.
+    more = _more_time(2 * counted, rate_rps)
+    return f"too few requests to tell how far they depend on each other: {more}"
 
-    seconds = requests / rate_rps + _RESERVE_S
-    if seconds > REACH_S:
+
+def missing_text(requests: int, rate_rps: float, *, counted: int = 0) -> str:
+    """How many requests a verdict still needs, and the budget that holds them.
+
+    Args:
+        counted: Those that it has; the next run begins without them.
+    """
+    from analyzer.report.advice import REACH_S
+
+    if _budget_s(counted + requests, rate_rps) > REACH_S:
         return "more requests than a day holds: this rate is too near to the edge to decide"
-    budget = format_duration(round_budget(seconds))
-    return f"about {requests} requests: give it more time (--budget {budget})"
+    return f"about {requests} requests: {_more_time(counted + requests, rate_rps)}"
+
+
+def _more_time(requests: int, rate_rps: float) -> str:
+    from analyzer.report.advice import round_budget
+
+    budget = format_duration(round_budget(_budget_s(requests, rate_rps)))
+    return f"give it more time (--budget {budget})"
+
+
+def _budget_s(requests: int, rate_rps: float) -> float:
+    return requests / rate_rps + _RESERVE_S

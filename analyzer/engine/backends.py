@@ -164,7 +164,7 @@ def _threads(config: Any) -> int:
 
 
 def declared_tensors(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
-    """Inputs and outputs as the ONNX graph at ``path`` declares them.
+    """Inputs and outputs as the ONNX graph at ``path`` declares them; optional inputs come last.
 
     Raises:
         ModelError: It cannot be loaded, or a tensor has a type that Triton does not know.
@@ -182,14 +182,18 @@ def declared_tensors(path: Path) -> tuple[list[OnnxTensor], list[OnnxTensor]]:
             hint="Check the file with onnx.checker, and that its external weights lie beside it.",
         ) from error
 
-    def tensor(value: Any) -> OnnxTensor:
+    def tensor(value: Any, *, optional: bool = False) -> OnnxTensor:
         datatype = ORT_DATATYPES.get(value.type)
         if datatype is None:
             raise ModelError(f"{path}: tensor '{value.name}' has type {value.type}.")
         shape = tuple(dim if isinstance(dim, int) and dim > 0 else -1 for dim in value.shape)
-        return OnnxTensor(name=value.name, datatype=datatype, shape=shape)
+        return OnnxTensor(name=value.name, datatype=datatype, shape=shape, optional=optional)
 
-    return [tensor(v) for v in session.get_inputs()], [tensor(v) for v in session.get_outputs()]
+    inputs = [tensor(value) for value in session.get_inputs()]
+    # Weights that old exporters list among the inputs are such ones too, of whatever type.
+    defaults = [v for v in session.get_overridable_initializers() if v.type in ORT_DATATYPES]
+    inputs += [tensor(value, optional=True) for value in defaults]
+    return inputs, [tensor(value) for value in session.get_outputs()]
 
 
 def check_tensors(config: Any, inputs: Sequence[OnnxTensor], outputs: Sequence[OnnxTensor]) -> None:
@@ -206,17 +210,18 @@ def check_tensors(config: Any, inputs: Sequence[OnnxTensor], outputs: Sequence[O
     signature = signature_of(config)
     where = f"unable to load model '{config.name}'"
     expected = [port for port in signature.inputs.values() if not port.optional]
-    if len(expected) != len(inputs):
+    needed = [tensor for tensor in inputs if not tensor.optional]
+    if len(expected) != len(needed):
         raise InputError(
-            f"{where}, configuration expects {len(expected)} inputs, model provides {len(inputs)}"
+            f"{where}, configuration expects {len(expected)} inputs, model provides {len(needed)}"
         )
     known_inputs = {tensor.name: tensor.shape for tensor in inputs}
     for kind, ports, tensors in (
         ("input", signature.inputs, inputs),
         ("output", signature.outputs, outputs),
     ):
-        known = {tensor.name: tensor for tensor in tensors}
         for port in ports.values():
+            known = {tensor.name: tensor for tensor in tensors if tensor.optional == port.optional}
             if port.name not in known:
                 names = ", ".join(known)
                 raise InputError(

@@ -177,11 +177,27 @@ def _active(instances: Sequence[Any], name: str) -> list[Any]:
 
 
 def _read_labels(config: Any, folder: Path) -> dict[str, tuple[str, ...]]:
-    """The labels of each output whose configuration names a file with them, one per line."""
+    """The labels of each output whose configuration names a file with them, one per line.
+
+    Raises:
+        RepositoryError: A file is not there, as in Triton, or lies outside the model's folder.
+    """
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.output:
-        name = output.label_filename
-        if name and Path(name).name == name and (folder / name).is_file():
-            text = (folder / name).read_text(encoding="utf-8", errors="replace")
-            labels[output.name] = tuple(text.splitlines())
+        if not output.label_filename:
+            continue
+        path = folder / output.label_filename
+        if ".." in path.parts or not path.is_relative_to(folder):
+            raise RepositoryError(
+                f"model '{config.name}': the label file {output.label_filename!r} of output "
+                f"'{output.name}' lies outside the model's folder."
+            )
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise RepositoryError(
+                f"failed to open text file for read {path}: {error.strerror}",
+                hint=f"The label file of output '{output.name}' lies in the model's folder.",
+            ) from error
+        labels[output.name] = tuple(text.splitlines())
     return labels

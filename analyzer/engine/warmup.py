@@ -31,6 +31,12 @@ def warm_up(config: Any, folder: Path, runtimes: Sequence[Runtime]) -> Counters:
     for sample in config.model_warmup:
         if sample.batch_size == 0:
             continue
+        if sample.batch_size > max(config.max_batch_size, 1):
+            raise RepositoryError(
+                f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size} for "
+                f"'{config.name}', max allowed is {config.max_batch_size}",
+                hint="Triton refuses this configuration as well.",
+            )
         inputs: dict[str, NDArray[Any]] = {}
         for name, value in sample.inputs.items():
             port = signature.inputs.get(name)

@@ -42,6 +42,7 @@ class ClaimedModel:
         model_path: The file that is served.
         data_path: Real inputs; None for made-up ones.
         exported: The folder of the exported version; None for a study's.
+        exported_for: The backend that it was exported for; empty for a study's.
         variant_sha256: Of the file that is served, under which its probes are kept; empty if
             unknown.
         rate_scale: The twin's edge over the measured one; 1 if unknown.
@@ -55,6 +56,7 @@ class ClaimedModel:
     model_path: Path
     data_path: Path | None = None
     exported: Path | None = None
+    exported_for: str = ""
     variant_sha256: str = ""
     rate_scale: float = 1.0
     notes: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ def _of_manifest(manifest: Manifest, rate_rps: float, budget_ms: float) -> Claim
         model=served_model(manifest, model_path),
         model_path=model_path,
         exported=manifest.version_dir,
+        exported_for=manifest.backend,
         data_path=_data_path(evidence.get("provenance", {})),
         notes=(note,) if changed else (),
         conditions=_kept_conditions(entry),

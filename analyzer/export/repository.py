@@ -28,6 +28,7 @@ from analyzer.export.atomic import (
     put_in_place,
     staging_folder,
 )
+from analyzer.export.dependents import replacement_notes
 from analyzer.export.manifest import (
     MANIFEST_NAME,
     MANIFEST_SCHEMA,
@@ -174,6 +175,8 @@ def _export(
                 f"{target / CONFIG_NAME} was replaced; older versions are still there"
                 f"{kept if replaced else ''}."
             )
+            new = parse_config(files.config_text)
+            notes += replacement_notes(destination, target / CONFIG_NAME, new, version)
         elif _is_there(files, target, version - 1, versions, evidence):
             return ExportResult(
                 path=str(destination),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +19,7 @@ from analyzer.modelconfig.render import (
     served_configuration,
     template_environment,
 )
-from analyzer.modelconfig.repository import check_model_name
+from analyzer.modelconfig.repository import check_model_name, version_number
 from analyzer.modelconfig.rules import normalize
 from analyzer.modelconfig.text import CONFIG_NAME, read_config
 
@@ -37,12 +37,15 @@ class ModelFiles:
         configuration: What ``config_text`` says, canonical, on the backend that serves it; the
             instance type is not told there.
         version_files: Contents of a version's folder by name: a path to copy or the bytes.
+        other_files: What else lies in the model's folder and the server may read, by name: labels,
+            data of warm-ups.
     """
 
     name: str
     config_text: str
     configuration: Configuration
     version_files: Mapping[str, Path | bytes]
+    other_files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -120,12 +123,22 @@ def exported_files(version_dir: Path) -> ModelFiles:
         name=config.name or folder.name,
         config_text=path.read_text(encoding="utf-8"),
         configuration=configuration_from_config(config),
-        version_files={
-            file.relative_to(version_dir).as_posix(): file
-            for file in sorted(version_dir.rglob("*"))
-            if file.is_file()
+        version_files=_files_in(version_dir),
+        other_files={
+            name: file
+            for name, file in _files_in(folder).items()
+            if name != CONFIG_NAME and version_number(name.partition("/")[0]) is None
         },
     )
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """The files below ``folder`` by their path in it."""
+    return {
+        file.relative_to(folder).as_posix(): file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 def python_model() -> str:

@@ -56,11 +56,16 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxTensor:
-    """A tensor as the ONNX graph declares it, batch axis included; −1 is a dynamic dimension."""
+    """A tensor as the ONNX graph declares it, batch axis included; −1 is a dynamic dimension.
+
+    Args:
+        optional: An input that has a default (an initializer that a request may override).
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    optional: bool = False
 
 
 def prepare(
@@ -253,7 +258,7 @@ def autocomplete_onnx(
 
     Args:
         proto: The ``ModelConfig``; changed in place.
-        inputs: The graph's inputs as they are declared.
+        inputs: The graph's inputs as they are declared; optional ones stay out.
         outputs: The graph's outputs.
         max_batch_size_default: ``--backend-config=default-max-batch-size``.
 
@@ -262,6 +267,7 @@ def autocomplete_onnx(
     """
     if proto.input and proto.output:
         return
+    inputs = [tensor for tensor in inputs if not tensor.optional]
     batchable = all(t.shape[:1] == (-1,) for t in (*inputs, *outputs))
     if not batchable and proto.max_batch_size != 0:
         reject(

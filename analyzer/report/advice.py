@@ -121,10 +121,21 @@ def advice(report: StudyReport) -> tuple[str, ...]:
             )
         elif miss.limit == "target_rate_rps":
             sentences.append("Lower --target-rate: one device does not carry it.")
+    if nothing_allowed(report):
+        if closest and _lacks_only_proof(closest):
+            precision = closest.entry.configuration.precision
+            sentences.append(f"It is kept as {precision}: add that to --precisions.")
+        sentences.append("Where a variant breaks the accuracy limit: raise --max-accuracy-drop.")
+        return tuple(sentences)
     late = closest is None or not all(miss.lasts for miss in closest.misses)
     if result.verdict == "infeasible" and late:
         sentences.append("A faster machine or a smaller model shortens every latency.")
     return tuple(sentences)
+
+
+def nothing_allowed(report: StudyReport) -> bool:
+    """Whether nothing that may be recommended was left to measure, whatever else keeps the SLA."""
+    return report.result.verdict == "infeasible" and report.result.recommendable == ()
 
 
 def _time_helps(report: StudyReport) -> bool:

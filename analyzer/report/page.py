@@ -12,6 +12,7 @@ from analyzer.report.search_facts import provenance_rows, search_rows, sla_rows
 from analyzer.report.summary import summarize
 from analyzer.report.trust_text import caution, trust_sentence, what_if_base
 from analyzer.report.wording import (
+    claim_text,
     configuration_label,
     configuration_rows,
     failure_label,
@@ -67,6 +68,7 @@ def render_template(
         label=configuration_label,
         failure_label=failure_label,
         rate=rate,
+        claim_text=claim_text,
         edge_text=edge_text,
         signed_percent=signed_percent,
         **own,

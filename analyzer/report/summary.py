@@ -14,7 +14,13 @@ from analyzer.domain.measurement import (
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import format_duration
-from analyzer.report.advice import NOT_UPHELD, advice, miss_sentence, next_command
+from analyzer.report.advice import (
+    NOT_UPHELD,
+    advice,
+    miss_sentence,
+    next_command,
+    nothing_allowed,
+)
 from analyzer.report.conditions_text import conditions_sentence, watched
 from analyzer.report.entries import Entry, StudyReport, TypeEntry
 from analyzer.report.gain_text import (
@@ -143,6 +149,9 @@ def _title(report: StudyReport) -> tuple[str, str]:
     if report.result.unfinished:
         return unfinished_title(report, required)
     came = f"Closest: {configuration_sentence(closest.entry.configuration)}." if closest else ""
+    if nothing_allowed(report):
+        why = "each breaks the accuracy limit, cannot be built, or does not run"
+        return f"No variant of {name} that is allowed may be recommended: {why}", came
     if report.result.verdict == "infeasible":
         return f"No configuration of {name} keeps {_within_limits(report, required)}", came
     if not came:

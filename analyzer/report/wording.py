@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure
+from analyzer.domain.study import Claim
 from analyzer.domain.units import format_duration, format_size, parse_size_bytes
 
 NOT_MEASURED = "–"
@@ -117,6 +118,12 @@ def interval(bounds: tuple[float | None, float | None] | None) -> str:
     if low is None:
         return f"below {number(high)}"
     return f"above {number(low)}" if high is None else f"{number(low)} to {number(high)}"
+
+
+def claim_text(claim: Claim) -> str:
+    """What a verification measured: ``34b4d3aecd69 at 516 /s, 99 % within 50 ms``."""
+    kept = f"{number(claim.sla.percentile, 9)} % within {milliseconds(claim.sla.latency_budget_ms)}"
+    return f"{claim.configuration.config_id} at {rate(claim.rate_rps)}, {kept}"
 
 
 def percentile_name(percentile: float) -> str:

@@ -37,6 +37,8 @@ class EndpointModel:
         outputs: Likewise.
         batchable: Whether every tensor begins with a dynamic dimension.
         max_batch_size: The largest request; None where the endpoint does not tell.
+        sequences: Whether it takes requests only as parts of a sequence.
+        decoupled: Whether it may answer a request any number of times.
     """
 
     name: str
@@ -44,6 +46,8 @@ class EndpointModel:
     outputs: tuple[TensorSpec, ...]
     batchable: bool
     max_batch_size: int | None
+    sequences: bool = False
+    decoupled: bool = False
 
 
 class Endpoint(Protocol):
@@ -106,9 +110,13 @@ def describe_model(endpoint: Endpoint, name: str, metadata: Mapping[str, Any]) -
         [(t["name"], t["datatype"], tuple(map(int, t["shape"]))) for t in metadata.get(kind, ())]
         for kind in ("inputs", "outputs")
     ]
+    sequences = decoupled = False
     try:
-        max_batch_size: int | None = endpoint.config(name).max_batch_size
+        config = endpoint.config(name)
+        max_batch_size: int | None = config.max_batch_size
         batchable = bool(max_batch_size)
+        sequences = config.HasField("sequence_batching")
+        decoupled = config.model_transaction_policy.decoupled
     except TargetCrashError:
         raise
     except TargetError:
@@ -127,6 +135,8 @@ def describe_model(endpoint: Endpoint, name: str, metadata: Mapping[str, Any]) -
         outputs=outputs,
         batchable=batchable,
         max_batch_size=max_batch_size,
+        sequences=sequences,
+        decoupled=decoupled,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analyzer.domain.configuration import Configuration
+from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import UsageError
 from analyzer.targets.target import Target
@@ -45,7 +45,8 @@ def open_target(
         inputs_path: A ``.npz`` with an array of rows per input.
         configuration: How it is served.
         exported: The folder of a version in a repository, which a Triton that is started here
-            serves with the ``config.pbtxt`` that is there, unmodified.
+            serves with the ``config.pbtxt`` that is there, unmodified; one that runs serves
+            ``configuration`` on the backend that is named there.
 
     Raises (all but the first also on entering):
         UsageError: ``server`` names none.
@@ -58,7 +59,7 @@ def open_target(
         return _embedded(model, model_path, inputs_path, configuration)
     if server == "triton":
         return _started_triton(model, model_path, inputs_path, configuration, exported)
-    return _running_server(server, model, model_path, inputs_path, configuration)
+    return _running_server(server, model, model_path, inputs_path, configuration, exported)
 
 
 def _embedded(
@@ -99,15 +100,17 @@ def _started_triton(
     from analyzer.targets.triton_server import TritonServer
 
     install = require_triton()
-    backend = install.backend_for(configuration.backend)
-    if exported is not None and backend == configuration.backend:
-        files = exported_files(exported)
+    found = exported_files(exported) if exported is not None else None
+    wanted = found.configuration.backend if found is not None else configuration.backend
+    backend = install.backend_for(wanted)
+    if found is not None and backend == wanted:
+        files = found
     else:
         name = temporary_name(model.name, configuration)
         files = model_files(model, model_path, configuration, backend=backend, name=name)
     notes: tuple[str, ...] = ()
-    if backend != configuration.backend:
-        absent = f"Triton here has no {configuration.backend} backend"
+    if backend != wanted:
+        absent = f"Triton here has no {wanted} backend"
         notes = (f"{absent}; ONNX Runtime was measured inside its {backend} backend.",)
     elif install.stand_in and backend == "onnxruntime":
         own = "on ONNX Runtime in a Python-based backend"
@@ -128,16 +131,20 @@ def _running_server(
     model_path: Path,
     inputs_path: Path,
     configuration: Configuration,
+    exported: Path | None,
 ) -> AbstractContextManager[Target]:
-    from analyzer.modelconfig.files import model_files
+    from analyzer.modelconfig.files import exported_files, model_files
     from analyzer.targets.endpoint_target import attached_target, temporary_name
 
     name = temporary_name(model.name, configuration)
-    candidates = [model_files(model, model_path, configuration, name=name)]
-    if configuration.backend == "onnxruntime":
-        candidates.append(
-            model_files(model, model_path, configuration, backend="python", name=name)
-        )
+    wanted = configuration.backend
+    if exported is not None:
+        wanted = exported_files(exported).configuration.backend
+    backends: list[Backend] = [wanted, "python"] if wanted == "onnxruntime" else [wanted]
+    candidates = [
+        model_files(model, model_path, configuration, backend=backend, name=name)
+        for backend in backends
+    ]
     return attached_target(address, candidates, _read_inputs(model, inputs_path), model=model)
 
 

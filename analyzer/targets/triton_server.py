@@ -136,8 +136,10 @@ class TritonServer:
     def put_model(self, files: ModelFiles, version: int = 1) -> Path:
         """Writes a model to the repository; it is not loaded yet. Returns its folder."""
         folder = self.repository / files.name
-        for name, content in files.version_files.items():
-            target = folder / str(version) / name
+        contents: dict[str, Path | bytes] = {**files.other_files}
+        contents |= {f"{version}/{name}": of for name, of in files.version_files.items()}
+        for name, content in contents.items():
+            target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, bytes):
                 target.write_bytes(content)

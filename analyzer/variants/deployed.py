@@ -9,6 +9,7 @@ from typing import Any
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.backends import check_tensors, declared_tensors
 from analyzer.errors import InputError, ModelError
+from analyzer.modelconfig.execution import check_accelerators
 from analyzer.modelconfig.files import is_own_python_model
 from analyzer.modelconfig.render import MODEL_FILENAMES, tuned_backend
 from analyzer.modelconfig.repository import load_config
@@ -17,6 +18,8 @@ from analyzer.modelconfig.rules import (
     fill_from_repository,
     finish,
     normalize,
+    normalize_instance_groups,
+    validate_instance_groups,
 )
 from analyzer.modelconfig.text import CONFIG_NAME
 from analyzer.modelconfig.validation import validate
@@ -83,6 +86,7 @@ def deployed_config(path: Path) -> Any:
     file = file or locate_onnx(path)
     if config.backend == "python":
         _require_own(file.parent / MODEL_FILENAMES["python"])
+    _check_instances(config)
     if config.backend == "onnxruntime":
         inputs, outputs = declared_tensors(file)
         autocomplete_onnx(config, inputs, outputs)
@@ -96,6 +100,27 @@ def deployed_config(path: Path) -> Any:
                 hint="Correct its inputs and outputs, or leave them out: the graph tells them.",
             ) from error
     return config
+
+
+def _check_instances(config: Any) -> None:
+    """Refuses instances that Triton creates on no machine.
+
+    Raises:
+        RepositoryError: GPUs of instances on a CPU, a profile outside TensorRT, or an accelerator
+            that ONNX Runtime's backend does not know.
+    """
+    resolved: Any = type(config)()
+    resolved.CopyFrom(config)
+    groups = config.instance_group
+    # This machine need not have them.
+    gpus = {gpu for group in groups for gpu in group.gpus}
+    if any(group.kind == group.KIND_GPU for group in groups):
+        gpus.add(0)
+    normalize_instance_groups(resolved, gpus=sorted(gpus))
+    validate_instance_groups(resolved, gpus=sorted(gpus))
+    if config.backend == "onnxruntime":
+        for group in resolved.instance_group:
+            check_accelerators(config, "gpu" if group.kind == group.KIND_GPU else "cpu")
 
 
 def _require_no_sequences(config: Any, path: Path) -> None:

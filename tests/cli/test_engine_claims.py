@@ -229,7 +229,7 @@ def test_a_triton_with_another_tensorrt_is_refused_with_both_versions(
     assert tensorrt_of(triton("10.3.0")) == "10.3.0"
     assert not search_request._tensorrt("triton", told.append)
     assert "TensorRT 10.3.0" in told[0] and "TensorRT 10.9.0.34" in told[0]
-    claimed = SimpleNamespace(tensorrt="10.9.0.34")
+    claimed = SimpleNamespace(tensorrt="10.9.0.34", exported_for="tensorrt")
     with pytest.raises(MissingPartError, match=r"10\.3\.0.*10\.9\.0\.34"):
         verify._engine_notes(claimed, "triton")  # type: ignore[arg-type]
     assert not verify._engine_notes(claimed, "embedded")  # type: ignore[arg-type]
@@ -267,8 +267,11 @@ def test_a_triton_elsewhere_is_told_which_tensorrt_it_needs(
     told: list[str] = []
     assert search_request._tensorrt("grpc://gpu:8001", told.append)
     assert len(told) == 1 and said in told[0]
-    claimed: Any = SimpleNamespace(tensorrt="10.9.0.34")
+    claimed: Any = SimpleNamespace(tensorrt="10.9.0.34", exported_for="tensorrt")
     (note,) = verify._engine_notes(claimed, "grpc://gpu:8001")
     assert said in note
     assert not verify._engine_notes(claimed, "embedded")
+    python: Any = SimpleNamespace(tensorrt="", exported_for="python")
+    (note,) = verify._engine_notes(python, "embedded")
+    assert "runs the graph itself" in note and not verify._engine_notes(python, "triton")
     assert search_request._tensorrt("embedded", told.append) and len(told) == 1

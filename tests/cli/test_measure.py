@@ -15,7 +15,8 @@ from analyzer.cli.measure_table import print_rows
 from analyzer.domain.model import TensorSpec
 from analyzer.errors import UsageError
 from analyzer.measure.session import REQUESTS_MIN
-from analyzer.targets.endpoint import EndpointModel
+from analyzer.modelconfig.text import parse_config
+from analyzer.targets.endpoint import EndpointModel, describe_model
 
 Call = Callable[..., Any]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -124,6 +125,27 @@ def test_an_endpoints_inputs_are_checked_before_anything_is_sent(
     )
     assert answer.code == 2, answer
     assert said in answer.document["error"]["message"] and answer.document["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("sequence_batching { }", "m takes sequences of requests"),
+        ("model_transaction_policy { decoupled: true }", "m streams replies (decoupled)"),
+    ],
+)
+def test_a_model_that_answers_no_single_request_is_named(
+    call: Call, monkeypatch: pytest.MonkeyPatch, config: str, said: str
+) -> None:
+    """Exit code 1, "Not one of 2384 warm-up requests was answered", and advice on its inputs."""
+    metadata = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
+    served = SimpleNamespace(config=lambda _: parse_config(config, where="config.pbtxt"))
+    model = describe_model(served, "m", metadata)  # type: ignore[arg-type]
+    endpoint = SimpleNamespace(ready=lambda _: True, model=lambda _: model, close=lambda: None)
+    monkeypatch.setattr("analyzer.targets.address.open_endpoint", lambda _: endpoint)
+    answer = call("measure", "http://localhost:8000", "--model", "m", "--rate", "9/s", "--json")
+    assert answer.code == 2, answer
+    assert said in answer.document["error"]["message"]
 
 
 @pytest.fixture

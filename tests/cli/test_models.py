@@ -163,6 +163,12 @@ def test_the_file_that_is_named_is_read(tmp_path: Path) -> None:
         (IO.replace("FP32", "FP16", 1), "'image' is TYPE_FP16 in the configuration and FP32"),
         (IO.replace('"image"', '"x"'), "unexpected inference input 'x', allowed inputs are: image"),
         (IO.replace('"logits"', '"y"'), "unexpected inference output 'y'"),
+        ("instance_group { kind: KIND_CPU gpus: 0 }", "KIND_CPU but specifies one or more GPUs"),
+        ('instance_group { profile: "1" }', "which only the TensorRT backend has"),
+        (
+            'optimization { execution_accelerators { cpu_execution_accelerator { name: "a" } } }',
+            "unknown Execution Accelerator 'a'",
+        ),
     ],
 )
 def test_what_a_server_refuses_is_refused(tmp_path: Path, config: str, said: str) -> None:

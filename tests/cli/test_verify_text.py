@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from analyzer.cli.verify import _print, missing_text
+from analyzer.cli.verify import _missing, _print, missing_text
 from analyzer.domain.load_test import ResourceUse
 from analyzer.domain.measurement import Certificate
 
@@ -23,6 +24,27 @@ from analyzer.domain.measurement import Certificate
 )
 def test_the_budget_that_decides_is_one_to_write(requests: int, rate_rps: float, said: str) -> None:
     assert missing_text(requests, rate_rps).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("inflation", "missing", "said"),
+    [
+        # It named --budget 80s to a user who had given it ten minutes.
+        (2.0, 3000, "about 3000 requests: give it more time (--budget 11m)"),
+        # It said "undecided", and nothing else.
+        (None, None, "too few requests to tell how far they depend on each other: give it more"),
+        (2.0, None, "no number of requests decides: this rate is too near to the edge"),
+    ],
+)
+def test_an_open_verdict_says_what_it_lacks(
+    inflation: float | None, missing: int | None, said: str
+) -> None:
+    certificate = Certificate(
+        verdict="UNDECIDED", requests=110_000, over_budget=900, effective_requests=0.0,
+        confidence=0.95, mlperf="UNDECIDED", inflation=inflation, requests_missing=missing,
+    )  # fmt: skip
+    assert _missing(certificate, 200.0).startswith(said)
+    assert not _missing(replace(certificate, void_reasons=("it throttled",)), 200.0) or missing
 
 
 def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,6 +210,47 @@ def test_a_configuration_by_hand_that_is_replaced_is_kept(tmp_path: Path, varian
     assert versions["2"][REPLACED] == by_hand
 
 
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: %d
+ensemble_scheduling { step { model_name: "adder" model_version: %d } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch_max", "step", "said"),
+    [
+        (4, -1, []),
+        (5, -1, ["max_batch_size 5: Triton does not load it until that is at most 4"]),
+        (4, 1, ["version 1, which is not served any more"]),
+    ],
+)
+def test_what_an_export_breaks_beside_it_is_told(
+    tmp_path: Path, variant: Path, batch_max: int, step: int, said: list[str]
+) -> None:
+    """An ensemble with larger batches than its member has now was not loaded any more."""
+    model = tmp_path / "adder"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text("max_batch_size: 16")
+    for name, text in (("both", ENSEMBLE % (batch_max, step)), ("broken", "what"), ("other", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    _, clients, *ensembles = export_repository(info(), variant, SMALL, tmp_path, force=True).notes
+    assert clients.startswith("adder takes requests of at most 4 inferences now")
+    assert len(ensembles) == len(said)
+    for note, part in zip(ensembles, said, strict=True):
+        assert note.startswith("The ensemble both has adder in it") and part in note
+
+
+def test_a_batch_axis_that_was_a_dimension_took_any_number(tmp_path: Path, variant: Path) -> None:
+    model = tmp_path / "adder"
+    (model / "1").mkdir(parents=True)
+    tensor = '{ name: "x" data_type: TYPE_FP32 dims: [ %s ] }'
+    for dims, said in (("-1, 4", True), ("1, 4", False)):
+        (model / "config.pbtxt").write_text("max_batch_size: 0 input " + tensor % dims)
+        notes = export_repository(info(), variant, SMALL, tmp_path, force=True).notes
+        assert any("where it took any number" in note for note in notes) == said
+
+
 def test_external_weights_go_along(tmp_path: Path) -> None:
     variant = write_onnx(tmp_path / "cache" / "variant.onnx", external=True)
     export_repository(info(), variant, SMALL, tmp_path / "repository")

@@ -356,6 +356,19 @@ def test_an_infeasible_answer_does_not_blame_the_budget() -> None:
     )
 
 
+def test_a_baseline_that_keeps_the_promise_is_not_denied() -> None:
+    """With int8 alone allowed, and left out for its accuracy, fp32 "kept no rate"."""
+    facts = undecided_facts()
+    assert facts.recommendable is not None
+    kept = tuple(o for o in facts.outcomes if o.configuration.config_id in facts.recommendable)
+    report = make_report(replace(facts, verdict="infeasible", outcomes=kept[:1], recommendable=()))
+    answer = summarize(report)
+    assert "No variant of digits that is allowed may be recommended" in answer.title
+    precision = kept[0].configuration.precision
+    assert answer.advice[0] == f"It is kept as {precision}: add that to --precisions."
+    assert not any("faster machine" in text for text in answer.advice)
+
+
 def test_a_proof_out_of_reach_is_not_told_as_a_budget() -> None:
     """188 million requests and a budget of 1663m were."""
     facts = undecided_facts()
@@ -698,3 +711,15 @@ def test_a_report_that_cannot_be_written_is_no_fault_of_the_program(
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(UsageError, match=r"x\.html cannot be written: Read-only"):
         write_report(tmp_path / "x.html", "text")
+
+
+def test_a_verification_tells_what_it_measured() -> None:
+    """At a tenth of the rate, within twice the budget: it was listed as "holds" all the same."""
+    facts = example_facts()
+    (told,) = facts.verifications
+    easier = replace(told.claim.sla, percentile=90.0, latency_budget_ms=100.0)
+    claim = replace(told.claim, sla=easier, rate_rps=60.0)
+    report = make_report(replace(facts, verifications=(replace(told, claim=claim),)))
+    said = f"{claim.configuration.config_id} at 60 /s, 90 % within 100 ms"
+    for text in (render_markdown(report), render_html(report)):
+        assert said in " ".join(text.split())

@@ -426,10 +426,27 @@ def test_warm_up_is_counted(repository: Path, opened: Any) -> None:
 def test_a_wrong_warm_up_fails_the_load(repository: Path, opened: Any) -> None:
     put(repository, "m", IDENTITY + WARMUP % 'input_data_file: "../../../etc/passwd"')
     put(repository, "n", IDENTITY + WARMUP.replace("[2]", "[3]") % "zero_data: true")
+    large = WARMUP.replace("batch_size: 4", "batch_size: 9")
+    put(repository, "large", IDENTITY + large % "zero_data: true")
     models = opened()
     reasons = {entry.name: entry.reason for entry in models.index()}
     assert "no file" in reasons["m"]
     assert "do not fit" in reasons["n"]
+    assert "batch size 9 for 'large', max allowed is 8" in reasons["large"]
+
+
+def test_labels_lie_where_the_configuration_says(repository: Path, opened: Any) -> None:
+    """A file that was not there, or lay in a folder, was no label at all; Triton refuses, reads."""
+    labelled = IDENTITY.replace('name: "Y"', 'name: "Y" label_filename: "%s"')
+    for name, file in (("m", "of/y.txt"), ("absent", "none.txt"), ("outside", "../m/of/y.txt")):
+        put(repository, name, labelled % file)
+    (repository / "m" / "of").mkdir()
+    (repository / "m" / "of" / "y.txt").write_text("cat\ndog\n")
+    models = opened()
+    assert models.get("m").labels == {"Y": ("cat", "dog")}
+    reasons = {entry.name: entry.reason for entry in models.index()}
+    assert "failed to open text file for read" in reasons["absent"]
+    assert "outside the model's folder" in reasons["outside"]
 
 
 def test_priorities_timeouts_and_full_queues(repository: Path, opened: Any) -> None:

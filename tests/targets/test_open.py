@@ -9,9 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from analyzer.domain.configuration import Configuration
+from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.model import ModelInfo
+from analyzer.export.repository import export_repository
 from analyzer.load.generator import run_closed_loop
+from analyzer.modelconfig.files import ModelFiles
+from analyzer.targets.endpoint_target import EndpointTarget
 from analyzer.targets.open import open_target
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.triton_install import TritonInstall
@@ -109,3 +112,40 @@ def test_single_numbers_have_an_axis_of_their_own_in_requests() -> None:
     }
     whole = RequestPool(rows, batchable=False).tensors(1, 1)
     assert whole["x"].shape == (3,)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "python"])
+def test_a_running_server_gets_the_backend_that_was_exported(
+    model: ModelInfo,
+    inputs_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: Backend,
+) -> None:
+    """A claim of a repository for the python backend was measured on the native one."""
+    exported = export_repository(model, DIGITS, BATCHED, tmp_path, backend=backend)
+    sent: list[str] = []
+
+    def attached(_: str, candidates: list[ModelFiles], *__: object, **___: object) -> None:
+        sent.extend(files.configuration.backend for files in candidates)
+
+    monkeypatch.setattr("analyzer.targets.endpoint_target.attached_target", attached)
+    open_target(
+        "grpc://localhost:8001", model=model, model_path=DIGITS, inputs_path=inputs_path,
+        configuration=BATCHED, exported=tmp_path / "digits" / str(exported.version),
+    )  # fmt: skip
+    assert sent == (["onnxruntime", "python"] if backend == "onnxruntime" else ["python"])
+
+
+@pytest.mark.triton
+def test_what_was_exported_for_the_python_backend_is_measured_as_that(
+    triton_install: TritonInstall, model: ModelInfo, inputs_path: Path, tmp_path: Path
+) -> None:
+    """A note said that the native configuration ran."""
+    exported = export_repository(model, DIGITS, BATCHED, tmp_path, backend="python")
+    with open_target(
+        "triton", model=model, model_path=DIGITS, inputs_path=inputs_path,
+        configuration=BATCHED, exported=tmp_path / "digits" / str(exported.version),
+    ) as target:  # fmt: skip
+        assert isinstance(target, EndpointTarget) and target.configuration is not None
+        assert (target.configuration.backend, target.notes) == ("python", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,12 @@ from analyzer.errors import MissingPartError, TargetError, TargetStartError
 from analyzer.export.repository import export_repository
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.processes import is_running
-from analyzer.modelconfig.files import ModelFiles, model_files
+from analyzer.modelconfig.files import (
+    ModelFiles,
+    exported_files,
+    model_files,
+    onnxruntime_backend,
+)
 from analyzer.modelconfig.rules import finish, prepare
 from analyzer.modelconfig.text import config_to_json, read_config
 from analyzer.targets.endpoint_target import (
@@ -252,6 +259,47 @@ def test_every_data_type_survives(server: TritonServer, tmp_path: Path) -> None:
         answer = triton_client.infer("identity", tensors)
     for kind, value in values.items():
         np.testing.assert_array_equal(answer.as_numpy(f"o{kind}"), value, err_msg=kind)
+
+
+def test_what_lies_beside_an_exported_version_goes_along(
+    gather: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With labels that a hand had added, Triton did not load what was to be verified."""
+    export_repository(gather_info(gather), gather, BATCHED, tmp_path / "models")
+    folder = tmp_path / "models" / "gather"
+    (folder / "warmup").mkdir()
+    for name in ("labels.txt", "warmup/ids"):
+        (folder / name).write_text(name)
+    server = TritonServer(TritonInstall(
+        executable=tmp_path, source="", backend_dir=tmp_path, backends=()
+    ))  # fmt: skip
+    monkeypatch.setattr(server, "_folder", tmp_path / "server")
+    put = server.put_model(exported_files(folder / "1"))
+    for name in ("labels.txt", "warmup/ids", "1/model.onnx", "config.pbtxt"):
+        assert (put / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_stand_in_takes_a_folder_of_the_files_name(
+    gather: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's own backend does, and ours failed to load it."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("utils"))
+    namespace: dict[str, Any] = {}
+    exec(onnxruntime_backend(), namespace)
+    folder = tmp_path / "1" / "model.onnx"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(gather.read_bytes())
+    model = namespace["TritonPythonModel"]()
+    config = {"default_model_filename": "", "max_batch_size": 8, "input": [], "output": []}
+    model.initialize(
+        {
+            "model_config": json.dumps(config),
+            "model_instance_kind": "CPU",
+            "model_repository": str(tmp_path),
+            "model_version": "1",
+        }
+    )
+    assert [value.name for value in model.session.get_inputs()] == ["ids"]
 
 
 @pytest.mark.triton

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
@@ -13,6 +14,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.engine.backends import check_tensors, declared_tensors
 from analyzer.errors import InputError
 from analyzer.modelconfig.render import render_config
+from analyzer.modelconfig.rules import autocomplete_onnx
 from analyzer.modelconfig.text import parse_config
 from analyzer.variants.inspect import inspect_model
 from analyzer.variants.try_model import as_unbatched
@@ -101,3 +103,34 @@ def test_a_folder_that_triton_would_not_load_is_refused(
         return
     with pytest.raises(InputError, match=refused):
         check_tensors(config, *tensors)
+
+
+@pytest.mark.parametrize(
+    ("batch", "dims", "more", "refused"),
+    [
+        (0, "[-1, 8]", 'input { name: "k" data_type: TYPE_FP32 dims: 1 optional: true }', ""),
+        (0, "[-1, 8]", "", ""),
+        (0, "[-1, 8]", 'input { name: "k" data_type: TYPE_FP32 dims: 1 }', "expects 2 inputs"),
+        (4, "8", 'input { name: "k" data_type: TYPE_FP32 dims: 1 optional: true }', "must be -1"),
+    ],
+)
+def test_an_initializer_that_a_request_may_override_is_an_optional_input(
+    write_model: Write, batch: int, dims: str, more: str, refused: str
+) -> None:
+    """Its name was unknown: the folder, which Triton serves, was neither served nor searched."""
+    path = write_model(
+        [helper.make_node("Mul", ["x", "k"], ["y"])],
+        [("x", FLOAT, ["b", 8]), ("k", FLOAT, [1])],
+        [("y", FLOAT, ["b", 8])],
+        {"k": np.array([2.0], np.float32)},
+    )
+    config = parse_config((FOLDER % (batch, dims, "", dims)) + more, where="config.pbtxt")
+    tensors = declared_tensors(path)
+    if refused:
+        with pytest.raises(InputError, match=refused):
+            check_tensors(config, *tensors)
+        return
+    check_tensors(config, *tensors)
+    alone = parse_config("", where="config.pbtxt")
+    autocomplete_onnx(alone, *tensors)
+    assert [tensor.name for tensor in alone.input] == ["x"] and alone.max_batch_size == 4
