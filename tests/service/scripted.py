@@ -29,8 +29,6 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from analyzer.store.results import open_store
-
 
 def option(name: str) -> str | None:
     """The value of ``--name=value``."""
@@ -182,6 +180,8 @@ def main() -> int:
 
 def measure(script: dict[str, float]) -> None:
     """Measures what is not measured yet, and stores it, one outcome after the other."""
+    from analyzer.store.results import open_store  # most scripts have no need of it
+
     made = objects()
     with open_store(str(option("store"))) as store:
         name = str(option("study"))
