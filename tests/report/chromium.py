@@ -169,7 +169,8 @@ def new_page(browser: Browser) -> Iterator[Page]:
             page.call(f"{domain}.enable")
         yield page
     finally:
-        own.call("Target.disposeBrowserContext", browserContextId=context)
+        # Not waited for: of a tab that is just loading something else the answer may never come.
+        browser.send("Target.disposeBrowserContext", {"browserContextId": context}, "")
 
 
 @contextlib.contextmanager
