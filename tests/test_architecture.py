@@ -131,6 +131,16 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert _loaded_by("import analyzer, analyzer.cli.main") == set()
 
 
+def test_what_starts_with_each_job_and_upload_loads_nothing_heavy() -> None:
+    started = ("keeper", "archive", "inspect_main", "sandbox", "snapshot_main")
+    imports = "\n".join(f"import analyzer.service.{name}" for name in started)
+    assert _loaded_by(f"{imports}\nassert 'numpy' not in sys.modules") == set()
+
+
+def test_a_worker_loads_little_before_its_first_job() -> None:
+    assert _loaded_by("import analyzer.service.worker") == {"msgspec", "pydantic", "sqlalchemy"}
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_works_and_loads_nothing_heavy(command: str) -> None:
     code = (

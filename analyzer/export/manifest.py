@@ -14,7 +14,6 @@ from typing import Any
 
 from analyzer.domain.configuration import Configuration
 from analyzer.errors import RepositoryError
-from analyzer.modelconfig.repository import model_directory
 from analyzer.variants.cache import file_sha256
 
 MANIFEST_NAME = "tritune.json"
@@ -109,6 +108,8 @@ def read_manifest(repository: Path, model: str, version: int | None = None) -> M
         RepositoryError: There is no such model, it was not exported by this program, or its
             manifest cannot be read.
     """
+    from analyzer.modelconfig.repository import model_directory
+
     folder = model_directory(repository, model)
     versions = read_versions(folder)
     if not versions:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from analyzer import __version__
 from analyzer.errors import DataError, StoreError
@@ -27,6 +28,22 @@ from analyzer.service.routes_uploads import KINDS, upload_router
 PREFIX = "/api/v1"
 
 
+@cache
+def _routes() -> list[BaseRoute]:
+    """Of every application: preparing them takes FastAPI most of a start."""
+    routes = APIRouter(generate_unique_id_function=_operation_id)
+    for router in (
+        *(upload_router(prefix, *what) for prefix, what in KINDS.items()),
+        routes_jobs.router,
+        routes_access.router,
+        routes_service.router,
+    ):
+        routes.include_router(router, prefix=PREFIX)
+    routes.include_router(routes_service.outside)
+    routes.include_router(pages.router)
+    return routes.routes
+
+
 def create_app(context: ServiceContext) -> FastAPI:
     """The API over ``context``."""
     app = FastAPI(
@@ -36,20 +53,11 @@ def create_app(context: ServiceContext) -> FastAPI:
         # Their pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=_operation_id,
+        routes=_routes(),
     )
     metrics = Metrics(context.database, context.hub)
     app.state.context = context
     app.state.metrics = metrics
-    for router in (
-        *(upload_router(prefix, *what) for prefix, what in KINDS.items()),
-        routes_jobs.router,
-        routes_access.router,
-        routes_service.router,
-    ):
-        app.include_router(router, prefix=PREFIX)
-    app.include_router(routes_service.outside)
-    app.include_router(pages.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)

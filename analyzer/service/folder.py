@@ -288,6 +288,8 @@ class JobFolder:
 
         The command may have put anything in its place, so it is read with the command's rights.
         """
+        if not self.study_stamp():
+            return False
         task = self.task(
             [sys.executable, "-m", "analyzer.service.snapshot_main", STUDY, _COPY],
             output=Path(os.devnull),

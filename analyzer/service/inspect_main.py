@@ -112,12 +112,16 @@ def _searched_model(place: Path, shapes: Mapping[str, tuple[int, ...]]) -> Model
         ModelError: The search would refuse it, or the shapes.
         MissingPartError: ONNX Runtime is not here, or the memory does not suffice.
     """
-    from analyzer.modelconfig.render import input_shapes
-    from analyzer.modelconfig.text import CONFIG_NAME, read_config
-    from analyzer.variants.deployed import inspect_deployed
     from analyzer.variants.inspect import inspect_model as inspect
 
     scratch = Path("scratch")
+    if place.is_file():
+        return inspect(place, input_shapes=shapes, scratch=scratch)
+
+    from analyzer.modelconfig.render import input_shapes
+    from analyzer.modelconfig.text import CONFIG_NAME, read_config
+    from analyzer.variants.deployed import inspect_deployed
+
     config = place / CONFIG_NAME
     if not config.is_file():
         return inspect(place, input_shapes=shapes, scratch=scratch)

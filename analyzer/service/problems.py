@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi.responses import JSONResponse
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
 
 _LOG = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
@@ -111,6 +112,8 @@ def fault(error: Exception) -> Problem:
 
 def answer(problem: Problem) -> JSONResponse:
     """The problem as a response."""
+    from fastapi.responses import JSONResponse  # workers check options, and answer nobody
+
     return JSONResponse(
         problem.body(), status_code=problem.status, media_type=MEDIA_TYPE, headers=problem.headers
     )

@@ -23,7 +23,6 @@ from analyzer.service.keeper import NOT_STARTED
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.options import JobOptions, stored_options
 from analyzer.service.progress import LogReader, last_line, storable
-from analyzer.service.publish import publish
 from analyzer.service.queue import Claim, LeaseLostError, Queue
 from analyzer.service.rows import upsert
 from analyzer.service.sandbox import Isolation
@@ -375,6 +374,8 @@ class Run:
 
     def _export(self, folder: JobFolder, options: JobOptions, place: str) -> dict[str, str]:
         """Exports to an object store, keeping the lease; what to say of it."""
+        from analyzer.service.publish import publish  # loads much, for the few jobs that need it
+
         self._queue.say(self._claim, [("phase", {"phase": "exporting"})])
         stop = threading.Event()
         with ThreadPoolExecutor(1) as beside:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from sqlalchemy import inspect, select
 
 from analyzer.service.schema import JOBS
-from analyzer.store.database import Database
+from analyzer.store.database import Database, open_database
+from analyzer.store.engine import BUSY_TIMEOUT_S
 from analyzer.store.optuna_storage import open_optuna_storage
-from analyzer.store.results import ResultStore, open_store
+from analyzer.store.results import ResultStore
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -42,25 +43,33 @@ def _storage(store: ResultStore) -> Iterator[RDBStorage]:
         storage.engine.dispose()
 
 
+def _has_optunas_tables(database: Database) -> bool:
+    with database.reading() as connection:
+        return inspect(connection).has_table("studies")
+
+
 def keep_study(database: Database, source: Path, study: str, name: str) -> None:
     """Copies the study from the file ``source``; one that cannot be copied costs a warning.
 
     Args:
         name: As :func:`optuna_name` makes it.
     """
-    import optuna
-
+    url = f"sqlite:///{source}"
     try:
-        with (
-            open_store(f"sqlite:///{source}", create=False) as store,
-            _storage(store) as own,
-            _storage(ResultStore(database)) as target,
-        ):
-            with suppress(KeyError):  # of an attempt before
-                optuna.delete_study(study_name=name, storage=target)
-            optuna.copy_study(
-                from_study_name=study, from_storage=own, to_storage=target, to_study_name=name
-            )
+        with open_database(url, create=False, busy_timeout_s=BUSY_TIMEOUT_S) as found:
+            if not _has_optunas_tables(found):  # opening its storage would make them
+                raise KeyError(study)
+            import optuna
+
+            with (
+                _storage(ResultStore(found)) as own,
+                _storage(ResultStore(database)) as target,
+            ):
+                with suppress(KeyError):  # of an attempt before
+                    optuna.delete_study(study_name=name, storage=target)
+                optuna.copy_study(
+                    from_study_name=study, from_storage=own, to_storage=target, to_study_name=name
+                )
     except KeyError:
         _LOG.info("%s has no trials of Optuna's: nothing but the baseline was tried.", name)
     except Exception as error:
@@ -70,9 +79,9 @@ def keep_study(database: Database, source: Path, study: str, name: str) -> None:
 
 def forget_studies(database: Database) -> int:
     """Removes Optuna's studies of jobs that are gone; returns how many."""
+    if not _has_optunas_tables(database):
+        return 0
     with database.reading() as connection:
-        if not inspect(connection).has_table("studies"):
-            return 0
         kept = set(connection.execute(select(JOBS.c.id)).scalars())
     import optuna
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from typing import TYPE_CHECKING
 
 from analyzer.errors import TargetCrashError, TargetError, UsageError
-from analyzer.targets.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from analyzer.targets.endpoint import Endpoint
 
 #: In the environment of a job's command: HOST:PORT at which the one server that it may measure is
 #: reached, whatever its own address is.

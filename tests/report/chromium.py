@@ -39,28 +39,57 @@ def find_chromium() -> str | None:
 
 
 @dataclass(slots=True)
-class Page:
-    """One tab: what it logged, what it asked the network for."""
+class Browser:
+    """A browser's DevTools pipe."""
 
     to_browser: int
     from_browser: int
+    _last: int = 0
+    _buffer: bytes = b""
+
+    def send(self, method: str, params: dict[str, Any], session: str) -> int:
+        """Asks for a DevTools method, of the browser's own where ``session`` is empty; its id."""
+        self._last += 1
+        message: dict[str, Any] = {"id": self._last, "method": method, "params": params}
+        if session:
+            message["sessionId"] = session
+        os.write(self.to_browser, json.dumps(message).encode() + b"\0")
+        return self._last
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """The next answer or event, of whichever session.
+
+        Raises:
+            TimeoutError: None came.
+        """
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self.from_browser], [], [], timeout_s)
+            if not ready:
+                raise TimeoutError("Chromium said nothing")
+            chunk = os.read(self.from_browser, 1 << 20)
+            assert chunk, "Chromium went away"
+            self._buffer += chunk
+        text, self._buffer = self._buffer.split(b"\0", 1)
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+
+@dataclass(slots=True)
+class Page:
+    """One tab: what it logged, what it asked the network for."""
+
+    browser: Browser
     session: str = ""
     console: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     loaded: bool = False
-    _last: int = 0
-    _buffer: bytes = b""
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a DevTools method; events that come meanwhile are noted."""
-        self._last += 1
-        message: dict[str, Any] = {"id": self._last, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.to_browser, json.dumps(message).encode() + b"\0")
+        number = self.browser.send(method, params, self.session)
         while True:
             answer = self._receive(30.0)
-            if answer.get("id") == self._last:
+            if answer.get("id") == number:
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
@@ -100,16 +129,9 @@ class Page:
                 self._receive(left)
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self.from_browser], [], [], timeout_s)
-            if not ready:
-                raise TimeoutError("Chromium said nothing")
-            chunk = os.read(self.from_browser, 1 << 20)
-            assert chunk, "Chromium went away"
-            self._buffer += chunk
-        text, self._buffer = self._buffer.split(b"\0", 1)
-        message: dict[str, Any] = json.loads(text)
-        self._note(message.get("method", ""), message.get("params", {}))
+        message = self.browser.receive(timeout_s)
+        if message.get("sessionId", "") == self.session:  # not of a tab before
+            self._note(message.get("method", ""), message.get("params", {}))
         return message
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
@@ -135,8 +157,32 @@ def _pipe() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
+def new_page(browser: Browser) -> Iterator[Page]:
+    """A tab that shares nothing with others: cookies, caches and storage are its own."""
+    own = Page(browser)
+    context = own.call("Target.createBrowserContext")["browserContextId"]
+    try:
+        target = own.call("Target.createTarget", url="about:blank", browserContextId=context)
+        attached = own.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        page = Page(browser, attached["sessionId"])
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            page.call(f"{domain}.enable")
+        yield page
+    finally:
+        # Not waited for: of a tab that is just loading something else the answer may never come.
+        browser.send("Target.disposeBrowserContext", {"browserContextId": context}, "")
+
+
+@contextlib.contextmanager
 def chromium_page(program: str) -> Iterator[Page]:
     """A fresh browser with one tab; it is gone, with its profile, afterwards."""
+    with chromium_browser(program) as browser, new_page(browser) as page:
+        yield page
+
+
+@contextlib.contextmanager
+def chromium_browser(program: str) -> Iterator[Browser]:
+    """A fresh browser; it is gone, with its profile, afterwards."""
     browser_reads, we_write = _pipe()
     we_read, browser_writes = _pipe()
 
@@ -159,14 +205,8 @@ def chromium_page(program: str) -> Iterator[Page]:
         )
         os.close(browser_reads)
         os.close(browser_writes)
-        page = Page(to_browser=we_write, from_browser=we_read)
         try:
-            target = page.call("Target.createTarget", url="about:blank")["targetId"]
-            attached = page.call("Target.attachToTarget", targetId=target, flatten=True)
-            page.session = attached["sessionId"]
-            for domain in ("Page", "Network", "Runtime", "Log"):
-                page.call(f"{domain}.enable")
-            yield page
+            yield Browser(to_browser=we_write, from_browser=we_read)
         finally:
             os.close(we_write)
             os.close(we_read)

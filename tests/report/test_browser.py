@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chromium import Page, chromium_page, find_chromium
+from chromium import Browser, Page, chromium_browser, find_chromium, new_page
 from facts_example import MODEL, example_facts, infeasible_facts, undecided_facts
 
 from analyzer.domain.study import StudyResult
@@ -21,12 +21,18 @@ pytestmark = pytest.mark.browser
 PBTXT = 'name: "digits"\nmax_batch_size: 16\n'
 
 
-@pytest.fixture
-def page() -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     program = find_chromium()
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package: chromium)")
-    with chromium_page(program) as opened:
+    with chromium_browser(program) as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with new_page(browser) as opened:
         yield opened
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import threading
 import time
@@ -27,9 +28,10 @@ from analyzer.service.folder import Program
 from analyzer.service.inspection import Inspector
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Device
-from analyzer.service.sandbox import Isolation
+from analyzer.service.sandbox import Isolation, probe
 from analyzer.service.worker import Worker
 from analyzer.store.database import Database
+from analyzer.store.engine import parse_url
 
 SCRIPTED = Program(
     (sys.executable, str(Path(__file__).parent / "scripted.py")),
@@ -37,9 +39,26 @@ SCRIPTED = Program(
 )
 
 
+@pytest.fixture(scope="session")
+def isolation_here() -> Isolation:
+    """What this machine can; to find out takes a process."""
+    return probe()
+
+
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of SQLite's with the service's tables: a copy takes less than making them."""
+    path = tmp_path_factory.mktemp("tables") / "tables.db"
+    open_service_database(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-def database(store_url: str) -> Iterator[Database]:
+def database(store_url: str, sqlite_tables: Path) -> Iterator[Database]:
     """An empty database of each kind, with the service's tables."""
+    url = parse_url(store_url)
+    if url.get_backend_name() == "sqlite":
+        shutil.copyfile(sqlite_tables, str(url.database))
     found = open_service_database(store_url)
     with found.writing() as connection:
         auth.ensure_project(connection, auth.DEFAULT_PROJECT)
@@ -166,8 +185,12 @@ def submit(client: httpx.Client, upload: Callable[..., str]) -> Callable[..., st
 
 
 @pytest.fixture
-def working(database: Database, content: ContentStore) -> Callable[..., Any]:
-    """A worker in a thread, for as long as the context lasts."""
+def working(
+    database: Database, content: ContentStore, isolation_here: Isolation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Any]:  # fmt: skip
+    """A worker in a thread, for as long as the context lasts; it looks for jobs often."""
+    monkeypatch.setattr("analyzer.service.worker._LOOK_S", 0.05)
 
     @contextmanager
     def do(
@@ -186,7 +209,7 @@ def working(database: Database, content: ContentStore) -> Callable[..., Any]:
             ServiceLimits(**limits),
             stopping=stop.is_set,
             lease_s=lease_s,
-            isolation=isolation,
+            isolation=isolation or isolation_here,
             analyze=replace(SCRIPTED, constants=constants),
         )
         thread = threading.Thread(target=worker.run)

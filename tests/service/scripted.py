@@ -1,7 +1,8 @@
 """Stands for the command ``analyze``: does what the "model" says, which is JSON, or an ONNX file
 whose ``doc_string`` is.
 
-``outcomes`` (how many it measures, one every ``pause_s``), ``exit``, ``verdict``, ``error`` (in
+``outcomes`` (how many it measures, one every ``pause_s``), ``hold`` (after so many it waits to be
+ended, where it does not go on with a study), ``exit``, ``verdict``, ``error`` (in
 which ``HERE`` is its folder), ``stubborn`` (ignores SIGTERM and SIGINT), ``daemon`` (leaves a
 process behind in a session of its own, which sleeps for so many seconds), ``say`` (on standard
 error), ``study_link`` (where its database leads), ``files`` (names and texts: says of each whether
@@ -29,7 +30,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from analyzer.store.results import open_store
+_HELD_S = 600.0  # longer than any test
 
 
 def option(name: str) -> str | None:
@@ -117,7 +118,7 @@ def read_script(path: Path) -> dict[str, Any]:
 def objects() -> ModuleType:
     """The stored objects that the tests of the store make."""
     spec = importlib.util.spec_from_file_location(
-        "store_objects", Path(__file__).parents[1] / "store" / "conftest.py"
+        "store_objects", Path(__file__).parents[1] / "store" / "store_objects.py"
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -182,6 +183,8 @@ def main() -> int:
 
 def measure(script: dict[str, float]) -> None:
     """Measures what is not measured yet, and stores it, one outcome after the other."""
+    from analyzer.store.results import open_store  # most scripts have no need of it
+
     made = objects()
     with open_store(str(option("store"))) as store:
         name = str(option("study"))
@@ -190,6 +193,8 @@ def measure(script: dict[str, float]) -> None:
         there = len(store.outcomes(name))
         print(f"Note: {there} were there", file=sys.stderr, flush=True)
         for number in range(there, int(script["outcomes"])):
+            if number == script.get("hold") and "--resume" not in sys.argv:
+                time.sleep(_HELD_S)
             time.sleep(script.get("pause_s", 0.05))
             store.add_outcome(name, number, {}, made.make_measurement())
         if script.get("result"):

@@ -41,51 +41,50 @@ def test_every_option_of_the_commands_is_taken_or_refused_with_a_reason() -> Non
         assert there - set(TABLES[kind]) - own <= set(WHY_NOT), "say why it is not taken"
 
 
-@pytest.mark.parametrize(
-    ("options", "pointer"),
-    [
-        ({}, "/options"),
-        ({"latency_budget": "50"}, "/options/latency_budget"),
-        ({"latency_budget": 50}, "/options/latency_budget"),
-        ({**BUDGET, "budget": "100h"}, "/options/budget"),
-        ({**BUDGET, "store": "sqlite:////etc/passwd"}, "/options/store"),
-        ({**BUDGET, "space": "/etc/passwd"}, "/options/space"),
-        ({**BUDGET, "arrivals": "trace:/etc/passwd"}, "/options/arrivals"),
-        ({**BUDGET, "server": "http://169.254.169.254/"}, "/options/server"),
-        ({**BUDGET, "server": "grpc://localhost:1"}, "/options/server"),
-        ({**BUDGET, "ray_address": "10.0.0.1:6379"}, "/options/ray_address"),
-        ({**BUDGET, "calibration_data": "../x.npz"}, "/options/calibration_data"),
-        ({**BUDGET, "study": "../../x"}, "/options/study"),
-        ({**BUDGET, "seed": True}, "/options/seed"),
-        ({**BUDGET, "price": {"a": 1}}, "/options/price"),
-        ({**BUDGET, "max_trials": 10**9}, "/options/max_trials"),
-        ({**BUDGET, "--export": "/tmp"}, "/options/--export"),
-        ({**BUDGET, "a/b~c": 1}, "/options/a~1b~0c"),
-        ({**BUDGET, "percentile": "nan"}, "/options/percentile"),
-        ({**BUDGET, "percentile": "0.99"}, "/options/percentile"),
-        ({**BUDGET, "percentile": "99.99999999999"}, "/options/percentile"),
-        ({**BUDGET, "workers": 2, "device": "cpu"}, "/options/workers"),
-        ({**BUDGET, "space": "gpu", "device": "cpu"}, "/options/space"),
-        ({**BUDGET, "precisions": "fp8,bf16", "device": "cpu"}, "/options/precisions"),
-        ({**BUDGET, "input_shape": "x:0"}, "/options/input_shape"),
-        ({**BUDGET, "max_memory": "0MiB"}, "/options/max_memory"),
-        ({"latency_budget": "0ms"}, "/options/latency_budget"),
-        ({**BUDGET, "input_shape": ["x:8", "x:9"]}, "/options/input_shape"),
-        ({**BUDGET, "objective": "latency"}, "/options/objective"),
-        ({**BUDGET, "instance_type": "nowhere.large"}, "/options/instance_type"),
-        ({**BUDGET, "executor": "in-process", "workers": 2}, "/options/workers"),
-    ],
-)
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, "/options"),
+    ({"latency_budget": "50"}, "/options/latency_budget"),
+    ({"latency_budget": 50}, "/options/latency_budget"),
+    ({**BUDGET, "budget": "100h"}, "/options/budget"),
+    ({**BUDGET, "store": "sqlite:////etc/passwd"}, "/options/store"),
+    ({**BUDGET, "space": "/etc/passwd"}, "/options/space"),
+    ({**BUDGET, "arrivals": "trace:/etc/passwd"}, "/options/arrivals"),
+    ({**BUDGET, "server": "http://169.254.169.254/"}, "/options/server"),
+    ({**BUDGET, "server": "grpc://localhost:1"}, "/options/server"),
+    ({**BUDGET, "ray_address": "10.0.0.1:6379"}, "/options/ray_address"),
+    ({**BUDGET, "calibration_data": "../x.npz"}, "/options/calibration_data"),
+    ({**BUDGET, "study": "../../x"}, "/options/study"),
+    ({**BUDGET, "seed": True}, "/options/seed"),
+    ({**BUDGET, "price": {"a": 1}}, "/options/price"),
+    ({**BUDGET, "max_trials": 10**9}, "/options/max_trials"),
+    ({**BUDGET, "--export": "/tmp"}, "/options/--export"),
+    ({**BUDGET, "a/b~c": 1}, "/options/a~1b~0c"),
+    ({**BUDGET, "percentile": "nan"}, "/options/percentile"),
+    ({**BUDGET, "percentile": "0.99"}, "/options/percentile"),
+    ({**BUDGET, "percentile": "99.99999999999"}, "/options/percentile"),
+    ({**BUDGET, "workers": 2, "device": "cpu"}, "/options/workers"),
+    ({**BUDGET, "space": "gpu", "device": "cpu"}, "/options/space"),
+    ({**BUDGET, "precisions": "fp8,bf16", "device": "cpu"}, "/options/precisions"),
+    ({**BUDGET, "input_shape": "x:0"}, "/options/input_shape"),
+    ({**BUDGET, "max_memory": "0MiB"}, "/options/max_memory"),
+    ({"latency_budget": "0ms"}, "/options/latency_budget"),
+    ({**BUDGET, "input_shape": ["x:8", "x:9"]}, "/options/input_shape"),
+    ({**BUDGET, "objective": "latency"}, "/options/objective"),
+    ({**BUDGET, "instance_type": "nowhere.large"}, "/options/instance_type"),
+    ({**BUDGET, "executor": "in-process", "workers": 2}, "/options/workers"),
+]
+
+
 @pytest.mark.sqlite_alone
-def test_a_wrong_option_is_named(
-    client: httpx.Client, upload: Upload, options: dict[str, Any], pointer: str
-) -> None:
-    body = {"kind": "search", "model": upload(), "options": options}
-    done = client.post("/api/v1/jobs", json=body)
-    assert done.status_code == 422, done.text
-    assert done.headers["content-type"] == "application/problem+json"
-    assert done.json()["pointer"] == pointer and done.json()["status"] == 422
-    assert client.get("/api/v1/jobs").json()["items"] == []
+def test_a_wrong_option_is_named(client: httpx.Client, upload: Upload) -> None:
+    model = upload()
+    for options, pointer in WRONG_OPTIONS:
+        body = {"kind": "search", "model": model, "options": options}
+        done = client.post("/api/v1/jobs", json=body)
+        assert done.status_code == 422, (options, done.text)
+        assert done.headers["content-type"] == "application/problem+json"
+        assert done.json()["pointer"] == pointer and done.json()["status"] == 422, options
+        assert client.get("/api/v1/jobs").json()["items"] == [], options
 
 
 def test_errors_are_problems(client: httpx.Client) -> None:

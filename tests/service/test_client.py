@@ -29,55 +29,50 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(end.value.code or 0), told.out, told.err
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [
+def test_the_answer_and_the_code_are_those_of_a_local_search(
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    for script, code in (
         ({"verdict": "found", "outcomes": 1}, 0),
         ({"verdict": "infeasible", "exit": 3, "export": False}, 3),
         ({"verdict": "undecided", "exit": 4, "export": False}, 4),
-    ],
-)
-def test_the_answer_and_the_code_are_those_of_a_local_search(
-    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    script: dict[str, Any], code: int,
-) -> None:  # fmt: skip
-    model = tmp_path / "m.onnx"
-    model.write_text(json.dumps(script))
-    with working():
-        ended, out, err = run(
-            capsys, "search", str(model), "--latency-budget", "50ms", "--budget", "0.5m",
-            "--target-rate", "600/min", "--max-memory", "8GiB", "--precisions", "fp32,int8",
-            "--service", str(client.base_url), "--json", "--export", str(tmp_path / "models"),
-        )  # fmt: skip
-    assert ended == code, err
-    assert json.loads(out)["verdict"] == script["verdict"]
-    assert "inspecting the model" in err
-    assert (tmp_path / "models" / "m" / "config.pbtxt").is_file() == (code == 0)
-    options = client.get("/api/v1/jobs").json()["items"][0]["options"]
-    assert options == {
-        "latency_budget": "50.0ms", "budget": "30.0s", "target_rate": "10.0/s",
-        "max_memory": "8589934592B", "precisions": "fp32,int8",
-    }  # fmt: skip
+    ):
+        model.write_text(json.dumps(script))
+        exported = tmp_path / str(code)
+        with working():
+            ended, out, err = run(
+                capsys, "search", str(model), "--latency-budget", "50ms", "--budget", "0.5m",
+                "--target-rate", "600/min", "--max-memory", "8GiB", "--precisions", "fp32,int8",
+                "--service", str(client.base_url), "--json", "--export", str(exported),
+            )  # fmt: skip
+        assert ended == code, err
+        assert json.loads(out)["verdict"] == script["verdict"]
+        assert "inspecting the model" in err
+        assert (exported / "m" / "config.pbtxt").is_file() == (code == 0)
+        options = client.get("/api/v1/jobs").json()["items"][0]["options"]
+        assert options == {
+            "latency_budget": "50.0ms", "budget": "30.0s", "target_rate": "10.0/s",
+            "max_memory": "8589934592B", "precisions": "fp32,int8",
+        }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ending", "begins"),
-    [("html", "<!doctype html>"), ("md", "# "), ("csv", "number,config_id"), ("json", "{")],
-)
 def test_the_report_has_the_format_of_its_ending(
-    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    ending: str, begins: str,
-) -> None:  # fmt: skip
+    client: httpx.Client, working: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "m.onnx"
     model.write_text(json.dumps({"outcomes": 1, "result": True}))
-    report = tmp_path / f"report.{ending}"
-    with working():
-        code, _, err = run(
-            capsys, "search", str(model), "--latency-budget", "50ms", "--report", str(report),
-            "--service", str(client.base_url),
-        )  # fmt: skip
-    assert code == 0, err
-    assert report.read_text().lower().startswith(begins)
+    for ending, begins in (
+        ("html", "<!doctype html>"), ("md", "# "), ("csv", "number,config_id"), ("json", "{")
+    ):  # fmt: skip
+        report = tmp_path / f"report.{ending}"
+        with working():
+            code, _, err = run(
+                capsys, "search", str(model), "--latency-budget", "50ms", "--report", str(report),
+                "--service", str(client.base_url),
+            )  # fmt: skip
+        assert code == 0, err
+        assert report.read_text().lower().startswith(begins)
 
 
 def test_a_report_of_no_format_is_refused_before_anything_is_sent(
@@ -107,9 +102,12 @@ def test_a_failure_there_is_a_failure_here(
     assert code == 2 and json.loads(out) == {"schema": 1, "error": error}, err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_what_a_service_cannot_do_is_refused(
+    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_text("{}")
+    for arguments, says in (
         (["--store", "sqlite:///here.db"], "own database"),
         (["--server", "grpc://localhost:8001"], "server"),
         (["--ray-address", "x:1"], "operator"),
@@ -118,20 +116,13 @@ def test_a_failure_there_is_a_failure_here(
         (["--resume"], "needs the study's name"),
         (["--force"], "belongs to --export"),
         (["--budget", "20h"], "budget"),
-    ],
-)
-def test_what_a_service_cannot_do_is_refused(
-    client: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], says: str,
-) -> None:  # fmt: skip
-    model = tmp_path / "m.onnx"
-    model.write_text("{}")
-    code, _, err = run(
-        capsys, "search", str(model), "--latency-budget", "50ms", *arguments,
-        "--service", str(client.base_url),
-    )  # fmt: skip
-    assert code == 2 and says in err, err
-    assert client.get("/api/v1/jobs").json()["items"] == []
+    ):
+        code, _, err = run(
+            capsys, "search", str(model), "--latency-budget", "50ms", *arguments,
+            "--service", str(client.base_url),
+        )  # fmt: skip
+        assert code == 2 and says in err, err
+        assert client.get("/api/v1/jobs").json()["items"] == [], arguments
 
 
 def test_a_study_goes_on_in_a_new_job(

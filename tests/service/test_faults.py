@@ -87,7 +87,7 @@ def test_the_job_of_a_killed_worker_goes_on_elsewhere_from_what_was_measured(
     client: httpx.Client, store_url: str, tmp_path: Path, submit: Callable[..., str], wait_for: Any
 ) -> None:
     mark = f"700.{time.monotonic_ns()}"
-    job = submit(outcomes=6, pause_s=0.5, daemon=mark)
+    job = submit(outcomes=6, hold=4, pause_s=0.3, daemon=mark)
     with worker(store_url, tmp_path / "data", "first") as first:
         wait_for_trials(client, job, 2)
         first.kill()
@@ -107,7 +107,7 @@ def test_a_worker_that_slept_past_its_lease_does_no_harm(
     submit: Callable[..., str], wait_for: Any,
 ) -> None:  # fmt: skip
     mark = f"800.{time.monotonic_ns()}"
-    job = submit(outcomes=5, pause_s=1.0, daemon=mark)
+    job = submit(outcomes=5, hold=1, pause_s=0.5, daemon=mark)
     with worker(store_url, tmp_path / "data", "sleeper") as sleeper:
         wait_for_trials(client, job, 1)
         stop_between_writes(sleeper, database)

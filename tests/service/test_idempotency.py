@@ -90,10 +90,11 @@ def test_the_key_of_a_killed_process_is_free_at_once(
 
 
 def test_a_process_that_is_stopped_holds_its_key_for_seconds(
-    client: httpx.Client, body: dict[str, Any], stuck: subprocess.Popen[str], database: Database
+    client: httpx.Client, body: dict[str, Any], database: Database, request: pytest.FixtureRequest
 ) -> None:
     if database.sqlite:
         pytest.skip("SQLite's one writer waits for a stopped one, whatever it writes")
+    stuck: subprocess.Popen[str] = request.getfixturevalue("stuck")
     stuck.send_signal(signal.SIGSTOP)
     made = try_again(client, body, within_s=IDLE_S + 5)
     stuck.send_signal(signal.SIGCONT)

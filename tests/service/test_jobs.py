@@ -21,6 +21,10 @@ from analyzer.service.folder import CONSTANTS, JobFolder
 from analyzer.service.progress import LogReader
 from analyzer.service.variants import KeptVariants
 
+# The command, its files and its processes, which know nothing of the service's database; that what
+# they leave gets into a PostgreSQL is shown by the other tests.
+of_the_command = pytest.mark.long_on_postgres
+
 Submit = Callable[..., str]
 WaitFor = Callable[..., dict[str, Any]]
 
@@ -108,7 +112,7 @@ def test_why_a_job_failed_stands_in_fields_of_its_own(
 def test_a_pause_keeps_what_was_measured_and_the_job_goes_on_there(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
-    job = submit(outcomes=6, pause_s=0.7)
+    job = submit(outcomes=6, hold=2)
     path = f"/api/v1/jobs/{job}"
     with working():
         while not client.get(f"{path}/trials").json()["trials"]:
@@ -124,6 +128,7 @@ def test_a_pause_keeps_what_was_measured_and_the_job_goes_on_there(
     assert client.get(f"{path}/events").text.count("event: trial") == 6, "each is told once"
 
 
+@of_the_command
 def test_a_cancel_ends_a_stubborn_command_and_what_it_left_behind(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -178,6 +183,7 @@ def test_a_job_that_is_cancelled_while_its_answer_is_stored_has_no_result(
     assert client.get(f"/api/v1/jobs/{job}/artifacts/study.db").status_code == 200
 
 
+@of_the_command
 def test_a_command_has_limits_and_goes_before_the_service_where_memory_is_short(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -193,7 +199,7 @@ def test_a_command_has_limits_and_goes_before_the_service_where_memory_is_short(
 def test_a_worker_that_is_told_to_end_gives_its_job_back(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
-    job = submit(outcomes=5, pause_s=0.7)
+    job = submit(outcomes=5, hold=2)
     with working():
         while not client.get(f"/api/v1/jobs/{job}/trials").json()["trials"]:
             time.sleep(0.1)
@@ -206,6 +212,7 @@ def test_a_worker_that_is_told_to_end_gives_its_job_back(
     assert "Note: 0 were there" in log and f"Note: {kept} were there" in log
 
 
+@of_the_command
 def test_links_in_a_repository_are_left_out(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -218,6 +225,7 @@ def test_links_in_a_repository_are_left_out(
         assert "repository/m/stolen" not in archive.getnames()
 
 
+@of_the_command
 def test_a_study_that_is_a_link_to_another_database_is_not_copied(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor, tmp_path: Path
 ) -> None:
@@ -250,6 +258,7 @@ def test_verify_measures_the_repository_of_a_search(
     assert "5,000 more requests" in verified["hint"]
 
 
+@of_the_command
 def test_a_log_is_plain_text(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -267,6 +276,7 @@ def test_a_colour_that_comes_in_pieces_is_left_out() -> None:
     assert "".join(body["text"] for _, body in said) == reader.tail == "one two three\n"
 
 
+@of_the_command
 def test_a_trial_tells_the_interval_of_its_edge(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -287,6 +297,7 @@ def test_words_that_no_database_holds_end_no_worker(
     assert done["attempt"] == 1 and done["message"] == "half ? and \ufffd"
 
 
+@of_the_command
 def test_what_was_measured_of_the_machine_reaches_the_job(
     client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor, tmp_path: Path
 ) -> None:
@@ -308,6 +319,7 @@ def test_both_sides_keep_the_constants_in_one_place(monkeypatch: pytest.MonkeyPa
     assert constants_folder() == Path("/x") / CONSTANTS
 
 
+@of_the_command
 def test_a_command_is_told_what_its_user_would_type(
     client: httpx.Client, upload: Callable[..., str], working: Any, wait_for: WaitFor
 ) -> None:
@@ -328,6 +340,7 @@ def test_a_study_notes_the_command_that_it_was_told(monkeypatch: pytest.MonkeyPa
     assert command_line(["search", "m.onnx"]) == "analyze search other.onnx"
 
 
+@of_the_command
 def test_why_a_job_failed_does_not_say_where_it_ran(
     submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:
@@ -338,6 +351,7 @@ def test_why_a_job_failed_does_not_say_where_it_ran(
     assert (done["message"], done["hint"]) == ("m.onnx has no inputs.", "See m.onnx.")
 
 
+@of_the_command
 def test_an_undecided_job_says_why_and_what_helps(
     submit: Submit, working: Any, wait_for: WaitFor
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Page, chromium_page, find_chromium
+from chromium import Browser, Page, chromium_browser, find_chromium, new_page
 from facts_example import example_facts
 from page_example import TRIALS_EXAMPLE, Example, trial
 
@@ -25,12 +25,19 @@ pytestmark = [pytest.mark.browser, pytest.mark.sqlite_alone]
 FOUND = build_document(make_report(example_facts()))
 
 
-@pytest.fixture
-def page() -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     program = find_chromium()
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package: chromium)")
-    with chromium_page(program) as opened:
+    with chromium_browser(program) as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser, service: Any) -> Iterator[Page]:
+    """A tab that is gone before the service, which waits for its streams."""
+    with new_page(browser) as opened:
         yield opened
 
 

@@ -16,8 +16,8 @@ from analyzer.cli import remote
 from analyzer.cli.main import main
 from analyzer.errors import RepositoryError
 from analyzer.service import client as client_module
-from analyzer.service import sandbox
 from analyzer.service.inspection import Inspector
+from analyzer.service.sandbox import Isolation
 from analyzer.variants.onnx_file import default_name
 
 pytestmark = pytest.mark.sqlite_alone
@@ -126,29 +126,24 @@ def test_a_job_goes_on_with_what_an_earlier_one_of_its_study_measured(
     assert "Note: 1 were there" in done["log_tail"]
 
 
-@pytest.mark.parametrize(
-    ("name", "called"),
-    [
-        ("my model.onnx", "my_model"),
-        ("модель.onnx", "model_b68fad"),
-        ("größe.onnx", "gro_e_d353a2"),
-        ("resnet/1/model.onnx", "resnet"),
-    ],
-)
 def test_names_are_written_as_the_service_has_them(
-    client: httpx.Client, run: Any, working: Any, tmp_path: Path, name: str, called: str
+    client: httpx.Client, run: Any, working: Any, tmp_path: Path
 ) -> None:
     data = tmp_path / "my data.npz"
     data.write_bytes(b"rows")
+    wanted = ["--export", str(tmp_path / "models"), "--calibration-data", str(data)]
     with working():
-        code, _, err = run(
-            {"outcomes": 1}, "--export", str(tmp_path / "models"), "--calibration-data", str(data),
-            name=name,
-        )  # fmt: skip
-    assert code == 0, err
-    assert (tmp_path / "models" / called).is_dir()
-    assert called == default_name(tmp_path / name), "as a search here has it"
-    assert client.get("/api/v1/calibration").json()["items"][0]["name"] == "my_data"
+        for name, called in (
+            ("my model.onnx", "my_model"),
+            ("модель.onnx", "model_b68fad"),
+            ("größe.onnx", "gro_e_d353a2"),
+            ("resnet/1/model.onnx", "resnet"),
+        ):
+            code, _, err = run({}, *wanted, name=name)
+            assert code == 0, err
+            assert (tmp_path / "models" / called).is_dir()
+            assert called == default_name(tmp_path / name), "as a search here has it"
+            assert client.get("/api/v1/calibration").json()["items"][0]["name"] == "my_data"
 
 
 def test_an_error_is_said_once(run: Any, working: Any) -> None:
@@ -162,14 +157,14 @@ def test_an_error_is_said_once(run: Any, working: Any) -> None:
 
 def test_what_looks_like_an_error_is_shown_where_there_is_none(run: Any, working: Any) -> None:
     with working():
-        code, _, err = run({"outcomes": 1, "say": "Error: of a library."})
+        code, _, err = run({"say": "Error: of a library."})
     assert code == 0 and "Error: of a library." in err
 
 
 def test_what_the_service_cannot_use_has_the_code_that_it_has_here(
-    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    service: Any, isolation_here: Isolation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = str(service.client(inspector=Inspector(sandbox.probe())).base_url)
+    url = str(service.client(inspector=Inspector(isolation_here)).base_url)
     examples = Path(__file__).parents[2] / "examples"
     broken, data = tmp_path / "broken.onnx", tmp_path / "data.npz"
     broken.write_bytes(b"nothing")

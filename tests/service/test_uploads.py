@@ -125,11 +125,11 @@ def test_a_model_is_known_by_its_content(strict: httpx.Client) -> None:
     assert "image" in [array["name"] for array in data.json()["details"]["arrays"]]
 
 
-@pytest.mark.parametrize("location", ["/etc/passwd", "../../../etc/passwd", "w.bin", ""])
-def test_weights_that_lie_elsewhere_are_refused(strict: httpx.Client, location: str) -> None:
-    done = strict.post("/api/v1/models?name=m", content=with_weights_in(location))
-    assert done.status_code == 422 and "another file" in done.json()["detail"], done.text
-    assert strict.get("/api/v1/models").json()["items"] == []
+def test_weights_that_lie_elsewhere_are_refused(strict: httpx.Client) -> None:
+    for location in ("/etc/passwd", "../../../etc/passwd", "w.bin", ""):
+        done = strict.post("/api/v1/models?name=m", content=with_weights_in(location))
+        assert done.status_code == 422 and "another file" in done.json()["detail"], done.text
+        assert strict.get("/api/v1/models").json()["items"] == [], location
 
 
 def many_times(archive: bytes, count: int) -> bytes:
@@ -170,12 +170,11 @@ def hostile_files() -> dict[str, tuple[str, bytes]]:
     }
 
 
-@pytest.mark.parametrize("name", sorted(hostile_files()))
-def test_hostile_files_are_refused(strict: httpx.Client, name: str) -> None:
-    kind, body = hostile_files()[name]
-    done = strict.post(f"/api/v1/{kind}?name=x", content=body)
-    assert done.status_code == 422, done.text
-    assert strict.get(f"/api/v1/{kind}").json()["items"] == []
+def test_hostile_files_are_refused(strict: httpx.Client) -> None:
+    for name, (kind, body) in hostile_files().items():
+        done = strict.post(f"/api/v1/{kind}?name=x", content=body)
+        assert done.status_code == 422, (name, done.text)
+        assert strict.get(f"/api/v1/{kind}").json()["items"] == [], name
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(service: Any, client: httpx.Client) -> None:

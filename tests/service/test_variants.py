@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_a_second_job_finds_what_the_first_has_built(
         body = {"kind": "search", "model": model, "options": {"latency_budget": "50ms"}}
         theirs = stranger.post("/api/v1/jobs", json=body).json()["id"]
         while stranger.get(f"/api/v1/jobs/{theirs}").json()["finished_at"] is None:
-            pass
+            time.sleep(0.1)
         assert "is built" in stranger.get(f"/api/v1/jobs/{theirs}/log").text
     assert len(list(content.variants.glob(f"*/*/{ENGINE}"))) == 3
     assert not list(content.variants.glob("*/*/incoming-*"))
@@ -58,16 +59,17 @@ def test_a_second_job_finds_what_the_first_has_built(
 def test_a_job_that_goes_on_after_a_pause_finds_its_engines(
     client: httpx.Client, submit: Callable[..., str], working: Any, wait_for: Any
 ) -> None:
-    job = submit(builds=[ENGINE], outcomes=30, pause_s=0.3)
+    job = submit(builds=[ENGINE], outcomes=30, hold=1, pause_s=0.3)
     with working():
         while not client.get(f"/api/v1/jobs/{job}/trials").json()["trials"]:
-            pass
+            time.sleep(0.1)
         client.post(f"/api/v1/jobs/{job}/pause")
         wait_for(job, "PAUSED")
         client.post(f"/api/v1/jobs/{job}/resume")
         wait_for(job, "RUNNING")
         while "was built before" not in client.get(f"/api/v1/jobs/{job}/log").text:
             assert client.get(f"/api/v1/jobs/{job}").json()["finished_at"] is None
+            time.sleep(0.1)
         client.post(f"/api/v1/jobs/{job}/cancel")
         wait_for(job, "CANCELLED")
 

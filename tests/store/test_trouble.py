@@ -130,12 +130,12 @@ def test_a_process_killed_while_it_writes(
     sqlite_url: str, tmp_path: Path, make: ModuleType
 ) -> None:
     code = """
-import sys, conftest
+import sys, store_objects as made
 from analyzer.store.results import open_store
 with open_store(sys.argv[1]) as store:
-    store.create_study(conftest.make_record("s"))
+    store.create_study(made.make_record("s"))
     for number in range(100_000):
-        store.add_outcome("s", number, {}, conftest.make_measurement(), logs=[conftest.make_log()])
+        store.add_outcome("s", number, {}, made.make_measurement(), logs=[made.make_log()])
         print(number, flush=True)
 """
     for _ in range(3):
@@ -286,18 +286,18 @@ def test_an_upgrade_that_fails_changes_nothing(
 def test_optuna_and_several_studies_share_one_database(store_url: str, make: ModuleType) -> None:
     """Processes that start at once make both kinds of tables, and write side by side."""
     code = """
-import sys, conftest, optuna
+import sys, store_objects as made, optuna
 from analyzer.store.optuna_storage import open_optuna_storage
 from analyzer.store.results import open_store
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 with open_store(sys.argv[1]) as store:
-    name = store.create_study(conftest.make_record()).name
+    name = store.create_study(made.make_record()).name
     storage = open_optuna_storage(store)
     study = optuna.create_study(study_name=name, storage=storage)
     for number in range(10):
         trial = study.ask()
         x = trial.suggest_float("x", 0, 1)
-        store.add_outcome(name, trial.number, trial.params, conftest.make_measurement())
+        store.add_outcome(name, trial.number, trial.params, made.make_measurement())
         study.tell(trial, x)
     assert [s.params for s in store.outcomes(name)] == [t.params for t in study.trials]
     storage.engine.dispose()
