@@ -33,6 +33,7 @@ SERVICE = ServiceTime(batch_sizes=(1, 2), service_ms=(FIXED_MS + ITEM_MS, FIXED_
 Points = tuple[tuple[int, float], ...]
 POINTS: Points = ((1, FIXED_MS + ITEM_MS), (8, FIXED_MS + 8 * ITEM_MS))
 TRIES = 3
+REQUESTS = 240  # of a closed loop
 # The scripted models sleep: with nothing beside them, server and generator leave the cores idle for
 # more of the time than this.
 IDLE_SHARE_MIN = 0.5
@@ -137,12 +138,12 @@ def closed_sizes(target: Any, case: str) -> Counter[int]:
         run_closed_loop(connection, concurrency, request_batch, requests=3 * concurrency)
     before = settled(target)
     with target.connect() as connection:
-        run = run_closed_loop(connection, concurrency, request_batch, requests=400)
+        run = run_closed_loop(connection, concurrency, request_batch, requests=REQUESTS)
     assert (run.log.status == STATUS_OK).all()
     counted = statistics_between(before, settled(target))
     assert counted is not None
     sizes = Counter(dict(counted.batches))
-    assert sum(size * count for size, count in sizes.items()) == 400 * request_batch
+    assert sum(size * count for size, count in sizes.items()) == REQUESTS * request_batch
     return sizes
 
 
@@ -164,7 +165,7 @@ def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
     result = simulate(
         BatchingPolicy.from_configuration(config),
         SERVICE,
-        ClosedWorkload(concurrency=concurrency, requests=400, batch_size=request_batch),
+        ClosedWorkload(concurrency=concurrency, requests=REQUESTS, batch_size=request_batch),
         overhead_ms=0.3,
     )
     check_closed(Counter(result.execution_batch_size.tolist()), case)
