@@ -299,7 +299,6 @@ def test_no_room_for_an_engine_and_none_for_its_batches(
     assert "GPU 0 is out of memory (cudaMalloc: cudaErrorMemoryAllocation)" in failure["message"]
 
 
-@pytest.mark.timing
 def test_an_engine_is_scored_and_measured_where_tensorrt_alone_runs_on_the_gpu(
     made_up_machine: Machine, write_doubling: Callable[[Path], Path], tmp_path: Path
 ) -> None:

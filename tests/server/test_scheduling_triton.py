@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,14 @@ ON_TRITON = (
     "a full payload takes one more",
     "a third does not fit",
 )
+# What a server of ours does in the other cases is in tests/engine/test_scheduler.py too.
+OPEN_ON_TRITON = ("a delay and two instances", "overload")
+
+
+def cases(every: Iterable[str], quick: Collection[str]) -> list[Any]:
+    return [pytest.param(it, marks=[] if it in quick else [pytest.mark.long]) for it in every]
+
+
 # A payload waits for an instance; what comes meanwhile does not join it while the batcher sleeps.
 SLEEPING = configuration(max_queue_delay_us=20_000)
 SLEEPING_MS = 150.0
@@ -171,7 +179,7 @@ def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
     check_closed(Counter(result.execution_batch_size.tolist()), case)
 
 
-@pytest.mark.parametrize("case", CLOSED)
+@pytest.mark.parametrize("case", cases(CLOSED, ON_TRITON))
 @pytest.mark.timing
 def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) -> None:
     with embedded(CLOSED[case][0]) as target:
@@ -240,7 +248,7 @@ def check_open(found: tuple[float, float, float], case: str) -> None:
     assert batch_size_mean == pytest.approx(result["batch_size_mean"], rel=0.15)
 
 
-@pytest.mark.parametrize("case", OPEN)
+@pytest.mark.parametrize("case", cases(OPEN, OPEN_ON_TRITON))
 @pytest.mark.timing
 def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
     with embedded(OPEN[case][0]) as target:
@@ -248,7 +256,7 @@ def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("case", ["a delay and two instances", "overload"])
+@pytest.mark.parametrize("case", OPEN_ON_TRITON)
 @pytest.mark.timing
 def test_triton_batches_as_virtual_time_does(server: TritonServer, case: str) -> None:
     script = Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)
