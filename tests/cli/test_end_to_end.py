@@ -302,8 +302,7 @@ def test_doctor_names_what_is_here(searched: Answer, run: Run) -> None:
     assert "1 studies" in parts["Database"]["version"]
 
 
-@pytest.mark.timing
-def test_a_local_model_is_measured(searched: Answer, run: Run) -> None:
+def test_a_local_model_is_measured(run: Run) -> None:
     answer = run(
         "measure",
         MODEL,

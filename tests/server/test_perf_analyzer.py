@@ -21,7 +21,7 @@ dynamic_batching { preferred_batch_size: [4] }
 parameters { key: "service_time_ms" value { string_value: "1=4.4,8=7.2" } }
 """
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timing]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
