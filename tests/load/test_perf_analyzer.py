@@ -93,6 +93,7 @@ def test_a_machine_without_it_gets_a_sentence(
 
 
 @pytest.mark.triton
+@pytest.mark.timing
 def test_the_real_program_measures_the_real_server() -> None:
     install, program = find_triton(), find_perf_analyzer()
     if install is None or program is None or "python" not in install.backends:

@@ -50,7 +50,7 @@ def test_breakdown(
             *("-m", "m", "-i", protocol, "-f", table, "--output-shared-memory-size", "1024"),
             *("-u", addresses.grpc if protocol == "grpc" else addresses.http),
             # Three windows, stable or not: sums are compared.
-            *("-p", "500", "-r", "3", "-s", "999999", *load),
+            *("-p", "1000", "-r", "3", "-s", "999999", *load),
         ],
         env={**os.environ, "LD_LIBRARY_PATH": str(TOOLS / "lib")},
         capture_output=True,
