@@ -38,7 +38,12 @@ from benchlib.gpu_page import page_table, sentence
 SIDES = ("gpu", "cpu")
 TABLE = ROOT / "bench" / "tables" / "gpu_landscape.csv"
 PAGE = ROOT / "docs" / "gpu.md"
+QUICK: dict[str, Any] = {
+    "row": 1000,
+    "seconds": 0.01,
+}  # of the step copies where figures do not matter
 _TABLE = "TRITUNE_GPU_TABLE"  # tells the step's process
+_QUICK = "TRITUNE_GPU_QUICK"
 # Of a step's time, what its process needs beside the measuring.
 _STEP_OVERHEAD_S = 15.0
 # A search spends up to a quarter more than its budget where that completes a first proof.
@@ -63,7 +68,7 @@ def machine(seconds: float) -> dict[str, Any]:
 def copies(seconds: float) -> dict[str, Any]:
     from benchlib import gpu_copies
 
-    return gpu_copies.copies()
+    return gpu_copies.copies(**(QUICK if os.environ.get(_QUICK) else {}))
 
 
 def lost(seconds: float) -> dict[str, Any]:
@@ -212,6 +217,7 @@ def main() -> int:
     command.argument("--folder", type=Path, default=RESULTS / "gpu", help="of the steps' results")
     command.argument("--page", type=Path, default=PAGE, help="whose table is written")
     command.argument("--table", type=Path, default=TABLE, help="of the step landscape")
+    command.argument("--quick", action="store_true", help="small copies, to try this program")
     command.argument("--child", type=float, metavar="SECONDS", help="run one step in this process")
     options = command.start()
     wanted = options.steps or list(STEPS)
@@ -221,6 +227,8 @@ def main() -> int:
     if options.child is not None:
         return child(wanted[0], options.child, options.out)
     os.environ[_TABLE] = str(options.table)
+    if options.quick:
+        os.environ[_QUICK] = "1"
     end = time.monotonic() + options.seconds
     for name in wanted:
         out = options.folder / f"{name}.json"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +91,33 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 100.0) -> Answer:
     return Answer(code=process.returncode, stdout=out, stderr=err)
 
 
+def measured(work: Path) -> list[str]:
+    """Configurations of the stored trials, in their order."""
+    file = work / "results.db"
+    if not file.is_file():
+        return []
+    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+    try:
+        rows = connection.execute(
+            "SELECT config_id FROM tritune_outcomes WHERE role = 'trial' ORDER BY id"
+        ).fetchall()
+    except sqlite3.OperationalError:
+        return []  # the tables are just being made
+    finally:
+        connection.close()
+    return [row[0] for row in rows]
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
+    """Until a search has reached a point, or has ended."""
+    deadline = time.monotonic() + 100.0
+    while not reached() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
 @pytest.fixture(scope="session")
 def program() -> Any:
-    """``start`` and ``finish``."""
+    """``start`` and ``finish``, ``measured`` and ``wait_for``."""
     return sys.modules[__name__]
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
@@ -303,8 +302,7 @@ def test_doctor_names_what_is_here(searched: Answer, run: Run) -> None:
     assert "1 studies" in parts["Database"]["version"]
 
 
-@pytest.mark.timing
-def test_a_local_model_is_measured(searched: Answer, run: Run) -> None:
+def test_a_local_model_is_measured(run: Run) -> None:
     answer = run(
         "measure",
         MODEL,
@@ -360,6 +358,8 @@ def test_a_budget_that_nothing_keeps(run: Run, other: Path) -> None:
     assert not (other / "models").exists(), "nothing is exported"
 
 
+# That this objective is judged at the target rate is in tests/search/test_study.py too.
+@pytest.mark.long
 @pytest.mark.timing
 def test_the_least_latency_at_a_rate(run: Run, other: Path) -> None:
     answer = run(
@@ -386,36 +386,12 @@ INTERRUPTED = "120s"
 LONG = (*SEARCH, "--percentile", "80", "--study", "long", "--json")
 
 
-def measured(work: Path) -> list[str]:
-    """Configurations of the stored trials, in their order."""
-    file = work / "results.db"
-    if not file.is_file():
-        return []
-    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-    try:
-        rows = connection.execute(
-            "SELECT config_id FROM tritune_outcomes WHERE role = 'trial' ORDER BY id"
-        ).fetchall()
-    except sqlite3.OperationalError:
-        return []  # the tables are just being made
-    finally:
-        connection.close()
-    return [row[0] for row in rows]
-
-
 def start_long(program: Any, other: Path, place: Path, *args: str) -> subprocess.Popen[str]:
     """A search with time enough to be interrupted."""
     process: subprocess.Popen[str] = program.start(
         *LONG, "--budget", INTERRUPTED, *args, cwd=other, cache=place.parent / "cache"
     )
     return process
-
-
-def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
-    """Until a search has reached a point, or has ended."""
-    deadline = time.monotonic() + 100.0
-    while not reached() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
 
 
 def has_server(process: subprocess.Popen[str]) -> bool:
@@ -434,38 +410,45 @@ def is_interruption(answer: Answer) -> None:
     assert "Traceback" not in answer.stderr and "***" not in answer.stderr
 
 
+@pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_interrupted_and_killed_it_keeps_what_it_has_and_measures_nothing_twice(
     program: Any, place: Path, other: Path, run: Run
 ) -> None:
-    """One study: interrupted after its first trial, again and killed under load, and ended."""
+    """One study: interrupted after its first trial, again and killed under load, and ended.
+
+    The second time with Ray, and as ``timeout`` and others do it: the whole group is signalled,
+    Ray's daemons too, without which Ray ends us.
+    """
     with start_long(program, other, place) as process:
-        wait_for(process, lambda: measured(other))
+        program.wait_for(process, lambda: program.measured(other))
         process.send_signal(signal.SIGINT)
         answer = program.finish(process)
     is_interruption(answer)
     assert "--resume" in answer.document["error"]["hint"]
-    before = measured(other)
+    before = program.measured(other)
     assert before, answer.stderr
-    with start_long(program, other, place, "--resume") as process:
-        wait_for(process, lambda: has_server(process))
-        process.send_signal(signal.SIGTERM)
+    with start_long(program, other, place, "--resume", "--executor", "ray") as process:
+        program.wait_for(process, lambda: has_server(process))
+        os.killpg(process.pid, signal.SIGTERM)
         answer = program.finish(process)
     is_interruption(answer)
-    assert measured(other)[: len(before)] == before
+    assert program.measured(other)[: len(before)] == before
     with start_long(program, other, place, "--resume") as process:
-        wait_for(process, lambda: has_server(process))
+        program.wait_for(process, lambda: has_server(process))
         process.kill()
         process.communicate()
     answer = run(*LONG, "--budget", "18s", "--resume", cwd=other)
     assert answer.code in (0, 4), answer.stdout + answer.stderr
     document_conforms(answer.document)
     assert (answer.document["recommendation"] is not None) == (answer.code == 0)
-    after = measured(other)
+    after = program.measured(other)
     assert after[: len(before)] == before
     assert len(set(after)) == len(after), "a configuration was measured twice"
 
 
+# The hardest of its kind, a whole group that is signalled, is a part of the test before.
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("number", "send"),
@@ -479,20 +462,21 @@ def test_interrupted_with_ray_running(
     number: signal.Signals,
     send: Callable[[int, int], None],
 ) -> None:
-    """Ray would install a handler of its own for SIGTERM, which kills us with a stack trace.
-
-    ``timeout`` and others signal the whole group, Ray's daemons too, without which Ray ends us.
-    """
+    """Ray would install a handler of its own for SIGTERM, which kills us with a stack trace."""
     process = program.start(
         *SEARCH[:-2], "--budget", INTERRUPTED, "--json", cwd=other, cache=place.parent / "cache"
     )
-    wait_for(process, lambda: has_server(process))
+    program.wait_for(process, lambda: has_server(process))
     send(process.pid, number)
     is_interruption(program.finish(process, timeout_s=40.0))
 
 
+# Every millisecond of a start: tests/cluster/test_ray_end.py; here what the program makes of it.
+_MOMENTS_S = [pytest.param(it, marks=pytest.mark.long) for it in (0.3, 1.7, 3.1)]
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.7, 2.4, 3.1])
+@pytest.mark.parametrize("after_s", [1.0, 2.4, *_MOMENTS_S])
 def test_interrupted_while_ray_starts(
     program: Any, place: Path, other: Path, after_s: float
 ) -> None:

@@ -94,6 +94,8 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+# A job that runs again, on another machine and with its value, is in both tests that follow too.
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_a_job_runs_again_after_its_machine_is_lost(tmp_path: Path) -> None:

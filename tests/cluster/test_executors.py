@@ -141,7 +141,6 @@ def test_leaving_the_interpreter_is_no_result(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("make", [hang, hang_with_orphan])
-@pytest.mark.timing
 def test_a_hang_is_killed_with_its_processes(
     executor: Executor, tmp_path: Path, make: Callable[[Path], Callable[[WorkerContext], object]]
 ) -> None:

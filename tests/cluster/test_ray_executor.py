@@ -74,7 +74,6 @@ CRASHES = {
 
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", CRASHES)
-@pytest.mark.timing
 def test_a_crash_costs_one_job(
     ray_executor: RayExecutor, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +110,6 @@ def test_a_crash_leaves_no_process(ray_executor: RayExecutor, tmp_path: Path) ->
 
 
 @pytest.mark.ray
-@pytest.mark.timing
 def test_a_worker_that_died_while_idle_costs_no_job(ray_executor: RayExecutor) -> None:
     ray_executor.submit(Job("first", lambda context: os.getpid(), RUN_S))
     (first,) = results(ray_executor, 1)
@@ -163,7 +161,6 @@ def test_the_environment_is_the_users(ray_executor: RayExecutor) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timing
 def test_leases_of_a_local_ray_are_by_uuid_mig_too(tmp_path: Path) -> None:
     """Two made-up devices; what a job starts sees its own alone, in the order of the PCI bus."""
     code = """
@@ -173,14 +170,18 @@ from analyzer.cluster.ray_executor import RayExecutor
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.measure.jobs import Job
 
+folder = Path(sys.argv[1])
+
 def run(context):
-    time.sleep(0.5)  # so that both workers take one
+    (folder / context.gpu.uuid).touch()
+    while len(list(folder.glob("*-????"))) < 2:  # each worker takes one
+        time.sleep(0.02)
     names = "('CUDA_DEVICE_ORDER', 'CUDA_VISIBLE_DEVICES')"
     code = f"import os; print(*map(os.environ.get, {names}))"
     return context.gpu.uuid, subprocess.check_output([sys.executable, "-c", code], text=True)
 
 gpus = [GpuIdentity(uuid="GPU-aaaa"), GpuIdentity(uuid="MIG-bbbb")]
-with RayExecutor(device="gpu", cache_dir=Path(sys.argv[1]), cores=2, gpus=gpus) as executor:
+with RayExecutor(device="gpu", cache_dir=folder, cores=2, gpus=gpus) as executor:
     assert executor.workers == 2
     for number in range(2):
         executor.submit(Job(str(number), run, 60.0))
@@ -217,7 +218,10 @@ address, folder = sys.argv[1], Path(sys.argv[2])
 
 def run(context):
     start = time.time()
-    time.sleep(0.5)
+    (folder / f"began-{context.worker_id}").touch()
+    while len(list(folder.glob("began-*"))) < 3:  # each worker takes one
+        time.sleep(0.02)
+    time.sleep(0.2)
     return context.worker_id, context.gpu.uuid, context.cores, start, time.time(), os.getpid()
 
 def wait(executor, count):
@@ -252,7 +256,6 @@ except AnalyzerError as error:
 
 @pytest.mark.ray
 @pytest.mark.timeout(240)
-@pytest.mark.timing
 def test_a_mixed_cluster_runs_one_job_per_gpu(cluster: MadeUpCluster, tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     with subprocess.Popen(
@@ -307,7 +310,6 @@ except AnalyzerError as error:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("how", ["returns", "killed"])
-@pytest.mark.timing
 def test_nothing_is_left_of_a_driver(tmp_path: Path, how: str) -> None:
     """Neither Ray's daemons nor workers nor what jobs started, nor Ray's folder."""
     code = """

@@ -21,7 +21,7 @@ dynamic_batching { preferred_batch_size: [4] }
 parameters { key: "service_time_ms" value { string_value: "1=4.4,8=7.2" } }
 """
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timing]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,8 @@ def test_breakdown(
             program,
             *("-m", "m", "-i", protocol, "-f", table, "--output-shared-memory-size", "1024"),
             *("-u", addresses.grpc if protocol == "grpc" else addresses.http),
-            *("-p", "1000", "-r", "3", "-s", "80", *load),
+            # Three windows, stable or not: sums are compared.
+            *("-p", "1000", "-r", "3", "-s", "999999", *load),
         ],
         env={**os.environ, "LD_LIBRARY_PATH": str(TOOLS / "lib")},
         capture_output=True,

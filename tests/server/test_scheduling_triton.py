@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ SERVICE = ServiceTime(batch_sizes=(1, 2), service_ms=(FIXED_MS + ITEM_MS, FIXED_
 Points = tuple[tuple[int, float], ...]
 POINTS: Points = ((1, FIXED_MS + ITEM_MS), (8, FIXED_MS + 8 * ITEM_MS))
 TRIES = 3
+REQUESTS = 240  # of a closed loop
 # The scripted models sleep: with nothing beside them, server and generator leave the cores idle for
 # more of the time than this.
 IDLE_SHARE_MIN = 0.5
@@ -75,6 +76,14 @@ ON_TRITON = (
     "a full payload takes one more",
     "a third does not fit",
 )
+# What a server of ours does in the other cases is in tests/engine/test_scheduler.py too.
+OPEN_ON_TRITON = ("a delay and two instances", "overload")
+
+
+def cases(every: Iterable[str], quick: Collection[str]) -> list[Any]:
+    return [pytest.param(it, marks=[] if it in quick else [pytest.mark.long]) for it in every]
+
+
 # A payload waits for an instance; what comes meanwhile does not join it while the batcher sleeps.
 SLEEPING = configuration(max_queue_delay_us=20_000)
 SLEEPING_MS = 150.0
@@ -137,12 +146,12 @@ def closed_sizes(target: Any, case: str) -> Counter[int]:
         run_closed_loop(connection, concurrency, request_batch, requests=3 * concurrency)
     before = settled(target)
     with target.connect() as connection:
-        run = run_closed_loop(connection, concurrency, request_batch, requests=400)
+        run = run_closed_loop(connection, concurrency, request_batch, requests=REQUESTS)
     assert (run.log.status == STATUS_OK).all()
     counted = statistics_between(before, settled(target))
     assert counted is not None
     sizes = Counter(dict(counted.batches))
-    assert sum(size * count for size, count in sizes.items()) == 400 * request_batch
+    assert sum(size * count for size, count in sizes.items()) == REQUESTS * request_batch
     return sizes
 
 
@@ -164,13 +173,13 @@ def test_closed_loops_in_virtual_time_form_triton_s_batches(case: str) -> None:
     result = simulate(
         BatchingPolicy.from_configuration(config),
         SERVICE,
-        ClosedWorkload(concurrency=concurrency, requests=400, batch_size=request_batch),
+        ClosedWorkload(concurrency=concurrency, requests=REQUESTS, batch_size=request_batch),
         overhead_ms=0.3,
     )
     check_closed(Counter(result.execution_batch_size.tolist()), case)
 
 
-@pytest.mark.parametrize("case", CLOSED)
+@pytest.mark.parametrize("case", cases(CLOSED, ON_TRITON))
 @pytest.mark.timing
 def test_closed_loops_on_the_embedded_server_form_triton_s_batches(case: str) -> None:
     with embedded(CLOSED[case][0]) as target:
@@ -239,7 +248,7 @@ def check_open(found: tuple[float, float, float], case: str) -> None:
     assert batch_size_mean == pytest.approx(result["batch_size_mean"], rel=0.15)
 
 
-@pytest.mark.parametrize("case", OPEN)
+@pytest.mark.parametrize("case", cases(OPEN, OPEN_ON_TRITON))
 @pytest.mark.timing
 def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
     with embedded(OPEN[case][0]) as target:
@@ -247,7 +256,7 @@ def test_the_embedded_server_batches_as_virtual_time_does(case: str) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("case", ["a delay and two instances", "overload"])
+@pytest.mark.parametrize("case", OPEN_ON_TRITON)
 @pytest.mark.timing
 def test_triton_batches_as_virtual_time_does(server: TritonServer, case: str) -> None:
     script = Script(fixed_ms=FIXED_MS, item_ms=ITEM_MS)

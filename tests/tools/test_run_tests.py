@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 RUN_TESTS = Path(__file__).parents[2] / "tools" / "run_tests.py"
-SETTINGS = "[pytest]\naddopts = --strict-markers\nmarkers =\n  timing: real clocks\n  long: long\n"
+# Of the plugins that are installed the one that is used: the others take seconds to import.
+SETTINGS = (
+    "[pytest]\naddopts = --strict-markers -p no:schemathesis\n"
+    "markers =\n  timing: real clocks\n  long: long\n"
+)
 PASSES = "def test_passes():\n    pass\n"
 DETERMINISTIC = "def test_deterministic():\n    assert False\n"
 # Passes from the second run on.
