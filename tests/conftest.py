@@ -35,7 +35,7 @@ with suppress(ImportError):  # what runs on a GPU has no need of it
 
 
 # Files of these folders take a minute or so: several workers begin with them, to end together.
-_LONG = ("search", "service", "cli", "examples", "buckets")
+_LONG = ("search", "service", "cli", "cluster", "examples", "buckets")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
