@@ -28,10 +28,9 @@ _LEAST_STARTS: dict[Stage, float] = {"workers": 1.5, "probes": 0.8, "measurement
 # 5).
 _EXPECTED_FACTOR = 4.0
 # The end (explaining, storing, reports, the workers' exit) takes so many seconds, and this share of
-# what the start took, since both load libraries: on two cores 2 to 3 s beside starts of a second,
-# and 2 to 2.5 s beside starts of 2.5 to 3 s on a machine at half its speed.
-_END_S = 1.5
-_END_SHARE = 0.35
+# what the start took, since both load libraries: on two cores 2 to 3 s beside starts of a second.
+_END_S = 1.0
+_END_SHARE = 1.0
 # What the command may take beyond the budget: this share of it, and so many seconds in any case.
 _SLACK_SHARE = 0.05
 _SLACK_S = 1.0
