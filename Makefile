@@ -40,7 +40,7 @@ demo: $(STAMP)   ## searches, reports and exports the example model (about two m
 tools:           ## fetches a real Triton, perf_analyzer and more into .tools (for tests)
 	$(PYTHON) tools/fetch_tools.py
 
-test: $(STAMP)   ## runs the tests (twenty to thirty minutes on two cores)
+test: $(STAMP)   ## runs the tests (fifteen to twenty minutes on two cores)
 	-$(PYTHON) tools/fetch_tools.py
 	-$(BIN)/python tools/real_tensorrt.py --fetch
 	$(PYTEST) -m 'not gpu and not long' $(TESTS)
