@@ -68,6 +68,7 @@ def test_a_real_witness_sees_a_stall_and_ends() -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.timing
 def test_watching_a_study_costs_less_than_a_hundredth_of_a_core() -> None:
     with Canary(period_ns=STUDY_PERIOD_NS) as canary:
         assert canary._process is not None
