@@ -38,10 +38,8 @@ from benchlib.gpu_page import page_table, sentence
 SIDES = ("gpu", "cpu")
 TABLE = ROOT / "bench" / "tables" / "gpu_landscape.csv"
 PAGE = ROOT / "docs" / "gpu.md"
-QUICK: dict[str, Any] = {
-    "row": 1000,
-    "seconds": 0.01,
-}  # of the step copies where figures do not matter
+# Of the step copies, where its figures do not matter.
+QUICK: dict[str, Any] = {"row": 1000, "seconds": 0.01}
 _TABLE = "TRITUNE_GPU_TABLE"  # tells the step's process
 _QUICK = "TRITUNE_GPU_QUICK"
 # Of a step's time, what its process needs beside the measuring.
