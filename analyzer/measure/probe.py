@@ -104,6 +104,7 @@ def run_probes(
             limit_ms=batch_ms_max if record["skipped"] else None,
             rounds=tuple((start, mean) for start, mean in record["rounds"]),
             failed=record["failed"],
+            changed_ms=tuple(record["changed_ms"]),
         )
         results[record["model"]].append(result)
     return results

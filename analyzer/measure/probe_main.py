@@ -3,12 +3,14 @@
 Reads a JSON document from standard input::
 
     {"models": [{"path", "backend", "execution", "accelerator_options", "size_bytes",
-     "probes": [{"threads", "busy", "batch", "seconds"}, …]}, …], "device", "batchable",
+     "probes": [{"threads", "busy", "batch", "seconds", "on_gpu"}, …]}, …], "device", "batchable",
      "inputs_path", "batch_ms_max", "seconds_max", "parent_pid"}
 
 and writes one JSON line per probe to standard output, with the numbers of ``model`` and ``probe``
 and ``samples_ms`` (milliseconds of each execution while exactly ``busy`` instances were at work);
 ``rounds`` has the begin of each round, seconds since 1970, with its mean, milliseconds;
+on a GPU ``changed_ms`` has the executions right after one of another batch size, which is where
+ONNX Runtime plans convolutions anew, but for those that met the batch size for the first time;
 ``skipped`` where a smaller batch already took longer than ``batch_ms_max``; ``failed`` has why the
 model does not run the batch, or a smaller one than that, though it runs one row. Probes that
 ``seconds_max`` did not suffice for have no line. A line with ``error`` ends the stream.
@@ -81,6 +83,21 @@ class _Instances:
         self._open = {}
 
 
+class _Changes:
+    """Which runs change the batch size of a session, to one that it met before."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        self._met: set[tuple[int, int]] = set()
+
+    def to(self, session: Runtime, batch: int) -> bool:
+        """Notes a run of ``batch``; whether it is such a change."""
+        last, again = self._last.get(id(session), batch), (id(session), batch) in self._met
+        self._last[id(session)] = batch
+        self._met.add((id(session), batch))
+        return last != batch and again
+
+
 def _batch(pool: dict[str, np.ndarray[Any, Any]], size: int, batchable: bool) -> Tensors:
     if not batchable:
         return {name: rows[0, ...] for name, rows in pool.items()}
@@ -88,12 +105,17 @@ def _batch(pool: dict[str, np.ndarray[Any, Any]], size: int, batchable: bool) ->
 
 
 def _time_executions(
-    runtimes: list[Runtime], inputs: Tensors, seconds: float, threads: int
+    runtimes: list[Runtime], inputs: Tensors, seconds: float, threads: int, firsts_ms: list[float]
 ) -> list[float]:
-    """Milliseconds of the executions that ran while every instance was at work."""
+    """Milliseconds of the executions that ran while every instance was at work.
+
+    ``firsts_ms`` gets the first execution of each instance.
+    """
     for runtime in runtimes:
-        until = time.perf_counter() + _SETTLE_S
+        began = time.perf_counter()
+        until = began + _SETTLE_S
         runtime.run(inputs)
+        firsts_ms.append((time.perf_counter() - began) * 1e3)
         while threads != 1 and time.perf_counter() < until:
             runtime.run(inputs)
     barrier = threading.Barrier(len(runtimes))
@@ -137,8 +159,12 @@ def _groups(models: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             # ONNX Runtime's own choice of threads (0) comes last, as in the plan of the probes.
             place = (0 if together else number, probe["threads"] or 1 << 30)
             record = probe | {"model": number, "probe": index, "samples_ms": [], "rounds": []}
-            record |= {"skipped": False, "failed": ""}
+            record |= {"skipped": False, "failed": "", "changed_ms": []}
             groups.setdefault(place, []).append(record)
+    for records in groups.values():
+        if records[0]["on_gpu"]:
+            # Where sessions take long to start, the last model's turn might never come.
+            records.sort(key=lambda record: (record["probe"], record["model"]))
     return [groups[place] for place in sorted(groups)]
 
 
@@ -156,7 +182,11 @@ def _run_group(
     until then two of them share one.
     """
     seconds = max(record["seconds"] for record in records)
-    if records[0]["threads"] != 1:
+    on_gpu = records[0]["on_gpu"]
+    # The threads that may share a core at first: none inside an operator on a GPU.
+    threads = 1 if on_gpu else records[0]["threads"]
+    changes = _Changes()
+    if threads != 1:
         rounds = max(1, round(seconds / _ROUND_THREADS_S))
     else:
         rounds = max(_ROUNDS, round(seconds / _ROUND_S))
@@ -189,9 +219,11 @@ def _run_group(
             runtimes = instances.take(record["model"], record["threads"], busy)
             inputs = _batch(pool, batch, spec["batchable"])
             began_s = time.time()
+            changed = [changes.to(runtime, batch) for runtime in runtimes]
+            firsts_ms: list[float] = []
             try:
                 samples = _time_executions(
-                    runtimes, inputs, record["seconds"] / rounds, record["threads"]
+                    runtimes, inputs, record["seconds"] / rounds, threads, firsts_ms
                 )
             except AnalyzerError as error:
                 if batch == 1:
@@ -199,6 +231,9 @@ def _run_group(
                 record["failed"] = error.message
                 failing[record["model"]] = batch, error.message
                 continue
+            if on_gpu:
+                pairs = zip(firsts_ms, changed, strict=True)
+                record["changed_ms"] += [round(ms, 5) for ms, new in pairs if new]
             if samples:
                 record["rounds"].append([round(began_s, 3), round(float(np.mean(samples)), 5)])
                 alone_s[record["model"], busy] = float(np.median(samples)) / batch / 1e3

@@ -25,6 +25,8 @@ _RATE_RPS_MAX = 1e8
 _BLOCKS = 32
 #: Requests per rate: to scan, and to pin an edge at first.
 _SCAN, _PIN = 16_000, 64_000
+# Rates below an edge that are looked at where they may fail: each so many times the one before.
+_STEP_DOWN = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +250,11 @@ class RateScan:
         return [band for band in bands if band[1] > band[0]]
 
     def edge(self, accuracy: float) -> float | None:
-        """The upper end of the highest feasible band, 1/s; None if no rate is feasible."""
+        """The upper end of the highest feasible band, 1/s; None if no rate is feasible.
+
+        Where changes of the batch size cost time, of the highest one below which no rate fails:
+        close to saturation all batches are full and none changes, while far lower rates fail.
+        """
         if self.hopeless:
             return None
         requests = self.scan_requests()
@@ -257,10 +263,24 @@ class RateScan:
         while above.rate_rps > self.rare_rps:
             point = self.at(above.rate_rps * math.exp(-step), requests)
             if point.over <= self.allowed:
-                return self.pin(point, above, accuracy)
+                failing = self._failing_below(point.rate_rps, requests)
+                if failing is None:
+                    return self.pin(point, above, accuracy)
+                above, step = failing, 0.03
+                continue
             excess = self.excess(point)
             slope = (self.excess(above) - excess) / step
             # Less than half of the way to where a straight line would cross.
             step = min(max(0.4 * excess / slope if slope > 0.1 else 0.1, 0.06), 0.25)
             above = point
         return None
+
+    def _failing_below(self, rate_rps: float, requests: int) -> RatePoint | None:
+        """The lowest rate below ``rate_rps`` that was seen to fail; None where none can."""
+        if not self._prepared.change_ns.any():
+            return None
+        found = None
+        while (rate_rps := rate_rps * _STEP_DOWN) > self.rare_rps:
+            point = self.at(rate_rps, requests)
+            found = point if point.over > self.allowed else found
+        return found

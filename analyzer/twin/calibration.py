@@ -27,6 +27,10 @@ from analyzer.twin.service import ServiceTime
 _RESIDUALS_MAX = 256
 # A slow-down of the machine below this is not told from none, and gives no shape.
 _RISE_MIN = 0.02
+# A change of the batch size that costs less than this share of an execution is not told from what
+# the first execution of a round costs anyway.
+_CHANGE_SHARE_MIN = 1.0
+_MS_MIN = 1e-9
 # By how much the median of a few executions is raised at most to stand for their mean.
 _RAISED_MAX = 1.5
 
@@ -104,7 +108,29 @@ class VariantCalibration:
             interference_by_size=self._interference(
                 threads, instances, curve.sizes, cores, constants
             ),
+            change_ms=self._changes(threads, curve),
         )
+
+    def _changes(self, threads: int, curve: Curve) -> tuple[float, ...]:
+        """What another batch size than the last costs at each point of ``curve``, milliseconds.
+
+        Of the probes of one busy instance; empty where a change costs less than an execution.
+        """
+        known = {
+            result.probe.batch: max(0.0, float(np.median(result.changed_ms)) - result.mean_ms)
+            for result in self.results
+            if result.probe.threads == threads
+            and result.probe.busy == 1
+            and result.changed_ms
+            and result.samples_ms
+        }
+        if not known:
+            return ()
+        sizes, costs = zip(*sorted(known.items()), strict=True)
+        changes = np.interp(curve.sizes, sizes, costs)
+        if float(np.median(changes / np.maximum(curve.times_ms, _MS_MIN))) < _CHANGE_SHARE_MIN:
+            return ()
+        return tuple(float(ms) for ms in changes)
 
     def _curve(self, threads: int) -> Curve | None:
         """Times by batch size of one busy instance; None if they are unknown.
@@ -241,6 +267,7 @@ class VariantCalibration:
                     "limit_ms": result.limit_ms,
                     "rounds": [list(pair) for pair in result.rounds],
                     "failed": result.failed,
+                    "changed_ms": list(result.changed_ms),
                 }
                 for result in self.results
             ]
@@ -261,6 +288,7 @@ class VariantCalibration:
                     limit_ms=record.get("limit_ms"),
                     rounds=tuple((start, mean) for start, mean in record.get("rounds", ())),
                     failed=record.get("failed", ""),
+                    changed_ms=tuple(record.get("changed_ms", ())),
                 )
             )
         return cls(variant=variant, results=tuple(results))

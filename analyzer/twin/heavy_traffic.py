@@ -106,10 +106,12 @@ def heavy_traffic_edges(
         batches = _batches(max(limit // request_batch_size, 1))
         sizes = np.array(batches, dtype=np.int64) * request_batch_size
         n = policy.instance_count
-        batch_ms = service.curve_ms(sizes) * service.interference_at(n, sizes)[-1]
         # What an execution alone takes at the percentile: beyond the budget no rate is low enough.
         alone = float(service.noise_at(np.array([percentile / 100.0]))[0])
         budget = max(budget_ms - overhead_ms, 0.0)
+        batch_ms = service.curve_ms(sizes) * service.interference_at(n, sizes)[-1]
+        if service.change_ms and len(sizes) > 1:
+            batch_ms = _with_changes(batch_ms, service.changes_ms(sizes), budget / alone)
         bounds = np.full(len(batches), np.inf)
         if service.serial is not None:
             bounds = service.serial.rate_max_rps(np.array(batches))
@@ -132,6 +134,19 @@ def heavy_traffic_edges(
     )
     np.maximum.at(edges, owners, np.minimum(rates, bound))
     return edges
+
+
+def _with_changes(batch_ms: Floats, change_ms: Floats, budget_ms: float) -> Floats:
+    """Times of batches where one of another size than the last takes ``change_ms`` more.
+
+    At saturation all batches are full and none changes. On the way there each differs from the
+    last, and a request waits for one execution and takes part in the next. Where two such keep no
+    budget, rates fail below those of full batches, and the edge is that of batches that change.
+    """
+    changing_ms = batch_ms + change_ms
+    if 2.0 * float(changing_ms.max()) > budget_ms:
+        return changing_ms
+    return np.append(changing_ms[:-1], batch_ms[-1])
 
 
 def _batches(limit: int) -> list[int]:

@@ -46,6 +46,7 @@ def _run(
     queue_limit: int,
     sleeps: bool,
     table_ns: NDArray[np.float64],
+    change_ns: NDArray[np.float64],
     noise: NDArray[np.float64],
     batch_of: NDArray[np.int64],
     batch_start: NDArray[np.int64],
@@ -61,6 +62,8 @@ def _run(
         sizes: Inferences of each request, [n], or [1] if all are equal.
         slots: How many payloads may wait in F; 0 for the mode without prefetching.
         sleeps: The policy's ``sleeps_through_arrivals``.
+        table_ns: As ``ServiceTime.table_ns``.
+        change_ns: What another batch size than the instance's last costs, [limit + 1].
         batch_of: Out: number of each request's execution, -1 if the queue was full, [n].
         batch_start: Out, as the following: one entry per execution, [n].
     """
@@ -91,6 +94,7 @@ def _run(
 
     free_at = np.full(instances, _NEVER, np.int64)  # _NEVER: idle
     running = np.zeros(instances, np.int64)
+    last_size = np.zeros(instances, np.int64)
     busy = 0
     next_end = _NEVER
     next_instance = 0
@@ -189,7 +193,11 @@ def _run(
                     target += 1
                 busy += 1
                 awake = True
-                time_ns = table_ns[busy, size] * noise[batches % noises]
+                time_ns = table_ns[busy, size]
+                if size != last_size[target]:
+                    time_ns += change_ns[size]
+                    last_size[target] = size
+                time_ns *= noise[batches % noises]
                 end = now + np.int64(time_ns + 0.5)
                 for i in range(first, last):
                     batch_of[admission[i] if queue_limit > 0 else i] = batches

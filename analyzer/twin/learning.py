@@ -169,6 +169,7 @@ class ServiceCorrection:
             batch_sizes=tuple(sizes),
             service_ms=tuple(float(ms) for ms in times),
             beyond_ms=beyond_ms * float(factors[-1]) if beyond_ms is not None else None,
+            change_ms=tuple(service.changes_ms(np.array(sizes))) if service.change_ms else (),
         )
 
 

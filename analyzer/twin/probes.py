@@ -48,6 +48,8 @@ class ProbeResult:
         limit_ms: Of a probe that was skipped: a smaller batch already took longer than this.
         rounds: When each round began (seconds since 1970), and its mean time, milliseconds.
         failed: Why the model does not run this batch, or a smaller one; empty if it does.
+        changed_ms: Executions right after one of another batch size, milliseconds, but for those
+            that met the batch size for the first time; empty but on a GPU.
         mean_ms: :func:`trimmed_mean_ms` of the samples, computed here once; NaN without any.
         count, median_ms, cv: Number, median and coefficient of variation of the samples that
             ``mean_ms`` is of; 0 and NaN without any.
@@ -58,6 +60,7 @@ class ProbeResult:
     limit_ms: float | None = None
     rounds: tuple[tuple[float, float], ...] = ()
     failed: str = ""
+    changed_ms: tuple[float, ...] = ()
     mean_ms: float = field(init=False, repr=False, compare=False)
     count: int = field(init=False, repr=False, compare=False)
     median_ms: float = field(init=False, repr=False, compare=False)

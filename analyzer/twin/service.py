@@ -37,6 +37,9 @@ class SerialCost:
 class ServiceTime:
     """The time of one execution = curve(batch size) × interference(busy instances) × noise.
 
+    An instance whose batch size differs from its last one takes ``change_ms`` more: ONNX Runtime's
+    CUDA provider plans each convolution anew then (``docs/gpu.md``).
+
     The curve is linear between its points; one point is a constant, unless ``beyond_ms`` is given.
     Below the first point the nearest slope goes on, but no inference takes less than it does in
     the first batch; beyond the last ``beyond_ms``, or the nearest slope where it rises.
@@ -57,6 +60,8 @@ class ServiceTime:
             logarithm of the size between them and constant outside; it takes the place of
             ``interference`` where it is given.
         serial: What bounds the rates besides; None for nothing.
+        change_ms: What another batch size than the instance's last one costs, milliseconds at each
+            point of the curve, at least 0; empty for nothing.
     """
 
     batch_sizes: tuple[int, ...]
@@ -68,6 +73,7 @@ class ServiceTime:
     interference_by_size: tuple[tuple[int, tuple[float, ...]], ...] = ()
     serial: SerialCost | None = None
     beyond_ms: float | None = None
+    change_ms: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes
@@ -76,6 +82,8 @@ class ServiceTime:
         assert all(np.isfinite(ms) and ms >= 0 for ms in self.service_ms), self.service_ms
         assert self.beyond_ms is None or self.beyond_ms >= 0, self.beyond_ms
         assert self.cv >= 0, self.cv
+        assert not self.change_ms or len(self.change_ms) == len(sizes), self.change_ms
+        assert all(ms >= 0 for ms in self.change_ms), self.change_ms
         assert self.interference and all(f > 0 for f in self.interference), self.interference
         assert self.distribution != "empirical" or sum(self.residuals) > 0, self.residuals
 
@@ -104,6 +112,15 @@ class ServiceTime:
                 rise_ms, step = max(times[-1] - times[-2], 0.0), sizes[-1] - sizes[-2]
         result: NDArray[np.float64] = inside + rise_ms * np.maximum(at - sizes[-1], 0.0) / step
         return result
+
+    def changes_ms(
+        self, batch_size: NDArray[np.int64] | NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """What a change to each batch size costs, milliseconds, float64."""
+        if not self.change_ms:
+            return np.zeros(np.shape(batch_size))
+        changes: NDArray[np.float64] = np.interp(batch_size, self.batch_sizes, self.change_ms)
+        return changes
 
     def table_ns(self, instances: int, limit: int) -> NDArray[np.float64]:
         """Mean time with k busy instances of a batch of b, nanoseconds, [instances + 1, limit + 1].

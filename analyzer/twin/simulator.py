@@ -217,11 +217,13 @@ class Prepared:
 
     Args:
         table_ns: Mean time by busy instances and batch size, as ``ServiceTime.table_ns``.
+        change_ns: What another batch size than the instance's last one costs, float64 [limit + 1].
     """
 
     policy: BatchingPolicy
     overhead_ns: int
     table_ns: NDArray[np.float64]
+    change_ns: NDArray[np.float64]
     preferred: NDArray[np.bool_]
 
     @classmethod
@@ -233,6 +235,7 @@ class Prepared:
             policy=policy,
             overhead_ns=round(overhead_ms * 1e6),
             table_ns=service.table_ns(policy.instance_count, policy.batch_limit),
+            change_ns=service.changes_ms(np.arange(policy.batch_limit + 1)) * 1e6,
             preferred=preferred,
         )
 
@@ -282,6 +285,7 @@ class Prepared:
             policy.default_queue_policy.max_queue_size if policy.dynamic_batching else 0,
             policy.sleeps_through_arrivals,
             self.table_ns,
+            self.change_ns,
             noise,
             batch_of,
             *executions,
@@ -308,6 +312,7 @@ def _run_scheduler(
     batch_of = np.full(n, -1, dtype=np.int64)
     ends: list[tuple[int, int, int, tuple[int, ...]]] = []  # (end, batch, instance, tickets)
     rows: list[tuple[int, int, int, int]] = []
+    last_size = [0] * prepared.policy.instance_count
     arrived = busy = 0
     while True:
         now: int | None = ends[0][0] if ends else None
@@ -336,6 +341,9 @@ def _run_scheduler(
             busy += 1
             number = len(rows)
             time_ns = prepared.table_ns[busy, execution.batch_size]
+            if execution.batch_size != last_size[execution.instance]:
+                time_ns += prepared.change_ns[execution.batch_size]
+                last_size[execution.instance] = execution.batch_size
             end = now + int(time_ns * noise[number % len(noise)] + 0.5)
             rows.append((now, end, execution.batch_size, execution.instance))
             batch_of[list(execution.tickets)] = number

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+from analyzer.domain.configuration import CudnnSearch
 from benchlib.command import cell, table
 
 
@@ -58,11 +59,13 @@ def _provider(found: Mapping[str, Any]) -> str:
     parts = []
     for name, one in found["models"].items():
         words = [f"difference to the CPU {one['difference']:.1e}"]
-        for search in ("heuristic", "exhaustive"):
-            firsts = [each["first_ms"] for each in one[search].values()]
+        for search in (name for name in get_args(CudnnSearch) if name in one):
+            firsts = [each["first_ms"] for each in one[search].values() if "first_ms" in each]
+            turns = one[search].get("alternating", {}).get("ms")
             words.append(
                 f"{search} {one[search]['1']['ms']:.2f} ms at 1 and {one[search]['64']['ms']:.2f}"
-                f" at 64, first runs up to {max(firsts):.0f} ms"
+                f" at 64, first runs up to {max(firsts):.0f} ms,"
+                f" {cell(turns, '.2f')} where batches of 8 and 16 take turns"
             )
         for part, title in (("bound", "without copies"), ("graph", "as a CUDA graph")):
             ms = one[part].get("64", {}).get("ms")

@@ -26,9 +26,10 @@ from benchlib.command import ROOT, WORK
 from benchlib.gpu_copies import BATCHES, import_cupy, median_ms
 from benchlib.models import write_convnet
 
-SEARCHES: tuple[CudnnSearch, ...] = ("heuristic", "exhaustive")
+SEARCHES: tuple[CudnnSearch, ...] = ("heuristic", "exhaustive", "default")
 _SECONDS = 0.3  # of one figure
 _GRAPH_BATCHES = (1, 8, 64)
+_ALTERNATING = (8, 16)
 # NVML is watched for so long, idle and busy; its longest window is one second.
 _WATCHED_S = 5.0
 _POLL_S = 0.004  # well below NVML's shortest window
@@ -81,9 +82,12 @@ def _difference(path: Path, rows: dict[str, Any]) -> float:
 def _by_batch(
     path: Path, rows: dict[str, Any], search: CudnnSearch, seconds: float
 ) -> dict[str, Any]:
-    """Milliseconds of the first run of each batch size, when cuDNN searches, and of later ones."""
+    """Milliseconds of the first run of each batch size, when cuDNN searches, and of later ones.
+
+    ``alternating`` has those of runs of two batch sizes in turns, each of which ran before.
+    """
     runtime = OrtRuntime(path, device="gpu", execution=Execution(cudnn_search=search))
-    found = {}
+    found: dict[str, Any] = {}
     for batch in BATCHES:
         inputs = {name: array[:batch] for name, array in rows.items()}
         began = time.perf_counter()
@@ -93,6 +97,11 @@ def _by_batch(
             "first_ms": first,
             "ms": median_ms(lambda inputs=inputs: runtime.run(inputs), seconds),  # type: ignore[misc]
         }
+    pair = [{name: array[:batch] for name, array in rows.items()} for batch in _ALTERNATING]
+    found["alternating"] = {
+        "batches": list(_ALTERNATING),
+        "ms": median_ms(lambda: [runtime.run(inputs) for inputs in pair], seconds) / len(pair),
+    }
     runtime.close()
     return found
 

@@ -239,6 +239,7 @@ def test_a_probe_of_few_executions_goes_on_where_its_rounds_contradict_each_othe
     def probed() -> dict[str, Any]:
         record: dict[str, Any] = {"model": 0, "probe": 0, "threads": 1, "busy": 1, "batch": 1}
         record |= {"seconds": 1.0, "samples_ms": [], "rounds": [], "skipped": False, "failed": ""}
+        record |= {"on_gpu": False, "changed_ms": []}
         monkeypatch.setattr(probe_main, "_ROUND_S", 0.4)
         probe_main._run_group([record], instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
         return record
@@ -260,7 +261,7 @@ def test_a_batch_that_would_outlast_the_time_is_not_begun() -> None:
     )
     records = [
         {"model": 0, "probe": index, "threads": 1, "busy": 1, "batch": batch, "seconds": 0.1}
-        | {"samples_ms": [], "rounds": [], "skipped": False, "failed": ""}
+        | {"samples_ms": [], "rounds": [], "skipped": False, "failed": "", "on_gpu": False}
         for index, batch in enumerate((1, 16))
     ]
     began = time.monotonic()
