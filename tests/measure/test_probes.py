@@ -271,3 +271,34 @@ def test_a_batch_that_would_outlast_the_time_is_not_begun() -> None:
     assert time.monotonic() - began < 2.0
     assert records[0]["samples_ms"] and not records[1]["samples_ms"]
     assert not records[1]["skipped"], "nothing is known of it"
+
+
+def test_on_a_gpu_the_first_execution_after_another_batch_size_is_told() -> None:
+    """But not the very first of a batch size, which loads kernels and searches for algorithms."""
+    last = {"batch": 0}
+
+    def execute(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(0.03 if len(inputs["x"]) != last["batch"] else 0.001)
+        last["batch"] = len(inputs["x"])
+        return inputs
+
+    session = SimpleNamespace(run=execute)
+    instances: Any = SimpleNamespace(take=lambda model, threads, count: [session] * count)
+
+    def records(on_gpu: bool) -> list[dict[str, Any]]:
+        return [
+            {"model": 0, "probe": index, "threads": 0, "busy": 1, "batch": batch, "seconds": 0.05}
+            | {"samples_ms": [], "rounds": [], "skipped": False, "failed": "", "changed_ms": []}
+            | {"on_gpu": on_gpu}
+            for index, batch in enumerate((1, 4))
+        ]
+
+    spec = {"batchable": True, "batch_ms_max": 1e4}
+    probed = records(on_gpu=True)
+    probe_main._run_group(probed, instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
+    for record in probed:
+        assert 1 <= len(record["changed_ms"]) <= 2, record
+        assert min(record["changed_ms"]) >= 29 and np.median(record["samples_ms"]) < 15
+    on_cpu = records(on_gpu=False)
+    probe_main._run_group(on_cpu, instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
+    assert not any(record["changed_ms"] for record in on_cpu)

@@ -131,3 +131,30 @@ def test_a_scaled_model_takes_and_gives_live_rates(poisson: UnitArrivals) -> Non
     )
     assert scaled.latency_ms(poisson, live, 99) == plain.latency_ms(poisson, 2 * live, 99)
     assert scaled.saturation_rps() == plain.saturation_rps() / 2
+
+
+# What an H100 gave for the digits example: an execution of another batch size than the last takes
+# 7 to 12 ms more (docs/gpu.md).
+CHANGING = ServiceTime(
+    batch_sizes=(1, 4, 16, 64),
+    service_ms=(0.17, 0.19, 0.31, 0.85),
+    change_ms=(7.0, 7.0, 7.0, 12.0),
+)
+
+
+def test_an_edge_promises_all_rates_below_it_where_batches_that_change_cost(
+    poisson: UnitArrivals,
+) -> None:
+    """Full batches at 74,000/s all have one size; at 4,000 to 73,000/s each costs 7 to 12 ms."""
+    policy = BatchingPolicy(max_batch_size=64, dynamic_batching=True)
+    server = model(policy, CHANGING)
+    bands = server.feasible_bands(poisson, budget_ms=20)
+    assert len(bands) == 2 and bands[1][0] > 10 * bands[0][1], bands
+    assert server.edge(poisson, budget_ms=20) == pytest.approx(bands[0][1], rel=0.05)
+
+
+def test_single_requests_never_change_the_batch_size(poisson: UnitArrivals) -> None:
+    one = BatchingPolicy(max_batch_size=1, instance_count=4)
+    plain = ServiceTime(batch_sizes=CHANGING.batch_sizes, service_ms=CHANGING.service_ms)
+    expected = model(one, plain).edge(poisson, budget_ms=20)
+    assert model(one, CHANGING).edge(poisson, budget_ms=20) == pytest.approx(expected, rel=0.02)

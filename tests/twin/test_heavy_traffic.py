@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,19 @@ def test_large_requests_and_no_dynamic_batching() -> None:
         [(policy, service, 0.0)], budget_ms=400.0, percentile=99.0, request_batch_size=4
     )
     assert found == pytest.approx(250.0, rel=0.05), "four items take 4 ms, one request at a time"
+
+
+@pytest.mark.parametrize(("batch", "most"), [(64, 10_000), (8, 40_000)])
+def test_changes_of_the_batch_size_count_where_two_of_them_keep_no_budget(
+    batch: int, most: float
+) -> None:
+    """Up to 64, batches that change take 12 ms, and two of those more than the budget of 20 ms."""
+    policy = BatchingPolicy(max_batch_size=batch, dynamic_batching=True)
+    times: dict[str, Any] = {"batch_sizes": (1, 8, 64), "service_ms": (0.17, 0.23, 0.85)}
+    changing = ServiceTime(**times, change_ms=(7.0, 7.0, 12.0))
+    edge = approximate((policy, changing, 0.3), 20)
+    simulated = ServerModel(policy=policy, service=changing, overhead_ms=0.3).edge(
+        UnitArrivals.draw(parse_arrivals("poisson"), seed=3), budget_ms=20
+    )
+    assert simulated is not None and 0.9 * simulated < edge < min(2 * simulated, most)
+    assert edge <= approximate((policy, ServiceTime(**times), 0.3), 20)

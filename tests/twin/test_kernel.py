@@ -41,6 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[BatchingPolicy, ServiceTime, Workload, float
         ),
         distribution=draw(st.sampled_from(["deterministic", "exponential"])),
         interference=(1.0, 1.3),
+        change_ms=draw(st.sampled_from([(), (0.0, 0.0), (3.0, 7.0)])),
     )
     requests = draw(st.integers(1, 150))
     if draw(st.booleans()):
