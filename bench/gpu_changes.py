@@ -4,7 +4,8 @@
 
 Needs no GPU: it reads ``bench/tables/gpu_digits.json``, which has the probes of a search on an H100
 and the load tests of two. For each the mean time of an execution and the mean batch, as measured,
-as the twin has them, and as it would have them without the cost of changes. Writes
+as the twin has them, and as it would have them without the cost of changes; then the edges that
+the twin expects of some configurations from those probes. Writes
 ``bench/results/gpu_changes.json`` and a table in ``docs/gpu.md``.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.command import ROOT, Command, put_into_page, table
-from benchlib.gpu_changes import compare
+from benchlib.gpu_changes import compare, expected_edges
 
 PAGE = ROOT / "docs" / "gpu.md"
 
@@ -33,7 +34,7 @@ def main() -> int:
         f"{way}_error": {"median": float(np.median(each)), "worst": float(np.max(each))}
         for way, each in errors.items()
     }
-    document = {"runs": found, "summary": summary}
+    document = {"runs": found, "summary": summary, "edges_rps": expected_edges()}
     put_into_page(PAGE, "gpu_changes", _shown(document))
     return command.finish(options, document, _shown)
 
@@ -56,10 +57,12 @@ def _shown(document: dict[str, Any]) -> str:
     with_changes, without = (
         document["summary"][f"{way}_error"] for way in ("with_changes", "without_changes")
     )
+    edges = ", ".join(f"{label} {rps:,.0f}" for label, rps in document["edges_rps"].items())
     return (
         f"{table(heads, rows)}\n\nMean time of an execution: the twin is off by"
         f" {with_changes['median']:.0%} in the median, {with_changes['worst']:.0%} at worst; without"
-        f" the cost of changes by {without['median']:.0%} and {without['worst']:.0%}."
+        f" the cost of changes by {without['median']:.0%} and {without['worst']:.0%}.\n\nEdges that"
+        f" it expects (99 % within 20 ms, no delay), 1/s: {edges}."
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analyzer.domain.configuration import Configuration
+from analyzer.domain.configuration import Configuration, Precision
 from analyzer.domain.workload import Poisson
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
@@ -23,6 +24,10 @@ TABLE = ROOT / "bench" / "tables" / "gpu_digits.json"
 # model, milliseconds.
 _CORES, _OVERHEAD_MS = 16, 0.3
 _REQUESTS = (3_000, 20_000)
+_BUDGET_MS = 20.0
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")
+INSTANCES = (1, 2, 4)
+BATCHES = (1, 8, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,30 @@ def compare(path: Path = TABLE) -> list[Compared]:
             )
         )
     return found
+
+
+def expected_edges(path: Path = TABLE) -> dict[str, float]:
+    """The twin's edge of some configurations from the table's probes, 1/s, best first."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    arrivals = UnitArrivals.draw(Poisson(), seed=5)
+    found = {}
+    for precision, instances, batch in product(PRECISIONS, INSTANCES, BATCHES):
+        configuration = Configuration(
+            precision=precision,
+            device="gpu",
+            instance_count=instances,
+            max_batch_size=batch,
+            dynamic_batching=batch > 1,
+        )
+        calibration = VariantCalibration.from_dict(
+            configuration.variant, document["probes"][precision]
+        )
+        service = calibration.service_of(configuration, cores=_CORES)
+        assert service is not None
+        model = ServerModel.of(configuration, service, overhead_ms=_OVERHEAD_MS)
+        edge_rps = model.edge(arrivals, budget_ms=_BUDGET_MS) or 0.0
+        found[f"{precision}, {instances} × batch ≤{batch}"] = edge_rps
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
 def _simulated(
