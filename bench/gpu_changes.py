@@ -61,8 +61,8 @@ def _shown(document: dict[str, Any]) -> str:
     return (
         f"{table(heads, rows)}\n\nMean time of an execution: the twin is off by"
         f" {with_changes['median']:.0%} in the median, {with_changes['worst']:.0%} at worst;"
-        f" without the cost of changes by {without['median']:.0%} and {without['worst']:.0%}.\n\nEdges that"
-        f" it expects (99 % within 20 ms, no delay), 1/s: {edges}."
+        f" without the cost of changes by {without['median']:.0%} and {without['worst']:.0%}."
+        f"\n\nEdges that it expects (99 % within 20 ms, no delay), 1/s: {edges}."
     )
 
 
