@@ -19,7 +19,8 @@ from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.speed_memory import SpeedMemory
 
-# Seconds that starting a server (or loading a model) and warming it up take, by and large.
+# Seconds that starting a server (or loading a model) and warming it up take, by and large, until
+# one has told.
 _EMBEDDED_START_S = 1.2
 _OTHER_START_S = 2.2
 # How long one wait for a result lasts; an interruption by the user is noticed in between.
@@ -75,7 +76,9 @@ class SearchContext:
 
     @property
     def server_start_s(self) -> float:
-        """Seconds that a server takes until it can be measured, by and large."""
+        """Seconds that a server takes until it can be measured: as the last, or by and large."""
+        if self.log.start_s is not None:
+            return self.log.start_s
         return _EMBEDDED_START_S if self.request.server == "embedded" else _OTHER_START_S
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:

@@ -69,6 +69,7 @@ class OutcomeLog:
         slow_edge: What a slower machine leaves of a configuration's edge; in proportion to its
             speed, until a twin knows better.
         response: How executions answer to the canary's work, as the twin learned it.
+        start_s: Seconds that the last server took until it could be measured; None where none told.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class OutcomeLog:
         self.warnings: list[str] = []
         self.slow_edge: Callable[[Configuration], SlowEdge] = lambda _: in_proportion
         self.response: Callable[[], float] = lambda: 1.0
+        self.start_s: float | None = None
         self._watch = watch or StudyWatch()
         # The whole time, and that of load tests alone.
         self._watched: Conditions | None = None
@@ -136,6 +138,7 @@ class OutcomeLog:
             known = self.measurement(config_id)
             before = len(known.load_tests) if known is not None else 0
             tested = [test.conditions for test in outcome.load_tests[before:]]
+            self.start_s = outcome.start_s or self.start_s
         watched = [outcome.watched] if outcome.watched is not None else tested
         self._watched = Conditions.pooled([self._watched, *watched])
         self._tested = Conditions.pooled([self._tested, *tested])

@@ -284,3 +284,17 @@ def test_six_that_crash_say_that_nothing_runs(place: tuple[SearchRequest, Result
     assert not resumed.nothing_runs, "what hindered them may be mended"
     log.record(measurement(80.0, "PASS"), role="baseline")
     assert not log.nothing_runs
+
+
+def test_a_server_is_expected_to_start_as_the_last_one_did(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    """On a GPU it takes three seconds, on a slow machine two; nothing measured in virtual time."""
+    request, store = place
+    log = OutcomeLog(request, store, SilentProgress())
+    assert log.start_s is None
+    log.record(replace(measurement(80.0, "PASS"), start_s=3.5), role="trial")
+    log.record(replace(measurement(70.0, "PASS"), start_s=None), role="recommendation")
+    assert log.start_s == 3.5
+    resumed = OutcomeLog(request, store, SilentProgress(), stored=store.outcomes("one"))
+    assert resumed.start_s == 3.5
