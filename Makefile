@@ -72,7 +72,7 @@ type: $(STAMP)   ## mypy, strict
 # The landscape that Model Analyzer's developers recorded (docs/sources.md).
 LANDSCAPE ?= ../shared/data/resnet50_libtorch_titan_rtx.csv
 bench: $(STAMP)  ## runs the benches one after the other and writes bench/results (hours; quiet machine)
-	for bench in generator server twin screen store codec report ray_cost startup wire certificate study_coverage shares search; do \
+	for bench in generator server twin screen store codec report ray_cost startup wire certificate study_coverage shares search gpu_changes; do \
 	  echo "bench: $$bench"; $(BIN)/python bench/$$bench.py || exit 1; done
 	@if [ -f "$(LANDSCAPE)" ]; then \
 	  $(BIN)/python bench/landscape.py --table "$(LANDSCAPE)" && for budget in 6 10 16 20 40; do \
