@@ -215,7 +215,8 @@ class Measurement:
         resources: Peaks and means over all load tests.
         notes: What qualifies the measurement, a sentence each.
         evidence: What certificates rest on, by rate in ascending order.
-        start_s: Seconds from the task's begin until its server could be measured; None if unknown.
+        start_s: Seconds from the task's begin to its first load test, server and witness started;
+            None if unknown.
         watched: What the machine was like from the study's outcome before to this one, load tests
             included; None where nobody watched.
     """

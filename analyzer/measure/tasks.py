@@ -325,17 +325,19 @@ class MeasureTask:
                 if compiled is not None:
                     left_s = self.seconds_max - (time.monotonic() - started)
                     compiled(min(left_s, _COMPILING_S))
-                start_s = time.monotonic() - started
                 session = LiveSession(
                     target,
                     self.load,
                     gpu=context.gpu,
                     gpu_base_bytes=gpu_base,
                     first=self.certify.runs_before if self.certify is not None else 0,
-                    seconds_max=self.seconds_max - start_s,
+                    seconds_max=self.seconds_max - (time.monotonic() - started),
                 )
                 with session:
-                    outcome = replace(self.measure(session), start_s=start_s)
+                    outcome = self.measure(session)
+            if session.tests:
+                since_s = time.time() - session.tests[0].started_at
+                outcome = replace(outcome, start_s=time.monotonic() - started - since_s)
             return MeasureResult(outcome=outcome, logs=tuple(session.logs))
         except AnalyzerError as error:
             failure = as_failure(

@@ -69,7 +69,7 @@ class OutcomeLog:
         slow_edge: What a slower machine leaves of a configuration's edge; in proportion to its
             speed, until a twin knows better.
         response: How executions answer to the canary's work, as the twin learned it.
-        start_s: Seconds that the last server took until it could be measured; None where none told.
+        start_s: Seconds from the last task's begin to its first load test; None where none told.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from analyzer.domain.configuration import baseline_configuration
+from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.errors import AnalyzerError
@@ -50,3 +51,30 @@ def test_what_a_worker_took_to_start_is_gone(
         )
     )
     assert given == [pytest.approx(left_s, abs=3.0)]
+
+
+def test_it_tells_how_long_it_took_to_its_first_load_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ten seconds since it was asked for, of which three were load tests."""
+    session: Any = nullcontext()
+    session.tests = [SimpleNamespace(started_at=time.time() - 3.0)]
+    session.logs = []
+    monkeypatch.setattr(tasks, "LiveSession", lambda *args, **more: session)
+    monkeypatch.setattr(tasks, "open_target", lambda *args, **more: nullcontext())
+    monkeypatch.setattr(Assets, "variant", lambda *args: SimpleNamespace(path="m", engine=None))
+    monkeypatch.setattr(Assets, "request_inputs", lambda *args: tmp_path)
+    configuration = baseline_configuration(batchable=True)
+    found = Measurement(configuration=configuration, edge=Edge(interval_rps=(None, None)))
+    monkeypatch.setattr(MeasureTask, "measure", lambda self, session: found)
+    task = MeasureTask(
+        assets=Assets(model=VIRTUAL_MODEL),
+        configuration=configuration,
+        load=LoadPlan(sla=Sla(latency_budget_ms=10.0), arrivals=Poisson()),
+        asked=(machine_id(), time.monotonic() - 10.0),
+    )
+    context = WorkerContext(
+        worker_id="cpu-0", device="cpu", gpu=None, cores=1, cache_dir=tmp_path, node="here"
+    )
+    outcome = task(context).outcome
+    assert isinstance(outcome, Measurement) and outcome.start_s == pytest.approx(7.0, abs=1.0)
