@@ -27,10 +27,6 @@ from analyzer.twin.service import ServiceTime
 _RESIDUALS_MAX = 256
 # A slow-down of the machine below this is not told from none, and gives no shape.
 _RISE_MIN = 0.02
-# A change of the batch size that costs less than this share of an execution is not told from what
-# the first execution of a round costs anyway.
-_CHANGE_SHARE_MIN = 1.0
-_MS_MIN = 1e-9
 # By how much the median of a few executions is raised at most to stand for their mean.
 _RAISED_MAX = 1.5
 
@@ -128,8 +124,8 @@ class VariantCalibration:
             return ()
         sizes, costs = zip(*sorted(known.items()), strict=True)
         changes = np.interp(curve.sizes, sizes, costs)
-        if float(np.median(changes / np.maximum(curve.times_ms, _MS_MIN))) < _CHANGE_SHARE_MIN:
-            return ()
+        if float(np.median(changes - np.array(curve.times_ms))) < 0.0:
+            return ()  # not told from what the first execution of a round costs anyway
         return tuple(float(ms) for ms in changes)
 
     def _curve(self, threads: int) -> Curve | None:

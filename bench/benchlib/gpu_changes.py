@@ -53,12 +53,15 @@ def models(path: Path = TABLE) -> Iterator[tuple[dict[str, Any], ServerModel]]:
         known = dict(run["configuration"])
         if known.get("preferred_batch_size") is not None:
             known["preferred_batch_size"] = tuple(known["preferred_batch_size"])
-        configuration = Configuration(**known)
-        probes = document["probes"][configuration.precision]
-        calibration = VariantCalibration.from_dict(configuration.variant, probes)
-        service = calibration.service_of(configuration, cores=_CORES)
-        assert service is not None
-        yield run, ServerModel.of(configuration, service, overhead_ms=_OVERHEAD_MS)
+        yield run, _model(document, Configuration(**known))
+
+
+def _model(document: dict[str, Any], configuration: Configuration) -> ServerModel:
+    probes = document["probes"][configuration.precision]
+    calibration = VariantCalibration.from_dict(configuration.variant, probes)
+    service = calibration.service_of(configuration, cores=_CORES)
+    assert service is not None
+    return ServerModel.of(configuration, service, overhead_ms=_OVERHEAD_MS)
 
 
 def compare(path: Path = TABLE) -> list[Compared]:
@@ -93,14 +96,8 @@ def expected_edges(path: Path = TABLE) -> dict[str, float]:
             max_batch_size=batch,
             dynamic_batching=batch > 1,
         )
-        calibration = VariantCalibration.from_dict(
-            configuration.variant, document["probes"][precision]
-        )
-        service = calibration.service_of(configuration, cores=_CORES)
-        assert service is not None
-        model = ServerModel.of(configuration, service, overhead_ms=_OVERHEAD_MS)
-        edge_rps = model.edge(arrivals, budget_ms=_BUDGET_MS) or 0.0
-        found[f"{precision}, {instances} × batch ≤{batch}"] = edge_rps
+        edge_rps = _model(document, configuration).edge(arrivals, budget_ms=_BUDGET_MS)
+        found[f"{precision}, {instances} × batch ≤{batch}"] = edge_rps or 0.0
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
