@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from analyzer.cluster import guardian
+from analyzer.cluster.ray_agents import without_agents
 from analyzer.errors import AnalyzerError, MissingPartError, UsageError
 from analyzer.hardware.gpus import GpuIdentity, cuda_environment
 
@@ -190,7 +191,7 @@ def _without_helpers(ray: ModuleType) -> Iterator[None]:
 def _apart(ray: ModuleType, tell: Callable[[int], None]) -> Iterator[None]:
     """Starts a local Ray's daemons in process groups of their own, and tells their numbers.
 
-    A signal to our whole group (``timeout``, a terminal, an orchestrator) would end them before we
+    They start no agents. A signal to our whole group (``timeout``, a terminal, an orchestrator) would end them before we
     have ended; without its store of state Ray then ends us, or waits for it.
     """
     services: Any = ray._private.services
@@ -199,8 +200,9 @@ def _apart(ray: ModuleType, tell: Callable[[int], None]) -> Iterator[None]:
         yield
         return
 
-    def start(*args: Any, **options: Any) -> Any:
-        process = popen(*args, process_group=0, **options)
+    def start(command: Sequence[str], *args: Any, **options: Any) -> Any:
+        command = without_agents(ray, command)
+        process = popen(command, *args, process_group=0, **options)
         tell(process.pid)
         return process
 
