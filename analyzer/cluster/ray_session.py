@@ -191,8 +191,9 @@ def _without_helpers(ray: ModuleType) -> Iterator[None]:
 def _apart(ray: ModuleType, tell: Callable[[int], None]) -> Iterator[None]:
     """Starts a local Ray's daemons in process groups of their own, and tells their numbers.
 
-    They start no agents. A signal to our whole group (``timeout``, a terminal, an orchestrator) would end them before we
-    have ended; without its store of state Ray then ends us, or waits for it.
+    They start no agents. A signal to our whole group (``timeout``, a terminal, an orchestrator)
+    would end them before we have ended; without its store of state Ray then ends us, or waits for
+    it.
     """
     services: Any = ray._private.services
     popen = getattr(services, "ConsolePopen", None)
