@@ -22,14 +22,15 @@ from analyzer.variants.passed_outputs import (
     take_passed_outputs,
 )
 from analyzer.variants.precision import is_large, save_model
+from analyzer.variants.reference import ROWS_PER_RUN
 
 # Convolutions have no fast dynamically quantized form (ConvInteger), so they are left alone there.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "EmbedLayerNormalization", "Gather"]
 # Outside convolutional networks a QDQ pair pays only around products with weights; around the rest
 # it costs more than it saves.
 _PRODUCTS = ["MatMul", "Gemm", "Conv", "ConvTranspose"]
-# A few rows give a range; more narrow little, and on a slow model they would take the whole budget.
-_CALIBRATING_SECONDS_MAX = 30.0
+#: A few rows give a range; more widen it little, and of a slow model would take the whole budget.
+CALIBRATING_SECONDS_MAX = 30.0
 _CALIBRATING_ROWS_MIN = 8
 
 # From here on a QuantizeLinear may have a scale per channel.
@@ -37,11 +38,13 @@ _OPSET_MIN = 13
 
 
 class RowReader:
-    """Feeds rows one at a time to ONNX Runtime's calibrator, for a bounded time.
+    """Feeds rows to ONNX Runtime's calibrator, for a bounded time.
+
+    The ranges are of all rows of a run; as many rows are scored in a run (``reference.chunks``).
 
     Args:
         inputs: Arrays ``[rows, *shape]``.
-        batchable: Whether a row becomes a batch of one (else it is a whole request already).
+        batchable: Whether rows make a batch, of eight at most (else each is a whole request).
         seconds_max: No more rows after this, counted from the first; at least 8 are fed.
     """
 
@@ -50,7 +53,7 @@ class RowReader:
         inputs: Mapping[str, NDArray[np.generic]],
         *,
         batchable: bool,
-        seconds_max: float = _CALIBRATING_SECONDS_MAX,
+        seconds_max: float = CALIBRATING_SECONDS_MAX,
     ) -> None:
         self._inputs = inputs
         self._batchable = batchable
@@ -66,10 +69,10 @@ class RowReader:
         late = now - self._started > self._seconds_max and self.used >= _CALIBRATING_ROWS_MIN
         if self.used >= rows or late:
             return None
-        row = self.used
-        self.used += 1
+        first = self.used
+        self.used = min(first + (ROWS_PER_RUN if self._batchable else 1), rows)
         return {
-            name: array[row : row + 1] if self._batchable else array[row, ...]
+            name: array[first : self.used] if self._batchable else array[first, ...]
             for name, array in self._inputs.items()
         }
 

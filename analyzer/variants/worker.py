@@ -49,7 +49,12 @@ from analyzer.variants.cache import write_error
 from analyzer.variants.compiled_graphs import compiled_graph
 from analyzer.variants.native_half import computes_half
 from analyzer.variants.precision import convert_fp16
-from analyzer.variants.quantize import RowReader, quantize_dynamic, quantize_static
+from analyzer.variants.quantize import (
+    CALIBRATING_SECONDS_MAX,
+    RowReader,
+    quantize_dynamic,
+    quantize_static,
+)
 from analyzer.variants.reference import ROWS_PER_RUN, StoredReference, chunks
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
@@ -63,6 +68,8 @@ _MARGIN = 0.2
 _LOOKS = 3
 _ROUNDS = 3
 _SLOW_ROUND_S = 0.3
+# Of the time in which further variants may be begun: what calibrating one may take.
+_CALIBRATING_SHARE = 0.25
 # A smaller gain is lost in what else a machine does.
 _SLOWDOWN_MAX = 0.97
 
@@ -124,8 +131,13 @@ class BuildResult:
     notes: tuple[str, ...] = field(default=())
 
 
-def build(request: BuildRequest, folder: Path) -> BuildResult:
+def build(
+    request: BuildRequest, folder: Path, calibrating_s: float = CALIBRATING_SECONDS_MAX
+) -> BuildResult:
     """Builds and scores the variant in ``folder``.
+
+    Args:
+        calibrating_s: Seconds in which rows are fed to calibrate it.
 
     Raises:
         BuildError: It cannot be built.
@@ -149,7 +161,7 @@ def build(request: BuildRequest, folder: Path) -> BuildResult:
         )
     if key.precision != "fp32":
         graph = (work / "graph.onnx") if key.backend == "tensorrt" else (out / "model.onnx")
-        notes = _build_graph(request, source, graph, work)
+        notes = _build_graph(request, source, graph, work, calibrating_s)
     file = graph
     if key.backend == "tensorrt":
         file = out / "model.plan"
@@ -319,7 +331,9 @@ def _clear(accuracy: Accuracy, drop_max: float) -> bool:
     return high <= (1.0 - _MARGIN) * drop_max or low > (1.0 + _MARGIN) * drop_max
 
 
-def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) -> tuple[str, ...]:
+def _build_graph(
+    request: BuildRequest, source: Path, target: Path, work: Path, calibrating_s: float
+) -> tuple[str, ...]:
     model, key = request.model, request.key
     if key.quantization == "dynamic":
         return quantize_dynamic(source, target, external=model.external_files, work=work)
@@ -338,7 +352,7 @@ def _build_graph(request: BuildRequest, source: Path, target: Path, work: Path) 
         notes = quantize_static(
             source,
             target,
-            RowReader(rows, batchable=model.batchable),
+            RowReader(rows, batchable=model.batchable, seconds_max=calibrating_s),
             external=model.external_files,
             backend=key.backend,
             work=work,
@@ -376,13 +390,15 @@ def main(folder: Path, begin_by: float) -> None:
     request: BuildRequest = pickle.loads((folder / REQUEST_FILE).read_bytes())
     key = request.key
     model = key.precision == "fp32" and not key.compiled and key.execution.accelerator is None
-    if time.monotonic() > begin_by and not model:
+    left_s = begin_by - time.monotonic()
+    if left_s < 0.0 and not model:
         return
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
     warnings.simplefilter("ignore")
     result: BuildResult | AnalyzerError
     try:
-        result = build(request, folder)
+        calibrating_s = min(_CALIBRATING_SHARE * max(left_s, 0.0), CALIBRATING_SECONDS_MAX)
+        result = build(request, folder, calibrating_s)
     except AnalyzerError as error:
         result = error
     except OSError as error:

@@ -287,3 +287,17 @@ def test_products_beside_fused_operators_are_quantized(tmp_path: Path) -> None:
     assert error < 0.05
     quantize_dynamic(source, tmp_path / "dynamic.onnx", external=(), work=tmp_path)
     assert relative_error(source, tmp_path / "dynamic.onnx", ROWS) < 0.05
+
+
+def test_calibrating_rows_make_batches_and_ends_with_its_time() -> None:
+    rows = normal(20, 4)
+    reader = RowReader({"x": rows}, batchable=True)
+    runs = [feeds["x"] for feeds in reader]
+    assert [len(run) for run in runs] == [8, 8, 4]
+    np.testing.assert_array_equal(np.concatenate(runs), rows)
+    assert reader.used == 20
+    alone = RowReader({"x": rows}, batchable=False)
+    assert [feeds["x"].shape for feeds in alone] == [(4,)] * 20
+    for batchable in (True, False):
+        late = RowReader({"x": rows}, batchable=batchable, seconds_max=-1.0)
+        assert [len(list(late)), late.used] == [1 if batchable else 8, 8]
