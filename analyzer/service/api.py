@@ -133,14 +133,15 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 def _methods(request: Request) -> list[str]:
     """What the path of a request can be asked for."""
     # Of the routes, not of the document: that has no pages.
-    return [
+    found = {
         method
-        for method in ("DELETE", "GET", "HEAD", "POST", "PUT")
+        for method in ("DELETE", "GET", "POST", "PUT")
         if any(
             route.matches({**request.scope, "method": method})[0] is Match.FULL
             for route in request.app.routes
         )
-    ]
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:
