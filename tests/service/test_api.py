@@ -89,6 +89,28 @@ def test_a_wrong_option_is_named(client: httpx.Client, upload: Upload) -> None:
         assert client.get("/api/v1/jobs").json()["items"] == [], options
 
 
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ({"budget": None}, "The option budget is null; leave it out for its default."),
+        ({"price": {"a": 1}}, "The option price is neither text nor a number."),
+        ({"export": "/tmp"}, "The option export: '/tmp' is in no store that is known here."),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said_once(value: Any, detail: str) -> None:
+    with pytest.raises(Problem) as caught:
+        check_options("search", BUDGET | value, ServiceLimits())
+    assert caught.value.detail == detail
+
+
+def test_a_body_that_is_no_object_is_meant_as_a_whole(client: httpx.Client) -> None:
+    """The JSON pointer to a whole document is empty: "/" is its member with the empty name."""
+    told = client.post("/api/v1/jobs", json=[1]).json()
+    assert told["pointer"] == "" and told["detail"].startswith("The body: Input should be")
+    told = client.post("/api/v1/jobs", json={"kind": "other"}).json()
+    assert told["pointer"] == "/kind" and told["detail"].startswith("body kind: ")
+
+
 def test_errors_are_problems(client: httpx.Client) -> None:
     for response, status in (
         (client.get("/api/v1/jobs/" + "0" * 32), 404),
