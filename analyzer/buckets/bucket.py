@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,26 @@ class Bucket:
                 for chunk in obstore.list(self._store, prefix or None)
                 for meta in chunk
             }
+
+    def folders(self) -> builtins.list[str]:
+        """Names of the folders that lie directly at the location."""
+        import obstore
+
+        with self._told("listed"):
+            return [
+                path.rpartition("/")[2]
+                for path in obstore.list_with_delimiter(self._store)["common_prefixes"]
+            ]
+
+    def find(self, name: str) -> bytes | None:
+        """An object's content; None where there is none of that name."""
+        import obstore
+
+        with self._told("read", name):
+            try:
+                return bytes(obstore.get(self._store, name).bytes())
+            except FileNotFoundError:
+                return None
 
     def read(self, name: str) -> tuple[bytes, str | None]:
         """An object's content and tag."""

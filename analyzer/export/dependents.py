@@ -1,4 +1,4 @@
-"""Who loses what when a model's ``config.pbtxt`` is replaced: its clients, and ensembles of it."""
+"""Who loses what when another version of a model is served: its clients, and ensembles of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def replacement_notes(repository: Path, before: Path, after: Any, version: int) 
 
     Args:
         repository: The folder in which ensembles may name the model.
-        before: The ``config.pbtxt`` that is replaced; one that cannot be read tells nothing.
+        before: The ``config.pbtxt`` so far; one that cannot be read tells nothing.
         after: The new ``ModelConfig``.
         version: The version that it serves.
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from analyzer.export.repository import ExportResult
 from analyzer.modelconfig.render import MODEL_FILENAMES
 from analyzer.modelconfig.repository import version_number
 from analyzer.modelconfig.text import CONFIG_NAME
+
+_READS_AT_ONCE = 8  # of small files: a store takes tens of milliseconds for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ def export_remote(
             repository = Path(folder).resolve() / "repository"
             try:
                 before, notes = _mirror(bucket, repository / model, model)
+                if CONFIG_NAME in before:
+                    notes += _mirror_others(bucket, repository, model)
                 done = write(repository)
             except AnalyzerError as error:
                 told = [
@@ -121,6 +126,25 @@ def _mirror(bucket: Bucket, folder: Path, model: str) -> tuple[dict[str, _Kept],
                 f"written): {', '.join(sorted(missing))} is missing. Remove that version."
             )
     return before, notes
+
+
+def _mirror_others(bucket: Bucket, repository: Path, model: str) -> list[str]:
+    """Puts every other model's ``config.pbtxt`` beside the model: ensembles may have it in them.
+
+    Returns:
+        A note where they cannot be read, which is no reason to export nothing.
+    """
+    try:
+        others = [name for name in bucket.folders() if name != model and not name.startswith(".")]
+        with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+            configs = pool.map(lambda name: bucket.find(f"{name}/{CONFIG_NAME}"), others)
+            for name, config in zip(others, configs, strict=True):
+                if config is not None:
+                    (repository / name).mkdir(parents=True)
+                    (repository / name / CONFIG_NAME).write_bytes(config)
+    except RepositoryError as error:
+        return [f"Ensembles of {model} in {bucket.location} were not looked for: {error.message}"]
+    return []
 
 
 def _send(bucket: Bucket, folder: Path, model: str, version: int, before: dict[str, _Kept]) -> None:

@@ -175,8 +175,6 @@ def _export(
                 f"{target / CONFIG_NAME} was replaced; older versions are still there"
                 f"{kept if replaced else ''}."
             )
-            new = parse_config(files.config_text)
-            notes += replacement_notes(destination, target / CONFIG_NAME, new, version)
         elif _is_there(files, target, version - 1, versions, evidence):
             return ExportResult(
                 path=str(destination),
@@ -185,6 +183,8 @@ def _export(
                 config_id=configuration.config_id,
                 notes=(f"{target / str(version - 1)} is already there, the same: left as it is.",),
             )
+        new = parse_config(files.config_text)
+        notes += replacement_notes(destination, target / CONFIG_NAME, new, version)
         if other := _other_model(versions.get(str(version - 1)), evidence):
             notes.append(
                 f"Version {version} of {files.name} serves another model than version"

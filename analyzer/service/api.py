@@ -102,15 +102,9 @@ def _validation(request: Request, error: Exception) -> JSONResponse:
         return answer(not_found(f"{parts[-1]} with this id"))
     if first["type"] == "json_invalid":
         return answer(Problem(422, "invalid", "The body is no JSON."))
-    named = ".".join(str(part) for part in parts)
-    return answer(
-        Problem(
-            422,
-            "invalid",
-            f"{where} {named}: {first['msg']}."[:500],
-            pointer="/" + "/".join(map(str, parts)) if where == "body" else None,
-        )
-    )
+    named = f"{where} {'.'.join(map(str, parts))}" if parts else f"The {where}"
+    pointer = "".join(f"/{part}" for part in parts) if where == "body" else None
+    return answer(Problem(422, "invalid", f"{named}: {first['msg']}."[:500], pointer=pointer))
 
 
 def _http(request: Request, error: Exception) -> JSONResponse:
@@ -133,14 +127,15 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 def _methods(request: Request) -> list[str]:
     """What the path of a request can be asked for."""
     # Of the routes, not of the document: that has no pages.
-    return [
+    found = {
         method
-        for method in ("DELETE", "GET", "HEAD", "POST", "PUT")
+        for method in ("DELETE", "GET", "POST", "PUT")
         if any(
             route.matches({**request.scope, "method": method})[0] is Match.FULL
             for route in request.app.routes
         )
-    ]
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:

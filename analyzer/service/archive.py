@@ -139,6 +139,11 @@ def _checked(
             raise ModelError(f"Its member {told} has a name that is not taken.", hint=_HINT)
         if not parts:
             continue
+        if parts[0].startswith("._"):
+            raise ModelError(
+                f"Its member {told} is one that macOS adds beside the folder.",
+                hint="Write it with: COPYFILE_DISABLE=1 tar -cf model.tar DIRECTORY",
+            )
         top = top or parts[0]
         if parts[0] != top or (len(parts) == 1 and not member.isdir()):
             raise ModelError("It does not hold one folder with everything in it.", hint=_HINT)

@@ -4,6 +4,8 @@ A page that a user's browser shows can make it send requests to any address, loo
 where no token is needed, only requests to a loopback name are answered (another name that leads
 here belongs to somebody else's page); and what changes something is refused where the browser says
 that another site's page asked for it.
+
+``HEAD`` reaches the routes as ``GET``; its answer ends behind the headers, a stream's too.
 """
 
 from __future__ import annotations
@@ -62,15 +64,23 @@ class Guard:
             return
         started = time.perf_counter()
         status = 500
+        head = scope["method"] == "HEAD"
+        asked = {**scope, "method": "GET"} if head else scope
+        ended = False
 
         async def noted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, ended
+            if ended:
+                return
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 headers.setdefault("Cache-Control", "no-store")
+            elif head:
+                # The server tells the route that its client has gone, which ends what streams.
+                message, ended = {"type": "http.response.body", "body": b""}, True
             await send(message)
 
         try:
@@ -80,10 +90,10 @@ class Guard:
         except Problem as problem:
             await answer(problem)(scope, receive, noted)
         else:
-            await self._app(scope, receive, noted)
+            await self._app(asked, receive, noted)
         finally:
             elapsed = time.perf_counter() - started
-            self._metrics.answered(scope["method"], _pattern(scope), status, elapsed)
+            self._metrics.answered(scope["method"], _pattern(asked), status, elapsed)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

@@ -274,8 +274,9 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
             try:
                 table[name](text, limits)
             except UsageError as error:
+                told = error.message.removeprefix(f"{name}: ")
                 raise invalid(
-                    f"The option {name}: {error.message}", pointer=pointer, hint=error.hint
+                    f"The option {name}: {told}", pointer=pointer, hint=error.hint
                 ) from error
             if name not in _OWN and not _is_own(name, text):
                 arguments.append(f"--{name.replace('_', '-')}={text}")
@@ -418,7 +419,10 @@ def _texts(name: str, value: Any, pointer: str) -> list[str]:
     texts = []
     for one in values:
         if isinstance(one, bool) or not isinstance(one, str | int | float):
-            raise invalid(f"The option {name} has no such type of value.", pointer=pointer)
+            told = (
+                "null; leave it out for its default" if one is None else "neither text nor a number"
+            )
+            raise invalid(f"The option {name} is {told}.", pointer=pointer)
         text = str(one)
         if len(text) > _TEXT_MAX or not text.isprintable():
             raise invalid(f"The value of the option {name} is no short line.", pointer=pointer)

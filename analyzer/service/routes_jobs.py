@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from sqlalchemy import Connection, Row, select
+from starlette.background import BackgroundTask
 
 from analyzer.service import audit, folder, jobs, states
 from analyzer.service.auth import Principal
@@ -394,9 +395,12 @@ def _content(
             f"The job is {row.state} and has left no {name}.",
             hint="" if ended else "Wait for its end.",
         )
+    stream = context.content.open(found.sha256)
     return StreamingResponse(
-        _pieces(context.content.open(found.sha256)),
+        _pieces(stream),
         media_type=media_type,
+        # Also where the client goes before the end, or asks for the headers alone.
+        background=BackgroundTask(stream.close),
         headers={
             "Content-Length": str(found.size_bytes),
             "ETag": f'"{found.sha256}"',

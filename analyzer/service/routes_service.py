@@ -67,14 +67,6 @@ def healthz() -> str:
     return "ok\n"
 
 
-@outside.head("/healthz", include_in_schema=False)
-@outside.head("/metrics", include_in_schema=False)
-def head() -> Response:
-    """As ``GET``, without the body."""
-    return Response(media_type="text/plain; charset=utf-8")
-
-
-@outside.head("/readyz", include_in_schema=False)
 @outside.get("/readyz", tags=["service"], responses={503: PROBLEMS[503]})
 def readyz(context: Context) -> Response:
     """This process reaches its database."""

@@ -61,6 +61,7 @@ def keep_study(database: Database, source: Path, study: str, name: str) -> None:
                 raise KeyError(study)
             import optuna
 
+            optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each study
             with (
                 _storage(ResultStore(found)) as own,
                 _storage(ResultStore(database)) as target,

@@ -72,7 +72,7 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """One line of a list of studies; ``trials`` counts distinct trial numbers."""
+    """One line of a list of studies; ``trials`` counts Optuna's trials that have an outcome."""
 
     name: str
     model: str

@@ -179,7 +179,8 @@ class ResultStore:
         studies, outcomes = schema.STUDIES.c, schema.OUTCOMES.c
         trials = (
             select(func.count(outcomes.trial_number.distinct()))
-            .where(outcomes.study_id == studies.id)
+            # Those of the baseline and of variants alone have -1.
+            .where(outcomes.study_id == studies.id, outcomes.trial_number >= 0)
             .scalar_subquery()
         )
         query = select(

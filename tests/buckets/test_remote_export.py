@@ -124,6 +124,41 @@ def test_versions_lie_beside_each_other_and_another_configuration_needs_force(
     assert config == manifest["versions"]["3"]["config_pbtxt"]
 
 
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: %d
+ensemble_scheduling { step { model_name: "adder" model_version: %d } }
+"""
+
+
+def test_ensembles_in_the_store_that_an_export_leaves_behind_are_named(
+    place: Location, adder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(place)
+    for name, text in (
+        ("both", ENSEMBLE % (8, -1)), ("fits", ENSEMBLE % (4, -1)),
+        ("pinned", ENSEMBLE % (1, 1)), ("broken", "what"),
+    ):  # fmt: skip
+        bucket.put(f"{name}/config.pbtxt", text.encode())
+    bucket.put("weights only/1/model.onnx", b"x")
+    assert export(place, adder, OTHER).notes == ()
+    before = set(contents(place))
+    replaced, clients, both, pinned = export(place, adder, SMALL, force=True).notes
+    assert f"{place}/adder/config.pbtxt was replaced" in replaced
+    assert clients.startswith("adder takes requests of at most 4 inferences now, where it took 8")
+    assert both.startswith("The ensemble both has adder in it and max_batch_size 8")
+    assert pinned.startswith("The ensemble pinned has adder in it, version 1, which is not served")
+    assert set(contents(place)) - before == {"adder/2/model.onnx"}  # of the others nothing is sent
+
+    def refused(self: Bucket) -> list[str]:
+        raise RepositoryError("It cannot be listed.")
+
+    monkeypatch.setattr(Bucket, "folders", refused)
+    done = export(place, adder, SMALL)
+    assert done.version == 3
+    (note,) = done.notes
+    assert note == f"Ensembles of adder in {place} were not looked for: It cannot be listed."
+
+
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
     """The names that appear in the store, in their order; one of them may be made to fail."""

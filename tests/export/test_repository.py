@@ -241,6 +241,20 @@ def test_what_an_export_breaks_beside_it_is_told(
         assert note.startswith("The ensemble both has adder in it") and part in note
 
 
+def test_a_new_version_that_is_served_in_place_of_a_pinned_one_is_told(
+    tmp_path: Path, variant: Path
+) -> None:
+    """With the same configuration, too: of all versions the newest alone is served."""
+    export_repository(info(), variant, SMALL, tmp_path)
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "config.pbtxt").write_text(ENSEMBLE % (4, 1))
+    again = export_repository(info(), variant, SMALL, tmp_path)
+    assert again.version == 1 and "already there" in again.notes[0] and len(again.notes) == 1
+    done = export_repository(info(), variant, SMALL, tmp_path, evidence={"study": "another"})
+    (note,) = done.notes
+    assert done.version == 2 and "version 1, which is not served any more" in note
+
+
 def test_a_batch_axis_that_was_a_dimension_took_any_number(tmp_path: Path, variant: Path) -> None:
     model = tmp_path / "adder"
     (model / "1").mkdir(parents=True)

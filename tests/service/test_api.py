@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from page_example import Example
 from sqlalchemy import update
 
 from analyzer.cli.search import search
@@ -85,6 +87,28 @@ def test_a_wrong_option_is_named(client: httpx.Client, upload: Upload) -> None:
         assert done.headers["content-type"] == "application/problem+json"
         assert done.json()["pointer"] == pointer and done.json()["status"] == 422, options
         assert client.get("/api/v1/jobs").json()["items"] == [], options
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ({"budget": None}, "The option budget is null; leave it out for its default."),
+        ({"price": {"a": 1}}, "The option price is neither text nor a number."),
+        ({"export": "/tmp"}, "The option export: '/tmp' is in no store that is known here."),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said_once(value: Any, detail: str) -> None:
+    with pytest.raises(Problem) as caught:
+        check_options("search", BUDGET | value, ServiceLimits())
+    assert caught.value.detail == detail
+
+
+def test_a_body_that_is_no_object_is_meant_as_a_whole(client: httpx.Client) -> None:
+    """The JSON pointer to a whole document is empty: "/" is its member with the empty name."""
+    told = client.post("/api/v1/jobs", json=[1]).json()
+    assert told["pointer"] == "" and told["detail"].startswith("The body: Input should be")
+    told = client.post("/api/v1/jobs", json={"kind": "other"}).json()
+    assert told["pointer"] == "/kind" and told["detail"].startswith("body kind: ")
 
 
 def test_errors_are_problems(client: httpx.Client) -> None:
@@ -267,16 +291,50 @@ def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it_takes
     client: httpx.Client,
 ) -> None:
     for path, allowed in (
-        ("/", "GET"), ("/jobs/new", "GET, POST"), ("/api/v1/models", "GET, POST"),
-        (f"/api/v1/jobs/{'0' * 32}", "DELETE, GET"), ("/healthz", "GET, HEAD"),
+        ("/", "GET, HEAD"), ("/jobs/new", "GET, HEAD, POST"),
+        ("/api/v1/models", "GET, HEAD, POST"), ("/api/v1/jobs/x/cancel", "POST"),
+        (f"/api/v1/jobs/{'0' * 32}", "DELETE, GET, HEAD"), ("/healthz", "GET, HEAD"),
     ):  # fmt: skip
         done = client.put(path)
         assert (done.status_code, done.headers["allow"]) == (405, allowed), path
 
 
-def test_what_asks_whether_a_service_is_there_may_leave_the_body_out(client: httpx.Client) -> None:
-    for path in ("/healthz", "/readyz", "/metrics"):
-        done = client.head(path)
-        assert (done.status_code, done.content) == (200, b""), path
+def test_head_is_answered_as_get_without_the_body(client: httpx.Client, service: Any) -> None:
+    job = Example(service.context).ended(result={"verdict": "found"})
+    paths = (
+        "/", "/healthz", "/readyz", "/openapi.json", "/nowhere", f"/jobs/{job}", "/jobs/new",
+        "/api/v1/jobs", f"/api/v1/jobs/{job}", f"/api/v1/jobs/{'0' * 32}", "/api/v1/jobs?limit=0",
+        f"/api/v1/jobs/{job}/log", f"/api/v1/jobs/{job}/artifacts/report.html",
+        f"/api/v1/jobs/{job}/artifacts/manifest.json",
+    )  # fmt: skip
+    for path in paths:
+        got, asked = client.get(path), client.head(path)
+        told = [
+            {name: value for name, value in answer.headers.items() if name != "date"}
+            for answer in (got, asked)
+        ]
+        assert (asked.status_code, asked.content) == (got.status_code, b""), path
+        assert told[0] == told[1] and int(told[1]["content-length"]) == len(got.content), path
+    scraped = client.head("/metrics")
+    assert (scraped.status_code, scraped.content) == (200, b"")
+    counted = 'requests_total{method="HEAD",route="/api/v1/jobs/{job}",status="200"} 1.0'
+    assert counted in client.get("/metrics").text
+    assert client.head("/api/v1/jobs/x/cancel").status_code == 405
+
+
+def test_head_of_a_stream_ends_at_once(client: httpx.Client, service: Any) -> None:
+    job = Example(service.context).running().id
+    for path in (f"/api/v1/jobs/{job}/events", "/stream"):
+        asked = client.head(path, timeout=5)
+        assert asked.status_code == 200 and asked.content == b"", path
+        assert asked.headers["content-type"].startswith("text/event-stream"), path
+    assert client.get("/healthz").text == "ok\n"  # over the same connection
+    deadline = time.monotonic() + 5
+    while service.context.hub.streams and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert service.context.hub.streams == 0
+
+
+def test_there_is_no_file_of_another_name(client: httpx.Client) -> None:
     told = client.get(f"/api/v1/jobs/{'0' * 32}/artifacts/foo").json()["detail"]
     assert told == "There is no file of that name."

@@ -80,6 +80,15 @@ def test_what_was_packed_comes_out_the_same(tmp_path: Path) -> None:
     assert (unpacked(dotted, tmp_path / "dotted") / "config.pbtxt").read_bytes() == b"x"
 
 
+def test_what_macos_adds_to_an_archive_is_told_with_how_to_leave_it_out(tmp_path: Path) -> None:
+    folder = ("m", {"type": tarfile.DIRTYPE})
+    for number, members in enumerate(((("._m", b"x"), folder), (folder, ("./._m", b"x")))):
+        (where := tmp_path / str(number)).mkdir()
+        with pytest.raises(ModelError, match="that macOS adds") as caught:
+            unpacked(tar(*members), where)
+        assert "COPYFILE_DISABLE=1 tar" in caught.value.hint
+
+
 def test_packing_says_how_it_goes_within_one_file(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "large").write_bytes(bytes(1 << 20))

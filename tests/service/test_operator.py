@@ -24,7 +24,8 @@ from analyzer.service.sessions import begin_session, find_session
 from analyzer.service.studies import keep_study
 from analyzer.service.worker import this_device
 from analyzer.store.database import Database
-from analyzer.store.results import open_store
+from analyzer.store.optuna_storage import open_optuna_storage
+from analyzer.store.results import ResultStore, open_store
 
 
 def test_the_migrations_make_the_tables_of_the_schema(database: Database) -> None:
@@ -234,3 +235,29 @@ def test_a_study_without_trials_of_optunas_is_no_warning(
     with open_store(f"sqlite:///{tmp_path / 'study.db'}"):
         keep_study(database, tmp_path / "study.db", "s", "default/s/j")
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_optunas_own_words_are_not_in_the_operators_log(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import optuna
+
+    source = f"sqlite:///{tmp_path / 'study.db'}"
+    with open_store(source) as store:
+        storage = open_optuna_storage(store)
+        study = optuna.create_study(study_name="s", storage=storage)
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+        storage.engine.dispose()
+    optuna.logging.set_verbosity(optuna.logging.INFO)  # as in a worker that begins
+    optuna.logging.enable_propagation()
+    try:
+        with caplog.at_level("INFO"):
+            keep_study(database, tmp_path / "study.db", "s", "default/s/j")
+    finally:
+        optuna.logging.disable_propagation()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+    assert [record.getMessage() for record in caplog.records] == []
+    storage = open_optuna_storage(ResultStore(database))
+    (trial,) = optuna.load_study(study_name="default/s/j", storage=storage).trials
+    assert trial.value == 1.0
+    storage.engine.dispose()

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from sqlalchemy import select
 from analyzer.cli.search import search
 from analyzer.report.document import build_document
 from analyzer.report.entries import make_report
+from analyzer.report.summary import summarize
 from analyzer.service import jobs
 from analyzer.service.auth import ensure_project
 from analyzer.service.event_stream import EventHub
@@ -107,9 +109,26 @@ def test_what_a_page_could_not_read_is_in_the_log(
 def test_a_job_that_found_nothing_shows_what_came_closest(
     client: httpx.Client, example: Example
 ) -> None:
-    shown = client.get(f"/jobs/{example.ended(result=INFEASIBLE)}").text
-    assert "No configuration of digits keeps 99 % of requests within" in shown
+    answer = summarize(make_report(infeasible_facts()))
+    told = {"message": f"{answer.title}.\n{answer.subtitle}"}
+    shown = client.get(f"/jobs/{example.ended(result=INFEASIBLE, ending=told)}").text
+    assert "<h1>No configuration of digits keeps 99 % of requests within" in shown
+    assert shown.count("No configuration of digits keeps") == 1  # not said twice
     assert "Closest" in shown
+
+
+def test_a_promise_that_something_keeps_is_not_denied(
+    client: httpx.Client, example: Example
+) -> None:
+    """With int8 alone allowed, and left out for its accuracy, the verdict is "infeasible" too."""
+    answer = summarize(make_report(replace(infeasible_facts(), recommendable=())))
+    assert answer.title.startswith("No variant of digits that is allowed may be recommended: ")
+    told = {"message": f"{answer.title}.\n{answer.subtitle}"}
+    shown = client.get(f"/jobs/{example.ended(result=INFEASIBLE, ending=told)}").text
+    assert f"<h1>{answer.title}</h1>" in shown and "No configuration" not in shown
+    # Where the study's words are not there, no reason is made up.
+    untold = client.get(f"/jobs/{example.ended(result=INFEASIBLE)}").text
+    assert "<h1>digits: infeasible</h1>" in untold and "No configuration" not in untold
 
 
 def test_why_nothing_is_proven_and_what_helps_is_shown(

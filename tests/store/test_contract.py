@@ -141,6 +141,18 @@ def test_rows_hold_the_figures(store: ResultStore, make: ModuleType) -> None:
     assert store.list_studies()[0].trials == 2
 
 
+def test_a_study_counts_optunas_trials(store: ResultStore, make: ModuleType) -> None:
+    """The baseline's measurement, and variants that could not be built, are none of them."""
+    name = store.create_study(make.make_record()).name
+    store.add_outcome(name, -1, {}, make.make_measurement(100.0), role="baseline")
+    store.add_outcome(name, -1, {}, make.make_failure(), role="variant")
+    assert store.list_studies()[0].trials == 0
+    store.add_outcome(name, 0, {}, make.make_measurement())
+    store.add_outcome(name, 0, {}, make.make_measurement(), role="recommendation")
+    store.add_outcome(name, 1, {}, make.make_failure())
+    assert store.list_studies()[0].trials == 2
+
+
 def test_raw_requests_come_back(store: ResultStore, make: ModuleType) -> None:
     name = store.create_study(make.make_record()).name
     logs = [make.make_log(500), make.make_log(0)]

@@ -82,6 +82,11 @@ class JobView:
         return self.row.state in states.TERMINAL
 
     @property
+    def told(self) -> list[str]:
+        """What its worker says of its end, a sentence each."""
+        return (self.row.message or "").splitlines()
+
+    @property
     def follows(self) -> list[tuple[str, str]]:
         """What can be made of it once it has ended: name in an address, and for people."""
         if not self.ended:

@@ -148,10 +148,12 @@ def static(digest: str, name: str) -> Response:
 
 
 def _shown(view: JobView) -> dict[str, Any]:
+    title = _title(view)
     return {
         "view": view,
         "job": view.row,
-        "title": _title(view),
+        "title": title,
+        "told": [line for line in view.told if line != f"{title}."],
         # A second click on a button makes no second job: 31 digits and the button's own.
         "key": uuid.uuid4().hex[:31],
         "result": view.result,
@@ -175,6 +177,7 @@ def _title(view: JobView) -> str:
         return f"{name} carries {rate(entry.capacity_rps)}, {kept}"
     if entry is not None:
         return f"{name} is estimated to carry {edge_text(entry.edge, bounded=False)}, {kept}"
-    if result.verdict == "infeasible":
-        return f"No configuration of {name} keeps {kept}"
+    if result.verdict == "infeasible" and view.told:
+        # Two answers have that verdict: nothing keeps the promise, or nothing allowed was left.
+        return view.told[0].removesuffix(".")
     return f"{name}: {result.verdict}"
