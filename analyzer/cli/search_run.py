@@ -21,6 +21,7 @@ from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import (
+    absent_notes,
     largest_request,
     price_notes,
     pricing_of,
@@ -223,6 +224,8 @@ def _on_cluster(
         )
     executor = workers.enter_context(_executor(options, device, machine, plan))
     facts = facts_of(executor, device, "The machines of the cluster")
+    for note in absent_notes(options, facts.accelerator_absent):
+        progress.warn(note)
     return _Place(
         executor=executor,
         device=device,

@@ -20,6 +20,7 @@ from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import (
+    absent_notes,
     largest_request,
     price_notes,
     request_of,
@@ -197,12 +198,16 @@ def _machines(
 
 
 def _notes(options: SearchOptions, machines: Sequence[_TypeMachines]) -> list[str]:
-    """What people should know of the prices."""
-    return [
+    """What people should know of the prices, and of accelerators that cannot be loaded."""
+    notes = [
         note
         for own in machines
         for note in price_notes(options, own.pricing, own.device, own.facts.hardware)
     ]
+    for own in machines:
+        absent = absent_notes(options, own.facts.accelerator_absent)
+        notes += [f"{own.pricing.instance_type}: {note}" for note in absent]
+    return notes
 
 
 def _space(
