@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
-from analyzer.cli.devices import default_device
+from analyzer.cli.devices import check_instances, default_device, why_on_cpu
 from analyzer.cli.measure_table import print_rows
 from analyzer.domain.units import format_duration
 from analyzer.errors import ModelError, UsageError
@@ -275,7 +275,9 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
     from analyzer.measure.tasks import Assets
     from analyzer.targets.open import open_target
 
-    model, configuration = inspect_path(path, values["input_shapes"])
+    device = default_device()
+    check_instances(path, device, why_on_cpu)
+    model, configuration = inspect_path(path, values["input_shapes"], device)
     model, configuration, _ = as_it_runs(model, configuration, _real_data(model, values))
     notes = [*model.notes]
     if values["model_name"] not in (None, model.name):
@@ -285,7 +287,7 @@ def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subjec
         )
     _tell(notes, values)
     if configuration is None:
-        configuration = baseline_configuration(batchable=model.batchable, device=default_device())
+        configuration = baseline_configuration(batchable=model.batchable, device=device)
     gpu = first_gpu() if configuration.device == "gpu" else None
     data = values["calibration_data"]
     assets = Assets(model=model, calibration_path=str(data) if data else None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analyzer.buckets.location import Location
 from analyzer.cli.options import cache_dir
-from analyzer.domain.configuration import Configuration
+from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import ModelError
 
@@ -70,12 +70,16 @@ def local_model(place: Path | Location) -> Path:
 
 
 def inspect_path(
-    path: Path, input_shapes: dict[str, tuple[int, ...]]
+    path: Path, input_shapes: dict[str, tuple[int, ...]], device: DeviceKind = "cpu"
 ) -> tuple[ModelInfo, Configuration | None]:
     """The model, and the configuration that a model directory's own ``config.pbtxt`` gives.
 
     What that leaves out is completed as ``analyze serve`` does it. Of the outputs only those count
     that it declares, and a model that cannot be batched gets no batches.
+
+    Args:
+        device: Where Triton's automatic configuration puts models: there is where instances without
+            a kind are.
 
     Raises:
         AnalyzerError: The model cannot be used, or a server refuses its configuration.
@@ -86,7 +90,6 @@ def inspect_path(
     config = path / "config.pbtxt"
     if not (path.is_dir() and config.is_file()):
         return inspect_model(path, input_shapes=input_shapes, scratch=scratch), None
-    from analyzer.modelconfig.render import configuration_from_config
     from analyzer.modelconfig.render import input_shapes as shapes_in
     from analyzer.modelconfig.text import read_config
     from analyzer.modelconfig.unexpressed import unexpressed_settings
@@ -112,7 +115,32 @@ def inspect_path(
             f"{', '.join(ignored)}."
         )
     model = replace(model, notes=(*model.notes, *notes))
-    return model, _as_served(configuration_from_config(completed), model)
+    return model, _as_served(_configuration(completed, device), model)
+
+
+def baseline_on(
+    path: Path, model: ModelInfo, baseline: Configuration | None, device: DeviceKind
+) -> Configuration | None:
+    """``baseline``, a folder's own configuration found for a CPU, as it is on ``device``.
+
+    Args:
+        path: The folder; not looked at where there is no ``baseline``.
+        model: What is known of it by now.
+    """
+    from analyzer.variants.deployed import deployed_config
+
+    if baseline is None or device == "cpu":
+        return baseline
+    return _as_served(_configuration(deployed_config(path), device), model)
+
+
+def _configuration(completed: Any, device: DeviceKind) -> Configuration:
+    """What ``completed`` deploys where instances without a kind are on ``device``."""
+    from analyzer.modelconfig.render import configuration_from_config
+
+    listed = {gpu for group in completed.instance_group for gpu in group.gpus}
+    gpus = sorted(listed | {0}) if device == "gpu" else ()
+    return configuration_from_config(completed, gpus=tuple(gpus))
 
 
 def as_it_runs(

@@ -138,8 +138,11 @@ def space_here(
         onnx_backend: What runs ONNX graphs here.
         warn: Told what is left out since a part is missing.
     """
-    from analyzer.engine.runtimes.providers import accelerators_here
+    from analyzer.engine.gpu_backends import loadable_accelerators
 
+    accelerators, absent = loadable_accelerators(device)
+    for note in absent_notes(options, absent):
+        warn(note)
     return space_of(
         options,
         model,
@@ -148,10 +151,16 @@ def space_here(
         request_batch_size=largest,
         tensorrt=device == "gpu" and _tensorrt(options.server, warn),
         # A server elsewhere is taken to have the same.
-        accelerators=accelerators_here(device),
+        accelerators=accelerators,
+        accelerator_absent=absent,
         compute_capability=_compute_capability(device),
         onnx_backend=_onnx_backend(options.server, onnx_backend),
     )
+
+
+def absent_notes(options: SearchOptions, absent: str) -> list[str]:
+    """The note on an accelerator that cannot be loaded; a space of the user's tells it itself."""
+    return [f"{absent[:1].upper()}{absent[1:]}"] if absent and not options.space else []
 
 
 def space_there(
@@ -166,6 +175,7 @@ def space_there(
         request_batch_size=largest,
         tensorrt=facts.tensorrt,
         accelerators=facts.accelerators,
+        accelerator_absent=facts.accelerator_absent,
         compute_capability=facts.compute_capability,
         onnx_backend=facts.backends[0] if facts.backends else "onnxruntime",
     )

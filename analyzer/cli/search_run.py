@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 from analyzer.cli.answer import deliver
 from analyzer.cli.cluster_machines import facts_of
-from analyzer.cli.devices import require_gpu_backends
+from analyzer.cli.devices import check_instances, require_gpu_backends, why_on_cpu
 from analyzer.cli.machine import constants_of
-from analyzer.cli.models import as_it_runs, find_model, inspect_path, local_model
+from analyzer.cli.models import as_it_runs, baseline_on, find_model, inspect_path, local_model
 from analyzer.cli.neighbours import noting_neighbours
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import (
+    absent_notes,
     largest_request,
     price_notes,
     pricing_of,
@@ -87,7 +88,12 @@ def run_search_command(options: SearchOptions) -> str:
     twin_ready = start_compiling()
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
-        model, baseline = inspect_path(local_model(file), options.input_shapes)
+        path = local_model(file)
+        elsewhere = "://" in options.server  # its machine may have a GPU
+        if here is not None and not elsewhere:
+            check_instances(path, here[0], partial(why_on_cpu, options.device))
+        device = here[0] if here is not None else "cpu"
+        model, baseline = inspect_path(path, options.input_shapes, device)
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = largest_request(options, arrivals, model)
@@ -106,6 +112,9 @@ def run_search_command(options: SearchOptions) -> str:
                 place = _here(options, space, machine, plan, workers)
             else:
                 place = _on_cluster(options, model, machine, largest, plan, workers, progress)
+                if not elsewhere:
+                    check_instances(path, place.device, lambda: "the search leases none")
+                baseline = baseline_on(path, model, baseline, place.device)
             inference_s = 0.0
             data = real_data(options, model)
             if plan.suffices("workers"):
@@ -215,6 +224,8 @@ def _on_cluster(
         )
     executor = workers.enter_context(_executor(options, device, machine, plan))
     facts = facts_of(executor, device, "The machines of the cluster")
+    for note in absent_notes(options, facts.accelerator_absent):
+        progress.warn(note)
     return _Place(
         executor=executor,
         device=device,

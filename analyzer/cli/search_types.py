@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.cli.answer import deliver
 from analyzer.cli.cluster_machines import facts_of
-from analyzer.cli.models import find_model, inspect_path, local_model
+from analyzer.cli.devices import check_instances
+from analyzer.cli.models import baseline_on, find_model, inspect_path, local_model
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
 from analyzer.cli.search_options import SearchOptions
 from analyzer.cli.search_request import (
+    absent_notes,
     largest_request,
     price_notes,
     request_of,
@@ -75,7 +78,8 @@ def run_types_command(options: SearchOptions) -> str:
     twin_ready = start_compiling()
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
-        model, baseline = inspect_path(local_model(place), options.input_shapes)
+        path = local_model(place)
+        model, baseline = inspect_path(path, options.input_shapes)
         if options.export_dir is not None:
             check_export_of(model.name, options.export_dir, force=options.force)
         largest = largest_request(options, arrivals, model)
@@ -102,6 +106,9 @@ def run_types_command(options: SearchOptions) -> str:
                 workers.enter_context(_machines(options, nodes, own_nodes[name], pricing))
                 for name, pricing in prices.items()
             ]
+            for own in machines:
+                if "://" not in options.server:  # its machine may have a GPU
+                    check_instances(path, own.device, partial(_leases_none, own))
             spaces = [_space(options, model, own, largest) for own in machines]
             left_out = [note for space in spaces for note in space.left_out]
             for text in (*_notes(options, machines), *model.notes, *left_out, *read_notes):
@@ -117,7 +124,8 @@ def run_types_command(options: SearchOptions) -> str:
                 stop = threading.Event()
                 parts = [
                     _part(options, record, model, space, arrivals, own, store, stop, progress,
-                          baseline, twin_ready, machine, plan, inference_s)
+                          baseline_on(path, model, baseline, own.device), twin_ready, machine,
+                          plan, inference_s)
                     for own, space in zip(machines, spaces, strict=True)
                 ]  # fmt: skip
 
@@ -129,6 +137,10 @@ def run_types_command(options: SearchOptions) -> str:
                     result = search_types(parts, stop)
                 result = save_at_end(store, result, workers, plan)
     return deliver(options, result)
+
+
+def _leases_none(machines: _TypeMachines) -> str:
+    return f"on machines of type {machines.pricing.instance_type} the search leases none"
 
 
 def _check(options: SearchOptions) -> None:
@@ -186,12 +198,16 @@ def _machines(
 
 
 def _notes(options: SearchOptions, machines: Sequence[_TypeMachines]) -> list[str]:
-    """What people should know of the prices."""
-    return [
+    """What people should know of the prices, and of accelerators that cannot be loaded."""
+    notes = [
         note
         for own in machines
         for note in price_notes(options, own.pricing, own.device, own.facts.hardware)
     ]
+    for own in machines:
+        absent = absent_notes(options, own.facts.accelerator_absent)
+        notes += [f"{own.pricing.instance_type}: {note}" for note in absent]
+    return notes
 
 
 def _space(

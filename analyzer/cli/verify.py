@@ -19,6 +19,7 @@ from analyzer.domain.units import format_duration
 from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
+    from analyzer.domain.configuration import DeviceKind
     from analyzer.domain.load_test import LoadTest
     from analyzer.domain.measurement import Certificate, Measurement
     from analyzer.export.claims import ClaimedModel
@@ -102,7 +103,9 @@ def verify(study: str | None, **values: Any) -> int:
     import json
 
     started = time.monotonic()
+    from analyzer.cli.devices import check_instances, default_device, why_on_cpu
     from analyzer.cli.preflight import check_endpoint
+    from analyzer.engine.gpu_backends import gpu_backends
     from analyzer.export.claims import claim_of_repository, claim_of_study
     from analyzer.export.study import chosen_measurement
     from analyzer.store.results import open_store
@@ -129,7 +132,11 @@ def verify(study: str | None, **values: Any) -> int:
             values["model_name"],
             rate_rps=values["target_rate"],
             latency_budget_ms=values["latency_budget"],
+            gpus=(0,) if default_device() == "gpu" else (),
         )
+        if "://" not in values["server"]:
+            device: DeviceKind = "gpu" if gpu_backends() else "cpu"
+            check_instances(repository / values["model_name"], device, why_on_cpu)
     else:
         with open_store(values["store_url"], create=False) as store:
             result = store.load_result(study)

@@ -50,8 +50,13 @@ def model_file(config: Any, version_dir: Path) -> Path:
     if path.is_dir() and inner.is_file():
         return inner
     if not path.is_file():
+        there = (
+            sorted(entry.name for entry in version_dir.iterdir()) if version_dir.is_dir() else []
+        )
+        found = ", ".join([*there[:8], *(["…"] if len(there) > 8 else [])]) or "nothing"
         raise ModelError(
-            f"failed to load model '{config.name}': there is no {name} in {version_dir}.",
+            f"failed to load model '{config.name}': there is no {name} in {version_dir} "
+            f"(found: {found}).",
             hint=f"Put the model's file there as {name}, or set default_model_filename.",
         )
     return path

@@ -20,6 +20,7 @@ from analyzer.engine.warmup import warm_up
 from analyzer.errors import RepositoryError
 from analyzer.modelconfig.repository import list_versions, load_config, version_files
 from analyzer.modelconfig.rules import (
+    BACKEND_FILES,
     MAX_BATCH_SIZE_DEFAULT,
     expand_instances,
     fill_from_repository,
@@ -64,6 +65,14 @@ def read_model_config(folder: Path, name: str, settings: LoadSettings, override:
     )
     files = version_files(folder)
     fill_from_repository(config, directory_name=name, version_files=files)
+    if not (config.backend or config.platform or config.HasField("ensemble_scheduling")):
+        known = ", ".join(filename for _, filename in BACKEND_FILES.values())
+        raise RepositoryError(
+            f"unexpected platform type '' for {name}: it names no backend, and its newest version "
+            f"holds {', '.join(map(repr, files[:8])) or 'nothing'}",
+            hint=f"Triton knows a backend by one of the files {known}; another file needs "
+            "'backend' and 'default_model_filename' in config.pbtxt.",
+        )
     usable = settings.gpus.get(config.backend, ())
     prepare(config, directory_name=name, version_files=files, gpus=usable)
     return config

@@ -125,12 +125,14 @@ def claim_of_repository(
     *,
     rate_rps: float | None = None,
     latency_budget_ms: float | None = None,
+    gpus: tuple[int, ...] = (),
 ) -> ClaimedModel:
     """What the manifest of an exported model says of it; without one, what the arguments say.
 
     Args:
         rate_rps: The rate that is claimed; None for the certified one.
         latency_budget_ms: The latency budget that is claimed; None for the manifest's.
+        gpus: Usable GPUs; there is where instances without a kind are.
 
     Raises:
         RepositoryError: There is no such model, its manifest cannot be read; or a ``config.pbtxt``
@@ -146,7 +148,7 @@ def claim_of_repository(
                 hint="Name the claim with --latency-budget and --target-rate, like "
                 "--latency-budget 50ms --target-rate 100/s.",
             )
-        return _without_manifest(folder, rate_rps, latency_budget_ms)
+        return _without_manifest(folder, rate_rps, latency_budget_ms, gpus)
     manifest = read_manifest(repository, model_name)
     budget_ms = latency_budget_ms or manifest.number("sla.latency_budget_ms")
     rate_rps = rate_rps or manifest.number("entry.capacity_rps")
@@ -161,12 +163,14 @@ def claim_of_repository(
             hint=_rate_hint(manifest.number("entry.edge_rps")),
         )
     try:
-        return _of_manifest(manifest, rate_rps, budget_ms)
+        return _of_manifest(manifest, rate_rps, budget_ms, gpus)
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise RepositoryError(f"{manifest.place}: {error!r}.", hint=CHANGED_BY_HAND) from error
 
 
-def _of_manifest(manifest: Manifest, rate_rps: float, budget_ms: float) -> ClaimedModel:
+def _of_manifest(
+    manifest: Manifest, rate_rps: float, budget_ms: float, gpus: tuple[int, ...]
+) -> ClaimedModel:
     evidence = manifest.evidence
     sla, entry = evidence.get("sla") or {}, evidence.get("entry") or {}
     names = (ONNX_FILENAME, MODEL_FILENAMES["tensorrt"])
@@ -179,7 +183,7 @@ def _of_manifest(manifest: Manifest, rate_rps: float, budget_ms: float) -> Claim
     if CONFIG_NAME in changed:
         proto = read_config(manifest.repository / manifest.model / CONFIG_NAME)
         normalize(proto)
-        configuration = configuration_from_config(proto)
+        configuration = configuration_from_config(proto, gpus=gpus)
     return ClaimedModel(
         claim=Claim(
             source=f"repository {manifest.repository}, {manifest.model} version {manifest.version}",
@@ -201,7 +205,9 @@ def _of_manifest(manifest: Manifest, rate_rps: float, budget_ms: float) -> Claim
     )
 
 
-def _without_manifest(folder: Path, rate_rps: float, budget_ms: float) -> ClaimedModel:
+def _without_manifest(
+    folder: Path, rate_rps: float, budget_ms: float, gpus: tuple[int, ...]
+) -> ClaimedModel:
     """The claim that the model in ``folder``, as its own configuration serves it, keeps a rate."""
     config = deployed_config(folder)
     model = inspect_deployed(folder, input_shapes(config))
@@ -211,7 +217,7 @@ def _without_manifest(folder: Path, rate_rps: float, budget_ms: float) -> Claime
         claim=Claim(
             source=f"repository {folder.parent}, {folder.name}",
             model=model.name,
-            configuration=configuration_from_config(config),
+            configuration=configuration_from_config(config, gpus=gpus),
             sla=Sla(latency_budget_ms=budget_ms),
             rate_rps=rate_rps,
             arrivals="poisson",

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from analyzer.domain.configuration import Backend
-from analyzer.engine.gpu_backends import gpu_backends
-from analyzer.engine.runtimes.providers import accelerators_here
+from analyzer.engine.gpu_backends import gpu_backends, loadable_accelerators
 from analyzer.hardware.machine import inspect_machine
 from analyzer.measure.jobs import WorkerContext
 from analyzer.twin.probe_cache import runtimes
@@ -24,6 +23,7 @@ class WorkerFacts:
         cores: CPU cores of the lease.
         backends: Those that run on the leased GPU; empty on a CPU.
         accelerators: ONNX Runtime's execution accelerators there.
+        accelerator_absent: Why one that is listed there cannot be loaded; else empty.
         tensorrt: Whether engines can be built there.
         compute_capability: Of the leased GPU; None on a CPU, or where the driver does not tell.
     """
@@ -36,6 +36,7 @@ class WorkerFacts:
     accelerators: tuple[str, ...]
     tensorrt: bool
     compute_capability: tuple[int, int] | None
+    accelerator_absent: str = ""
 
 
 def worker_facts(context: WorkerContext) -> WorkerFacts:
@@ -44,6 +45,7 @@ def worker_facts(context: WorkerContext) -> WorkerFacts:
     on_gpu = context.device == "gpu"
     if not on_gpu:
         machine = replace(machine, gpus=())
+    accelerators, absent = loadable_accelerators(context.device)
     capabilities = [gpu.compute_capability for gpu in machine.gpus]
     return WorkerFacts(
         hardware=machine.hardware,
@@ -51,7 +53,8 @@ def worker_facts(context: WorkerContext) -> WorkerFacts:
         runtimes=runtimes(),
         cores=context.cores,
         backends=gpu_backends() if on_gpu else (),
-        accelerators=accelerators_here(context.device),
+        accelerators=accelerators,
+        accelerator_absent=absent,
         tensorrt=on_gpu and find_spec("tensorrt") is not None,
         compute_capability=min((one for one in capabilities if one is not None), default=None),
     )

@@ -44,6 +44,7 @@ class SpaceContext:
         precisions: The precisions that ``--precisions`` allows.
         tensorrt: Whether engines can be built here.
         accelerators: ONNX Runtime's execution accelerators that can be measured.
+        accelerator_absent: Why one that ONNX Runtime lists cannot be; empty where none is such.
         compute_capability: Of the GPU; None where it is not known.
         cuda_graphs: Whether the server under test captures CUDA graphs.
         int8_best: The int8 variant that stands where a file says ``quantization: best``.
@@ -57,6 +58,7 @@ class SpaceContext:
     precisions: tuple[str, ...] = PRECISIONS
     tensorrt: bool = False
     accelerators: tuple[str, ...] = ()
+    accelerator_absent: str = ""
     compute_capability: tuple[int, int] | None = None
     cuda_graphs: bool = False
     int8_best: str = "dynamic"
@@ -221,7 +223,7 @@ class _Resolver:
                     f"{needs[0]}.{needs[1]} or more."
                 )
         if key == "accelerator" and choice not in ("none", *self._context.accelerators):
-            return _ACCELERATOR_ABSENT[str(choice)]
+            return self._context.accelerator_absent or _ACCELERATOR_ABSENT[str(choice)]
         if key == "cuda_graphs" and choice is True and not self._context.cuda_graphs:
             return (
                 "cuda_graphs: true is for Triton's TensorRT backend alone; this program's own "

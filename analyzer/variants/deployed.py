@@ -8,6 +8,7 @@ from typing import Any
 
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.backends import check_tensors, declared_tensors
+from analyzer.engine.warmup import check_warmup
 from analyzer.errors import InputError, ModelError
 from analyzer.modelconfig.execution import check_accelerators
 from analyzer.modelconfig.files import is_own_python_model
@@ -99,6 +100,7 @@ def deployed_config(path: Path) -> Any:
                 f"{path / CONFIG_NAME}: {error.message}",
                 hint="Correct its inputs and outputs, or leave them out: the graph tells them.",
             ) from error
+    check_warmup(config, path)
     return config
 
 

@@ -21,10 +21,10 @@ from analyzer.variants.naming import model_stem, plain_name
 def locate_onnx(path: Path) -> Path:
     """The ONNX file that ``path`` means: itself, or that of a Triton model directory.
 
-    In a directory it is the file that ``config.pbtxt`` names, else ``model.onnx`` (or the only
-    ``.onnx``), of the highest version that its version policy serves; a directory without versions
-    may hold the file itself. Triton also allows a folder of the file's name with the file and its
-    weights in it.
+    In a directory it is the file that ``config.pbtxt`` names, else ``model.onnx``, of the highest
+    version that its version policy serves; Triton takes no other. A directory without versions may
+    hold the file itself, of any name where it is the only ``.onnx``. Triton also allows a folder of
+    the file's name with the file and its weights in it.
 
     Raises:
         ModelError: There is none.
@@ -62,7 +62,7 @@ def _in_directory(path: Path) -> Path:
     if wanted.is_file():
         return wanted
     files = sorted(folder.glob("*.onnx"))
-    if not named and len(files) == 1 and files[0].is_file():
+    if not (named or versions) and len(files) == 1 and files[0].is_file():
         return files[0]
     if models := [] if versions else _models_in(path):
         others = f" (there are {len(models)})" if len(models) > 1 else ""
@@ -75,10 +75,19 @@ def _in_directory(path: Path) -> Path:
     what = "several .onnx files and no model.onnx" if files else "no ONNX file"
     if named:
         what = f"no {name}, which {CONFIG_NAME} names"
+    elif versions and len(files) == 1:
+        what = f"no {wanted.name}, for which Triton looks there"
     raise ModelError(
         f"{folder} holds {what} (found: {found}).",
-        hint="A Triton model folder holds VERSION/model.onnx; otherwise give the .onnx file.",
+        hint=_rename_hint(files[0].name, wanted.name)
+        if versions and len(files) == 1
+        else "A Triton model folder holds VERSION/model.onnx; otherwise give the .onnx file.",
     )
+
+
+def _rename_hint(found: str, wanted: str) -> str:
+    setting = f'backend: "onnxruntime" default_model_filename: "{found}"'
+    return f"Call it {wanted}, or write {setting} into config.pbtxt."
 
 
 def _models_in(repository: Path) -> list[str]:

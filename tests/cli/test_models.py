@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from analyzer.cli import search_run
 from analyzer.cli.models import as_it_runs, inspect_path
 from analyzer.cli.search_options import SearchOptions
+from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
 from analyzer.errors import AnalyzerError, ModelError, RepositoryError, UsageError
 from analyzer.modelconfig.files import python_model
 from analyzer.search.request import SearchRequest
@@ -176,6 +177,42 @@ def test_what_a_server_refuses_is_refused(tmp_path: Path, config: str, said: str
     with pytest.raises(AnalyzerError, match=said) as refused:
         inspect_path(folder, {})
     assert refused.value.exit_code == 2 and refused.value.hint
+
+
+def test_a_warm_up_that_a_server_refuses_is_refused(tmp_path: Path) -> None:
+    """The folder was searched and measured, though no Triton loads it."""
+    warmup = (
+        'model_warmup { name: "w" batch_size: 1 inputs { key: "image" '
+        "value { data_type: TYPE_FP32 dims: [ 1, 64, %d ] zero_data: true } } }"
+    )
+    folder = _digits(tmp_path, 'backend: "onnxruntime" ' + warmup % 64)
+    inspect_path(folder, {})
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime" ' + warmup % 65)
+    with pytest.raises(RepositoryError, match=r"Expected \[-1,1,64,64\], got \[1,1,64,65\]"):
+        inspect_path(folder, {})
+
+
+@pytest.mark.parametrize(
+    "config", [None, "", 'backend: "onnxruntime"', 'platform: "onnxruntime_onnx"']
+)
+def test_a_file_of_another_name_is_not_served(tmp_path: Path, config: str | None) -> None:
+    """It was searched, and no Triton finds it."""
+    folder = _digits(tmp_path, config or "")
+    if config is None:
+        (folder / "config.pbtxt").unlink()
+    (folder / "1" / "model.onnx").rename(folder / "1" / "net.onnx")
+    with pytest.raises(ModelError, match=r"no model\.onnx, .*\(found: net\.onnx\)") as refused:
+        inspect_path(folder, {})
+    hint = refused.value.hint
+    setting = hint[hint.index('backend: "onnxruntime"') :].removesuffix(" into config.pbtxt.")
+    settings = LoadSettings()
+    with pytest.raises(AnalyzerError, match=r"net\.onnx") as unloaded:
+        read = read_model_config(folder, "digits", settings, None)
+        load_versions(folder, read, settings, lambda *_: pytest.fail("no ensemble"))
+    assert "model.onnx" in unloaded.value.message + unloaded.value.hint
+    (folder / "config.pbtxt").write_text(setting)
+    _, baseline = inspect_path(folder, {})
+    assert baseline is not None
 
 
 def test_inputs_that_a_sequence_batcher_gives_are_named(tmp_path: Path) -> None:
