@@ -55,9 +55,12 @@ def _is_known(dim: int | str | None) -> bool:
 def is_length(tensor: Declared) -> bool:
     """Whether the first dimension has a name of its own that is none of a batch, like ``tokens``.
 
-    Names that exporters make of the input's (``x_dynamic_axes_1``) say nothing.
+    Names that exporters make of the input's (``x_dynamic_axes_1``) say nothing. What stands on a
+    later axis again (``[n, n]``: distances, an adjacency) is a length whatever its name.
     """
     first = tensor.dims[0] if tensor.dims else None
+    if isinstance(first, str) and first in tensor.dims[1:]:
+        return True
     if not isinstance(first, str) or _BATCH_NAME.search(first) or _ROWS_NAME.search(first):
         return False
     return re.match(re.escape(tensor.name) + r"(?![^\W_])", first) is None
@@ -205,11 +208,11 @@ def resolve(
     if rows is not None:
         symbols.setdefault(rows, 1)
     if not batchable:
-        lengths = {tensor.name for tensor in inputs if is_length(tensor)}
+        lengths = {tensor.dims[0] for tensor in inputs if is_length(tensor)}
         for name, dims in own.items():
             own[name] = tuple(
                 _one_row(dim, symbols)
-                if (axis == 0 and rows is None and name not in lengths)
+                if (axis == 0 and rows is None and dim not in lengths)
                 or (axis == 1 and len(dims) == _STATE_RANK and name in states)
                 or (axis > 0 and isinstance(dim, str) and "batch" in dim.lower())
                 else dim

@@ -129,6 +129,20 @@ def test_a_batch_on_a_later_axis_is_one(write_model: Write) -> None:
     assert model.inputs[0].shape == (10, 1, 8) and model.fixed_batch is None
 
 
+def test_a_first_dimension_that_comes_again_is_a_length(write_model: Write) -> None:
+    """A graph's matrix ``[n, n]`` was measured and exported as ``[1, 1]``."""
+    path = write_model(
+        [helper.make_node("MatMul", ["links", "nodes"], ["y"])],
+        [("nodes", FLOAT, ["n", 8]), ("links", FLOAT, ["n", "n"])],
+        [("y", FLOAT, ["n", 8])],
+    )
+    with pytest.raises(ModelError, match=r"Dimension 0 \(n\) of the input 'nodes'") as caught:
+        inspect_model(path)
+    assert "--input-shape nodes:N,8 with a number for each N;" in caught.value.hint
+    model = inspect_model(path, input_shapes={"nodes": (50, 8)})
+    assert [spec.shape for spec in (*model.inputs, *model.outputs)] == [(50, 8), (50, 50), (50, 8)]
+
+
 def config(*dims: str) -> object:
     inputs = " ".join(
         f'input {{ name: "{name}" data_type: TYPE_FP32 dims: [ {sizes} ] }}'
