@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +145,10 @@ def _configuration(completed: Any, device: DeviceKind) -> Configuration:
 
 
 def as_it_runs(
-    model: ModelInfo, configuration: Configuration | None, data: CalibrationData | None
+    model: ModelInfo,
+    configuration: Configuration | None,
+    data: CalibrationData | None,
+    seconds_max: float = math.inf,
 ) -> tuple[ModelInfo, Configuration | None, float]:
     """The model after it has run on a few rows of the data that it is measured with.
 
@@ -153,15 +157,16 @@ def as_it_runs(
 
     Args:
         data: Real inputs; rows are made up without.
+        seconds_max: That this may take.
 
     Raises:
-        ModelError: It does not run.
+        ModelError: It does not run, or not to its end in time.
         TargetMemoryError: It runs out of memory.
     """
     from analyzer.variants.try_model import rows_to_try, try_model
 
     rows = rows_to_try(model, data.inputs if data is not None else None)
-    ran, inference_s = try_model(model, rows)
+    ran, inference_s = try_model(model, rows, seconds_max)
     return ran, None if configuration is None else _as_served(configuration, ran), inference_s
 
 

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from analyzer.store.results import ResultStore
     from analyzer.variants.inputs import CalibrationData
 
+# What a model that does not come to an end may be tried for, seconds, where the budget is less: a
+# slow one is told the budget that suffices instead.
+_TRYING_S_MIN = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
@@ -290,7 +294,8 @@ def tried(
     Raises:
         UsageError: It turned out to run one request at a time, and larger ones were asked for.
     """
-    ran, baseline, inference_s = as_it_runs(model, baseline, data)
+    seconds_max = max(options.budget, _TRYING_S_MIN)
+    ran, baseline, inference_s = as_it_runs(model, baseline, data, seconds_max)
     if model.batchable and not ran.batchable:
         largest_request(options, arrivals, ran)
     return ran, baseline, inference_s

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +34,10 @@ _ELEMENTS_MAX = 1 << 22
 _REAL_ROWS_MIN = 4
 # Where real data repeats itself, no more rows than these are looked at for different ones.
 _ROWS_LOOKED_AT_MAX = 64
+# A run that is stopped ends at its next operator, or is left behind after so many seconds.
+_STOPPING_S = 5.0
+
+_Result = TypeVar("_Result")
 
 
 def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
@@ -53,7 +61,9 @@ def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
     return {name: np.concatenate([array, made_up[name]]) for name, array in found.items()}
 
 
-def try_model(model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
+def try_model(
+    model: ModelInfo, rows: Tensors, seconds_max: float = math.inf
+) -> tuple[ModelInfo, float]:
     """``model`` as it really runs, tried on rows of inputs (``[rows, *shape]``).
 
     Some graphs declare a dynamic first dimension and hold a reshape to one row, and in some a row's
@@ -61,28 +71,21 @@ def try_model(model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
     cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
     more where one takes little time. Rows that do not run alone are passed over.
 
+    Args:
+        seconds_max: That all of it may take; a loop in a graph need not end.
+
     Returns:
         The model, and the seconds that one inference took.
 
     Raises:
-        ModelError: It does not even run the first row; made-up inputs may be the reason.
+        ModelError: It does not even run the first row; made-up inputs may be the reason. Or it did
+            not end in time.
         TargetMemoryError: It runs out of memory.
     """
     runtime: OrtRuntime | None = None
     try:
         runtime = OrtRuntime(model.path)
-        if not model.batchable:
-            begun = time.perf_counter()
-            # The ellipsis keeps a scalar an array.
-            runtime.run({name: array[0, ...] for name, array in rows.items()})
-            return model, time.perf_counter() - begun
-        answers, inference_s = _answers_alone(runtime, rows)
-        note = _why_no_batch(runtime, model, rows, answers)
-        if note:
-            first = next(iter(answers.values()))
-            shapes = {name: array.shape for name, array in first.items()}
-            model = as_unbatched(model, shapes, note=note)
-        return model, inference_s
+        return _apart(partial(_tried, runtime, model, rows), runtime.stop, seconds_max)
     except TargetMemoryError:
         raise
     except TargetError as error:
@@ -94,6 +97,54 @@ def try_model(model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
     finally:
         if runtime is not None:
             runtime.close()
+
+
+def _tried(runtime: OrtRuntime, model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
+    if not model.batchable:
+        begun = time.perf_counter()
+        # The ellipsis keeps a scalar an array.
+        runtime.run({name: array[0, ...] for name, array in rows.items()})
+        return model, time.perf_counter() - begun
+    answers, inference_s = _answers_alone(runtime, rows)
+    note = _why_no_batch(runtime, model, rows, answers)
+    if note:
+        first = next(iter(answers.values()))
+        shapes = {name: array.shape for name, array in first.items()}
+        model = as_unbatched(model, shapes, note=note)
+    return model, inference_s
+
+
+def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: float) -> _Result:
+    """What ``work`` gives, on a thread: a run of ONNX Runtime would keep signals from this one.
+
+    Args:
+        stop: Ends ``work``; called where it has not ended in time, or was interrupted.
+
+    Raises:
+        ModelError: It did not end in time.
+    """
+    found: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # told to whoever waits
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="try the model").start()
+    try:
+        wait([found], timeout=None if math.isinf(seconds_max) else seconds_max)
+    finally:
+        if late := not found.done():
+            stop()
+            wait([found], timeout=_STOPPING_S)
+    if late:
+        raise ModelError(
+            f"The model does not come to an end: it was tried for {seconds_max:.0f} s.",
+            hint="A loop of its graph may never end with inputs that are made up: give real ones"
+            " with --calibration-data. A slow model needs a longer --budget.",
+        )
+    return found.result()
 
 
 def _answers_alone(runtime: OrtRuntime, rows: Tensors) -> tuple[dict[int, Tensors], float]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.domain.model import ModelInfo
+from analyzer.errors import ModelError
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.inspect import inspect_model
 from analyzer.variants.precision import convert_fp16
@@ -270,3 +273,25 @@ def test_a_slow_model_runs_on_two_rows_alone_and_both_together(
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     assert try_model(model, synthetic_inputs(model, 8, 0))[1] == 1.0
     assert sizes == [1, 1, 2]
+
+
+def test_a_model_that_never_ends_is_given_up(tmp_path: Path) -> None:
+    """Its run kept signals from the main thread, and the search's budget was of no use."""
+    same = [Node("Identity", ["h"], ["h_out"]), Node("Identity", ["goes_on"], ["goes_on_out"])]
+    state = [helper.make_tensor_value_info("h", FLOAT, ["n", 8])]
+    carried = [helper.make_tensor_value_info("h_out", FLOAT, ["n", 8])]
+    again = helper.make_tensor_value_info("goes_on", BOOL, [])
+    number = helper.make_tensor_value_info("i", INT64, [])
+    still = helper.make_tensor_value_info("goes_on_out", BOOL, [])
+    body = helper.make_graph(same, "body", [number, again, *state], [still, *carried])
+    loop = Node("Loop", ["", "true", "x"], ["y"], body=body)
+    values = [helper.make_tensor_value_info(name, FLOAT, ["n", 8]) for name in "xy"]
+    constant = numpy_helper.from_array(np.array(True), "true")
+    whole = helper.make_graph([loop], "endless", values[:1], values[1:], [constant])
+    path = tmp_path / "endless.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(whole, opset_imports=opset, ir_version=8), str(path))
+    model = inspect_model(path)
+    with pytest.raises(ModelError, match="does not come to an end: it was tried for 0"):
+        try_model(model, rows_to_try(model, None), 0.3)
+    assert not [thread for thread in threading.enumerate() if thread.name == "try the model"]

@@ -97,6 +97,7 @@ class OrtRuntime:
     ) -> None:
         ort = import_onnxruntime()
         self._path = str(path)
+        self._run_options = ort.RunOptions()
         options = ort.SessionOptions()
         options.intra_op_num_threads = intra_op_threads
         options.log_severity_level = 4  # whatever fails is raised, and told in our own words
@@ -127,7 +128,7 @@ class OrtRuntime:
             # ONNX Runtime wants str where Triton's clients and ours have bytes.
             for name in self._strings & given.keys():
                 given[name] = np.asarray(_DECODE(given[name]), dtype=object)
-            values = self._session.run(self._outputs, given)
+            values = self._session.run(self._outputs, given, self._run_options)
         except UnicodeDecodeError as error:
             raise TargetError(
                 "a string is not UTF-8, which ONNX Runtime's Python interface needs",
@@ -139,6 +140,10 @@ class OrtRuntime:
         for name in self._strings & found.keys():
             found[name] = np.asarray(_ENCODE(found[name]), dtype=object)
         return found
+
+    def stop(self) -> None:
+        """Ends a run that another thread is in, at its next operator; runs fail from now on."""
+        self._run_options.terminate = True
 
     def close(self) -> None:
         """Frees the session."""
