@@ -8,36 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-# What stands for the two agents of a machine: it tells the ports that Ray waits for. The agents
-# serve dashboards and environments of packages, which nothing here uses, and are Python processes
-# of 60 MB each.
-_AGENT = """#!/bin/sh
-for argument in "$@"; do
-  case "$argument" in
-    --node-id=*) node="${argument#*=}" ;;
-    --session-dir=*) session="${argument#*=}" ;;
-  esac
-done
-for name in runtime_env_agent_port metrics_agent_port metrics_export_port \\
-    dashboard_agent_listen_port; do
-  # In one step: a file that is there has its number.
-  printf 1 > "$session/.${name}_$node.$$"
-  mv "$session/.${name}_$node.$$" "$session/${name}_$node"
-done
-exec sleep 2147483647
-"""
 # Nothing of Ray's beside machines and workers; an object store holds what results need.
 _QUIET = {
     "RAY_AUTH_MODE": "disabled",
@@ -118,37 +97,28 @@ def made_up_cluster(
             process.communicate(timeout=_END_TIMEOUT_S)
 
 
-def _without_agents(folder: Path) -> None:
-    """Lets the machines of this process start :data:`_AGENT` in the place of Ray's agents."""
+def _without_agents() -> None:
+    """Lets the machines of this process start none of Ray's agents, 60 MB each."""
+    import ray
     import ray._private.node
     import ray._private.services as services
 
-    script = folder / "agent"
-    script.write_text(_AGENT)
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    from analyzer.cluster.ray_agents import without_agents
+
     real = services.start_ray_process
 
     def start(command: list[str], *arguments: Any, **named: Any) -> Any:
-        return real([_light(word, script) for word in command], *arguments, **named)
+        return real(without_agents(ray, command), *arguments, **named)
 
     services.start_ray_process = start
     for name in _HELPERS:
         setattr(ray._private.node.Node, name, lambda self, *given, **options: None)
 
 
-def _light(word: str, script: Path) -> str:
-    found = re.match(
-        r"--(dashboard|runtime_env)_agent_command=.*?(--node-id=\S+).*?(--session-dir=\S+)",
-        word,
-        re.DOTALL,
-    )
-    return f"--{found[1]}_agent_command={script} {found[2]} {found[3]}" if found else word
-
-
-def main(nodes: list[dict[str, Any]], folder: Path, *, light: bool) -> None:
+def main(nodes: list[dict[str, Any]], *, light: bool) -> None:
     """The cluster's process."""
     if light:
-        _without_agents(folder)
+        _without_agents()
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
@@ -189,5 +159,4 @@ def _wait(cluster: Any) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        main(json.loads(sys.argv[1]), Path(made), light="light" in sys.argv[2:])
+    main(json.loads(sys.argv[1]), light="light" in sys.argv[2:])
