@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from analyzer.cluster import guardian
-from analyzer.cluster.ray_agents import without_agents
+from analyzer.cluster.ray_agents import without_agents, without_helpers
 from analyzer.errors import AnalyzerError, MissingPartError, UsageError
 from analyzer.hardware.gpus import GpuIdentity, cuda_environment
 
@@ -48,8 +48,6 @@ _QUIET = {
     # ends the process; Ray reads this when it is imported.
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
 }
-
-_HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
 
 
 @contextmanager
@@ -143,7 +141,7 @@ def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator
     with _guardian(f"{_SESSION}={mark}", folder) as tell:
         try:
             marked = _environment({_SESSION: mark})
-            with marked, _given_out(gpus), _without_helpers(ray), _apart(ray, tell):
+            with marked, _given_out(gpus), without_helpers(ray), _apart(ray, tell):
                 ray.init(
                     address="local",
                     num_cpus=cores,
@@ -167,24 +165,6 @@ def _local(ray: ModuleType, cores: int, gpus: Sequence[GpuIdentity]) -> Iterator
             yield ray
         finally:
             ray.shutdown()
-
-
-@contextmanager
-def _without_helpers(ray: ModuleType) -> Iterator[None]:
-    """Keeps a local Ray from starting autoscaler, dashboard and log monitor.
-
-    Nobody here asks them, each is a Python process of nearly a second of CPU, and ``ray.init`` has
-    no option for that. Where Ray's node has no such methods any more, it starts them.
-    """
-    node: Any = ray._private.node.Node
-    kept = {name: getattr(node, name) for name in _HELPERS if hasattr(node, name)}
-    for name in kept:
-        setattr(node, name, lambda self, *args, **options: None)
-    try:
-        yield
-    finally:
-        for name, method in kept.items():
-            setattr(node, name, method)
 
 
 @contextmanager

@@ -119,6 +119,7 @@ def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: f
 
     Args:
         stop: Ends ``work``; called where it has not ended in time, or was interrupted.
+        seconds_max: The time of ``work``; infinite for all that it takes.
 
     Raises:
         ModelError: It did not end in time.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ _QUIET = {
     "RAY_prestart_worker_first_driver": "0",
 }
 _STORE_BYTES = 80 * 2**20
-_HELPERS = ("start_monitor", "start_api_server", "start_log_monitor")
 _NODES_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 120.0
 
@@ -97,13 +96,13 @@ def made_up_cluster(
             process.communicate(timeout=_END_TIMEOUT_S)
 
 
-def _without_agents() -> None:
-    """Lets the machines of this process start none of Ray's agents, 60 MB each."""
+@contextmanager
+def _light() -> Iterator[None]:
+    """The machines of this process start none of Ray's helpers and agents, 60 MB each."""
     import ray
-    import ray._private.node
     import ray._private.services as services
 
-    from analyzer.cluster.ray_agents import without_agents
+    from analyzer.cluster.ray_agents import without_agents, without_helpers
 
     real = services.start_ray_process
 
@@ -111,14 +110,12 @@ def _without_agents() -> None:
         return real(without_agents(ray, command), *arguments, **named)
 
     services.start_ray_process = start
-    for name in _HELPERS:
-        setattr(ray._private.node.Node, name, lambda self, *given, **options: None)
+    with without_helpers(ray):
+        yield
 
 
-def main(nodes: list[dict[str, Any]], *, light: bool) -> None:
+def main(nodes: list[dict[str, Any]]) -> None:
     """The cluster's process."""
-    if light:
-        _without_agents()
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
@@ -159,4 +156,5 @@ def _wait(cluster: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), light="light" in sys.argv[2:])
+    with _light() if "light" in sys.argv[2:] else nullcontext():
+        main(json.loads(sys.argv[1]))
