@@ -11,6 +11,7 @@ was left undecided may hand its claim and its runs to a lower one.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -253,9 +254,9 @@ class _Certifying:
         """The rate to try next, and the seconds that it may take.
 
         The highest whose expected need fits into the time, or a higher one that takes hardly
-        longer. Where none fits, the one that needs the least: a lower rate needs fewer requests,
-        but each takes longer to come. Nothing is tried above a proven rate that the time does not
-        suffice for.
+        longer. Where none fits, the highest that clearly does with the completion that may follow;
+        else the one that needs the least: a lower rate needs fewer requests, but each takes longer
+        to come. Nothing is tried above a proven rate that the time does not suffice for.
         """
         leaving_s, self._leaving_s = self._leaving_s, math.inf
         if self._answered:
@@ -268,6 +269,9 @@ class _Certifying:
             rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
                 return self._alike(rates, rate), limit_s
+        late_s = (self._all_left_s() + self._goal.later_s) / _CAUTION
+        if math.isfinite(late_s) and (rate := self._affordable(rates, late_s)) is not None:
+            return rate, self._left_s
         begun = filter(self._claims.known, rates)
         some = {*rates[::3], *begun}
         return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
@@ -298,15 +302,9 @@ class _Certifying:
         """
         begun = list(filter(self._claims.known, rates))
         new = [rate for rate in rates if rate not in begun]
-        low, high = 0, len(new)
-        while low < high:
-            middle = (low + high) // 2
-            if self._seconds(new[middle]) <= seconds:
-                high = middle
-            else:
-                low = middle + 1
+        first = bisect_left(new, True, key=lambda rate: self._seconds(rate) <= seconds)
         fitting = [rate for rate in begun if self._seconds(rate) <= seconds]
-        return max([*new[high : high + 1], *fitting], default=None)
+        return max([*new[first : first + 1], *fitting], default=None)
 
     def _seconds(self, rate: float) -> float:
         """How long a PASS at ``rate`` is expected to take from what is known."""

@@ -35,16 +35,16 @@ from analyzer.errors import AnalyzerError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.twin.probes import EXECUTIONS_FEW
 
-# Executions of an instance in a round, the first of which does not count.
-_EXECUTIONS_MIN = 3
+# Executions of an instance in a round that count, at least.
+_EXECUTIONS_MIN = 2
 # Rounds of a probe: at least so many, and one for so many seconds of it.
 _ROUNDS = 3
 _ROUND_S = 0.06
 _ROUND_THREADS_S = 0.15  # with threads inside an operator, which have to wake up first
 # Long enough for the kernel to move threads that start together to cores of their own.
 _SETTLE_S = 0.04
-# A probe of few executions whose rounds differ by more than this has as many rounds once more:
-# something else took a core in one of them.
+# A probe of few executions whose rounds differ by more than this from what its neighbours took in
+# the same turns has as many rounds once more: something else took a core in one of them.
 _DISTURBED_FACTOR = 1.5
 # Samples of one probe: more would only make the records longer.
 _SAMPLES_MAX = 400
@@ -105,11 +105,17 @@ def _batch(pool: dict[str, np.ndarray[Any, Any]], size: int, batchable: bool) ->
 
 
 def _time_executions(
-    runtimes: list[Runtime], inputs: Tensors, seconds: float, threads: int, firsts_ms: list[float]
+    runtimes: list[Runtime],
+    inputs: Tensors,
+    seconds: float,
+    threads: int,
+    firsts_ms: list[float],
+    left_out: int,
 ) -> list[float]:
     """Milliseconds of the executions that ran while every instance was at work.
 
-    ``firsts_ms`` gets the first execution of each instance.
+    ``firsts_ms`` gets the first execution of each instance; of those after it ``left_out`` do not
+    count.
     """
     for runtime in runtimes:
         began = time.perf_counter()
@@ -121,6 +127,7 @@ def _time_executions(
     barrier = threading.Barrier(len(runtimes))
     spans: list[list[tuple[float, float]]] = [[] for _ in runtimes]
     failures: list[Exception] = []
+    least = left_out + _EXECUTIONS_MIN
 
     def loop(index: int) -> None:
         try:
@@ -130,7 +137,7 @@ def _time_executions(
             while time.perf_counter() < settled:
                 runtimes[index].run(inputs)
             deadline = time.perf_counter() + seconds
-            while time.perf_counter() < deadline or len(spans[index]) < _EXECUTIONS_MIN:
+            while time.perf_counter() < deadline or len(spans[index]) < least:
                 begin = time.perf_counter()
                 runtimes[index].run(inputs)
                 spans[index].append((begin, time.perf_counter()))
@@ -145,9 +152,10 @@ def _time_executions(
         thread.join()
     if failures:
         raise failures[0]
-    # The first execution still meets cold caches; the last ones of a slower instance run alone.
+    # The last ones of a slower instance run alone.
     together_until = min(own[-1][1] for own in spans)
-    return [(end - begin) * 1e3 for own in spans for begin, end in own[1:] if end <= together_until]
+    counted = [span for own in spans for span in own[left_out:]]
+    return [(end - begin) * 1e3 for begin, end in counted if end <= together_until]
 
 
 def _groups(models: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -195,8 +203,10 @@ def _run_group(
     failing: dict[int, tuple[int, str]] = {}
     # What one inference takes, of the largest batch so far.
     alone_s: dict[tuple[int, int], float] = {}
+    # Milliseconds in the mean of each probe's rounds, by their turn.
+    means: list[dict[int, float]] = [{} for _ in records]
     for turn in range(2 * rounds):
-        for record in records:
+        for record, by_turn in zip(records, means, strict=True):
             if time.monotonic() > deadline:
                 return
             busy, batch = record["busy"], record["batch"]
@@ -204,7 +214,8 @@ def _run_group(
             if batch >= fails_from:
                 record["failed"] = why
                 continue
-            if turn >= rounds and not _disturbed(record):
+            few = len(record["samples_ms"]) < EXECUTIONS_FEW
+            if turn >= rounds and not (few and _disturbed(by_turn, means)):
                 continue
             if batch > slow.get((record["model"], busy), batch):
                 record["skipped"] = not record["samples_ms"]
@@ -212,8 +223,12 @@ def _run_group(
             # Further executions of a slow batch would add little.
             if turn < rounds and sum(record["samples_ms"]) >= 1e3 * record["seconds"] * busy:
                 continue
-            # A first and _EXECUTIONS_MIN more, should a batch save nothing.
-            least_s = (1 + _EXECUTIONS_MIN) * batch * alone_s.get((record["model"], busy), 0.0)
+            # Instances that start together meet each other's first execution, and one on a GPU
+            # what ONNX Runtime sets up for a new thread.
+            left_out = int(busy > 1 or on_gpu)
+            # What a round executes at least, should a batch save nothing.
+            least = 1 + left_out + _EXECUTIONS_MIN
+            least_s = least * batch * alone_s.get((record["model"], busy), 0.0)
             if time.monotonic() + least_s > deadline:
                 continue
             runtimes = instances.take(record["model"], record["threads"], busy)
@@ -223,7 +238,7 @@ def _run_group(
             firsts_ms: list[float] = []
             try:
                 samples = _time_executions(
-                    runtimes, inputs, record["seconds"] / rounds, threads, firsts_ms
+                    runtimes, inputs, record["seconds"] / rounds, threads, firsts_ms, left_out
                 )
             except AnalyzerError as error:
                 if batch == 1:
@@ -235,7 +250,8 @@ def _run_group(
                 pairs = zip(firsts_ms, changed, strict=True)
                 record["changed_ms"] += [round(ms, 5) for ms, new in pairs if new]
             if samples:
-                record["rounds"].append([round(began_s, 3), round(float(np.mean(samples)), 5)])
+                by_turn[turn] = float(np.mean(samples))
+                record["rounds"].append([round(began_s, 3), round(by_turn[turn], 5)])
                 alone_s[record["model"], busy] = float(np.median(samples)) / batch / 1e3
             kept = samples[:: math.ceil(len(samples) * rounds / _SAMPLES_MAX) or 1]
             record["samples_ms"] += [round(value, 5) for value in kept]
@@ -243,11 +259,27 @@ def _run_group(
                 slow[record["model"], busy] = batch
 
 
-def _disturbed(record: dict[str, Any]) -> bool:
-    """Whether a probe's rounds, of few executions in all, contradict each other."""
-    means = [mean_ms for _, mean_ms in record["rounds"]]
-    few = len(record["samples_ms"]) < EXECUTIONS_FEW
-    return few and len(means) > 1 and max(means) > _DISTURBED_FACTOR * min(means)
+def _disturbed(own: dict[int, float], means: list[dict[int, float]]) -> bool:
+    """Whether a probe's rounds contradict what its neighbours' say of the same turns.
+
+    A machine that is slow in a whole turn is so for all of them, and their ratios are what counts.
+
+    Args:
+        own: The mean of each of its rounds by turn, milliseconds.
+        means: The same of all probes, itself included.
+    """
+    others = [_scaled(other) for other in means if other is not own]
+    paces = [
+        mean / float(np.median([other[turn] for other in others if turn in other] or [1.0]))
+        for turn, mean in _scaled(own).items()
+    ]
+    return len(paces) > 1 and max(paces) > _DISTURBED_FACTOR * min(paces)
+
+
+def _scaled(means: dict[int, float]) -> dict[int, float]:
+    """Each over the mean of all; nothing of a single one, which tells of no change."""
+    usual = sum(means.values()) / max(len(means), 1)
+    return {turn: mean / usual for turn, mean in means.items()} if len(means) > 1 else {}
 
 
 def main() -> None:

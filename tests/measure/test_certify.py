@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +102,18 @@ def goal(seconds: float, needed: float | None = 1000, **more: Any) -> CertifyGoa
     return CertifyGoal(
         edge_rps=100.0, seconds=seconds, requests_needed=lambda rate, claim, known: needed, **more
     )
+
+
+def needing(
+    seconds_by_rate: Mapping[float, float],
+) -> Callable[[float, int, RateEvidence | None], float]:
+    """The requests of a rate that is expected to take the seconds of the nearest one."""
+
+    def needed(rate: float, claim: int, known: RateEvidence | None) -> float:
+        nearest = min(seconds_by_rate, key=lambda other: abs(other - rate))
+        return rate * seconds_by_rate[nearest] / 1.3
+
+    return needed
 
 
 def test_with_much_time_the_highest_rate_of_the_ladder_is_certified() -> None:
@@ -396,13 +408,9 @@ def test_a_first_proof_goes_to_the_highest_rate_that_takes_hardly_longer() -> No
     ) -> float:
         script = Script(passes_up_to=100.0, needed=10**6)
 
-        def needed(rate: float, claim: int, known: RateEvidence | None) -> float:
-            nearest = min(seconds_by_rate, key=lambda other: abs(other - rate))
-            return rate * seconds_by_rate[nearest] / 1.3
-
         plan = replace(
             goal(50.0, safe_share=0.5, open_claims=open_claims),
-            requests_needed=needed,
+            requests_needed=needing(seconds_by_rate),
             left_s=lambda: left_s - script.seconds,
         )
         certify_capacity(plan, script.run, script.judge)
@@ -417,6 +425,28 @@ def test_a_first_proof_goes_to_the_highest_rate_that_takes_hardly_longer() -> No
     # Where it takes more than nine tenths of the time, it is not expected to end.
     assert first({50.0: 46.0, 30.0: 40.0}) < 42.0
     assert first({50.0: 44.0, 30.0: 40.0}) == pytest.approx(50.0)
+
+
+def test_where_no_rate_fits_one_that_a_completion_ends_goes_before_the_one_that_needs_least() -> (
+    None
+):
+    seconds_by_rate = {50.0: 90.0, 42.0: 65.0, 20.0: 60.0}
+
+    def first(later_s: float) -> float:
+        script = Script(passes_up_to=100.0, needed=10**6)
+
+        plan = replace(
+            goal(50.0, safe_share=0.5, later_s=later_s),
+            requests_needed=needing(seconds_by_rate),
+            left_s=lambda: 60.0 - script.seconds,
+        )
+        certify_capacity(plan, script.run, script.judge)
+        return script.rates[0]
+
+    assert first(later_s=0.0) < 30.0
+    assert 38.0 < first(later_s=30.0) < 47.0
+    # Both together are hardly more than what it is expected to take.
+    assert first(later_s=10.0) < 30.0
 
 
 def test_a_first_rate_that_failed_gets_time_for_a_lower_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -246,6 +247,38 @@ def test_a_probe_of_few_executions_goes_on_where_its_rounds_contradict_each_othe
 
     assert len(probed()["rounds"]) == 6
     assert len(probed()["rounds"]) == 3
+
+
+def test_a_turn_in_which_the_machine_was_slow_for_every_probe_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their ratios are the same in it; a probe that was slow alone is probed again."""
+    factors = {1: 1.0, 2: 2.5, 3: 1.1}
+
+    def rounds_of(disturbed: bool) -> list[int]:
+        turns = itertools.count()
+
+        def execute(runtimes: list[Any], inputs: dict[str, np.ndarray], *_: Any) -> list[float]:
+            turn = 1 + next(turns) // 5
+            batch = len(inputs["x"])
+            alone = 4.0 if disturbed and batch == 4 and turn == 3 else 1.0
+            return [10.0 * batch * factors.get(turn, 1.0) * alone] * 3
+
+        monkeypatch.setattr(probe_main, "_time_executions", execute)
+        instances: Any = SimpleNamespace(take=lambda model, threads, count: [None] * count)
+        records: list[dict[str, Any]] = [
+            {"model": 0, "probe": index, "threads": 1, "busy": 1, "batch": batch, "seconds": 1e3}
+            | {"samples_ms": [], "rounds": [], "skipped": False, "failed": "", "changed_ms": []}
+            | {"on_gpu": False}
+            for index, batch in enumerate((1, 2, 4, 8, 16))
+        ]
+        spec = {"batchable": True, "batch_ms_max": 1e4}
+        monkeypatch.setattr(probe_main, "_ROUND_S", 1e3)
+        probe_main._run_group(records, instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
+        return [len(record["rounds"]) for record in records]
+
+    assert rounds_of(disturbed=False) == [3, 3, 3, 3, 3]
+    assert rounds_of(disturbed=True) == [3, 3, 6, 3, 3]
 
 
 @pytest.mark.timing
