@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -89,6 +89,10 @@ class ResultStore:
     def close(self) -> None:
         """Closes every connection."""
         self._database.close()
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Has ``call`` called when the store is closed."""
+        self._database.at_close(call)
 
     @property
     def place(self) -> str:
