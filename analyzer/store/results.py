@@ -31,13 +31,7 @@ from analyzer.store import codec, rows, schema
 from analyzer.store import engine as engines
 from analyzer.store.blobs import pack_log, thinned, unpack_log
 from analyzer.store.database import Database, no_collection, open_database
-from analyzer.store.records import (
-    StoredOutcome,
-    StoredResult,
-    StudyRecord,
-    StudySummary,
-    TrialRow,
-)
+from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord, StudySummary, TrialRow
 from analyzer.store.unfinished import unfinished
 
 # Names are numbered, and so many commands may race for one; rows are read in parts.
