@@ -382,13 +382,15 @@ def trials_maker(
 
     def make(allowed: frozenset[str], designer: Designer) -> OptunaTrials:
         from analyzer.search.optuna_trials import open_trials
-        from analyzer.store.optuna_storage import open_optuna_storage
+        from analyzer.store.optuna_storage import close_optuna_storage, open_optuna_storage
 
+        storage = open_optuna_storage(store)
+        store.at_close(partial(close_optuna_storage, storage))
         return open_trials(
             request,
             allowed,
             designer,
-            storage=open_optuna_storage(store),
+            storage=storage,
             parallel=executor.workers > 1,
         )
 

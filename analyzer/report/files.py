@@ -105,7 +105,7 @@ def write_report(path: Path, text: str) -> None:
     except OSError as error:
         raise UsageError(
             f"The report {path} cannot be written: {error.strerror}.",
-            hint="Choose another file with -o; the study itself is stored.",
+            hint="Choose another file; the study itself is stored.",
         ) from error
 
 

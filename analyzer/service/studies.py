@@ -18,7 +18,7 @@ from sqlalchemy import inspect, select
 from analyzer.service.schema import JOBS
 from analyzer.store.database import Database, open_database
 from analyzer.store.engine import BUSY_TIMEOUT_S
-from analyzer.store.optuna_storage import open_optuna_storage
+from analyzer.store.optuna_storage import close_optuna_storage, open_optuna_storage
 from analyzer.store.results import ResultStore
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def _storage(store: ResultStore) -> Iterator[RDBStorage]:
     try:
         yield storage
     finally:
-        storage.remove_session()
-        storage.engine.dispose()
+        close_optuna_storage(storage)
 
 
 def _has_optunas_tables(database: Database) -> bool:

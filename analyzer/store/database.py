@@ -63,10 +63,14 @@ class Database:
         return engines.safe(self.url)
 
     def close(self) -> None:
-        """Closes every connection, and gives up what is held."""
+        """Closes every connection, gives up what is held, and calls what :meth:`at_close` got."""
         while self._held:
             self._held.pop()()
         self._engine.dispose()
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Has ``call`` called when the database is closed."""
+        self._held.append(call)
 
     def hold(self, study: str) -> None:
         """Takes ``study`` for this process until the database is closed, or the process ends.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -97,9 +98,10 @@ def check_file(url: URL, *, create: bool) -> None:
         if path.is_dir():
             raise StoreError(f"The results database {path} is a folder.", hint=_SPELLING)
         if not path.parent.is_dir():
+            command = shlex.join(["mkdir", "-p", str(path.parent)])
             raise StoreError(
                 f"The folder {path.parent} of the results database {path.name} does not exist.",
-                hint=f"Make it (mkdir -p {path.parent}), or choose another file with --store.",
+                hint=f"Make it ({command}), or choose another file with --store.",
             )
         if not create and not path.exists():
             raise StoreError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -31,13 +31,7 @@ from analyzer.store import codec, rows, schema
 from analyzer.store import engine as engines
 from analyzer.store.blobs import pack_log, thinned, unpack_log
 from analyzer.store.database import Database, no_collection, open_database
-from analyzer.store.records import (
-    StoredOutcome,
-    StoredResult,
-    StudyRecord,
-    StudySummary,
-    TrialRow,
-)
+from analyzer.store.records import StoredOutcome, StoredResult, StudyRecord, StudySummary, TrialRow
 from analyzer.store.unfinished import unfinished
 
 # Names are numbered, and so many commands may race for one; rows are read in parts.
@@ -89,6 +83,10 @@ class ResultStore:
     def close(self) -> None:
         """Closes every connection."""
         self._database.close()
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Has ``call`` called when the store is closed."""
+        self._database.at_close(call)
 
     @property
     def place(self) -> str:

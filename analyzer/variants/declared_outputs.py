@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
+from analyzer.variants.linked_weights import beside_weights, load_whole
 from analyzer.variants.onnx_file import external_files, hash_model, load_onnx
 from analyzer.variants.precision import save_shared_model
 
@@ -20,18 +21,18 @@ def with_outputs(file: Path, names: Collection[str], scratch: Path) -> Path:
         ModelError: The file cannot be read.
         BuildError: ``scratch`` cannot be written.
     """
-    import onnx
-
     proto = load_onnx(file)
     own = [value.name for value in proto.graph.output]
     kept = [name for name in own if name in names]
     if kept in ([], own):
         return file
     chosen = hashlib.sha256("\0".join(kept).encode()).hexdigest()
-    source = hash_model(file, external_files(file, proto))
+    behind = beside_weights(file, proto)
+    external = external_files(behind, proto)
+    source = hash_model(behind, external)
     target = scratch / f"{source[:24]}-{chosen[:8]}" / file.name
     if not target.is_file():
-        onnx.external_data_helper.load_external_data_for_model(proto, str(file.parent))
+        proto = load_whole(behind, external)
         outputs = [value for value in proto.graph.output if value.name in kept]
         del proto.graph.output[:]
         proto.graph.output.extend(outputs)

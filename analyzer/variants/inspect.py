@@ -27,6 +27,7 @@ from analyzer.variants.graph import (
     trains,
 )
 from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.linked_weights import beside_weights
 from analyzer.variants.onnx_file import (
     default_name,
     external_files,
@@ -89,6 +90,7 @@ def inspect_model(
     path = Path(path)
     file = locate_onnx(path).absolute()
     proto = load_onnx(file)
+    file = beside_weights(file, proto)
     external = external_files(file, proto)
     _refuse_strings(proto)  # first: operators on strings may need what is not installed
     session = open_session(file)
@@ -139,7 +141,7 @@ def inspect_model(
     if scalars and scratch is not None:
         served = scratch / hash_model(file, external)[:24] / file.name
         if not served.is_file():
-            with_dimensions(file, scalars, served)
+            with_dimensions(file, external, scalars, served)
         name = name or default_name(path)
         model = inspect_model(served, input_shapes=input_shapes, written=written, name=name)
         shown = ", ".join(map(repr, scalars))

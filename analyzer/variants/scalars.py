@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.variants.graph import all_graphs
+from analyzer.variants.linked_weights import load_whole
 from analyzer.variants.precision import save_shared_model
 
 _SUFFIX = "__scalar"
 
 
-def with_dimensions(file: Path, names: Sequence[str], target: Path) -> None:
+def with_dimensions(
+    file: Path, external: Sequence[str], names: Sequence[str], target: Path
+) -> None:
     """Writes the model at ``file``, its scalars ``names`` given one dimension, to ``target``.
 
-    Several processes may write one target at once.
+    Several processes may write one target at once. ``external`` are the files of its weights.
 
     Raises:
         BuildError: ``target`` cannot be written.
     """
-    import onnx
-
-    model = onnx.load(str(file))
+    model = load_whole(file, external)
     _give_dimensions(model.graph, set(names))
     save_shared_model(model, target)
 

@@ -47,6 +47,7 @@ from analyzer.modelconfig.execution import accelerator_settings
 from analyzer.variants.accuracy import RowScores, compare_rows, judge, labels_note, unjudged
 from analyzer.variants.cache import write_error
 from analyzer.variants.compiled_graphs import compiled_graph
+from analyzer.variants.linked_weights import without_links
 from analyzer.variants.native_half import computes_half
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import (
@@ -334,7 +335,9 @@ def _clear(accuracy: Accuracy, drop_max: float) -> bool:
 def _build_graph(
     request: BuildRequest, source: Path, target: Path, work: Path, calibrating_s: float
 ) -> tuple[str, ...]:
-    model, key = request.model, request.key
+    key = request.key
+    source = without_links(source, request.model.external_files, work / "without_links")
+    model = replace(request.model, path=str(source))
     if key.quantization == "dynamic":
         return quantize_dynamic(source, target, external=model.external_files, work=work)
     rows = request.calibrating

@@ -254,6 +254,13 @@ def test_report_and_repository_were_written(searched: Answer, place: Path) -> No
 
 
 @pytest.mark.timing
+def test_a_copy_of_the_database_alone_holds_the_study(searched: Answer, place: Path) -> None:
+    """All that was measured lay in results.db-wal until another command opened the database."""
+    assert searched.code == 0
+    assert [file.name for file in place.glob("results.db*")] == ["results.db"]
+
+
+@pytest.mark.timing
 def test_reports_in_every_format(searched: Answer, run: Run, place: Path) -> None:
     for kind in ("html", "md", "csv", "json"):
         answer = run("report", "first", "-o", f"again.{kind}")

@@ -12,6 +12,8 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from analyzer.cli.search_run import trials_maker
+from analyzer.cluster.in_process import InProcessExecutor
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import Parameter, SearchSpace
 from analyzer.domain.workload import Poisson
@@ -178,6 +180,22 @@ def test_a_random_search_that_goes_on_draws_what_it_has_not_drawn(url: str) -> N
     more(250)
     more(10)
     assert len(done) == 260
+
+
+def test_what_a_search_wrote_is_in_the_file_itself(tmp_path: Path, url: str) -> None:
+    """Optuna's connections stayed open to the program's end: a copy of results.db lacked it all."""
+    numbers = Parameter(name="instance_count", choices=(1, 2))
+    space = SearchSpace(name="s", device="cpu", parameters=(numbers,))
+    request = SearchRequest(
+        study="s", model=VIRTUAL_MODEL, sla=Sla(latency_budget_ms=40.0), arrivals=Poisson(),
+        provenance={}, space=space, sampler="random", seed=3,
+    )  # fmt: skip
+    executor = InProcessExecutor(device="cpu", cache_dir=tmp_path / "cache", cores=2)
+    with open_store(url) as store:
+        make = trials_maker(request, store, executor)
+        trials = make(frozenset(space.candidates()), Designer([], seed=0))
+    # The trials are still there, as in a program that is about to end.
+    assert [file.name for file in tmp_path.glob("results.db*")] == ["results.db"], trials
 
 
 def test_a_search_goes_on_where_its_driver_was_killed(url: str) -> None:

@@ -48,6 +48,8 @@ def test_a_folder_in_the_way_or_missing(tmp_path: Path) -> None:
     raises_store_error(f"sqlite:///{tmp_path}", "is a folder")
     error = raises_store_error(f"sqlite:///{tmp_path}/no/results.db", "does not exist")
     assert "mkdir -p" in error.hint
+    error = raises_store_error(f"sqlite:///{tmp_path}/a b/results.db", "does not exist")
+    assert f"mkdir -p '{tmp_path}/a b'" in error.hint
     (tmp_path / "file").touch()
     raises_store_error(f"sqlite:///{tmp_path}/file/results.db", "does not exist")
 
