@@ -41,9 +41,14 @@ def generate_call(model: LoadedModel, document: Any) -> WireCall:
             call.timeout_us = as_unsigned(value, key)
         elif key.startswith("triton_"):
             raise reserved_parameter()
-        elif not isinstance(value, int | str | float | dict) or (
-            isinstance(value, dict) and key != "parameters"
-        ):
+        elif key == "parameters":
+            if not isinstance(value, dict):
+                raise Fault(
+                    "internal",
+                    "Expected JSON object for keyword: 'parameters': attempt to access JSON "
+                    "non-object as object",
+                )
+        elif not isinstance(value, int | str | float):
             raise wrong_parameter(key)
     return call
 

@@ -108,6 +108,15 @@ class SharedMemory:
             start = known.offset + region.offset
             return known.mapping[start : start + region.byte_size]
 
+    def check(self, region: Region) -> None:
+        """Checks a part of a region before it is needed.
+
+        Raises:
+            Fault: There is no such region, or it ends before.
+        """
+        with self._lock:
+            self._find(region)
+
     def write(self, region: Region, output: str, data: bytes) -> None:
         """Puts an output into a region.
 
