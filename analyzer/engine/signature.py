@@ -128,15 +128,9 @@ class Signature:
                     "are more than one variable-sized dimension",
                 )
             row = DTYPES[port.datatype].itemsize * math.prod(dim for dim in dims if dim > 0)
-            if size % row:
-                raise self._fault(
-                    call,
-                    f"The shape of the raw input '{port.name}' can not be deduced from its "
-                    f"{size} bytes",
-                )
             dims[dims.index(-1)] = size // row
-        elif size != DTYPES[port.datatype].itemsize * math.prod(dims):
-            expected = DTYPES[port.datatype].itemsize * math.prod(dims)
+        expected = DTYPES[port.datatype].itemsize * math.prod(dims)
+        if port.datatype != "BYTES" and size != expected:
             raise self._fault(
                 call,
                 f"input byte size mismatch for input 'raw_input' for model '{self.model}'. "
@@ -242,6 +236,12 @@ class Signature:
         first = 1 if self.batch_size_max else 0
         if len(shape) == len(port.dims) + first:
             for given, dim in zip(shape[first:], port.dims, strict=True):
+                if given == -1:
+                    raise self._fault(
+                        call,
+                        f"All input dimensions should be specified for input '{port.name}' for "
+                        f"model '{self.model}', got {_listed(shape)}",
+                    )
                 if given < 0 or (dim not in (-1, given)):
                     break
             else:

@@ -20,6 +20,7 @@ from analyzer.server.grpc_codec import (
     parse_request,
 )
 from analyzer.server.inference_service import Admission, InferenceService
+from analyzer.server.settings import TRACE_BOUNDS
 from analyzer.server.shared_memory import refuse_cuda
 from analyzer.server.wire_call import (
     WireCall,
@@ -254,7 +255,7 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         values: dict[str, Any] = {}
         for key, setting in request.settings.items():
             given = list(setting.value)
-            if key != "trace_level" and len(given) > 1:
+            if key in TRACE_BOUNDS and len(given) > 1:
                 raise Fault("invalid", f"expect only 1 value for '{key}'")
             values[key] = given if key == "trace_level" and given else (given or [None])[0]
         response = service_pb2.TraceSettingResponse()

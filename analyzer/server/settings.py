@@ -18,7 +18,7 @@ _TRACE_DEFAULTS: dict[str, Any] = {
     "trace_mode": "triton",
 }
 # Numbers, which travel as strings: the bounds that Triton names.
-_TRACE_BOUNDS = {
+TRACE_BOUNDS = {
     "trace_rate": (0, (1 << 32) - 1),
     "trace_count": (-1, (1 << 31) - 1),
     "log_frequency": (0, (1 << 32) - 1),
@@ -27,7 +27,7 @@ _INTEGER = re.compile(r"\s*([+-]?[0-9]{1,20})")
 _LOG_FORMATS = ("default", "ISO8601")
 
 
-_TRACE_KEYS = ("trace_level", *_TRACE_BOUNDS)
+_TRACE_KEYS = ("trace_level", *TRACE_BOUNDS)
 
 
 class Settings:
@@ -120,7 +120,7 @@ def _trace_value(key: str, value: Any) -> Any:
     if found is None:
         raise Fault("invalid", f"Unable to parse '{key}', got: {text[:100]}")
     number = int(found[1])
-    low, high = _TRACE_BOUNDS[key]
+    low, high = TRACE_BOUNDS[key]
     if not -(1 << 31) <= number < 1 << 31:
         raise Fault(
             "invalid",

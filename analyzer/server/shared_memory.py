@@ -150,7 +150,9 @@ class SharedMemory:
         known = self._regions.get(region.name)
         if known is None:
             raise Fault("not_found", f"Unable to find shared memory region: '{region.name}'")
-        if region.offset + region.byte_size > known.byte_size:
+        if region.offset > known.byte_size:
+            raise Fault("invalid", f"Invalid offset for shared memory region: '{region.name}'")
+        if not region.byte_size or region.offset + region.byte_size > known.byte_size:
             raise Fault(
                 "invalid",
                 f"Invalid offset + byte size for shared memory region: '{region.name}'",
