@@ -7,7 +7,7 @@ its value has another type.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from analyzer.engine.fault import Fault
 
@@ -84,7 +84,7 @@ def as_unsigned(value: Any, name: str) -> int:
     return value
 
 
-def is_unsigned(value: Any) -> bool:
+def is_unsigned(value: Any) -> TypeGuard[int]:
     """Whether ``value`` is an integer from 0 to 2^64 − 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
