@@ -8,7 +8,7 @@ from analyzer.engine.fault import Fault
 from analyzer.engine.requests import InferCall
 from analyzer.server.shared_memory import Region
 
-_SEQUENCE_ID_MAX = 128
+_SEQUENCE_ID_MAX = 128  # bytes: Triton's own limit, as its error names it
 
 
 @dataclass(slots=True)
