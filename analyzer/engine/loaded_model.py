@@ -92,7 +92,8 @@ class LoadedModel:
             Fault: The request is wrong or cannot be queued; ``on_done`` is not called.
         """
         inputs, batch_size = self.signature.prepare(call)
-        wanted = call.outputs or tuple(self.signature.outputs)
+        listed = call.outputs
+        wanted = tuple(name for name in self.signature.outputs if not listed or name in listed)
         key = b""
         if self._cache is not None:
             start_ns = time.monotonic_ns()

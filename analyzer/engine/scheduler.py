@@ -337,6 +337,7 @@ class Scheduler:
                 if 0 < request.deadline_ns <= now_ns:
                     del level.live[index]
                     if level.policy.timeout_action == "DELAY":
+                        request.deadline_ns = 0  # it expires once
                         level.delayed.append(request)
                     else:
                         self._rejected.append(request.ticket)

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 
 from analyzer.engine.fault import Fault
 from analyzer.engine.requests import InferCall, InputTensor
-from analyzer.engine.tensors import DTYPES, decode_strings
+from analyzer.engine.tensors import DTYPES, check_string_count, decode_strings
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -128,15 +128,9 @@ class Signature:
                     "are more than one variable-sized dimension",
                 )
             row = DTYPES[port.datatype].itemsize * math.prod(dim for dim in dims if dim > 0)
-            if size % row:
-                raise self._fault(
-                    call,
-                    f"The shape of the raw input '{port.name}' can not be deduced from its "
-                    f"{size} bytes",
-                )
             dims[dims.index(-1)] = size // row
-        elif size != DTYPES[port.datatype].itemsize * math.prod(dims):
-            expected = DTYPES[port.datatype].itemsize * math.prod(dims)
+        expected = DTYPES[port.datatype].itemsize * math.prod(dims)
+        if port.datatype != "BYTES" and size != expected:
             raise self._fault(
                 call,
                 f"input byte size mismatch for input 'raw_input' for model '{self.model}'. "
@@ -193,9 +187,11 @@ class Signature:
 
     def _array(self, call: InferCall, tensor: InputTensor, port: Port) -> NDArray[Any]:
         if tensor.datatype != port.datatype:
+            known = tensor.datatype in DTYPES or tensor.datatype == "BF16"
+            given = tensor.datatype if known else "<invalid>"
             raise self._fault(
                 call,
-                f"inference input '{port.name}' data-type is '{tensor.datatype}', but model "
+                f"inference input '{port.name}' data-type is '{given}', but model "
                 f"'{self.model}' expects '{port.datatype}'",
             )
         shape = tensor.shape
@@ -204,21 +200,27 @@ class Signature:
         if self.batch_size_max and shape[0] == 0:
             count = math.prod(shape[1:])  # Triton counts an empty batch as one
         data = tensor.data
-        if isinstance(data, np.ndarray):
-            array: NDArray[Any] = data
-            if array.size != count:
-                raise self._size(call, port, count * array.itemsize, array.nbytes)
-        elif port.datatype == "BYTES":
+        if port.datatype == "BYTES":
             where = f"inference input '{port.name}' for model '{self.model}'"
             try:
-                array = decode_strings(data, count, where)
+                if isinstance(data, np.ndarray):
+                    array: NDArray[Any] = data
+                    check_string_count(array.size, count, where)
+                else:
+                    array = decode_strings(data, count, where)
             except Fault as fault:
                 raise self._fault(call, fault.message) from fault
+        elif isinstance(data, np.ndarray):
+            array = data
+            if array.size != count:
+                raise self._size(call, port, count * array.itemsize, array.nbytes)
         else:
             dtype = DTYPES[port.datatype]
             if len(data) != count * dtype.itemsize:
                 raise self._size(call, port, count * dtype.itemsize, len(data))
             array = np.frombuffer(data, dtype)
+        if self.batch_size_max and shape[0] == 0:
+            raise self._fault(call, f"inference request batch-size must be >= 1 for '{self.model}'")
         if port.reshape is not None:
             shape = self._reshaped(shape, port.dims, port.reshape)
         return array.reshape(shape)
@@ -234,6 +236,12 @@ class Signature:
         first = 1 if self.batch_size_max else 0
         if len(shape) == len(port.dims) + first:
             for given, dim in zip(shape[first:], port.dims, strict=True):
+                if given == -1:
+                    raise self._fault(
+                        call,
+                        f"All input dimensions should be specified for input '{port.name}' for "
+                        f"model '{self.model}', got {_listed(shape)}",
+                    )
                 if given < 0 or (dim not in (-1, given)):
                     break
             else:

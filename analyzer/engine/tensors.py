@@ -27,17 +27,18 @@ def decode_strings(data: memoryview | bytes, count: int, where: str) -> NDArray[
     Raises:
         Fault: More or fewer strings, or an incomplete one.
     """
-    # Each string takes four bytes at least; an absurd shape must not allocate.
-    if count * 4 > len(data):
-        raise Fault(
-            "invalid", f"expected {count} string elements for {where}, got {_strings(data)}"
-        )
-    values = np.empty(count, dtype=object)
+    # A list, as an absurd shape must not allocate.
+    strings: list[bytes] = []
     view = memoryview(data)
-    end, position, index = len(view), 0, 0
+    end, position = len(view), 0
     while position < end:
         if position + 4 > end:
-            raise Fault("invalid", f"incomplete string length indicator for {where}")
+            raise Fault(
+                "invalid",
+                f"incomplete string length indicator for {where}, expecting 4 bytes but only "
+                f"{end - position} bytes available. Please make sure the string length indicator "
+                "is in one buffer.",
+            )
         (length,) = _LENGTH.unpack_from(view, position)
         position += 4
         if position + length > end:
@@ -46,27 +47,32 @@ def decode_strings(data: memoryview | bytes, count: int, where: str) -> NDArray[
                 f"incomplete string data for {where}, expecting string of length {length} but "
                 f"only {end - position} bytes available",
             )
-        if index >= count:
-            raise Fault(
-                "invalid",
-                f"unexpected number of string elements {index + 1} for {where}, expecting {count}",
-            )
-        values[index] = bytes(view[position : position + length])
+        strings.append(bytes(view[position : position + length]))
+        check_string_count(len(strings), count, where, complete=False)
         position += length
-        index += 1
-    if index != count:
-        raise Fault("invalid", f"expected {count} string elements for {where}, got {index}")
+    check_string_count(len(strings), count, where)
+    values = np.empty(count, dtype=object)
+    values[:] = strings
     return values
 
 
-def _strings(data: memoryview | bytes) -> int:
-    """How many complete strings ``data`` begins with."""
-    view, position, count = memoryview(data), 0, 0
-    while position + 4 <= len(view):
-        position += 4 + _LENGTH.unpack_from(view, position)[0]
-        if position <= len(view):
-            count += 1
-    return count
+def check_string_count(found: int, count: int, where: str, *, complete: bool = True) -> None:
+    """Compares the number of strings with the ``count`` of elements that the shape has.
+
+    Args:
+        where: The end of error messages: ``inference input 'X' for model 'm'``.
+        complete: Whether no more strings follow.
+
+    Raises:
+        Fault: There are more, or fewer.
+    """
+    if found > count:
+        raise Fault(
+            "invalid",
+            f"unexpected number of string elements {count + 1} for {where}, expecting {count}",
+        )
+    if complete and found < count:
+        raise Fault("invalid", f"expected {count} string elements for {where}, got {found}")
 
 
 def encode_strings(array: NDArray[Any]) -> bytes:

@@ -81,6 +81,8 @@ def config_from_json(text: str | dict[str, Any], *, where: str = "config") -> An
     """
     try:
         values = json.loads(text) if isinstance(text, str) else text
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
         return json_format.ParseDict(_upper_enums(values, ModelConfig.DESCRIPTOR), ModelConfig())
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise RepositoryError(

@@ -17,6 +17,7 @@ from analyzer.server.shared_memory import Region, SharedMemory
 from analyzer.server.wire_call import (
     RequestedOutput,
     WireCall,
+    check_sequence_id,
     region_without_size,
     reserved_parameter,
 )
@@ -65,6 +66,12 @@ def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> Wir
         region = _region(tensor.parameters, tensor.name) if tensor.parameters else None
         data: Any
         if region is not None:
+            if tensor.HasField("contents"):
+                raise Fault(
+                    "invalid",
+                    "unexpected 'content' provided when using shared memory for input tensor "
+                    f"'{tensor.name}' for model '{model.name}'",
+                )
             data = memory.read(region)
         elif raw:
             if tensor.HasField("contents"):
@@ -76,8 +83,8 @@ def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> Wir
             if used >= len(raw):
                 raise Fault(
                     "invalid",
-                    f"unable to find data for input '{tensor.name}' for model '{model.name}' in "
-                    "request.",
+                    f"unable to find data for input tensor '{tensor.name}' for model "
+                    f"'{model.name}' in request.",
                 )
             data = raw[used]
             used += 1
@@ -85,43 +92,39 @@ def parse_request(request: Any, model: LoadedModel, memory: SharedMemory) -> Wir
             data = _contents(tensor, model)
         call.inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     if request.outputs:
-        call.request([_output(output) for output in request.outputs])
+        call.request([_output(output, memory) for output in request.outputs])
     return call
 
 
-def _output(output: Any) -> RequestedOutput:
+def _output(output: Any, memory: SharedMemory) -> RequestedOutput:
     parameters = output.parameters
     classification = 0
     if "classification" in parameters:  # reading an absent key would add it
         classification = _classes(parameters["classification"])
-    return RequestedOutput(
-        output.name,
-        classification=classification,
-        region=_region(parameters, output.name) if parameters else None,
-    )
+    region = _region(parameters, output.name) if parameters else None
+    if region is not None:
+        if classification:
+            raise Fault(
+                "invalid", "output can't set both 'shared_memory_region' and 'classification'"
+            )
+        memory.check(region)
+    return RequestedOutput(output.name, classification=classification, region=region)
 
 
 def _contents(tensor: Any, model: LoadedModel) -> Any:
     """The typed contents as an array, flat."""
     datatype = tensor.datatype
-    if datatype not in _CONTENTS:
-        if datatype in DTYPES:
-            raise Fault(
-                "invalid",
-                f"explicit tensor data of type {datatype} is not supported for input "
-                f"'{tensor.name}': use raw_input_contents",
-            )
-        return b""  # the check of the data type, later, has the better message
-    field = _CONTENTS[datatype]
-    for other in set(_CONTENTS.values()):
+    field = _CONTENTS.get(datatype)  # FP16 and BF16 have none
+    for other in _FIELD_TYPES:
         if other != field and len(getattr(tensor.contents, other)):
+            expected = datatype if datatype in DTYPES or datatype == "BF16" else "<invalid>"
             raise Fault(
                 "invalid",
                 f"unexpected explicit tensor data for input tensor '{tensor.name}' for model "
-                f"'{model.name}' of type '{_FIELD_TYPES[other]}', expected datatype '{datatype}'",
+                f"'{model.name}' of type '{_FIELD_TYPES[other]}', expected datatype '{expected}'",
             )
-    values = getattr(tensor.contents, field)
-    if not len(values):
+    values = getattr(tensor.contents, field) if field else ()
+    if field is None or not len(values):
         raise Fault(
             "invalid",
             f"unable to find data for input tensor '{tensor.name}' for model '{model.name}' in "
@@ -139,26 +142,31 @@ _WIDE = {"int_contents": np.dtype(np.int32), "uint_contents": np.dtype(np.uint32
 
 
 def _region(parameters: Any, name: str) -> Region | None:
+    numbers = {"shared_memory_offset": 0, "shared_memory_byte_size": 0}
+    for key in numbers:
+        if key not in parameters:
+            continue
+        if "shared_memory_region" not in parameters:
+            raise Fault(
+                "invalid",
+                f"'{key}' can not be specified without 'shared_memory_region' parameter for "
+                f"tensor '{name}'",
+            )
+        numbers[key] = int(_choice(parameters[key], key, "int64_param", tensor=name))
+        if numbers[key] < 0:
+            raise Fault("invalid", f"'{key}' must not be negative")
     if "shared_memory_region" not in parameters:
         return None
+    region = _choice(
+        parameters["shared_memory_region"], "shared_memory_region", "string_param", tensor=name
+    )
     if "shared_memory_byte_size" not in parameters:
         raise region_without_size(name)
-    offset = 0
-    if "shared_memory_offset" in parameters:
-        offset = _count(parameters["shared_memory_offset"], "shared_memory_offset")
     return Region(
-        name=parameters["shared_memory_region"].string_param,
-        offset=offset,
-        byte_size=_count(parameters["shared_memory_byte_size"], "shared_memory_byte_size"),
+        name=region,
+        offset=numbers["shared_memory_offset"],
+        byte_size=numbers["shared_memory_byte_size"],
     )
-
-
-def _count(value: Any, name: str) -> int:
-    """A number that is not negative, of a parameter that a signed integer carries."""
-    number = int(_choice(value, name, "int64_param"))
-    if number < 0:
-        raise Fault("invalid", f"'{name}' must not be negative")
-    return number
 
 
 def _classes(value: Any) -> int:
@@ -170,12 +178,15 @@ def _classes(value: Any) -> int:
     return int(value.int64_param)
 
 
-def _choice(value: Any, name: str, *kinds: str, expected: str = "") -> Any:
-    """The value of a parameter, which has one of these types."""
+def _choice(value: Any, name: str, *kinds: str, expected: str = "", tensor: str = "") -> Any:
+    """The value of a parameter of the request or of a tensor, which has one of these types."""
     kind = value.WhichOneof("parameter_choice")
     if kind not in kinds:
         expected = expected or " or ".join(kinds)
-        raise Fault("invalid", f"invalid value type for '{name}' parameter, expected {expected}.")
+        whose = f" for tensor '{tensor}'" if tensor else ""
+        raise Fault(
+            "invalid", f"invalid value type for '{name}' parameter{whose}, expected {expected}."
+        )
     return getattr(value, kind)
 
 
@@ -189,7 +200,9 @@ def _parameters(parameters: Any, call: WireCall) -> None:
             # Triton takes a negative one for unsigned: longer than any other.
             call.timeout_us = int(_choice(value, key, "int64_param")) % (1 << 64)
         elif key == "sequence_id":
-            _choice(value, key, "int64_param", "string_param")
+            sequence = _choice(value, key, "int64_param", "string_param")
+            if isinstance(sequence, str):
+                check_sequence_id(sequence)
         elif key in ("sequence_start", "sequence_end", _WANT_FINAL):
             _choice(value, key, "bool_param")
         elif key.startswith("triton_"):

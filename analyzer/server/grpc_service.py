@@ -20,6 +20,7 @@ from analyzer.server.grpc_codec import (
     parse_request,
 )
 from analyzer.server.inference_service import Admission, InferenceService
+from analyzer.server.settings import TRACE_BOUNDS
 from analyzer.server.shared_memory import refuse_cuda
 from analyzer.server.wire_call import (
     WireCall,
@@ -133,7 +134,7 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
     @_unary
     async def ModelReady(self, request: Any) -> Any:  # noqa: N802
         """Whether one model is ready."""
-        ready = self._service.repository.ready(request.name, request.version)
+        ready = self._service.ready(request.name, request.version)
         return service_pb2.ModelReadyResponse(ready=ready)
 
     @_unary
@@ -185,7 +186,7 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
                     raise Fault("invalid", _wrong_type(key, "bytes_param"))
                 files[key.removeprefix("file:")] = value.bytes_param
             else:
-                raise Fault("invalid", f"unrecognized load parameter '{key}'")
+                raise Fault("invalid", f"unrecognized load parameter '{key}'.")
         await self._service.load(
             request.repository_name, request.model_name, config_json=config, files=files
         )
@@ -194,7 +195,15 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
     @_unary
     async def RepositoryModelUnload(self, request: Any) -> Any:  # noqa: N802
         """Unloads a model."""
-        dependents = request.parameters["unload_dependents"].bool_param
+        dependents = False
+        if "unload_dependents" in request.parameters:
+            value = request.parameters["unload_dependents"]
+            if value.WhichOneof("parameter_choice") != "bool_param":
+                raise Fault(
+                    "invalid",
+                    "invalid value type for 'unload_dependents' parameter, expected bool_param.",
+                )
+            dependents = value.bool_param
         await self._service.unload(
             request.repository_name, request.model_name, unload_dependents=dependents
         )
@@ -243,9 +252,12 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
     async def TraceSetting(self, request: Any) -> Any:  # noqa: N802
         """Reads and changes trace settings."""
         name = self._service.trace_model(request.model_name)
-        values: dict[str, Any] = {
-            key: list(setting.value) or None for key, setting in request.settings.items()
-        }
+        values: dict[str, Any] = {}
+        for key, setting in request.settings.items():
+            given = list(setting.value)
+            if key in TRACE_BOUNDS and len(given) > 1:
+                raise Fault("invalid", f"expect only 1 value for '{key}'")
+            values[key] = given if key == "trace_level" and given else (given or [None])[0]
         response = service_pb2.TraceSettingResponse()
         for key, value in self._service.settings.update_trace(values, name).items():
             response.settings[key].value.extend(value if isinstance(value, list) else [value])
@@ -254,10 +266,13 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
     @_unary
     async def LogSettings(self, request: Any) -> Any:  # noqa: N802
         """Reads and changes logging settings."""
-        values = {
-            key: getattr(setting, setting.WhichOneof("parameter_choice") or "string_param")
-            for key, setting in request.settings.items()
-        }
+        values: dict[str, Any] = {}
+        for key, setting in request.settings.items():
+            kind = setting.WhichOneof("parameter_choice") or "string_param"
+            expected, what = _LOG_TYPES.get(key, (kind, ""))
+            if kind != expected:
+                raise Fault("invalid", f"expect {what} for '{key}'")
+            values[key] = getattr(setting, kind)
         response = service_pb2.LogSettingsResponse()
         for key, value in self._service.settings.update_log(values).items():
             entry = response.settings[key]
@@ -268,6 +283,16 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
             else:
                 entry.string_param = value
         return response
+
+
+# The type of each logging setting, and what Triton calls it.
+_LOG_TYPES = {
+    "log_info": ("bool_param", "boolean"),
+    "log_warning": ("bool_param", "boolean"),
+    "log_error": ("bool_param", "boolean"),
+    "log_verbose_level": ("uint32_param", "int32"),
+    "log_format": ("string_param", "string"),
+}
 
 
 def _wrong_type(key: str, expected: str) -> str:

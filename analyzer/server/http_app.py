@@ -106,6 +106,8 @@ class HttpApp:
                     return await self._infer(scope, model, headers, receive)
                 return await self._generate(scope, model, action, headers, receive)
             if action == "trace/setting":
+                if version:
+                    raise Refusal(404, "Not Found")
                 return await self._trace(service.trace_model(name), method, headers, receive)
             _require(method, "GET")
             if name == "stats" and not version and not action:
@@ -148,7 +150,7 @@ class HttpApp:
             return ok(config_to_json(service.model(name, version).config))
         if not action:
             return ok(service.metadata(name, version))
-        if service.repository.ready(name, version):
+        if service.ready(name, version):
             return 200, b"", [_TEXT]
         try:
             service.model(name, version)
@@ -196,8 +198,8 @@ class HttpApp:
             outputs = await self._service.infer(model, call, self._admission, connection)
             status, text, extra = ok(generate_json(model, call, outputs))
         except Fault as fault:
-            if action == "generate":
-                raise
+            if action == "generate" or fault.kind == "invalid":
+                raise  # what does not fit the model is refused before a stream begins
             status, text, extra = error_json(_STATUS[fault.kind], fault.message)
         if action == "generate":
             return status, text, extra

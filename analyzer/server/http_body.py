@@ -100,7 +100,7 @@ def decompress(body: bytes, encoding: bytes, bytes_max: int) -> bytes:
 
 
 def accepted_encoding(accept: bytes) -> bytes:
-    """The encoding of the answer: the best of gzip and deflate, or nothing."""
+    """The encoding of the answer: gzip or deflate, or nothing where that is liked better."""
     best, weight_best = b"", 0.0
     for part in accept.lower().split(b","):
         name, _, parameters = part.strip().partition(b";")
@@ -109,9 +109,9 @@ def accepted_encoding(accept: bytes) -> bytes:
             weight = float(value) if key.strip() == b"q" else 1.0
         except ValueError:
             weight = 0.0
-        if name.strip() in (b"gzip", b"deflate") and weight > weight_best:
+        if name.strip() in (b"gzip", b"deflate", b"identity") and weight > weight_best:
             best, weight_best = name.strip(), weight
-    return best
+    return b"" if best == b"identity" else best
 
 
 def compress(body: bytes, encoding: bytes) -> bytes:

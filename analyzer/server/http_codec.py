@@ -21,8 +21,8 @@ from analyzer.server.json_values import (
     as_object,
     as_string,
     as_unsigned,
+    is_unsigned,
     member,
-    mismatch,
     parse_json,
 )
 from analyzer.server.outputs import finished_outputs
@@ -30,6 +30,7 @@ from analyzer.server.shared_memory import Region, SharedMemory
 from analyzer.server.wire_call import (
     RequestedOutput,
     WireCall,
+    check_sequence_id,
     region_without_size,
     reserved_parameter,
     wrong_parameter,
@@ -88,7 +89,8 @@ def _call(document: Any, binary: memoryview, model: LoadedModel, memory: SharedM
     if offset != len(binary):
         raise Fault("invalid", f"unexpected additional input data for model '{model.name}'")
     if "outputs" in document:
-        call.request([_output(output) for output in as_array(document["outputs"], "outputs")])
+        outputs = as_array(document["outputs"], "outputs")
+        call.request([_output(output, memory) for output in outputs])
     return call
 
 
@@ -96,15 +98,15 @@ def _input(
     tensor: Any, binary: memoryview, offset: int, model: LoadedModel, memory: SharedMemory
 ) -> tuple[InputTensor, int]:
     if not isinstance(tensor, dict):
-        raise mismatch("inputs", "non-object as object")
+        tensor = {}  # as in Triton: its fields are missing
     parameters = _tensor_parameters(tensor)
-    size, region = parameters.get("binary_data_size"), _region(parameters, tensor.get("name", ""))
+    given_size = "binary_data_size" in parameters
     fields = [
         field
         for field, given in (
             ("data", "data" in tensor),
-            ("binary_data_size", size is not None),
-            ("shared_memory_region", region is not None),
+            ("binary_data_size", given_size),
+            ("shared_memory_region", "shared_memory_region" in parameters),
         )
         if given
     ]
@@ -122,10 +124,11 @@ def _input(
     datatype = as_string(member(tensor, "datatype"), "datatype")
     if datatype not in DTYPES:
         raise Fault("invalid", f"invalid datatype for input {name}")
+    region = _region(parameters, name)
     if region is not None:
         return InputTensor(name, datatype, shape, memory.read(region)), offset
-    if size is not None:
-        size = as_unsigned(size, "binary_data_size")
+    if given_size:
+        size = as_unsigned(parameters["binary_data_size"], "binary_data_size")
         if offset + size > len(binary):
             raise Fault(
                 "invalid",
@@ -137,15 +140,21 @@ def _input(
     return InputTensor(name, datatype, shape, array), offset
 
 
-def _output(output: Any) -> RequestedOutput:
+def _output(output: Any, memory: SharedMemory) -> RequestedOutput:
     name = as_string(member(output, "name"), "name")
     parameters = _tensor_parameters(output)
-    return RequestedOutput(
-        name,
-        binary=as_boolean(parameters.get("binary_data", False), "binary_data"),
-        classification=as_unsigned(parameters.get("classification", 0), "classification"),
-        region=_region(parameters, name),
-    )
+    binary = as_boolean(parameters.get("binary_data", False), "binary_data")
+    region = _region(parameters, name)
+    for key, given in (("classification", "classification" in parameters), ("binary_data", binary)):
+        if region is not None and given:
+            raise Fault("invalid", f"Output can't set both 'shared_memory_region' and '{key}'")
+    classification = parameters.get("classification", 0)
+    if not is_unsigned(classification):
+        what = "non-unsigned-integer as unsigned-integer"
+        raise Fault("internal", f"Unable to set 'classification': attempt to access JSON {what}")
+    if region is not None:
+        memory.check(region)
+    return RequestedOutput(name, binary=binary, classification=classification, region=region)
 
 
 def _tensor_parameters(tensor: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +176,7 @@ def _region(parameters: dict[str, Any], name: str) -> Region | None:
 
 
 def _parameters(parameters: Any, call: WireCall) -> None:
-    for key, value in as_object(parameters, "failed to get request params.").items():
+    for key, value in as_object(parameters, "failed to get request params.: ").items():
         if key == "priority":
             call.priority = as_unsigned(value, key)
         elif key == "timeout":
@@ -177,8 +186,8 @@ def _parameters(parameters: Any, call: WireCall) -> None:
         elif key in ("sequence_start", "sequence_end"):
             as_boolean(value, key)
         elif key == "sequence_id":
-            if not isinstance(value, str):
-                as_unsigned(value, key)
+            if not is_unsigned(value):
+                check_sequence_id(as_string(value, key))
         elif key.startswith("triton_"):
             raise reserved_parameter()
         elif not isinstance(value, int | str | float):

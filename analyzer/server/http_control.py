@@ -11,7 +11,13 @@ from urllib.parse import unquote
 
 from analyzer.engine.fault import Fault
 from analyzer.server.inference_service import InferenceService
-from analyzer.server.json_values import as_boolean, as_object, as_string, parse_json
+from analyzer.server.json_values import (
+    as_boolean,
+    as_object,
+    as_string,
+    as_unsigned,
+    parse_json,
+)
 from analyzer.server.shared_memory import SharedMemory, refuse_cuda
 
 # Status, body and headers of a response.
@@ -30,15 +36,13 @@ def error_json(status: int, message: str) -> Answer:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body; an empty one for an empty body.
+    """The JSON object in a body; as in Triton an empty one where another value is given.
 
     Raises:
-        Fault: It is none.
+        Fault: It is no JSON.
     """
-    values = parse_json(body) if body.strip() else {}
-    if not isinstance(values, dict):
-        raise Fault("internal", "attempt to get members for non-object")
-    return values
+    values = parse_json(body)
+    return values if isinstance(values, dict) else {}
 
 
 async def control(service: InferenceService, found: re.Match[str], body: bytes) -> Answer:
@@ -50,13 +54,12 @@ async def control(service: InferenceService, found: re.Match[str], body: bytes) 
     Raises:
         Fault: The body is malformed, or the repository refuses.
     """
-    values = parse_object(body)
+    values = parse_object(body) if body else {}
     if found[2]:
-        return ok(
-            service.index(found[1], ready_only=as_boolean(values.get("ready", False), "ready"))
-        )
+        ready_only = as_boolean(values.get("ready", False), "")
+        return ok(service.index(found[1], ready_only=ready_only))
     name = unquote(found[3])
-    parameters = as_object(values.get("parameters", {}), "Unable to parse 'parameters'")
+    parameters = as_object(values.get("parameters", {}), "")
     if found[4] == "load":
         config, files = _load_parameters(parameters)
         await service.load(found[1], name, config_json=config, files=files)
@@ -100,17 +103,13 @@ def shared_memory(
         )
     if kind == "cuda":
         raise refuse_cuda()
-    values = parse_json(body)
-    for key in ("key", "byte_size"):
-        if not isinstance(values, dict) or key not in values:
-            raise Fault("invalid", f"Shared memory register request has no '{key}' field")
-    offset = values.get("offset", 0)
-    if not isinstance(values["key"], str) or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0
-        for n in (offset, values["byte_size"])
-    ):
-        raise Fault("internal", "Unable to parse the shared memory register request")
-    memory.register(region, values["key"], offset, values["byte_size"])
+    values = parse_object(body)
+    for field in ("key", "byte_size"):
+        if field not in values:
+            raise Fault("invalid", f"Shared memory register request has no '{field}' field")
+    key = as_string(values["key"], "")
+    offset = as_unsigned(values.get("offset", 0), "")
+    memory.register(region, key, offset, as_unsigned(values["byte_size"], ""))
     return 200, b"", [JSON]
 
 
@@ -118,7 +117,7 @@ def _load_parameters(parameters: dict[str, Any]) -> tuple[str | None, dict[str, 
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, text in parameters.items():
-        value = as_string(text, key)
+        value = as_string(text, "")
         if key == "config":
             config = value
         elif key.startswith("file:"):

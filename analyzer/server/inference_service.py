@@ -7,6 +7,7 @@ A front end turns bytes into calls of :class:`InferenceService` and its results,
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -22,8 +23,7 @@ from analyzer.server.repository import Repository
 from analyzer.server.settings import Settings
 from analyzer.server.shared_memory import SharedMemory
 
-# From 10^18 a number may not fit what Triton's std::stol reads a version into.
-_VERSION_DIGITS_MAX = 18
+_VERSION = re.compile(r"\s*([+-]?[0-9]{1,25})")
 
 
 class Admission:
@@ -75,13 +75,15 @@ class InferenceService:
         Raises:
             Fault: There is none, or the version is no number.
         """
-        if version and not (version.isdecimal() and len(version) <= _VERSION_DIGITS_MAX):
-            raise Fault(
-                "invalid",
-                f"failed to get model version from specified version string '{version[:100]}' "
-                "(details: stol), version should be an integral value > 0",
-            )
-        return self.repository.get(name, version)
+        return self.repository.get(name, _version(version))
+
+    def ready(self, name: str, version: str = "") -> bool:
+        """Whether a model answers; without a version the newest.
+
+        Raises:
+            Fault: The version is no number.
+        """
+        return self.repository.ready(name, _version(version))
 
     async def infer(
         self,
@@ -153,6 +155,7 @@ class InferenceService:
             Fault: There is no such model.
         """
         models = self.repository.models()
+        version = _version(version)
         if name:
             models = [m for m in models if m.name == name and version in ("", m.version_text)]
             if not models and self.repository.ready(name):
@@ -213,6 +216,31 @@ class InferenceService:
         if name and not self.repository.ready(name):
             raise Fault("invalid", f"Request for unknown model : {name}")
         return name
+
+
+def _version(text: str) -> str:
+    """A version as folders are named; like Triton's ``std::stol`` it heeds the leading number.
+
+    Raises:
+        Fault: It is none.
+    """
+    if not text or text == "1":
+        return text
+    found = _VERSION.match(text)
+    number = int(found[1]) if found else 1 << 63
+    if not -(1 << 63) <= number < 1 << 63:
+        raise Fault(
+            "invalid",
+            f"failed to get model version from specified version string '{text[:100]}' "
+            "(details: stol), version should be an integral value > 0",
+        )
+    if number < 0:
+        raise Fault(
+            "invalid",
+            f"invalid model version specified '{text[:100]}' , version should be an integral "
+            "value > 0",
+        )
+    return str(number)
 
 
 def _only_one_repository(name: str | None) -> None:

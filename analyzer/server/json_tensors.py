@@ -20,7 +20,8 @@ def json_to_array(data: Any, datatype: str, name: str, shape: tuple[int, ...]) -
     Nesting does not matter, only the number of elements does, as in Triton.
 
     Raises:
-        Fault: A wrong type of element, or a number of elements that ``shape`` does not have.
+        Fault: A wrong type of element, or a number of elements that ``shape`` does not have; the
+            number of strings is left to the check against the model, as in Triton.
     """
     if datatype in ("FP16", "BF16"):
         raise Fault(
@@ -31,7 +32,7 @@ def json_to_array(data: Any, datatype: str, name: str, shape: tuple[int, ...]) -
     if not isinstance(data, list):
         raise Fault("internal", "Unable to parse 'data': attempt to access JSON non-array as array")
     array = _flat(data, datatype)
-    if array.size != math.prod(shape):
+    if datatype != "BYTES" and array.size != math.prod(shape):
         raise Fault(
             "internal", "Unable to parse 'data': Shape does not match true shape of 'data' field"
         )
@@ -57,13 +58,15 @@ def _flat(data: list[Any], datatype: str) -> NDArray[Any]:
     if array.size == 0:
         return np.empty(0, dtype=dtype)
     kinds = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}[dtype.kind]
-    if array.dtype.kind in kinds:
+    # NumPy takes a boolean among numbers for one of them.
+    if array.dtype.kind in kinds and (dtype.kind == "b" or bool not in _types(data)):
         if dtype.kind == "u" and array.dtype.kind == "i" and bool((array < 0).any()):
             raise _wrong("non-unsigned-integer as unsigned-integer")
         if dtype.kind == "i" and array.dtype.kind == "u" and bool((array >= -_INT64_MIN).any()):
             raise _wrong(_EXPECTED["i"])
         # An integer that is too large for its type alone wraps, as in Triton.
-        return np.asarray(array.reshape(-1)).astype(dtype)
+        with np.errstate(over="ignore"):  # of FP32: infinity
+            return np.asarray(array.reshape(-1)).astype(dtype)
     return _element_by_element(_flatten(data), dtype)
 
 
@@ -75,7 +78,9 @@ def _element_by_element(values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         raise _wrong(_EXPECTED[dtype.kind])
     if dtype.kind == "f":
-        return np.array([_float(value) for value in values], dtype=np.float64).astype(dtype)
+        wide_floats = np.array([_float(value) for value in values], dtype=np.float64)
+        with np.errstate(over="ignore"):
+            return wide_floats.astype(dtype)
     low, high = (0, _UINT64_END) if dtype.kind == "u" else (_INT64_MIN, -_INT64_MIN)
     if any(not isinstance(value, int) or not low <= value < high for value in values):
         raise _wrong(_EXPECTED[dtype.kind])
@@ -99,6 +104,14 @@ def _float(value: float | int) -> float:
 
 def _wrong(what: str) -> Fault:
     return Fault("internal", f"Unable to parse 'data': attempt to access JSON {what}")
+
+
+def _types(data: list[Any]) -> set[type]:
+    """The types of the leaves of nested lists, which are at most as deep as an array."""
+    found: set[type] = set(map(type, data))
+    if list in found:
+        found = found.union(*(_types(row) for row in data if type(row) is list))
+    return found
 
 
 def _flatten(data: list[Any]) -> list[Any]:

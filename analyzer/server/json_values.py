@@ -7,7 +7,7 @@ its value has another type.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from analyzer.engine.fault import Fault
 
@@ -18,6 +18,9 @@ _JSON_REASONS = {
     "Expecting property name enclosed in double quotes": "Missing a name for object member.",
     "Expecting ':' delimiter": "Missing a colon after a name of object member.",
     "Expecting ',' delimiter": "Missing a comma or '}' after an object member.",
+    "Unterminated string starting at": "Missing a closing quotation mark in string.",
+    "Invalid control character at": "Invalid escape character in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
 }
 
 
@@ -33,6 +36,8 @@ def parse_json(text: bytes | memoryview) -> Any:
     try:
         return json.loads(bytes(text))
     except json.JSONDecodeError as error:
+        if not bytes(text).strip():
+            raise Fault("internal", f"{prefix}The document is empty. at {error.pos}") from error
         reason = _JSON_REASONS.get(error.msg, error.msg + ".")
         raise Fault("internal", f"{prefix}{reason} at {error.pos}") from error
     except UnicodeDecodeError as error:
@@ -61,7 +66,7 @@ def as_array(value: Any, name: str) -> list[Any]:
 def as_object(value: Any, what: str) -> dict[str, Any]:
     """``value``, which is an object; ``what`` begins the error otherwise."""
     if not isinstance(value, dict):
-        raise Fault("internal", f"{what}: attempt to get members for non-object")
+        raise Fault("internal", f"{what}attempt to get members for non-object")
     return value
 
 
@@ -73,10 +78,15 @@ def as_string(value: Any, name: str) -> str:
 
 
 def as_unsigned(value: Any, name: str) -> int:
-    """``value``, which is an integer from 0 to 2^63 − 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+    """``value``, which is an integer from 0 to 2^64 − 1."""
+    if not is_unsigned(value):
         raise mismatch(name, "non-unsigned-integer as unsigned-integer")
     return value
+
+
+def is_unsigned(value: Any) -> TypeGuard[int]:
+    """Whether ``value`` is an integer from 0 to 2^64 − 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
 def as_boolean(value: Any, name: str) -> bool:
@@ -87,5 +97,10 @@ def as_boolean(value: Any, name: str) -> bool:
 
 
 def mismatch(name: str, what: str) -> Fault:
-    """The error of the member ``name``: ``what`` is the type found and the type expected."""
-    return Fault("internal", f"Unable to parse '{name}': attempt to access JSON {what}")
+    """The error of a member: ``what`` is the type found and the type expected.
+
+    Args:
+        name: Empty where Triton does not name the member.
+    """
+    prefix = f"Unable to parse '{name}': " if name else ""
+    return Fault("internal", f"{prefix}attempt to access JSON {what}")

@@ -19,6 +19,9 @@ Finished = tuple[str, str, NDArray[Any], RequestedOutput | None]
 def finished_outputs(model: LoadedModel, call: WireCall, outputs: Tensors) -> Iterator[Finished]:
     """Name, data type, array and wish (None if outputs were not listed) of each output.
 
+    They come in the order of the backend, whatever the order in which they were listed. Of an
+    output that is listed twice the first wish counts.
+
     Raises:
         Fault: A classification of something that has no order.
     """
@@ -27,9 +30,12 @@ def finished_outputs(model: LoadedModel, call: WireCall, outputs: Tensors) -> It
         for name, whole in outputs.items():
             yield name, ports[name].datatype, whole, None
         return
-    for wanted in {output.name: output for output in call.requested}.values():
-        array: NDArray[Any] = outputs[wanted.name]
-        datatype = ports[wanted.name].datatype
+    wishes = {output.name: output for output in reversed(call.requested)}
+    for name, array in outputs.items():
+        wanted = wishes.get(name)
+        if wanted is None:
+            continue
+        datatype = ports[name].datatype
         if wanted.classification:
             array = _classify(model, wanted, array, datatype)
             datatype = "BYTES"

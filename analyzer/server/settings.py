@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
 from analyzer.engine.fault import Fault
+from analyzer.server.json_values import as_array, as_boolean, as_string, as_unsigned
 
 _TRACE_DEFAULTS: dict[str, Any] = {
     "trace_level": ["OFF"],
@@ -15,7 +17,17 @@ _TRACE_DEFAULTS: dict[str, Any] = {
     "trace_file": "",
     "trace_mode": "triton",
 }
+# Numbers, which travel as strings: the bounds that Triton names.
+TRACE_BOUNDS = {
+    "trace_rate": (0, (1 << 32) - 1),
+    "trace_count": (-1, (1 << 31) - 1),
+    "log_frequency": (0, (1 << 32) - 1),
+}
+_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,20})")
 _LOG_FORMATS = ("default", "ISO8601")
+
+
+_TRACE_KEYS = ("trace_level", *TRACE_BOUNDS)
 
 
 class Settings:
@@ -39,36 +51,28 @@ class Settings:
             return dict(self._log)
 
     def update_log(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Changes logging settings; unknown ones are ignored, as in Triton.
+        """Changes logging settings; unknown ones and None are ignored, as in Triton.
 
         Raises:
             Fault: A wrong type, or a change that is not allowed over the network.
         """
-        if values.get("log_file"):
+        values = {key: value for key, value in values.items() if value is not None}
+        if "log_file" in values:
             raise Fault(
                 "unsupported", "log file location can not be updated through network protocol"
             )
         changes: dict[str, Any] = {}
         for key in ("log_info", "log_warning", "log_error"):
             if key in values:
-                if not isinstance(values[key], bool):
-                    raise Fault("internal", "attempt to access JSON non-boolean as boolean")
-                changes[key] = values[key]
+                changes[key] = as_boolean(values[key], "")
         if "log_verbose_level" in values:
-            level = values["log_verbose_level"]
-            if not isinstance(level, int) or isinstance(level, bool) or level < 0:
-                raise Fault(
-                    "internal",
-                    "attempt to access JSON non-unsigned-integer as unsigned-integer",
-                )
+            level = as_unsigned(values["log_verbose_level"], "")
             changes["log_verbose_level"] = level % (1 << 32)  # Triton keeps 32 bits
         if "log_format" in values:
-            if values["log_format"] not in _LOG_FORMATS:
-                raise Fault(
-                    "unavailable",
-                    f"invalid argument for --log_format, got: {values['log_format']}",
-                )
-            changes["log_format"] = values["log_format"]
+            kind = as_string(values["log_format"], "")
+            if kind not in _LOG_FORMATS:
+                raise Fault("unavailable", f"invalid argument for --log_format, got: {kind}")
+            changes["log_format"] = kind
         with self._lock:
             self._log |= changes
             return dict(self._log)
@@ -79,16 +83,16 @@ class Settings:
             return _TRACE_DEFAULTS | self._trace[""] | self._trace.get(model, {})
 
     def update_trace(self, values: dict[str, Any], model: str = "") -> dict[str, Any]:
-        """Changes trace settings; None clears one, unknown ones are ignored.
+        """Changes trace settings; None clears one, unknown ones and the mode are ignored.
 
         Raises:
             Fault: A wrong value, a change that is not allowed over the network, or tracing itself.
         """
-        if values.get("trace_file"):
+        if "trace_file" in values:
             raise Fault(
                 "unsupported", "trace file location can not be updated through network protocol"
             )
-        changes = {key: _trace_value(key, values[key]) for key in _TRACE_DEFAULTS if key in values}
+        changes = {key: _trace_value(key, values[key]) for key in _TRACE_KEYS if key in values}
         if changes.get("trace_level") not in (None, ["OFF"]):
             raise Fault(
                 "invalid", "Attempting to set invalid trace setting :trace file name is not given"
@@ -107,15 +111,21 @@ def _trace_value(key: str, value: Any) -> Any:
     if value is None:
         return None
     if key == "trace_level":
-        levels = value if isinstance(value, list) else [value]
-        if any(not isinstance(level, str) for level in levels):
-            raise Fault("internal", "attempt to access JSON non-string as string")
-        known = [level for level in levels if level in ("TIMESTAMPS", "TENSORS", "OFF")]
-        return known or ["OFF"]
-    text = str(value[0] if isinstance(value, list) and value else value)
-    if key in ("trace_rate", "trace_count", "log_frequency"):
-        try:
-            return str(int(text))
-        except ValueError as error:
-            raise Fault("invalid", f"failed to parse '{key}', got: {text[:100]}") from error
-    return text[:100]
+        levels = [as_string(level, "") for level in as_array(value, "")]
+        if "OFF" in levels and len(levels) > 1:
+            raise Fault("invalid", "Expect only one trace level 'OFF' is specified")
+        return [level for level in levels if level in ("TIMESTAMPS", "TENSORS")] or ["OFF"]
+    text = as_string(value, "")
+    found = _INTEGER.match(text)
+    if found is None:
+        raise Fault("invalid", f"Unable to parse '{key}', got: {text[:100]}")
+    number = int(found[1])
+    low, high = TRACE_BOUNDS[key]
+    if not -(1 << 31) <= number < 1 << 31:
+        raise Fault(
+            "invalid",
+            f"Unable to parse '{key}', value is out of range [ {low}, {high} ], got: {text[:100]}",
+        )
+    if key == "trace_count" and number < low:
+        raise Fault("invalid", f"Unable to parse '{key}'. Expecting value >= -1, got:{number}")
+    return str(number % (1 << 32) if low == 0 else number)  # where Triton keeps no sign

@@ -108,6 +108,15 @@ class SharedMemory:
             start = known.offset + region.offset
             return known.mapping[start : start + region.byte_size]
 
+    def check(self, region: Region) -> None:
+        """Checks a part of a region before it is needed.
+
+        Raises:
+            Fault: There is no such region, or it ends before.
+        """
+        with self._lock:
+            self._find(region)
+
     def write(self, region: Region, output: str, data: bytes) -> None:
         """Puts an output into a region.
 
@@ -141,7 +150,9 @@ class SharedMemory:
         known = self._regions.get(region.name)
         if known is None:
             raise Fault("not_found", f"Unable to find shared memory region: '{region.name}'")
-        if region.offset + region.byte_size > known.byte_size:
+        if region.offset > known.byte_size:
+            raise Fault("invalid", f"Invalid offset for shared memory region: '{region.name}'")
+        if not region.byte_size or region.offset + region.byte_size > known.byte_size:
             raise Fault(
                 "invalid",
                 f"Invalid offset + byte size for shared memory region: '{region.name}'",

@@ -8,6 +8,8 @@ from analyzer.engine.fault import Fault
 from analyzer.engine.requests import InferCall
 from analyzer.server.shared_memory import Region
 
+_SEQUENCE_ID_MAX = 128  # bytes: Triton's own limit, as its error names it
+
 
 @dataclass(slots=True)
 class RequestedOutput:
@@ -52,6 +54,19 @@ def reserved_parameter(rule: str = " and should not be specified.") -> Fault:
     return Fault(
         "invalid", f"parameter keys starting with 'triton_' are reserved for Triton usage{rule}"
     )
+
+
+def check_sequence_id(text: str) -> None:
+    """Checks the length of a sequence's name.
+
+    Raises:
+        Fault: It is too long.
+    """
+    if len(text.encode("utf-8", "surrogatepass")) > _SEQUENCE_ID_MAX:
+        raise Fault(
+            "unsupported",
+            f"string correlation ID cannot be longer than {_SEQUENCE_ID_MAX} characters",
+        )
 
 
 def wrong_parameter(key: str) -> Fault:

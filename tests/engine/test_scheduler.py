@@ -360,6 +360,20 @@ def test_delayed_requests_come_after_the_live() -> None:
     assert not rejected
 
 
+def test_a_request_that_expired_before_its_delay_ended_is_waited_for_no_more() -> None:
+    policy = batcher(
+        max_queue_delay_us=50_000,
+        default_queue_policy=QueuePolicy(timeout_action="DELAY", default_timeout_us=10_000),
+    )
+    scheduler = Scheduler(policy)
+    scheduler.enqueue(0, 0)
+    scheduler.advance(0)
+    assert scheduler.next_timer_ns() == 10 * MS
+    scheduler.advance(10 * MS)
+    assert scheduler.next_timer_ns() == 50 * MS
+    assert scheduler.advance(50 * MS).executions == (Execution(0, (0,), 1),)
+
+
 @pytest.mark.parametrize(("asked_us", "used_us"), [(0, 50), (20, 20), (70, 50)])
 def test_override_only_shortens(asked_us: int, used_us: int) -> None:
     policy = QueuePolicy(default_timeout_us=50, allow_timeout_override=True)

@@ -220,6 +220,17 @@ def test_a_full_queue_refuses() -> None:
     assert errors == ["Exceeds maximum queue size"] * 2
 
 
+def test_an_expired_request_that_is_kept_runs_after_the_delay() -> None:
+    kept = QueuePolicy(timeout_action="DELAY", default_timeout_us=1)
+    timed = policy(max_queue_delay_us=20_000, default_queue_policy=kept)
+    replies = Replies()
+    with ServedModel("m", timed, [Recorded()], batchable=True) as model:
+        for number in range(3):
+            model.submit(replies.request(number))
+            replies.wait(number + 1)
+    assert all(reply.fault is None for _, reply, _ in replies.got)
+
+
 @pytest.mark.timing
 def test_an_expired_request_is_rejected() -> None:
     runtime = Recorded()

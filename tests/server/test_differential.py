@@ -18,8 +18,9 @@ from typing import Any
 
 import grpc
 import numpy as np
+import odd_requests
 import pytest
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from analyzer.server.app import ServeOptions, serving
 from analyzer.targets.ports import LOOPBACK
@@ -51,6 +52,14 @@ output [{{ name: "S" data_type: TYPE_INT32 dims: [2] }},
         {{ name: "D" data_type: TYPE_INT32 dims: [2] }}]
 instance_group [{{ count: 1 kind: KIND_CPU }}]
 """,
+    "strs": IDENTITY.replace("TYPE_FP32", "TYPE_STRING").replace("[16]", "[2]"),
+    "flat": IDENTITY.replace("max_batch_size: 8", "max_batch_size: 0")
+    .replace("dynamic_batching { }", "")
+    .replace("TYPE_FP32", "TYPE_INT32")
+    .replace("[16]", "[-1]"),
+    "wide": IDENTITY.replace("max_batch_size: 8", "max_batch_size: 0")
+    .replace("dynamic_batching { }", "")
+    .replace("[16]", "[-1, -1]"),
     "queues": IDENTITY.replace(
         "dynamic_batching { }",
         """dynamic_batching { preferred_batch_size: [2, 4] max_queue_delay_microseconds: 100
@@ -358,6 +367,7 @@ CASES: dict[str, tuple[str, str, Any, dict[str, str]]] = {
     "generate without input": ("POST", "/v2/models/two/generate", {"A": [1, 2]}, {}),
     "generate junk": ("POST", "/v2/models/two/generate", b"junk", {}),
     "generate wrong size": ("POST", "/v2/models/nobatch/generate", {"INPUT0": 1}, {}),
+    **{f"odd: {name}": case for name, case in odd_requests.HTTP.items()},
 }
 # What differs on purpose, and why.
 DIFFERENT = {
@@ -389,12 +399,14 @@ def test_http(pair: Pair, name: str) -> None:
         documents.append((json.loads(text) if text else None, body[size:]))
         if status >= 400:
             assert set(documents[-1][0]) == {"error"}
+    assert ours[1].get("content-encoding") == real[1].get("content-encoding")
     (real_json, real_binary), (our_json, our_binary) = documents
     assert our_binary == real_binary
     assert form(our_json) == form(real_json)
     if real[0] >= 400 and name not in FREE_TEXT:
         assert our_json["error"] == real_json["error"]
-    if "infer" in CASES[name][1] and real[0] == 200:
+    path = CASES[name][1]
+    if real[0] == 200 and any(part in path for part in ("infer", "generate", "trace", "logging")):
         assert our_json == real_json
 
 
@@ -496,6 +508,32 @@ def test_grpc(pair: Pair, name: str) -> None:
             except grpc.RpcError as error:
                 found.append((error.code(), error.details().encode()))
     assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("name", odd_requests.GRPC)
+def test_odd_grpc(pair: Pair, name: str) -> None:
+    method, request = odd_requests.GRPC[name]
+    found = []
+    for address in pair.grpc:
+        with grpc.insecure_channel(address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                found.append((grpc.StatusCode.OK, getattr(stub, method)(request, timeout=20)))
+            except grpc.RpcError as error:
+                found.append((error.code(), error.details()))
+    assert found[1] == found[0]
+
+
+def test_a_stream_goes_on_after_errors(pair: Pair) -> None:
+    found = []
+    for address in pair.grpc:
+        with grpc.insecure_channel(address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            replies = stub.ModelStreamInfer(iter(odd_requests.STREAM), timeout=20)
+            # The real server answers each as soon as it can.
+            found.append(sorted(replies, key=lambda reply: reply.infer_response.id))
+    assert found[1] == found[0]
+    assert len(found[0]) == len(odd_requests.STREAM)
 
 
 def test_values_survive_both_alike(pair: Pair) -> None:

@@ -258,7 +258,7 @@ def test_outputs_in_shared_memory_have_no_parameters(wire: Addresses) -> None:
         assert send(wire, "POST", path + "register", {"key": block.name, "byte_size": 64})[0] == 200
         body = {
             "inputs": [tensor(data=ROW)],
-            "outputs": [{"name": "OUTPUT0", "parameters": region | {"binary_data": True}}],
+            "outputs": [{"name": "OUTPUT0", "parameters": region | {"binary_data": False}}],
         }
         status, _, answer = send(wire, "POST", INFER, body)
         assert status == 200
