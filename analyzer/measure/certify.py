@@ -269,6 +269,7 @@ class _Certifying:
             rate = self._affordable(rates, min(limit_s, leaving_s))
             if rate is not None:
                 return self._alike(rates, rate), limit_s
+        # The caution counts twice: what takes longer still would end in nothing.
         late_s = (self._all_left_s() + self._goal.later_s) / _CAUTION
         if math.isfinite(late_s) and (rate := self._affordable(rates, late_s)) is not None:
             return rate, self._left_s

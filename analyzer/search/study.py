@@ -172,22 +172,20 @@ def _tell_slower_before(context: SearchContext) -> None:
 def _tell_at_start(context: SearchContext, enough_s: float) -> None:
     """Tells the user at the start where the budget is too small for a proof, as far as is known.
 
-    Where it may not even suffice for a measurement (``enough_s`` does), nothing more may come to be
-    known, and the budget that suffices is told now; else at the end, when most is known. The answer
-    itself speaks of what came of it, so that this is told alone.
+    The budget that suffices (``enough_s``) is told now alone: at the end most is known, and the
+    answer speaks of what came of it.
     """
     plan, proof_s = context.plan, _proof_guess_s(context)
+    suffices = f"by what is known now, about {_spelled(enough_s)} suffices for a proof."
     if plan.left_s < _SCARCE * plan.least_s("workers"):
-        context.progress.warn(
-            f"--budget {format_duration(context.request.budget_s)} may not suffice for a "
-            f"measurement; by what is known now, about {_spelled(enough_s)} suffices for a proof."
-        )
-        return
-    if proof_s > plan.left_s - plan.least_s("workers"):
+        budget = format_duration(context.request.budget_s)
+        context.progress.warn(f"--budget {budget} may not suffice for a measurement; {suffices}")
+    elif proof_s > plan.left_s - plan.least_s("workers"):
         context.log.warn(
             f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
             f"to take {_spelled(proof_s)} under load, for which --budget leaves no room."
         )
+        context.progress.warn(suffices.capitalize())
 
 
 def _keep_time_for_a_slow_model(context: SearchContext) -> None:

@@ -263,6 +263,19 @@ def test_a_budget_that_may_not_suffice_for_a_measurement_is_told_at_the_start(
         assert f"about {format_duration(round_budget(found.search.budget_needed_s))}" in named[0]
 
 
+def test_a_slow_models_proof_and_the_budget_that_suffices_are_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer keeps what a proof takes; which budget suffices is best known at its end."""
+    told: list[str] = []
+    monkeypatch.setattr(SilentProgress, "warn", lambda self, text: told.append(text))
+    found, _ = search(60.0, Machine(inference_ms=2000.0))
+    said = [text for text in told if "One inference took 2,000 ms" in text]
+    assert len(said) == 1 and said[0] in found.warnings
+    suffices = told[told.index(said[0]) + 1]
+    assert suffices.startswith("By what is known now, about ") and suffices not in found.warnings
+
+
 def test_the_budget_named_after_nothing_was_measured_clearly_exceeds_it() -> None:
     """What was prepared took most of it, and no load test ended."""
     machine = Machine()
