@@ -172,8 +172,8 @@ def _tell_slower_before(context: SearchContext) -> None:
 def _tell_at_start(context: SearchContext, enough_s: float) -> None:
     """Tells the user at the start where the budget is too small for a proof, as far as is known.
 
-    The budget that suffices (``enough_s``) is told now alone: at the end most is known, and the
-    answer speaks of what came of it.
+    The budget that suffices (``enough_s``) is told, and not kept: at the end more is known, and
+    the answer speaks of what came of it.
     """
     plan, proof_s = context.plan, _proof_guess_s(context)
     suffices = f"by what is known now, about {_spelled(enough_s)} suffices for a proof."

@@ -152,12 +152,12 @@ def _region(parameters: Any, name: str) -> Region | None:
                 f"'{key}' can not be specified without 'shared_memory_region' parameter for "
                 f"tensor '{name}'",
             )
-        numbers[key] = int(_choice(parameters[key], key, "int64_param", tensor=name))
+        numbers[key] = int(parameter_value(parameters[key], key, "int64_param", tensor=name))
         if numbers[key] < 0:
             raise Fault("invalid", f"'{key}' must not be negative")
     if "shared_memory_region" not in parameters:
         return None
-    region = _choice(
+    region = parameter_value(
         parameters["shared_memory_region"], "shared_memory_region", "string_param", tensor=name
     )
     if "shared_memory_byte_size" not in parameters:
@@ -178,8 +178,19 @@ def _classes(value: Any) -> int:
     return int(value.int64_param)
 
 
-def _choice(value: Any, name: str, *kinds: str, expected: str = "", tensor: str = "") -> Any:
-    """The value of a parameter of the request or of a tensor, which has one of these types."""
+def parameter_value(
+    value: Any, name: str, *kinds: str, expected: str = "", tensor: str = ""
+) -> Any:
+    """The value of a parameter of the request, or of a tensor.
+
+    Args:
+        kinds: The fields of the message that it may be given in.
+        expected: What the error names instead of them.
+        tensor: Whose parameter it is; empty for the request's own.
+
+    Raises:
+        Fault: It is given in another field.
+    """
     kind = value.WhichOneof("parameter_choice")
     if kind not in kinds:
         expected = expected or " or ".join(kinds)
@@ -193,24 +204,24 @@ def _choice(value: Any, name: str, *kinds: str, expected: str = "", tensor: str 
 def _parameters(parameters: Any, call: WireCall) -> None:
     for key, value in parameters.items():
         if key == "priority":
-            call.priority = int(_choice(value, key, "int64_param", "uint64_param"))
+            call.priority = int(parameter_value(value, key, "int64_param", "uint64_param"))
             if call.priority < 0:
                 raise Fault("invalid", "invalid value for 'priority', expected value >= 0.")
         elif key == "timeout":
             # Triton takes a negative one for unsigned: longer than any other.
-            call.timeout_us = int(_choice(value, key, "int64_param")) % (1 << 64)
+            call.timeout_us = int(parameter_value(value, key, "int64_param")) % (1 << 64)
         elif key == "sequence_id":
-            sequence = _choice(value, key, "int64_param", "string_param")
+            sequence = parameter_value(value, key, "int64_param", "string_param")
             if isinstance(sequence, str):
                 check_sequence_id(sequence)
         elif key in ("sequence_start", "sequence_end", _WANT_FINAL):
-            _choice(value, key, "bool_param")
+            parameter_value(value, key, "bool_param")
         elif key.startswith("triton_"):
             raise reserved_parameter(
                 f". Only the following keys starting with 'triton_' are allowed: {_WANT_FINAL}"
             )
         else:
-            _choice(value, key, *_FREE, expected="int64_param, bool_param, or string_param")
+            parameter_value(value, key, *_FREE, expected="int64_param, bool_param, or string_param")
 
 
 # Of parameters that only a model knows. Triton takes fractions, though its message omits them.

@@ -17,6 +17,7 @@ from analyzer.server import describe
 from analyzer.server.grpc_codec import (
     FINAL_RESPONSE,
     build_response,
+    parameter_value,
     parse_request,
 )
 from analyzer.server.inference_service import Admission, InferenceService
@@ -198,12 +199,7 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         dependents = False
         if "unload_dependents" in request.parameters:
             value = request.parameters["unload_dependents"]
-            if value.WhichOneof("parameter_choice") != "bool_param":
-                raise Fault(
-                    "invalid",
-                    "invalid value type for 'unload_dependents' parameter, expected bool_param.",
-                )
-            dependents = value.bool_param
+            dependents = parameter_value(value, "unload_dependents", "bool_param")
         await self._service.unload(
             request.repository_name, request.model_name, unload_dependents=dependents
         )

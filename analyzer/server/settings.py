@@ -23,11 +23,9 @@ TRACE_BOUNDS = {
     "trace_count": (-1, (1 << 31) - 1),
     "log_frequency": (0, (1 << 32) - 1),
 }
+_TRACE_KEYS = ("trace_level", *TRACE_BOUNDS)
 _INTEGER = re.compile(r"\s*([+-]?[0-9]{1,20})")
 _LOG_FORMATS = ("default", "ISO8601")
-
-
-_TRACE_KEYS = ("trace_level", *TRACE_BOUNDS)
 
 
 class Settings:
