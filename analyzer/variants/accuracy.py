@@ -16,10 +16,11 @@ from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.errors import DataError
-from analyzer.variants.reference import chunks
+from analyzer.variants.reference import ROWS_PER_RUN, chunks
 
-# Fewer rows leave an interval that says nothing; more resamples do not narrow it.
-_ROWS_MIN = 32
+#: Fewer rows leave an interval that clears no variant.
+ROWS_MIN = 32
+# More do not narrow an interval.
 _RESAMPLES = 1000
 # The class that scores tell which are not all numbers.
 _NO_CLASS = int(np.iinfo(np.int64).min)
@@ -74,7 +75,7 @@ def compare_rows(
     answers first, so that it works while a neighbour computes what the reference answers.
 
     Args:
-        enough: Whether the rows so far suffice; asked after 32 rows, 64, 128 and so on.
+        enough: Whether the rows so far suffice; asked after 8 rows, 16, 32 and so on.
         classifier: Whether the model is one; None to judge by its outputs: the first float output
             of rank 2 with at least two columns whose name does not speak of vectors, else an
             integer output of rank 1.
@@ -84,7 +85,7 @@ def compare_rows(
     if classifier is not False:
         output = class_output(model, labelled=bool(classifier), classes_min=classes_min)
     scored: list[RowScores] = []
-    rows, next_look = 0, _ROWS_MIN
+    rows, next_look = 0, ROWS_PER_RUN
     started = time.monotonic()
     for feeds in chunks(model, inputs):
         answered = None if variant is reference else variant.run(feeds)
@@ -92,7 +93,7 @@ def compare_rows(
         count = len(next(iter(feeds.values()))) if model.batchable else 1
         scored.append(_score(expected, expected if answered is None else answered, count, output))
         rows += count
-        if rows >= _ROWS_MIN and time.monotonic() - started > seconds_max:
+        if rows >= ROWS_MIN and time.monotonic() - started > seconds_max:
             break
         if rows >= next_look:
             next_look *= 2

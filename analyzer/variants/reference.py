@@ -18,7 +18,8 @@ from analyzer.variants.cache import building, load_entry, publish
 
 # Rows of one run: enough to fill the cores, little memory.
 ROWS_PER_RUN = 8
-# What one variant waits for at most while a neighbour computes it.
+# What one variant waits for at most while a neighbour computes it; the first block is one run,
+# which suffices for a variant that is far off.
 _ROWS_PER_BLOCK = 32
 _STORED_BYTES_MAX = 256 << 20  # answers of one model; beyond it they are computed again
 _FILE = "answers.npz"
@@ -57,11 +58,12 @@ class StoredReference:
         open_runtime: Callable[[], Runtime],
     ) -> None:
         self._cache_dir, self._key = cache_dir, key
-        self._per_block = _ROWS_PER_BLOCK // (ROWS_PER_RUN if model.batchable else 1)
+        per_run = ROWS_PER_RUN if model.batchable else 1
+        self._per_first, self._per_block = ROWS_PER_RUN // per_run, _ROWS_PER_BLOCK // per_run
         self._feeds = chunks(model, inputs)
         self._open_runtime = open_runtime
         self._runtime: Runtime | None = None
-        self._block = self._bytes = 0
+        self._runs = self._bytes = 0
         self._ready: deque[Tensors] = deque()
 
     def run(self, inputs: Tensors) -> Tensors:
@@ -77,9 +79,9 @@ class StoredReference:
             self._runtime = None
 
     def _next_block(self) -> list[Tensors]:
-        feeds = list(islice(self._feeds, self._per_block))
-        name = f"{self._key}-{self._block}"
-        self._block += 1
+        feeds = list(islice(self._feeds, self._per_block if self._runs else self._per_first))
+        name = f"{self._key}-{self._runs}-{len(feeds)}"
+        self._runs += len(feeds)
         if self._bytes > _STORED_BYTES_MAX:
             return self._compute(feeds)
         with _lock(self._cache_dir / f".lock-{self._key}"):

@@ -44,7 +44,14 @@ from analyzer.hardware.gpu_lock import building_on
 from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.modelconfig.execution import accelerator_settings
-from analyzer.variants.accuracy import RowScores, compare_rows, judge, labels_note, unjudged
+from analyzer.variants.accuracy import (
+    ROWS_MIN,
+    RowScores,
+    compare_rows,
+    judge,
+    labels_note,
+    unjudged,
+)
 from analyzer.variants.cache import write_error
 from analyzer.variants.compiled_graphs import compiled_graph
 from analyzer.variants.linked_weights import without_links
@@ -68,7 +75,7 @@ _MARGIN = 0.2
 # none at a whole batch of rows.
 _LOOKS = 3
 _ROUNDS = 3
-_SLOW_ROUND_S = 0.3
+_SLOW_ROUND_S = 0.1
 # Of the time in which further variants may be begun: what calibrating one may take.
 _CALIBRATING_SHARE = 0.25
 # A smaller gain is lost in what else a machine does.
@@ -324,12 +331,14 @@ def _round_s(
 def _clear(accuracy: Accuracy, drop_max: float) -> bool:
     """Whether the interval of the drop lies on one side of the limit, so that more rows are idle.
 
-    With a margin, since it is looked at several times.
+    With a margin, since it is looked at several times. A few rows may refuse a variant, which each
+    of them shows to be far off; none is accepted on them.
     """
     if accuracy.interval is None:
         return False
     low, high = accuracy.interval
-    return high <= (1.0 - _MARGIN) * drop_max or low > (1.0 + _MARGIN) * drop_max
+    accepted = accuracy.samples >= ROWS_MIN and high <= (1.0 - _MARGIN) * drop_max
+    return accepted or low > (1.0 + _MARGIN) * drop_max
 
 
 def _build_graph(

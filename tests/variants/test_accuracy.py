@@ -169,7 +169,7 @@ def test_scoring_stops_where_the_rows_suffice() -> None:
     scores = compare_rows(
         make_model(), same, FunctionRuntime(lambda x: 1.01 * x), rows(1000), enough=enough
     )
-    assert asked == [32, 64, 128] and len(scores.cosine) == 128
+    assert asked == [8, 16, 32] and len(scores.cosine) == 32
     assert (scores.reference_class == scores.variant_class).all()
 
 

@@ -21,6 +21,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from analyzer.domain.configuration import VariantKey
+from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import (
@@ -442,9 +443,21 @@ def test_a_variant_is_refused_only_where_every_look_finds_it_slower(digits: Mode
     noisy = Scripted(*[0.01] * 7, *[0.015] * 3)
     assert worker._slowdown(request, noisy, Scripted(0.0105)) is None
     # Batches of a slow model would take much of a budget.
-    slow = Scripted(0.16)
-    assert worker._slowdown(request, Scripted(0.16), slow) is not None
+    slow = Scripted(0.06)
+    assert worker._slowdown(request, Scripted(0.06), slow) is not None
     assert slow.rows == [1] * 4
+
+
+def test_a_few_rows_refuse_what_is_far_off_and_accept_nothing() -> None:
+    def accuracy(samples: int, interval: tuple[float, float]) -> Accuracy:
+        return Accuracy(
+            metric="cosine", value=0.0, drop=0.0, interval=interval, samples=samples, synthetic=False
+        )
+
+    assert worker._clear(accuracy(8, (0.2, 0.3)), 0.01)
+    assert not worker._clear(accuracy(8, (0.0, 0.0)), 0.01)
+    assert not worker._clear(accuracy(8, (0.008, 0.1)), 0.01)
+    assert worker._clear(accuracy(32, (0.0, 0.007)), 0.01)
 
 
 def test_a_refusal_is_forgotten_after_a_week_and_on_another_machine(
