@@ -90,6 +90,7 @@ def run_search_command(options: SearchOptions) -> str:
     file = options.model or find_model(Path.cwd())
     check_search(options)
     twin_ready = start_compiling()
+    loaded_s = time.monotonic() - options.started
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
         path = local_model(file)
@@ -109,6 +110,7 @@ def run_search_command(options: SearchOptions) -> str:
             started=options.started,
             clock=time.monotonic,
             start_cpu_s=time.thread_time(),
+            loaded_s=loaded_s,
             starts_workers=options.executor != "in-process",
         )
         with ExitStack() as workers:

@@ -76,6 +76,7 @@ def run_types_command(options: SearchOptions) -> str:
     check_search(options)
     machine = inspect_machine()
     twin_ready = start_compiling()
+    loaded_s = time.monotonic() - options.started
     with make_progress(quiet=options.quiet) as progress:
         progress.phase("inspecting the model", 2.0)
         path = local_model(place)
@@ -93,6 +94,7 @@ def run_types_command(options: SearchOptions) -> str:
             started=options.started,
             clock=time.monotonic,
             start_cpu_s=time.thread_time(),
+            loaded_s=loaded_s,
         )
         progress.phase("looking at the machines", 10.0)
         with ExitStack() as workers:

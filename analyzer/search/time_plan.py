@@ -27,10 +27,11 @@ _LEAST_STARTS: dict[Stage, float] = {"workers": 1.5, "probes": 0.8, "measurement
 # the compilation of the simulator come on top (22 s before the first load test where the least was
 # 5).
 _EXPECTED_FACTOR = 4.0
-# The end (explaining, storing, reports, the workers' exit) takes so many seconds, and this share of
-# what the start took, since both load libraries: on two cores 2 to 3 s beside starts of a second.
+# The end (what the last step overran, explaining, storing, reports, the workers' exit) takes so
+# many seconds, and as long as the start, at most these times what that loaded libraries for, since
+# both do so: on two cores 2 to 3 s beside loads of a second.
 _END_S = 1.0
-_END_SHARE = 1.0
+_END_LOADS = 2.0
 # What the command may take beyond the budget: this share of it, and so many seconds in any case.
 _SLACK_SHARE = 0.05
 _SLACK_S = 1.0
@@ -85,9 +86,15 @@ class TimePlan:
         started: float,
         clock: Callable[[], float],
         start_cpu_s: float = math.inf,
+        loaded_s: float = math.inf,
         starts_workers: bool = True,
     ) -> TimePlan:
-        """The plan of a command whose start is over now."""
+        """The plan of a command whose start is over now.
+
+        Args:
+            loaded_s: What of the start loaded libraries; the rest fetched and read the model, of
+                which the end has nothing. Unknown by default.
+        """
         start_s = max(clock() - started, 0.0)
         return cls(
             budget_s=budget_s,
@@ -95,7 +102,7 @@ class TimePlan:
             clock=clock,
             start_s=start_s,
             start_cpu_s=start_cpu_s,
-            end_s=_END_S + _END_SHARE * start_s,
+            end_s=_END_S + min(_END_LOADS * loaded_s, start_s),
             starts_workers=starts_workers,
         )
 

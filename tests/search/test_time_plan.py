@@ -114,6 +114,15 @@ def test_a_slow_start_expects_a_slow_end() -> None:
     assert found.left_s == pytest.approx(60 - 20 - 21)
 
 
+def test_a_model_that_takes_long_to_read_expects_no_slow_end() -> None:
+    """The download of a model of 20 s kept 21 s of the budget for the report."""
+    clock = Clock()
+    started = clock.now
+    clock.now += 20
+    found = TimePlan.begun(budget_s=60.0, started=started, clock=clock, loaded_s=1.0)
+    assert found.left_s == pytest.approx(60 - 20 - 3)
+
+
 @given(
     budget_s=st.floats(1.0, 3600.0),
     proof_s=st.floats(0.1, 1e5),

@@ -451,7 +451,12 @@ def test_a_variant_is_refused_only_where_every_look_finds_it_slower(digits: Mode
 def test_a_few_rows_refuse_what_is_far_off_and_accept_nothing() -> None:
     def accuracy(samples: int, interval: tuple[float, float]) -> Accuracy:
         return Accuracy(
-            metric="cosine", value=0.0, drop=0.0, interval=interval, samples=samples, synthetic=False
+            metric="cosine",
+            value=0.0,
+            drop=0.0,
+            interval=interval,
+            samples=samples,
+            synthetic=False,
         )
 
     assert worker._clear(accuracy(8, (0.2, 0.3)), 0.01)
