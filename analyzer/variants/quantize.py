@@ -45,7 +45,8 @@ class RowReader:
     Args:
         inputs: Arrays ``[rows, *shape]``.
         batchable: Whether rows make a batch, of eight at most (else each is a whole request).
-        seconds_max: No more rows after this, counted from the first; at least 8 are fed.
+        seconds_max: Counted from the first row; none is fed that is expected to end later, as long
+            as those before it took. At least 8 are fed.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class RowReader:
         now = time.monotonic()
         self._started = now if self._started is None else self._started
         rows = len(next(iter(self._inputs.values())))
-        late = now - self._started > self._seconds_max and self.used >= _CALIBRATING_ROWS_MIN
-        if self.used >= rows or late:
-            return None
         first = self.used
-        self.used = min(first + (ROWS_PER_RUN if self._batchable else 1), rows)
+        after = min(first + (ROWS_PER_RUN if self._batchable else 1), rows)
+        ends_s = (now - self._started) * after / max(first, 1)
+        late = ends_s > self._seconds_max and first >= _CALIBRATING_ROWS_MIN
+        if first >= rows or late:
+            return None
+        self.used = after
         return {
             name: array[first : self.used] if self._batchable else array[first, ...]
             for name, array in self._inputs.items()

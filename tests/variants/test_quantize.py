@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -301,3 +303,11 @@ def test_calibrating_rows_make_batches_and_ends_with_its_time() -> None:
     for batchable in (True, False):
         late = RowReader({"x": rows}, batchable=batchable, seconds_max=-1.0)
         assert [len(list(late)), late.used] == [1 if batchable else 8, 8]
+
+
+def test_rows_that_would_end_late_do_not_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows of a slow model took 3 s, and another eight began just before these had passed."""
+    clock = itertools.count(0.0, 2.9)
+    monkeypatch.setattr(quantize, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    reader = RowReader({"x": normal(40, 4)}, batchable=True, seconds_max=10.0)
+    assert [len(feeds["x"]) for feeds in reader] == [8, 8, 8]
