@@ -28,8 +28,8 @@ _LEAST_STARTS: dict[Stage, float] = {"workers": 1.5, "probes": 0.8, "measurement
 # 5).
 _EXPECTED_FACTOR = 4.0
 # The end (what the last step overran, explaining, storing, reports, the workers' exit) takes so
-# many seconds, and as long as the start, at most these times what that loaded libraries for, since
-# both do so: on two cores 2 to 3 s beside loads of a second.
+# many seconds and as long as the start, since both load libraries, but at most these times what the
+# start spent on that: on two cores 2 to 3 s beside loads of a second.
 _END_S = 1.0
 _END_LOADS = 2.0
 # What the command may take beyond the budget: this share of it, and so many seconds in any case.
