@@ -71,8 +71,8 @@ RESULT_FILE = "result.pickle"
 # Of the limit on the accuracy's drop.
 _MARGIN = 0.2
 # Looks at how a variant compares with the model, and rounds of each in which they take turns, of
-# which the shortest counts. The first round before warms them up; a slow model has one a look, and
-# none at a whole batch of rows.
+# which the shortest counts. The first round before warms them up; a slow model, whose first round
+# takes longer than so many seconds, has one a look, and none at a whole batch of rows.
 _LOOKS = 3
 _ROUNDS = 3
 _SLOW_ROUND_S = 0.1
