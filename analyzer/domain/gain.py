@@ -24,8 +24,9 @@ class Gain:
     """The objective, recommendation against baseline: above 1 where the recommendation is better.
 
     Args:
-        ratio: The estimate. Where an edge was not bracketed it is that of the ends that are known,
-            and the interval is open on the side on which it may be off.
+        ratio: The estimate. Of a baseline whose edge was not bracketed the middle counts between
+            what it kept and what clearly broke; where only one of them is known, that end, and the
+            interval is open on the side on which it may be off.
         basis: ``certified``: both rates were certified, at the same share of their edges.
         interval: What the ratio lies between; None for an end that is not known. For the
             objectives latency and memory neither is.
@@ -58,13 +59,13 @@ def gain(
     if recommendation.configuration == baseline.configuration:
         return Gain(ratio=1.0, basis=basis, interval=(1.0, 1.0))
     ours, theirs = rate_of(recommendation, basis), rate_of(baseline, basis)
+    if basis == "edges" and sla.at_any_rate:
+        theirs = baseline.edge.likely_rps or baseline.edge.interval_rps[1]
     if not sla.at_any_rate:
         amounts = objective_at(recommendation, sla, ours), objective_at(baseline, sla, theirs)
         if not amounts[0] or not amounts[1]:
             return None
         return Gain(ratio=amounts[1] / amounts[0], basis=basis, interval=(None, None))
-    if theirs is None:
-        theirs = baseline.edge.interval_rps[1]
     if not ours or not theirs:
         return None
     our_bounds, their_bounds = _bounds(recommendation, basis), _bounds(baseline, basis)
@@ -131,9 +132,9 @@ def _bounds(measurement: Measurement, basis: Basis) -> Interval:
 
     Where it was certified at a rate, that is the lower end.
     """
-    low, high = measurement.edge.interval_rps
+    low, high = measurement.edge.bounds_rps
     if basis == "certified":
         low = measurement.capacity_rps
     if high is not None and low is not None and high < low:
         high = low
-    return low or None, high
+    return low, high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -157,6 +158,8 @@ class Edge:
         slow_us: The slowest that it was for long in the very run that kept a rate; None likewise.
         before_rps: The lower end at these speeds, where only runs of a slower machine lowered it
             since; None where nothing did.
+        broken_rps: The lowest rate above those kept that clearly broke the SLA, where the upper end
+            is open since too few requests are behind the lower one; None where there is none.
     """
 
     rate_rps: float | None = None
@@ -164,6 +167,7 @@ class Edge:
     work_us: float | None = None
     slow_us: float | None = None
     before_rps: float | None = None
+    broken_rps: float | None = None
 
     @property
     def at_least_rps(self) -> float | None:
@@ -174,6 +178,21 @@ class Edge:
     def own_speed_rps(self) -> float | None:
         """The lower end at the speeds of the edge's own runs; None where no rate was kept."""
         return max(self.before_rps or 0.0, self.interval_rps[0] or 0.0) or self.rate_rps
+
+    @property
+    def bounds_rps(self) -> tuple[float | None, float | None]:
+        """What it lies between, as far as any run tells: of an open end, what clearly broke."""
+        low, high = self.interval_rps
+        if high is None and (self.broken_rps or 0.0) > (low or 0.0):
+            high = self.broken_rps
+        return low or None, high
+
+    @property
+    def likely_rps(self) -> float | None:
+        """The estimate, else the middle (in logarithms) of its bounds, else the lower one."""
+        low, high = self.bounds_rps
+        middle = math.sqrt(low * high) if low and high else None
+        return self.rate_rps or middle or low
 
     def within(self, rate_rps: float) -> float:
         """``rate_rps``, or the end of the interval that it lies beyond."""

@@ -60,11 +60,14 @@ def edge_over_speeds(
     low, high = edge.interval_rps
     # A rate was kept, or broken, at the speeds of its run: a lower bound is higher nowhere, and an
     # upper one only where the study met faster ones.
-    upper = high * max(factor, 1.0) if high is not None else None
+    upper, broken_rps = (
+        rate * max(factor, 1.0) if rate is not None else None for rate in (high, edge.broken_rps)
+    )
     found = replace(
         edge,
         rate_rps=over_all(edge.rate_rps, factor),
         interval_rps=(over_all(low, min(factor, 1.0)), upper),
+        broken_rps=broken_rps,
     )
     long = next((known for known in broken if known.requests >= EVIDENCE_MIN), None)
     return found if proven or long is None else _below(found, long, least, miss_rate_max)

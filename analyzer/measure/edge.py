@@ -243,12 +243,14 @@ class EdgeSearch:
     def _around(self) -> tuple[RateOutcome | None, RateOutcome | None]:
         """The highest rate that keeps the SLA, and the lowest above it that does not."""
         low = max(self._kept(), key=lambda outcome: outcome.rate_rps, default=None)
-        failed = [
+        return low, min(self._broken(low), key=lambda outcome: outcome.rate_rps, default=None)
+
+    def _broken(self, low: RateOutcome | None) -> list[RateOutcome]:
+        return [
             outcome
             for outcome in self._outcomes.values()
             if not self.keeps(outcome) and (low is None or outcome.rate_rps > low.rate_rps)
         ]
-        return low, min(failed, key=lambda outcome: outcome.rate_rps, default=None)
 
     def edge(self) -> Edge:
         """The estimate so far; its rate is None where a side of the bracket is open.
@@ -257,28 +259,25 @@ class EdgeSearch:
         logarithms, crosses the budget; where the higher run has no percentile, their geometric
         mean. The lower end is the highest rate that was kept, however few requests it rests on;
         the estimate rests on the highest one with enough. Without such a rate, or where the rate
-        above has too few, the upper end is open; where no rate was kept, it is the lowest rate with
-        enough.
+        above has too few, the upper end is open, and the lowest that clearly broke is told beside
+        it; where no rate was kept, that is the upper end.
         """
         low, high = self._around()
+        clear = [found.rate_rps for found in self._broken(low) if self._counts(found)]
+        broken_rps = min(clear) * (1 + _NOISE) if clear else None
         if low is None:
-            broke = [found.rate_rps for found in self._outcomes.values() if self._counts(found)]
-            upper = min(broke) * (1 + _NOISE) if broke else None
-            return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, upper))
-        upper = None
-        if high is not None and self._counts(high):
-            upper = high.rate_rps * (1 + _NOISE)
+            return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, broken_rps))
         least_rps = low.rate_rps * (1 - _NOISE)
         counted = [found for found in self._kept() if self._counts(found)]
-        if high is None or upper is None or not counted:
-            return Edge(rate_rps=None, interval_rps=(least_rps, None))
+        if high is None or not self._counts(high) or not counted:
+            return Edge(rate_rps=None, interval_rps=(least_rps, None), broken_rps=broken_rps)
         low = max(counted, key=lambda found: found.rate_rps)
         rate = math.sqrt(low.rate_rps * high.rate_rps)
         budget = self._goal.budget_ms
         if low.latency_ms and high.latency_ms and low.latency_ms < budget < high.latency_ms:
             share = math.log(budget / low.latency_ms) / math.log(high.latency_ms / low.latency_ms)
             rate = low.rate_rps * (high.rate_rps / low.rate_rps) ** share
-        return Edge(rate_rps=max(rate, least_rps), interval_rps=(least_rps, upper))
+        return Edge(rate_rps=max(rate, least_rps), interval_rps=(least_rps, broken_rps))
 
 
 def raised_edge(edge: Edge, least_rps: float) -> Edge:

@@ -25,7 +25,8 @@ def edge_text(edge: Edge, *, bounded: bool = True) -> str:
     """``618 /s (593 to 637)``; ``at least 120 /s``, ``below 80 /s`` where it was not bracketed.
 
     Args:
-        bounded: Whether the interval of a bracketed edge is told.
+        bounded: Whether the interval of a bracketed edge is told, and what clearly broke the SLA
+            above an open one.
     """
     low, high = edge.interval_rps
     if edge.rate_rps is not None:
@@ -33,6 +34,8 @@ def edge_text(edge: Edge, *, bounded: bool = True) -> str:
         return f"{rate(edge.rate_rps)} ({bounds})" if bounds else rate(edge.rate_rps)
     if low and high is not None:
         return f"{number(low)} to {rate(high)}"
+    if low and bounded and edge.bounds_rps[1]:
+        return f"at least {rate(low)}, less than {rate(edge.bounds_rps[1])}"
     if low:
         return f"at least {rate(low)}"
     return f"below {rate(high)}" if high is not None else NOT_MEASURED

@@ -38,6 +38,9 @@ _EDGE_LONGER = 1.5
 # search takes up to twice its seconds, and a proof by half more than is expected of it.
 _EDGE_FACTOR = 2.0
 _PROOF_FACTOR = 1.5
+# Where no proof fits after it, the baseline's edge may take so many times as long, since the time
+# brings nothing else.
+_BASELINE_FACTOR = 2.0
 # Of a predicted edge: what the edge is supposed to reach before it was measured. Probes that were
 # up to 40 % off were met (docs/twin.md).
 _SUPPOSED_SHARE = 0.6
@@ -114,6 +117,8 @@ class StepTasks:
             runs = tuple(test for test in known.load_tests if test.kind == "edge")
             return seconds, self._edge_task(configuration, seconds, known=runs)
         wanted_s = _LOAD_S_MIN if self._screening.hopeless else self.edge_s
+        if step == "baseline" and self._nothing_fits_after(wanted_s):
+            wanted_s *= _BASELINE_FACTOR
         edge_s = min(wanted_s, left_s)
         task = self._edge_task(configuration, edge_s)
         if step != "first":
@@ -150,6 +155,14 @@ class StepTasks:
         """Whether a climb may leave the time that the baseline's proof takes."""
         fits = self.baseline_proof_fits(_BASELINE_SHARE * self._load_s)
         return fits and configuration != self._context.baseline
+
+    def _nothing_fits_after(self, edge_s: float) -> bool:
+        """Whether a search for an edge leaves too little time for a proof above what is proven."""
+        winner = self._context.log.certified(self._screening.recommendable)
+        if winner is None:
+            return False
+        needed_s = self._context.server_start_s + (self._proof_s(winner.configuration) or edge_s)
+        return self._load_s - edge_s < needed_s
 
     @property
     def _load_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,17 @@ def test_an_open_edge_leaves_the_interval_open(
     interval: tuple[float | None, float | None],
 ) -> None:
     assert found(gain(SLA, ours, theirs)) == (ratio, "edges", interval)
+
+
+def test_what_clearly_broke_bounds_a_gain_over_an_edge_that_too_few_requests_left_open() -> None:
+    """It was kept at 100/s by few requests and broke at 144/s: "at most 3.1 times" told no gain."""
+    ours = side(1, 300.0, (290.0, 310.0))
+    theirs = side(2, None, (100.0, None))
+    theirs = replace(theirs, edge=replace(theirs.edge, broken_rps=144.0))
+    assert found(gain(SLA, ours, theirs)) == (2.5, "edges", (2.014, 3.1))
+    # What contradicts a rate that was kept since says nothing.
+    theirs = replace(theirs, edge=replace(theirs.edge, broken_rps=90.0))
+    assert found(gain(SLA, ours, theirs)) == (3.0, "edges", (None, 3.1))
 
 
 def test_cost_compares_machines() -> None:

@@ -114,6 +114,8 @@ def test_a_side_with_few_requests_is_open() -> None:
         found.record(outcome)
     assert found.edge() == Edge(rate_rps=None, interval_rps=(pytest.approx(0.97 * 98.0), None))
     assert found.next_rate_rps() == 98.0, "what is missing is gathered"
+    found.record(replace(low, rate_rps=140.0, over_budget=9))
+    assert found.edge().bounds_rps == (pytest.approx(0.97 * 98.0), pytest.approx(1.03 * 140.0))
     found.record(low)
     assert found.next_rate_rps() == 100.0
     found.record(replace(high, requests=60, over_budget=20, aborted=True))
@@ -138,6 +140,7 @@ def test_an_estimate_rests_on_enough_requests_or_the_edge_is_open(enough: bool) 
         assert edge.interval_rps[1] == pytest.approx(424.0, rel=0.05)
     else:
         assert edge.rate_rps is None and edge.interval_rps[1] is None
+        assert edge.bounds_rps == (edge.interval_rps[0], pytest.approx(424.0, rel=0.05))
 
 
 def test_it_never_ends_without_a_rate_that_was_kept(
