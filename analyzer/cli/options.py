@@ -184,7 +184,7 @@ def store(function: _F) -> _F:
         metavar="URL",
         default=DEFAULT_STORE,
         show_default=True,
-        help="Database of the results (SQLite or PostgreSQL).",
+        help="Database of the results (SQLite or PostgreSQL), a URL: a % in a name is %25.",
     )(function)
 
 

@@ -78,6 +78,11 @@ def parse_url(text: str) -> URL:
     return url
 
 
+def file_url(path: Path) -> str:
+    """What ``--store`` would be for the SQLite file ``path``: a URL has ``%`` and ``?`` encoded."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
 def safe(url: URL) -> str:
     """The URL for people: without its password; a SQLite file by its path."""
     if url.get_backend_name() == "sqlite":
