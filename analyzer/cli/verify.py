@@ -108,6 +108,7 @@ def verify(study: str | None, **values: Any) -> int:
     from analyzer.engine.gpu_backends import gpu_backends
     from analyzer.export.claims import claim_of_repository, claim_of_study
     from analyzer.export.study import chosen_measurement
+    from analyzer.store.engine import check_writable, parse_url
     from analyzer.store.results import open_store
     from analyzer.targets.open import check_server
 
@@ -138,6 +139,7 @@ def verify(study: str | None, **values: Any) -> int:
             device: DeviceKind = "gpu" if gpu_backends() else "cpu"
             check_instances(repository / values["model_name"], device, why_on_cpu)
     else:
+        check_writable(parse_url(values["store_url"]))  # what is measured is kept there
         with open_store(values["store_url"], create=False) as store:
             result = store.load_result(study)
         measurement = chosen_measurement(result, values["config_id"])

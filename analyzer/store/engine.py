@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sqlite3
 import time
@@ -119,6 +120,17 @@ def check_file(url: URL, *, create: bool) -> None:
             f"The results database {path} cannot be reached: {error.strerror}.",
             hint="Check the permissions of its folder, or choose another file with --store.",
         ) from error
+
+
+def check_writable(url: URL) -> None:
+    """Raises StoreError where a SQLite file that is there may be read only.
+
+    SQLite opens it all the same, and says so with the first write.
+    """
+    path = Path(str(url.database))
+    if url.get_backend_name() == "sqlite" and path.exists() and not os.access(path, os.W_OK):
+        what, hint = _SQLITE["SQLITE_READONLY"]
+        raise StoreError(f"The results database {path} {what}.", hint=hint)
 
 
 def make_engine(url: URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:

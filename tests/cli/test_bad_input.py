@@ -485,10 +485,17 @@ def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> 
     assert stored.read_bytes() == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_database_that_cannot_be_written(good: str, call: Call, stored: Path) -> None:
+def test_a_database_that_cannot_be_written_is_refused_at_once(
+    good: str, call: Call, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look at the model a search said so, and ``verify`` after all that it measured."""
     stored.chmod(0o444)
-    refused(call(good, "--json", *BUDGET, "--executor", "in-process"), "not writable")
+    if os.geteuid() == 0:  # root may write everything
+        monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    for args in ((good, *BUDGET), ("verify", "mine")):
+        answer = call(*args, "--json")
+        refused(answer, "results.db is not writable", "--store")
+        assert "inspecting" not in answer.stderr
 
 
 def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path) -> None:
