@@ -93,7 +93,12 @@ def save_model(
         ([*BUDGET, "--report="], ["--report: ''"]),
         ([*BUDGET, "--instance-types", ","], ["--instance-types", "','"]),
         ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
-        ([*BUDGET, "--budget", "0s"], ["--budget"]),
+        ([*BUDGET, "--budget", "0s"], ["--budget 60s"]),
+        # "Write it like 3ms", "--budget 0s" and "20ms" were told.
+        ([*BUDGET, "--budget=-3s"], ["Write it like 3s"]),
+        ([*BUDGET, "--budget=-3"], ["--budget 3s"]),
+        ([*BUDGET, "--budget", "0"], ["--budget 60s"]),
+        ([*BUDGET, "--budget", "nan"], ["--budget 60s"]),
         ([*BUDGET, "--budget", "1e99s"], ["--budget", "too long", "336h"]),
         ([*BUDGET, "--budget", "99999999999999999999h"], ["--budget", "336h"]),
         (["--latency-budget", "25h"], ["--latency-budget", "at most 24h"]),
