@@ -55,9 +55,13 @@ class Quantity(click.ParamType[float]):
             number = self._parse(value)
         except UsageError as error:
             hint = error.hint
-            if self._usual and value.strip().isdigit():
+            bare = value.strip().removeprefix("-")
+            if self._usual and bare.isdigit():
                 # The unit that people mean here: a search of 60 ms makes no sense.
-                hint = f"Write it like {option} {value.strip()}{self._usual}."
+                meant = f"{bare}{self._usual}" if int(bare) else self._example or f"1{self._usual}"
+                hint = f"Write it like {option} {meant}."
+            elif self._example and not bare[:1].isdigit():
+                hint = f"Write it like {option} {self._example}."
             raise UsageError(f"{option}: {error.message}", hint=hint) from error
         if self._example and number <= 0:
             raise UsageError(
@@ -184,7 +188,7 @@ def store(function: _F) -> _F:
         metavar="URL",
         default=DEFAULT_STORE,
         show_default=True,
-        help="Database of the results (SQLite or PostgreSQL).",
+        help="Database of the results (SQLite or PostgreSQL), a URL: a % in a name is %25.",
     )(function)
 
 

@@ -128,7 +128,7 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
         StoreError: The database cannot be used, the study is there although it is to be new, or it
             is not there although it is to be resumed, or another command searches it now.
     """
-    from analyzer.store.engine import check_file, parse_url
+    from analyzer.store.engine import check_file, check_writable, parse_url
     from analyzer.store.results import open_store
 
     if resume and study is None:
@@ -145,6 +145,7 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
         if not file.exists():
             _check_writable(file.parent, f"--store {url}", StoreError)
             return
+        check_writable(parsed)
     with open_store(url) as store:
         if resume and study is not None:
             store.study(study)

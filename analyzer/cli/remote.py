@@ -301,11 +301,12 @@ def _study(
     client: ServiceClient, done: Mapping[str, Any], place: Path, command: str
 ) -> StudyResult | None:
     """The study that the job has left, as if ``command`` had made it; None without one."""
+    from analyzer.store.engine import file_url
     from analyzer.store.results import open_store
 
     if not client.fetch(done["id"], "study.db", place):
         return None
-    with open_store(f"sqlite:///{place}", create=False) as store:
+    with open_store(file_url(place), create=False) as store:
         found = store.load_result(done["study"])
     return replace(found, provenance={**found.provenance, "command": command})
 

@@ -62,7 +62,9 @@ def store_of(store_url: str | None, data: Path) -> str:
             f"{'it is a file' if data.is_file() else error.strerror}.",
             hint="Name another folder, or one that is not there yet.",
         ) from error
-    return f"sqlite:///{data / 'service.db'}"
+    from analyzer.store.engine import file_url
+
+    return file_url(data / "service.db")
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:

@@ -108,6 +108,7 @@ def verify(study: str | None, **values: Any) -> int:
     from analyzer.engine.gpu_backends import gpu_backends
     from analyzer.export.claims import claim_of_repository, claim_of_study
     from analyzer.export.study import chosen_measurement
+    from analyzer.store.engine import check_writable, parse_url
     from analyzer.store.results import open_store
     from analyzer.targets.open import check_server
 
@@ -138,6 +139,7 @@ def verify(study: str | None, **values: Any) -> int:
             device: DeviceKind = "gpu" if gpu_backends() else "cpu"
             check_instances(repository / values["model_name"], device, why_on_cpu)
     else:
+        check_writable(parse_url(values["store_url"]))  # what is measured is kept there
         with open_store(values["store_url"], create=False) as store:
             result = store.load_result(study)
         measurement = chosen_measurement(result, values["config_id"])
@@ -151,11 +153,7 @@ def verify(study: str | None, **values: Any) -> int:
     for note in () if quiet else notes:
         click.echo(f"Note: {note}", err=True)
     if not quiet:
-        click.echo(
-            f"Claim ({claim.source}): {claim.rate_rps:.1f} requests/s, {claim.sla.percentile:g} % "
-            f"within {claim.sla.latency_budget_ms:g} ms, {claim.configuration.config_id}.",
-            err=True,
-        )
+        click.echo(_claim_line(subject), err=True)
     measured = _measure(subject, values, started=started, quiet=quiet)
     assert measured.certificate is not None
     verification = Verification(
@@ -175,6 +173,18 @@ def verify(study: str | None, **values: Any) -> int:
     else:
         _print(verification, subject)
     return _EXIT_CODES[verification.verdict]
+
+
+def _claim_line(subject: ClaimedModel) -> str:
+    from analyzer.report.wording import number
+
+    claim = subject.claim
+    said = f"Claim ({claim.source})" if subject.claimed else f"No claim of {claim.source}, but"
+    colon = ":" if subject.claimed else " what the command names:"
+    return (
+        f"{said}{colon} {number(claim.rate_rps)} requests/s, {claim.sla.percentile:g} % "
+        f"within {claim.sla.latency_budget_ms:g} ms, {claim.configuration.config_id}."
+    )
 
 
 def _engine_notes(subject: ClaimedModel, server: str) -> list[str]:
@@ -334,26 +344,31 @@ def _document(verification: Verification, subject: ClaimedModel) -> dict[str, An
 
 
 def _print(verification: Verification, subject: ClaimedModel) -> None:
+    from analyzer.report.wording import milliseconds, number
+
     claim, measured, verdict = verification.claim, verification.measured, verification.verdict
     certificate, test = measured.certificate, measured.headline
     assert certificate is not None and test is not None
     tail = test.latency_ms.sla
-    click.echo(f"The claim {'holds' if verdict == 'holds' else 'is ' + verdict}.")
+    subject_words = "The claim" if subject.claimed else "The rate that the command names"
+    click.echo(f"{subject_words} {'holds' if verdict == 'holds' else 'is ' + verdict}.")
     click.echo(
-        f"  rate         {claim.rate_rps:.1f} requests/s offered, {test.achieved_rps:.1f} done"
+        f"  rate         {number(claim.rate_rps)} requests/s offered, "
+        f"{number(test.achieved_rps)} done"
     )
     click.echo(
         f"  p{claim.sla.percentile:g}          "
-        f"{f'{tail:.2f} ms' if tail is not None else 'none'}, budget "
+        f"{milliseconds(tail) if tail is not None else 'none'}, budget "
         f"{claim.sla.latency_budget_ms:g} ms"
     )
     click.echo(
-        f"  requests     {certificate.requests} ({certificate.effective_requests:.0f} effective), "
-        f"{certificate.over_budget} over budget"
+        f"  requests     {number(certificate.requests)} "
+        f"({number(round(certificate.effective_requests))} effective), "
+        f"{number(certificate.over_budget)} over budget"
     )
     if missing := _missing(certificate, claim.rate_rps):
         click.echo(f"  missing      {missing}")
-    _print_conditions(subject.conditions, measured)
+    _print_conditions(subject, measured)
     for reason in test.validity.reasons:
         click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
     if (energy := measured.resources.energy_joules_per_inference) is not None:
@@ -366,15 +381,17 @@ def _print(verification: Verification, subject: ClaimedModel) -> None:
         click.echo(f"  note         {note}")
 
 
-def _print_conditions(then: ConditionsSummary | None, measured: Measurement) -> None:
+def _print_conditions(subject: ClaimedModel, measured: Measurement) -> None:
     """What the machine was like, now and when the claim was certified, and how that differs."""
     from analyzer.report.conditions_text import conditions_sentence
 
+    then = subject.conditions
+    when = "the claim was certified" if subject.claimed else "it was measured before"
     for label, conditions in (("then", then), ("now", _conditions(measured))):
         if conditions is not None:
             click.echo(f"  machine      {label}: {conditions_sentence(conditions)}")
     for difference in _differing(then, measured):
-        click.echo(f"  differs      from when the claim was certified: {difference}")
+        click.echo(f"  differs      from when {when}: {difference}")
 
 
 def _conditions(measured: Measurement) -> ConditionsSummary | None:
@@ -409,10 +426,11 @@ def missing_text(requests: int, rate_rps: float, *, counted: int = 0) -> str:
         counted: Those that it has; the next run begins without them.
     """
     from analyzer.report.advice import REACH_S
+    from analyzer.report.wording import number
 
     if _budget_s(counted + requests, rate_rps) > REACH_S:
         return "more requests than a day holds: this rate is too near to the edge to decide"
-    return f"about {requests} requests: {_more_time(counted + requests, rate_rps)}"
+    return f"about {number(requests)} requests: {_more_time(counted + requests, rate_rps)}"
 
 
 def _more_time(requests: int, rate_rps: float) -> str:

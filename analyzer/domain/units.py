@@ -74,27 +74,29 @@ class _Quantity:
         if math.isnan(value):
             raise self._wrong(text, "nan is not a number")
         if sign:
-            raise self._wrong(text, "it must not be negative", number)
+            raise self._wrong(text, "it must not be negative", number, unit)
         if not math.isfinite(value):
             raise self._wrong(text, "it must be finite")
         if not unit:
             raise self._wrong(text, "it needs a unit", number)
         if unit not in self.units or slash != self.separator:
-            raise self._wrong(text, f"{slash + unit!r} is none of its units", number)
+            raise self._wrong(text, f"{slash + unit!r} is none of its units", number, unit)
         if not math.isfinite(value * self.units[unit]):
             raise self._wrong(text, "it must be finite")
         return value, self.units[unit]
 
-    def _wrong(self, text: str, why: str, number: str = "") -> UsageError:
+    def _wrong(self, text: str, why: str, number: str = "", unit: str = "") -> UsageError:
         try:
             shown = f"{float(number):g}"
         except ValueError:
             shown = ""
         if not shown or shown in ("0", "inf"):
             shown = self.number
+        meant = [known for known in self.units if unit.lower().startswith(known.lower())]
+        shown_unit = max(meant, key=len, default=self.unit)
         return UsageError(
             f"{text!r} is not a {self.name}: {why}.",
-            hint=f"Write it like {shown}{self.separator}{self.unit} ({self.known}).",
+            hint=f"Write it like {shown}{self.separator}{shown_unit} ({self.known}).",
         )
 
 

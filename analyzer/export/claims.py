@@ -46,6 +46,8 @@ class ClaimedModel:
         variant_sha256: Of the file that is served, under which its probes are kept; empty if
             unknown.
         rate_scale: The twin's edge over the measured one; 1 if unknown.
+        claimed: Whether the study or the manifest certified the configuration at some rate;
+            otherwise the rate is the command's alone.
         notes: Sentences that qualify the claim.
         conditions: What the machine was like when it was certified; None where unknown.
         tensorrt: Version that built the engine that is served; empty for a graph.
@@ -59,6 +61,7 @@ class ClaimedModel:
     exported_for: str = ""
     variant_sha256: str = ""
     rate_scale: float = 1.0
+    claimed: bool = True
     notes: tuple[str, ...] = ()
     conditions: ConditionsSummary | None = None
     tensorrt: str = ""
@@ -109,6 +112,7 @@ def claim_of_study(
         data_path=_data_path(result.provenance),
         variant_sha256=variant.sha256,
         rate_scale=scale,
+        claimed=measurement.capacity_rps is not None,
         conditions=summary_of([certificate.conditions]) if certificate is not None else None,
         tensorrt=engine.tensorrt if engine is not None else "",
     )
@@ -199,6 +203,7 @@ def _of_manifest(
         exported=manifest.version_dir,
         exported_for=manifest.backend,
         data_path=_data_path(evidence.get("provenance", {})),
+        claimed=manifest.number("entry.capacity_rps") is not None,
         notes=(note,) if changed else (),
         conditions=_kept_conditions(entry),
         tensorrt=(evidence.get("engine") or {}).get("tensorrt", ""),
@@ -225,6 +230,7 @@ def _without_manifest(
         ),
         model=model,
         model_path=Path(model.path),
+        claimed=False,
         notes=(note,) if ignored else (),
     )
 

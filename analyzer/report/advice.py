@@ -11,6 +11,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import DURATION_S_MAX, format_duration
 from analyzer.report.commands import (
+    budget_options,
     command_of,
     export_command,
     store_options,
@@ -188,14 +189,13 @@ def next_command(report: StudyReport) -> str | None:
         return None
     given = command_of(result)
     words = given or ["analyze", "search", result.model.path, *_sla_options(result.sla)]
-    # A search that did not end goes on with the budget that it was given.
-    anew = {name: has for name, has in _SET_ANEW.items() if name != "--budget" or not unfinished}
-    kept = without_options(words, anew)
+    kept = without_options(words, _SET_ANEW)
     kept += [*store_options(result, report.store_url), "--study", result.name, "--resume"]
     if result.verdict == "estimated" and _exports(kept) and "--force" not in kept:
         kept.append("--force")  # what it exported lies there, and stays as an older version
-    budget = [] if unfinished else ["--budget", format_duration(next_budget_s(result)[0])]
-    return shlex.join([*kept, *budget])
+    if unfinished:  # it goes on with the budget that it was given last
+        return shlex.join([*kept, *budget_options(result)])
+    return shlex.join([*kept, "--budget", format_duration(next_budget_s(result)[0])])
 
 
 def _exports(words: list[str]) -> bool:

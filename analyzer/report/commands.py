@@ -15,6 +15,14 @@ def command_of(result: StudyResult) -> list[str]:
     return shlex.split(result.provenance.get("command") or "")
 
 
+def budget_options(result: StudyResult) -> list[str]:
+    """``--budget DUR`` as the last command on the study had it; empty where it had none."""
+    resumes = result.provenance.get("resumes") or ()
+    words = shlex.split(resumes[-1].get("command") or "") if resumes else command_of(result)
+    budget = _value(words, "--budget")
+    return ["--budget", budget] if budget else []
+
+
 def without_options(words: list[str], options: dict[str, bool]) -> list[str]:
     """The words of a command without some of its options.
 

@@ -21,7 +21,7 @@ from analyzer.server.grpc_codec import (
     parse_request,
 )
 from analyzer.server.inference_service import Admission, InferenceService
-from analyzer.server.settings import TRACE_BOUNDS
+from analyzer.server.settings import LOG_FORMATS, TRACE_BOUNDS
 from analyzer.server.shared_memory import refuse_cuda
 from analyzer.server.wire_call import (
     WireCall,
@@ -269,6 +269,9 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
             if kind != expected:
                 raise Fault("invalid", f"expect {what} for '{key}'")
             values[key] = getattr(setting, kind)
+            if key == "log_format" and values[key] not in LOG_FORMATS:
+                # Another code and text than over HTTP, in Triton, too.
+                raise Fault("invalid", f"invalid argument for log_format, got: {values[key]}")
         response = service_pb2.LogSettingsResponse()
         for key, value in self._service.settings.update_log(values).items():
             entry = response.settings[key]
@@ -316,7 +319,7 @@ def grpc_server(service: InferenceService) -> Any:
         ("grpc.max_receive_message_length", limits.body_bytes_max),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", limits.streams_max),
-        ("grpc.max_metadata_size", limits.header_bytes_max),
+        # Metadata has gRPC's own bounds, as Triton's: some beyond 8 KiB is refused, all beyond 16.
         # Two servers on one port would share its connections without an error.
         ("grpc.so_reuseport", 0),
     ]

@@ -57,7 +57,8 @@ async def control(service: InferenceService, found: re.Match[str], body: bytes) 
     values = parse_object(body) if body else {}
     if found[2]:
         ready_only = as_boolean(values.get("ready", False), "")
-        return ok(service.index(found[1], ready_only=ready_only))
+        # Over HTTP Triton lists all models whatever repository is named; over gRPC it refuses.
+        return ok(service.index(None, ready_only=ready_only))
     name = unquote(found[3])
     parameters = as_object(values.get("parameters", {}), "")
     if found[4] == "load":

@@ -15,7 +15,8 @@ class Limits:
     Args:
         body_bytes_max: Largest request body or gRPC message, after decompression.
         json_bytes_max: Largest JSON part of an HTTP request.
-        header_bytes_max: Largest HTTP request line and headers together.
+        header_bytes_max: Largest HTTP request line and headers together; the metadata of gRPC has
+            gRPC's own bounds, as in Triton.
         connections_max: HTTP connections at once; more are answered 503 and closed.
         requests_max: Inference requests of one protocol in the server at once; more are refused
             as unavailable.

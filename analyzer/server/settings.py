@@ -25,7 +25,7 @@ TRACE_BOUNDS = {
 }
 _TRACE_KEYS = ("trace_level", *TRACE_BOUNDS)
 _INTEGER = re.compile(r"\s*([+-]?[0-9]{1,20})")
-_LOG_FORMATS = ("default", "ISO8601")
+LOG_FORMATS = ("default", "ISO8601")
 
 
 class Settings:
@@ -68,7 +68,7 @@ class Settings:
             changes["log_verbose_level"] = level % (1 << 32)  # Triton keeps 32 bits
         if "log_format" in values:
             kind = as_string(values["log_format"], "")
-            if kind not in _LOG_FORMATS:
+            if kind not in LOG_FORMATS:
                 raise Fault("unavailable", f"invalid argument for --log_format, got: {kind}")
             changes["log_format"] = kind
         with self._lock:

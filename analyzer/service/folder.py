@@ -31,6 +31,7 @@ from analyzer.service.options import JobOptions
 from analyzer.service.queue import Claim
 from analyzer.service.sandbox import Isolation
 from analyzer.service.temporary import make_folder
+from analyzer.store.engine import file_url
 from analyzer.store.results import open_store
 from analyzer.targets.address import REACHED_AT
 from analyzer.targets.triton_install import HOME_VARIABLE, find_triton
@@ -278,7 +279,7 @@ class JobFolder:
     def has_study(self, name: str) -> bool:
         """Whether the database that was put in place holds the study of that name."""
         try:
-            with open_store(f"sqlite:///{self.work / STUDY}", create=False) as store:
+            with open_store(file_url(self.work / STUDY), create=False) as store:
                 return store.has_study(name)
         except StoreError:
             return False
@@ -309,7 +310,7 @@ class JobFolder:
     def trials(self, study: str) -> list[dict[str, Any]]:
         """The trials in the snapshot, as ``analyze studies show --json`` has them."""
         try:
-            with open_store(f"sqlite:///{self.snapshot}", create=False) as store:
+            with open_store(file_url(self.snapshot), create=False) as store:
                 return [row._asdict() for row in store.trial_rows(study)]
         except StoreError:
             # The command is making its tables.
@@ -324,7 +325,7 @@ class JobFolder:
         if not trials:
             return []
         try:
-            with open_store(f"sqlite:///{self.snapshot}", create=False) as store:
+            with open_store(file_url(self.snapshot), create=False) as store:
                 outcomes = store.outcomes(study, load_tests_of=())
         except StoreError:
             return trials

@@ -17,7 +17,7 @@ from sqlalchemy import inspect, select
 
 from analyzer.service.schema import JOBS
 from analyzer.store.database import Database, open_database
-from analyzer.store.engine import BUSY_TIMEOUT_S
+from analyzer.store.engine import BUSY_TIMEOUT_S, file_url
 from analyzer.store.optuna_storage import close_optuna_storage, open_optuna_storage
 from analyzer.store.results import ResultStore
 
@@ -53,7 +53,7 @@ def keep_study(database: Database, source: Path, study: str, name: str) -> None:
     Args:
         name: As :func:`optuna_name` makes it.
     """
-    url = f"sqlite:///{source}"
+    url = file_url(source)
     try:
         with open_database(url, create=False, busy_timeout_s=BUSY_TIMEOUT_S) as found:
             if not _has_optunas_tables(found):  # opening its storage would make them

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.domain.units import format_duration
+from analyzer.store.engine import file_url
 from analyzer.store.results import open_store
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def why_unproven(snapshot: Path, study: str) -> tuple[str, str]:
     from analyzer.report.summary import summarize
 
     try:
-        with open_store(f"sqlite:///{snapshot}", create=False) as store:
+        with open_store(file_url(snapshot), create=False) as store:
             summary = summarize(make_report(store.load_result(study)))
     except Exception as error:
         # What is read was written by a job's command: nothing in it may end a worker.

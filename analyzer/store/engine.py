@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sqlite3
 import time
@@ -78,6 +79,11 @@ def parse_url(text: str) -> URL:
     return url
 
 
+def file_url(path: Path) -> str:
+    """What ``--store`` would be for the SQLite file ``path``: a URL has ``%`` and ``?`` encoded."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
 def safe(url: URL) -> str:
     """The URL for people: without its password; a SQLite file by its path."""
     if url.get_backend_name() == "sqlite":
@@ -114,6 +120,17 @@ def check_file(url: URL, *, create: bool) -> None:
             f"The results database {path} cannot be reached: {error.strerror}.",
             hint="Check the permissions of its folder, or choose another file with --store.",
         ) from error
+
+
+def check_writable(url: URL) -> None:
+    """Raises StoreError where a SQLite file that is there may be read only.
+
+    SQLite opens it all the same, and says so with the first write.
+    """
+    path = Path(str(url.database))
+    if url.get_backend_name() == "sqlite" and path.exists() and not os.access(path, os.W_OK):
+        what, hint = _SQLITE["SQLITE_READONLY"]
+        raise StoreError(f"The results database {path} {what}.", hint=hint)
 
 
 def make_engine(url: URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:

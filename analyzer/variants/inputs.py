@@ -80,12 +80,17 @@ def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArra
     }
 
 
+def is_mask(spec: TensorSpec) -> bool:
+    """Whether an input says which positions take part, by its type or its name."""
+    kind = np.dtype(NUMPY_DTYPES[spec.datatype]).kind
+    return kind == "b" or (kind in "iu" and "mask" in spec.name.lower())
+
+
 def _synthetic(spec: TensorSpec, rows: int, rng: np.random.Generator) -> NDArray[np.generic]:
     dtype = np.dtype(NUMPY_DTYPES[spec.datatype])
     shape = (rows, *spec.shape)
-    name = spec.name.lower()
-    if dtype.kind == "b" or (dtype.kind in "iu" and "mask" in name):
-        return np.full(shape, 0 if "pad" in name else 1, dtype)
+    if is_mask(spec):
+        return np.full(shape, 0 if "pad" in spec.name.lower() else 1, dtype)
     if spec.value_range is not None:
         low, high = spec.value_range
         return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)

@@ -7,6 +7,8 @@ take a quarter of the time of a look.
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def locate_onnx(path: Path) -> Path:
     the file's name with the file and its weights in it.
 
     Raises:
-        ModelError: There is none.
+        ModelError: There is none, or none that ONNX Runtime could open by its path.
         RepositoryError: ``config.pbtxt`` cannot be read, or its policy serves none of the versions.
     """
     if not path.exists():
@@ -35,7 +37,24 @@ def locate_onnx(path: Path) -> Path:
             f"{path} does not exist.",
             hint="Give the path of an ONNX file or a Triton model folder.",
         )
+    _refuse_bytes(path.absolute())
     return path if path.is_file() else _in_directory(path)
+
+
+def _refuse_bytes(path: Path) -> None:
+    """Raises ModelError where ``path`` has bytes that are no text: ONNX Runtime takes text."""
+    if str(path).isascii():
+        return
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        encoding = sys.getfilesystemencoding()
+        shown = os.fsencode(path).decode(encoding, "backslashreplace")
+        raise ModelError(
+            f"The path {shown} has bytes that are no text in the encoding of file names here"
+            f" ({encoding}), and ONNX Runtime opens no such file.",
+            hint="Rename it, or run the command in a UTF-8 locale (LC_ALL=C.UTF-8).",
+        ) from error
 
 
 def _in_directory(path: Path) -> Path:

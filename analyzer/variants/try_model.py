@@ -19,7 +19,7 @@ from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError, TargetError, TargetMemoryError
 from analyzer.variants.first_axis import hint_of_rows
-from analyzer.variants.inputs import synthetic_inputs
+from analyzer.variants.inputs import is_mask, synthetic_inputs
 from analyzer.variants.row_answers import FLOAT, differing, tolerance_of, varying
 
 _ONE_ROW_NOTE = (
@@ -69,7 +69,8 @@ def try_model(
     Some graphs declare a dynamic first dimension and hold a reshape to one row, and in some a row's
     answer depends on the rows beside it (a softmax over axis 0): both come back as models that
     cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
-    more where one takes little time. Rows that do not run alone are passed over.
+    more where one takes little time. Rows that do not run alone are passed over. Masks that are the
+    same throughout these rows are then mixed: a graph may drop the rows that they leave out.
 
     Args:
         seconds_max: That all of it may take; a loop in a graph need not end.
@@ -107,11 +108,50 @@ def _tried(runtime: OrtRuntime, model: ModelInfo, rows: Tensors) -> tuple[ModelI
         return model, time.perf_counter() - begun
     answers, inference_s = _answers_alone(runtime, rows)
     note = _why_no_batch(runtime, model, rows, answers)
+    masks = [] if note else _constant_masks(model, rows)
+    if masks:
+        rows = _mixed(rows, masks)
+        answers, _ = _answers_alone(runtime, rows, {0: answers[0]})
+        if len(answers) > 1:
+            note = _why_no_batch(runtime, model, rows, answers, masks)
     if note:
-        first = next(iter(answers.values()))
-        shapes = {name: array.shape for name, array in first.items()}
-        model = as_unbatched(model, shapes, note=note)
+        model = as_unbatched(model, _shapes_of(answers), note=note)
     return model, inference_s
+
+
+def _constant_masks(model: ModelInfo, rows: Tensors) -> list[str]:
+    """The inputs of ``model`` that are masks and hold nothing but 1, or nothing but 0."""
+    masks = [spec.name for spec in model.inputs if is_mask(spec)]
+    return [name for name in masks if (rows[name] == 0).all() or (rows[name] == 1).all()]
+
+
+def _mixed(rows: Tensors, masks: Sequence[str]) -> Tensors:
+    """Three rows: the first as it is, and two with other values at places of their ``masks``.
+
+    These are the second half, and every second place; a mask of a single value is another one.
+    """
+    found = dict(_batch(rows, [row % _rows_in(rows) for row in range(3)]))
+    for name in masks:
+        mask = found[name].copy()
+        values = mask.reshape(3, -1)
+        size = values.shape[1]
+        values[1, size // 2 :] = 1 - values[1, size // 2 :].astype(np.uint8)
+        alternating = slice(min(1, size - 1), None, 2)
+        values[2, alternating] = 1 - values[2, alternating].astype(np.uint8)
+        found[name] = mask
+    return found
+
+
+def _shapes_of(answers: Mapping[int, Tensors]) -> dict[str, tuple[int, ...]]:
+    """The outputs' shapes for a row alone; -1 where rows have other sizes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for answer in answers.values():
+        for name, array in answer.items():
+            seen = shapes.setdefault(name, array.shape)
+            if len(seen) == array.ndim:
+                pairs = zip(seen, array.shape, strict=True)
+                shapes[name] = tuple(size if size == other else -1 for size, other in pairs)
+    return shapes
 
 
 def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: float) -> _Result:
@@ -148,16 +188,23 @@ def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: f
     return found.result()
 
 
-def _answers_alone(runtime: OrtRuntime, rows: Tensors) -> tuple[dict[int, Tensors], float]:
+def _answers_alone(
+    runtime: OrtRuntime, rows: Tensors, known: Mapping[int, Tensors] | None = None
+) -> tuple[dict[int, Tensors], float]:
     """The outputs for each row alone, of as many rows as there is time for, and one's seconds.
+
+    Args:
+        known: Answers that need no run.
 
     Raises:
         TargetError: The first row does not run.
     """
-    answers: dict[int, Tensors] = {}
+    answers = dict(known or {})
     inference_s = math.inf
     affordable = 2
     for row in range(_rows_in(rows)):
+        if row in answers:
+            continue
         if row >= affordable:
             break
         begun = time.perf_counter()
@@ -178,9 +225,16 @@ def _answers_alone(runtime: OrtRuntime, rows: Tensors) -> tuple[dict[int, Tensor
 
 
 def _why_no_batch(
-    runtime: OrtRuntime, model: ModelInfo, rows: Tensors, answers: Mapping[int, Tensors]
+    runtime: OrtRuntime,
+    model: ModelInfo,
+    rows: Tensors,
+    answers: Mapping[int, Tensors],
+    masks: Sequence[str] = (),
 ) -> str:
     """Why rows with these ``answers`` cannot be one batch; empty where nothing speaks against it.
+
+    Args:
+        masks: The inputs that were mixed, where it is these that decide.
 
     Raises:
         TargetMemoryError: Two rows do not fit into memory.
@@ -200,10 +254,17 @@ def _why_no_batch(
         except TargetMemoryError:
             raise
         except TargetError:
+            if masks:
+                return f"Served unbatched: rows with other {_named(masks)} do not run together."
             return _ONE_ROW_NOTE
     for name, array in together.items():
         shapes = {answers[row][name].shape for row in chosen}
         if shapes != {(1, *array.shape[1:])} or array.shape[:1] != (len(chosen),):
+            if masks:
+                return (
+                    f"Served unbatched: the values of {_named(masks)} decide the size of the output"
+                    f" {name!r}."
+                )
             return f"Served unbatched: the output {name!r} has not one row for each of a batch."
     expected = {name: np.concatenate([answers[row][name] for row in chosen]) for name in together}
     if not differing(expected, together, FLOAT):
@@ -214,6 +275,10 @@ def _why_no_batch(
         dependent -= varying(together, runtime.run(_batch(rows, chosen)), tolerance)
     output = next((name for name in together if name in dependent), None)
     return _others_note(output) if output is not None else ""
+
+
+def _named(inputs: Sequence[str]) -> str:
+    return ", ".join(map(repr, inputs))
 
 
 def _batch(rows: Tensors, chosen: Sequence[int]) -> Tensors:

@@ -271,7 +271,7 @@ def test_an_upload_that_is_killed_in_the_middle_is_never_seen(
     file = write_adder(adder, weights=4 * PART_BYTES)
     done = subprocess.run(
         [sys.executable, "-c", _KILLED, str(place), str(file)],
-        env=child_environment(),
+        env=child_environment() | {"TMPDIR": str(tmp_path)},  # it leaves what it was killed in
         capture_output=True,
         text=True,
         timeout=100,

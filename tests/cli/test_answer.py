@@ -89,6 +89,7 @@ def test_an_estimate_is_exported_and_its_manifest_says_that_nothing_was_proven(
     assert "--target-rate (its edge was estimated at 212.4/s)" in caught.value.hint
     subject = claim_of_repository(folder / "models", "digits", rate_rps=100.0)
     assert subject.claim.rate_rps == 100.0 and subject.claim.sla == facts.sla
+    assert not subject.claimed
 
 
 def test_a_configuration_that_was_edited_since_is_the_one_that_is_verified(
@@ -97,7 +98,7 @@ def test_a_configuration_that_was_edited_since_is_the_one_that_is_verified(
     deliver(options(folder, force=False), facts)
     config = folder / "models" / "digits" / "config.pbtxt"
     claimed = claim_of_repository(folder / "models", "digits")
-    assert not claimed.notes
+    assert claimed.claimed and not claimed.notes
     count = claimed.claim.configuration.instance_count
     text = config.read_text()
     config.write_text(text.replace(f"count: {count}", f"count: {count + 3}"))
@@ -171,6 +172,7 @@ def test_a_repository_without_a_manifest_can_be_claimed_by_options(folder: Path)
         folder / "models", "digits", rate_rps=20.0, latency_budget_ms=50.0
     )
     claim = claimed.claim
+    assert not claimed.claimed
     assert (claim.rate_rps, claim.sla.latency_budget_ms, claim.model) == (20.0, 50.0, "digits")
     assert claim.configuration.max_batch_size == 16 and claim.configuration.dynamic_batching
     assert claimed.model_path == model / "1" / "model.onnx"

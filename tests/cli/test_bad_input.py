@@ -93,7 +93,12 @@ def save_model(
         ([*BUDGET, "--report="], ["--report: ''"]),
         ([*BUDGET, "--instance-types", ","], ["--instance-types", "','"]),
         ([*BUDGET, "--budget", "60"], ["--budget 60s"]),
-        ([*BUDGET, "--budget", "0s"], ["--budget"]),
+        ([*BUDGET, "--budget", "0s"], ["--budget 60s"]),
+        # "Write it like 3ms", "--budget 0s" and "20ms" were told.
+        ([*BUDGET, "--budget=-3s"], ["Write it like 3s"]),
+        ([*BUDGET, "--budget=-3"], ["--budget 3s"]),
+        ([*BUDGET, "--budget", "0"], ["--budget 60s"]),
+        ([*BUDGET, "--budget", "nan"], ["--budget 60s"]),
         ([*BUDGET, "--budget", "1e99s"], ["--budget", "too long", "336h"]),
         ([*BUDGET, "--budget", "99999999999999999999h"], ["--budget", "336h"]),
         (["--latency-budget", "25h"], ["--latency-budget", "at most 24h"]),
@@ -485,10 +490,17 @@ def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> 
     assert stored.read_bytes() == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_database_that_cannot_be_written(good: str, call: Call, stored: Path) -> None:
+def test_a_database_that_cannot_be_written_is_refused_at_once(
+    good: str, call: Call, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look at the model a search said so, and ``verify`` after all that it measured."""
     stored.chmod(0o444)
-    refused(call(good, "--json", *BUDGET, "--executor", "in-process"), "not writable")
+    if os.geteuid() == 0:  # root may write everything
+        monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    for args in ((good, *BUDGET), ("verify", "mine")):
+        answer = call(*args, "--json")
+        refused(answer, "results.db is not writable", "--store")
+        assert "inspecting" not in answer.stderr
 
 
 def test_a_study_without_a_recommendation(call: Call, stored: Path, folder: Path) -> None:

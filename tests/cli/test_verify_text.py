@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analyzer.cli.verify import _missing, _print, missing_text
+from analyzer.cli.verify import _claim_line, _missing, _print, missing_text
 from analyzer.domain.load_test import ResourceUse
 from analyzer.domain.measurement import Certificate
 
@@ -16,8 +16,8 @@ from analyzer.domain.measurement import Certificate
 @pytest.mark.parametrize(
     ("requests", "rate_rps", "said"),
     [
-        (3112, 200.0, "about 3112 requests: give it more time (--budget 80s)"),
-        (400_000, 1000.0, "about 400000 requests: give it more time (--budget 8m)"),
+        (3112, 200.0, "about 3,112 requests: give it more time (--budget 80s)"),
+        (400_000, 1000.0, "about 400,000 requests: give it more time (--budget 8m)"),
         # A budget of 19452s was told, and of years.
         (10**9, 100.0, "more requests than a day holds: this rate is too near to the edge"),
     ],
@@ -30,7 +30,7 @@ def test_the_budget_that_decides_is_one_to_write(requests: int, rate_rps: float,
     ("inflation", "missing", "said"),
     [
         # It named --budget 80s to a user who had given it ten minutes.
-        (2.0, 3000, "about 3000 requests: give it more time (--budget 11m)"),
+        (2.0, 3000, "about 3,000 requests: give it more time (--budget 11m)"),
         # It said "undecided", and nothing else.
         (None, None, "too few requests to tell how far they depend on each other: give it more"),
         (2.0, None, "no number of requests decides: this rate is too near to the edge"),
@@ -45,6 +45,60 @@ def test_an_open_verdict_says_what_it_lacks(
     )  # fmt: skip
     assert _missing(certificate, 200.0).startswith(said)
     assert not _missing(replace(certificate, void_reasons=("it throttled",)), 200.0) or missing
+
+
+@pytest.mark.parametrize(
+    ("claimed", "line", "verdict"),
+    [
+        (True, "Claim (study shop-1): 15,818 requests/s, 99 % within 50 ms, ", "The claim holds."),
+        (
+            False,
+            "No claim of study shop-1, but what the command names: 15,818 requests/s, 99 % within",
+            "The rate that the command names holds.",
+        ),
+    ],
+)
+def test_a_rate_that_nobody_certified_is_no_claim(
+    capsys: pytest.CaptureFixture[str], claimed: bool, line: str, verdict: str
+) -> None:
+    """And rates are written as in a search's answer; it said 15818.5 requests/s."""
+    certificate = Certificate(
+        verdict="PASS", requests=31_000, over_budget=0, effective_requests=30_999.6,
+        confidence=0.95, mlperf="PASS",
+    )  # fmt: skip
+    subject: Any = SimpleNamespace(
+        claimed=claimed,
+        conditions=None,
+        claim=SimpleNamespace(
+            source="study shop-1",
+            rate_rps=15_818.49,
+            sla=SimpleNamespace(percentile=99.0, latency_budget_ms=50.0),
+            configuration=SimpleNamespace(config_id="0123456789ab"),
+        ),
+    )
+    verification: Any = SimpleNamespace(
+        verdict="holds",
+        claim=subject.claim,
+        measured=SimpleNamespace(
+            certificate=certificate,
+            headline=SimpleNamespace(
+                achieved_rps=15_790.2,
+                latency_ms=SimpleNamespace(sla=12.3456),
+                validity=SimpleNamespace(reasons=()),
+            ),
+            resources=ResourceUse(),
+            notes=(),
+        ),
+    )
+    assert _claim_line(subject).startswith(line)
+    _print(verification, subject)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        verdict,
+        "  rate         15,818 requests/s offered, 15,790 done",
+        "  p99          12.3 ms, budget 50 ms",
+        "  requests     31,000 (31,000 effective), 0 over budget",
+    ]
 
 
 def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +130,8 @@ def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[st
                 notes=(),
             ),
         )
-        _print(verification, SimpleNamespace(conditions=None))  # type: ignore[arg-type]
+        subject: Any = SimpleNamespace(conditions=None, claimed=True)
+        _print(verification, subject)
         return capsys.readouterr().out.splitlines()
 
     lines = printed(told)

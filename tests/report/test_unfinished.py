@@ -16,7 +16,8 @@ from analyzer.report.markdown import render_markdown
 from analyzer.report.summary import summarize
 from analyzer.report.terminal import render_terminal
 
-COMMAND = "analyze digits.onnx --latency-budget 50ms --budget=60s"
+BARE = "analyze digits.onnx --latency-budget 50ms"
+COMMAND = f"{BARE} --budget=60s"
 
 
 def interrupted(facts: StudyResult) -> StudyResult:
@@ -44,7 +45,7 @@ def test_what_an_interrupted_search_has_certified_is_certified() -> None:
     assert answer.subtitle.startswith("Certified so far: int8 static") and not answer.misses
     assert answer.heading == "The configuration certified so far"
     assert ("certificate", "PASS at 0.95 confidence") in answer.certificate
-    assert answer.command == f"{COMMAND} --study digits-1 --resume"
+    assert answer.command == f"{BARE} --study digits-1 --resume --budget 60s"
     assert f"--config {WINNER.config_id}" in answer.advice[1]
     document = build_document(report)
     assert (document["status"], document["verdict"]) == ("interrupted", "undecided")
@@ -53,6 +54,21 @@ def test_what_an_interrupted_search_has_certified_is_certified() -> None:
     for text in (render_markdown(report), render_html(report), render_terminal(report)):
         for wrong in ("Undecided", "did not decide", "was proven", "expected to prove", "0 s "):
             assert wrong not in text
+
+
+@pytest.mark.parametrize(
+    ("resumed", "budget"),
+    [("--budget 5m", " --budget 5m"), ("--budget=5m", " --budget 5m"), ("", "")],
+)
+def test_a_resumed_search_goes_on_with_the_budget_of_its_last_command(
+    resumed: str, budget: str
+) -> None:
+    """It was that of the first, which had not sufficed."""
+    facts = interrupted(example_facts())
+    resumes = [{"command": f"{COMMAND} --resume"}, {"command": f"{BARE} {resumed} --resume"}]
+    facts = replace(facts, provenance={**facts.provenance, "resumes": resumes})
+    answer = summarize(make_report(facts))
+    assert answer.command == f"{BARE} --study digits-1 --resume{budget}"
 
 
 def test_the_highest_certified_rate_comes_before_a_better_estimate() -> None:

@@ -127,6 +127,8 @@ HTTP: dict[str, Http] = {
     ),
     "trace of a version": ("GET", "/v2/models/two/versions/1/trace/setting", None, {}),
     "index ready a string": _post("/v2/repository/index", {"ready": "true"}),
+    "index of a repository": _post("/v2/repository/any/index", b""),
+    "load from a repository": _post("/v2/repository/any/models/ident/load", b""),
     "load parameters null": _post(LOAD, {"parameters": None}),
     "load a configuration that is no string": _post(LOAD, {"parameters": {"config": {}}}),
     "load blank": _post(LOAD, b" "),
@@ -298,6 +300,11 @@ GRPC: dict[str, tuple[str, Any]] = {
     "log_info a number": ("LogSettings", _log("log_info", "uint32_param", 1)),
     "log level a boolean": ("LogSettings", _log("log_verbose_level", "bool_param", True)),
     "log format a number": ("LogSettings", _log("log_format", "uint32_param", 1)),
+    "log format unknown": ("LogSettings", _log("log_format", "string_param", "x")),
+    "index of a repository": (
+        "RepositoryIndex",
+        service_pb2.RepositoryIndexRequest(repository_name="any"),
+    ),
     "unload, dependents a number": ("RepositoryModelUnload", _unload(1)),
     "load, unknown parameter": ("RepositoryModelLoad", _load("foo")),
 }

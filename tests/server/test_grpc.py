@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from analyzer.server.app import Addresses
@@ -79,6 +79,29 @@ def test_types_of_parameters(
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         found = error.details()
     assert (found is None) == (message is None) and (message or "") in (found or "")
+
+
+def test_an_unknown_log_format_is_an_invalid_argument(wire: Addresses) -> None:
+    """Over gRPC; over HTTP Triton tells it as unavailable, in other words."""
+    request = service_pb2.LogSettingsRequest()
+    request.settings["log_format"].string_param = "x"
+    with pytest.raises(grpc.RpcError) as caught:
+        raw_call(wire.grpc, "LogSettings", request, service_pb2.LogSettingsResponse)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "invalid argument for log_format, got: x"
+
+
+@pytest.mark.parametrize(("size", "accepted"), [(4 << 10, True), (16 << 10, False)])
+def test_metadata_has_the_bounds_of_triton(wire: Addresses, size: int, accepted: bool) -> None:
+    """gRPC's own: some calls beyond 8 KiB are refused, all beyond 16; these were 64 and 80."""
+    with grpc.insecure_channel(wire.grpc) as channel:
+        live = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive
+        try:
+            live(service_pb2.ServerLiveRequest(), timeout=60, metadata=[("x-long", "x" * size)])
+            found = None
+        except grpc.RpcError as error:
+            found = error.code()
+    assert found is (None if accepted else grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 def test_state_and_metadata(client: Any) -> None:

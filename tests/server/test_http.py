@@ -95,6 +95,7 @@ def test_configuration_is_completed_as_triton_does(wire: Addresses) -> None:
         ("POST", "/v2/models/ident/versions/99999999999999999999/infer", 400),
         ("POST", "/v2/models/..%2f..%2fetc/infer", 404),
         ("POST", "/v2/repository/models/ident/load", 503),
+        ("POST", "/v2/repository/any/models/ident/load", 501),
         ("GET", "/v2/systemsharedmemory/region/x/status", 404),
         ("POST", "/v2/systemsharedmemory/register", 400),
         ("POST", "/v2/cudasharedmemory/region/x/register", 501),
@@ -102,6 +103,12 @@ def test_configuration_is_completed_as_triton_does(wire: Addresses) -> None:
 )
 def test_status_of_errors(wire: Addresses, method: str, path: str, status: int) -> None:
     assert send(wire, method, path, b"" if method != "GET" else None)[0] == status
+
+
+def test_the_index_of_any_repository_is_that_of_all_models(wire: Addresses) -> None:
+    """Triton does not look at the name over HTTP; it was 501."""
+    answers = [send(wire, "POST", f"/v2/repository/{n}index", b"")[::2] for n in ("", "any/")]
+    assert answers[0] == answers[1] and answers[0][0] == 200
 
 
 def test_json_and_binary_answers(wire: Addresses) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from analyzer.errors import AnalyzerError, StoreError
 from analyzer.store import schema
+from analyzer.store.engine import file_url
 from analyzer.store.results import ResultStore, open_store
 from benchlib.postgres import PostgresServer
 
@@ -35,6 +36,16 @@ def test_urls_that_name_no_database(tmp_path: Path) -> None:
         error = raises_store_error(url, "only SQLite and PostgreSQL")
         assert "secret" not in str(error)
     raises_store_error("postgresql+nodriver://host/db", "nodriver")
+
+
+@pytest.mark.parametrize("name", ["a%20b.db", "50%.db", "what?.db", "é x#y.db"])
+def test_the_url_of_a_file_names_that_file(tmp_path: Path, name: str) -> None:
+    """A URL is percent-decoded: a path with %20 in it meant another file."""
+    with open_store(file_url(tmp_path / name)) as store:
+        assert store.place == str(tmp_path / name)
+    assert (tmp_path / name).is_file()
+    with open_store(f"sqlite:///{tmp_path}/a%20b%25.db"):
+        assert (tmp_path / "a b%.db").is_file()
 
 
 def test_absent_results_are_not_made_by_a_reader(sqlite_url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -302,6 +303,19 @@ def test_directory_without_model(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.plan").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"holds no ONNX file \(found: model.plan\)"):
         inspect_model(tmp_path / "m")
+
+
+def test_a_path_that_is_no_text_is_told_with_the_locale(linear_model: Write) -> None:
+    """ONNX Runtime said "incompatible constructor arguments", and a new export was advised."""
+    good = linear_model()
+    path = good.with_name(os.fsdecode(b"mod\xe8le.onnx"))
+    try:
+        good.rename(path)
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    with pytest.raises(ModelError, match=r"mod\\xe8le.onnx has bytes that are no text") as caught:
+        inspect_model(path)
+    assert "LC_ALL=C.UTF-8" in caught.value.hint and str(caught.value).isprintable()
 
 
 def test_as_unbatched(linear_model: Write) -> None:

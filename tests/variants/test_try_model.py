@@ -275,6 +275,82 @@ def test_a_slow_model_runs_on_two_rows_alone_and_both_together(
     assert sizes == [1, 1, 2]
 
 
+def dropping(write_model: Write, kind: int = BOOL, *, over: str = "rows") -> ModelInfo:
+    """Gives the rows of ``x`` that ``keep_mask`` marks."""
+    to_bool = Node("Cast", ["keep_mask"], ["keep"], to=BOOL)
+    kept = {
+        "rows": [Node("Compress", ["x", "keep"], ["y"], axis=0)],
+        "indices": [
+            Node("NonZero", ["keep"], ["found"]),
+            Node("Squeeze", ["found", "zero"], ["index"]),
+            Node("Gather", ["x", "index"], ["y"]),
+        ],
+    }
+    path = write_model(
+        [to_bool, *kept[over]],
+        [("x", FLOAT, ["n", 8]), ("keep_mask", kind, ["n"])],
+        [("y", FLOAT, [None, 8])],
+        {"zero": np.array([0], np.int64)},
+    )
+    return inspect_model(path)
+
+
+@pytest.mark.parametrize("over", ["rows", "indices"])
+@pytest.mark.parametrize("kind", [BOOL, INT64])
+@pytest.mark.parametrize("real", [False, True])
+def test_rows_that_a_mask_drops_are_no_batch(
+    write_model: Write, kind: int, over: str, real: bool
+) -> None:
+    """Made-up masks are all ones, and drop none; so are those of some real data."""
+    model = dropping(write_model, kind, over=over)
+    assert model.batchable
+    data = synthetic_inputs(model, 20, 1) if real else None
+    tried, _ = try_model(model, rows_to_try(model, data))
+    assert not tried.batchable and tried.outputs[0].shape == (-1, 8)
+    (note,) = tried.notes
+    assert "the values of 'keep_mask' decide the size of the output 'y'." in note
+    assert "--input-shape x:N,8 makes it N" in note
+
+
+def test_rows_that_need_equal_masks_are_no_batch(write_model: Write) -> None:
+    """Each row alone runs, whatever its mask; together only those that keep equally many."""
+    nodes = [
+        Node("Shape", ["x"], ["rows"], end=1),
+        Node("NonZero", ["mask"], ["found"]),
+        Node("Transpose", ["found"], ["places"]),
+        Node("GatherND", ["x", "places"], ["kept"]),
+        Node("Concat", ["rows", "rest"], ["target"], axis=0),
+        Node("Reshape", ["kept", "target"], ["by_row"]),
+        Node("ReduceMean", ["by_row"], ["y"], axes=[1]),
+    ]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["n", 5]), ("mask", BOOL, ["n", 5])],
+        [("y", FLOAT, ["n", 1])],
+        {"rest": np.array([-1], np.int64)},
+    )
+    tried = as_it_runs(inspect_model(path))
+    assert not tried.batchable
+    assert "rows with other 'mask' do not run together" in tried.notes[0]
+
+
+@pytest.mark.parametrize("kind", [BOOL, INT64])
+def test_a_mask_that_hides_positions_leaves_a_batch(write_model: Write, kind: int) -> None:
+    nodes = [
+        Node("Cast", ["mask"], ["keep"], to=BOOL),
+        Node("Where", ["keep", "x", "low"], ["seen"]),
+        Node("Softmax", ["seen"], ["y"], axis=1),
+    ]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["n", 8]), ("mask", kind, ["n", 8])],
+        [("y", FLOAT, ["n", 8])],
+        {"low": np.float32(-np.inf)},
+    )
+    tried = as_it_runs(inspect_model(path))
+    assert tried.batchable and not tried.notes
+
+
 def test_a_model_that_never_ends_is_given_up(tmp_path: Path) -> None:
     """Its run kept signals from the main thread, and the search's budget was of no use."""
     same = [Node("Identity", ["h"], ["h_out"]), Node("Identity", ["goes_on"], ["goes_on_out"])]
