@@ -166,7 +166,7 @@ def as_it_runs(
     from analyzer.variants.try_model import rows_to_try, try_model
 
     rows = rows_to_try(model, data.inputs if data is not None else None)
-    ran, inference_s = try_model(model, rows, seconds_max)
+    ran, inference_s = try_model(model, rows, seconds_max, made_up=data is None)
     return ran, None if configuration is None else _as_served(configuration, ran), inference_s
 
 

@@ -69,6 +69,7 @@ class ModelInfo:
         external_files: Names, relative to the model's folder, of files with external weights.
         notes: What people should know before it is served, a sentence each: why it cannot be
             batched, which of its outputs are states.
+        refuses_zeros: Whether it was seen to fail on inputs of zeros, of which warm-ups are made.
     """
 
     name: str
@@ -82,3 +83,4 @@ class ModelInfo:
     size_bytes: int = 0
     external_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    refuses_zeros: bool = False

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from analyzer.variants.categories import categories
+
 # Operators that hand values on unchanged, with the inputs whose values they hand on.
 _PASS_THROUGH: dict[str, tuple[int, ...]] = {
     "Cast": (0,),
@@ -240,6 +242,9 @@ class _Tracer:
             if rows is not None:
                 lows.append(max(0, -shift_low))
                 highs.append(rows - 1 - shift_high)
+            elif (known := categories(node)) is not None:
+                lows.append(known[0] - shift_low)
+                highs.append(known[1] - shift_high)
         if not highs or min(highs) < max(lows):
             return None
         return max(lows), min(highs)
@@ -354,6 +359,8 @@ class _Tracer:
             return self._dimension(inputs[0], axis) if inputs[1:2] == [value] else None
         if node.op_type in ("ScatterElements", "ScatterND", "GatherND", "Scatter"):
             return self._dimension(inputs[0], axis) if inputs[1:2] == [value] else None
+        if node.op_type == "RoiAlign":
+            return self._dimension(inputs[0], 0) if inputs[2:3] == [value] else None
         if node.op_type == "OneHot" and inputs[0] == value:
             depth = self._values(inputs[1])
             return int(depth.reshape(-1)[0]) if depth is not None and depth.size else None

@@ -62,7 +62,7 @@ def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
 
 
 def try_model(
-    model: ModelInfo, rows: Tensors, seconds_max: float = math.inf
+    model: ModelInfo, rows: Tensors, seconds_max: float = math.inf, *, made_up: bool = False
 ) -> tuple[ModelInfo, float]:
     """``model`` as it really runs, tried on rows of inputs (``[rows, *shape]``).
 
@@ -70,23 +70,26 @@ def try_model(
     answer depends on the rows beside it (a softmax over axis 0): both come back as models that
     cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
     more where one takes little time. Rows that do not run alone are passed over. Masks that are the
-    same throughout these rows are then mixed: a graph may drop the rows that they leave out.
+    same throughout these rows are then mixed: a graph may drop the rows that they leave out. One
+    that reads integers is tried with zeros as well, which its warm-up would be made of.
 
     Args:
         seconds_max: That all of it may take; a loop in a graph need not end.
+        made_up: Whether ``rows`` are what requests will be made of, so that every one must run.
 
     Returns:
         The model, and the seconds that one inference took.
 
     Raises:
-        ModelError: It does not even run the first row; made-up inputs may be the reason. Or it did
-            not end in time.
+        ModelError: It does not even run the first row, or one of those that are made up for it. Or
+            it did not end in time.
         TargetMemoryError: It runs out of memory.
     """
     runtime: OrtRuntime | None = None
     try:
         runtime = OrtRuntime(model.path)
-        return _apart(partial(_tried, runtime, model, rows), runtime.stop, seconds_max)
+        work = partial(_tried, runtime, model, rows, made_up=made_up)
+        return _apart(work, runtime.stop, seconds_max)
     except TargetMemoryError:
         raise
     except TargetError as error:
@@ -100,13 +103,18 @@ def try_model(
             runtime.close()
 
 
-def _tried(runtime: OrtRuntime, model: ModelInfo, rows: Tensors) -> tuple[ModelInfo, float]:
+def _tried(
+    runtime: OrtRuntime, model: ModelInfo, rows: Tensors, *, made_up: bool
+) -> tuple[ModelInfo, float]:
     if not model.batchable:
         begun = time.perf_counter()
         # The ellipsis keeps a scalar an array.
-        runtime.run({name: array[0, ...] for name, array in rows.items()})
-        return model, time.perf_counter() - begun
-    answers, inference_s = _answers_alone(runtime, rows)
+        one = {name: array[0, ...] for name, array in rows.items()}
+        runtime.run(one)
+        inference_s = time.perf_counter() - begun
+        return replace(model, refuses_zeros=_refuses_zeros(runtime, one)), inference_s
+    answers, inference_s = _answers_alone(runtime, rows, all_run=made_up)
+    model = replace(model, refuses_zeros=_refuses_zeros(runtime, _batch(rows, [0])))
     note = _why_no_batch(runtime, model, rows, answers)
     masks = [] if note else _constant_masks(model, rows)
     if masks:
@@ -117,6 +125,22 @@ def _tried(runtime: OrtRuntime, model: ModelInfo, rows: Tensors) -> tuple[ModelI
     if note:
         model = as_unbatched(model, _shapes_of(answers), note=note)
     return model, inference_s
+
+
+def _refuses_zeros(runtime: OrtRuntime, feeds: Tensors) -> bool:
+    """Whether the model fails on zeros in the form of ``feeds``, which it runs.
+
+    Only integers make one fail: categories that it does not know, divisors.
+    """
+    if all(array.dtype.kind == "f" for array in feeds.values()):
+        return False
+    try:
+        runtime.run({name: np.zeros_like(array) for name, array in feeds.items()})
+    except TargetMemoryError:
+        raise
+    except TargetError:
+        return True
+    return False
 
 
 def _constant_masks(model: ModelInfo, rows: Tensors) -> list[str]:
@@ -189,15 +213,20 @@ def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: f
 
 
 def _answers_alone(
-    runtime: OrtRuntime, rows: Tensors, known: Mapping[int, Tensors] | None = None
+    runtime: OrtRuntime,
+    rows: Tensors,
+    known: Mapping[int, Tensors] | None = None,
+    *,
+    all_run: bool = False,
 ) -> tuple[dict[int, Tensors], float]:
     """The outputs for each row alone, of as many rows as there is time for, and one's seconds.
 
     Args:
         known: Answers that need no run.
+        all_run: Whether every row must run.
 
     Raises:
-        TargetError: The first row does not run.
+        TargetError: The first row does not run, or one that must.
     """
     answers = dict(known or {})
     inference_s = math.inf
@@ -213,7 +242,7 @@ def _answers_alone(
         except TargetMemoryError:
             raise
         except TargetError:
-            if row == 0:
+            if row == 0 or all_run:
                 raise
             continue
         # The first run makes room for what the others use again.

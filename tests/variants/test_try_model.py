@@ -11,8 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import ModelError
+from analyzer.modelconfig.render import render_config
+from analyzer.modelconfig.text import parse_config
 from analyzer.variants.inputs import synthetic_inputs
 from analyzer.variants.inspect import inspect_model
 from analyzer.variants.precision import convert_fp16
@@ -243,6 +246,41 @@ def test_rows_that_do_not_run_are_passed_over(write_model: Write) -> None:
     model = inspect_model(path)
     assert not try_model(model, {"i": np.array([0, 99, 98])})[0].batchable
     assert not try_model(model, {"i": np.array([0, 99, 1])})[0].batchable
+
+
+def categorical(write_model: Write, known: list[int]) -> ModelInfo:
+    """Of each of ``known`` a column; other integers are an error."""
+    encoder = Node("OneHotEncoder", ["i"], ["y"], domain="ai.onnx.ml", cats_int64s=known, zeros=0)
+    outputs = [("y", FLOAT, ["n", 1, len(known)])]
+    inputs = [("i", INT64, ["n", 1])]
+    return inspect_model(write_model([encoder], inputs, outputs, domains=("ai.onnx.ml",)))
+
+
+def test_made_up_rows_that_do_not_run_are_told_before_a_search(write_model: Write) -> None:
+    """A search spent its budget on them, and named a larger one: half of them were refused."""
+    model = categorical(write_model, [1, 5, 9])
+    rows = {"i": np.array([[1], [5], [2]])}
+    assert try_model(model, rows)[0].batchable
+    with pytest.raises(ModelError, match="does not run") as caught:
+        try_model(model, rows, made_up=True)
+    assert "--calibration-data" in caught.value.hint
+
+
+def test_categories_tell_what_is_made_up(write_model: Write) -> None:
+    model = categorical(write_model, [3, 1, 2])
+    assert model.inputs[0].value_range == (1, 3)
+    assert set(rows_to_try(model, None)["i"].reshape(-1)) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("known", "refuses"), [([1, 5, 9], True), ([0, 5, 9], False)])
+def test_a_model_that_fails_on_zeros_has_no_warm_up_of_them(
+    write_model: Write, known: list[int], refuses: bool
+) -> None:
+    """Triton refused the certified repository: its warm-up failed with an unknown category."""
+    model, _ = try_model(categorical(write_model, known), {"i": np.array([[5], [9]])})
+    assert model.batchable and model.refuses_zeros == refuses
+    proto = parse_config(render_config(model, Configuration(max_batch_size=8)))
+    assert bool(proto.model_warmup) != refuses
 
 
 def test_two_rows_are_tried_of_a_large_input(write_model: Write) -> None:
