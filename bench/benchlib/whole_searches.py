@@ -15,7 +15,7 @@ from typing import Any
 from benchlib.command import ROOT, cell, median
 
 TITLES = (
-    "found", "gain told", "s median", "s max", "certified share", "certified 1/s", "edge 1/s",
+    "found", "gain told", "with a lower end", "s median", "s max", "certified share", "certified 1/s", "edge 1/s",
     "gain", "claims again",
 )  # fmt: skip
 """Of the columns of :func:`summary_row`."""
@@ -73,6 +73,7 @@ def search_once(
         "baseline_capacity_rps": baseline.get("capacity_rps"),
         "speedup": document.get("speedup"),
         "speedup_basis": document.get("speedup_basis"),
+        "speedup_interval": document.get("speedup_interval"),
         "verified": verdict,
         # How a run went that found nothing.
         "log": done.stderr[-3000:] if document.get("verdict") != "found" else "",
@@ -80,11 +81,17 @@ def search_once(
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many were found, how long they took, and what they proved."""
+    """How many were found, how long they took, and what they proved.
+
+    Gains with a lower end are those that tell more than what the recommendation gains at most.
+    """
     return {
         "runs": len(runs),
         "found": sum(run["verdict"] == "found" for run in runs),
         "with_gain": sum(run["speedup"] is not None for run in runs),
+        "with_least_gain": sum(
+            (run.get("speedup_interval") or [None])[0] is not None for run in runs
+        ),
         "seconds_median": median(run["seconds"] for run in runs),
         "seconds_max": max(run["seconds"] for run in runs),
         "certified_share_median": median(run["certified_share"] for run in runs),
@@ -100,6 +107,7 @@ def summary_row(found: dict[str, Any]) -> list[str]:
     return [
         f"{found['found']}/{found['runs']}",
         f"{found['with_gain']}/{found['runs']}",
+        cell(found.get("with_least_gain"), ",.0f"),
         cell(found["seconds_median"], ".0f"),
         cell(found["seconds_max"], ".0f"),
         cell(found["certified_share_median"], ".2f"),
