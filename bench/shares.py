@@ -11,8 +11,8 @@ once in a hundred; or beside a neighbour that leaves 0.6 of the speed half of th
 10 s at once, which the canary does not see. ``--slow`` keeps the models of 15 to 80 ms with budgets
 of at most 30 service times, whose proofs take most of a minute. Told are the verdicts, the
 certified share of the recommended configuration's reported edge, that of the best configuration's
-true edge at full speed, and whether the gain over the baseline was told, and with
-a lower end (more than what is gained at most). It is no timing.
+true edge at full speed, and whether the gain over the baseline was told, and with a lower end (more
+than what is gained at most). It is no timing.
 """
 
 from __future__ import annotations

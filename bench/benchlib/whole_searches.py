@@ -15,8 +15,8 @@ from typing import Any
 from benchlib.command import ROOT, cell, median
 
 TITLES = (
-    "found", "gain told", "with a lower end", "s median", "s max", "certified share", "certified 1/s", "edge 1/s",
-    "gain", "claims again",
+    "found", "gain told", "with a lower end", "s median", "s max", "certified share",
+    "certified 1/s", "edge 1/s", "gain", "claims again",
 )  # fmt: skip
 """Of the columns of :func:`summary_row`."""
 
