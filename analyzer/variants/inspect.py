@@ -260,6 +260,9 @@ def _ranks(
 def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
     """Whether the first dimensions of the inputs ``whole`` are lengths, by their names or by a run.
 
+    Where one row does not run, or its rows prove to be a length whose size must be given, a run of
+    the given shapes decides.
+
     Args:
         given: Shapes by input; those of ``whole`` with the first dimension.
     """
@@ -268,10 +271,23 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
     rest = {tensor.name: given[tensor.name][1:] for tensor in whole}
     try:
         model = inspect_model(path, input_shapes={**given, **rest})
+    except ModelError:
+        return False  # these shapes do not fit at all
+    try:
         ran, _ = try_model(model, synthetic_inputs(model, 2, 0))
     except ModelError:
-        return False
+        return _runs_whole(path, given)
     return not ran.batchable
+
+
+def _runs_whole(path: Path, given: Shapes) -> bool:
+    """Whether the model runs with the shapes ``given``, some of which have the first dimension."""
+    try:
+        model = inspect_model(path, written=given)
+        try_model(model, synthetic_inputs(model, 1, 0))
+    except ModelError:
+        return False
+    return not model.batchable
 
 
 def _fixed_batch(

@@ -25,6 +25,8 @@ _ONLY_AXIS_0 = "Triton batches on axis 0 only"
 _BATCH_NAME = re.compile(r"batch|^n$|^b$|^bs$", re.IGNORECASE)
 # What else they call rows of a batch; torch writes s0, s77, ….
 _ROWS_NAME = re.compile(r"^s\d+$|bsz|rows|examples", re.IGNORECASE)
+# Dimensions that count what the input is called after (``n_tokens`` of ``tokens``).
+_COUNT_NAME = re.compile(r"^(?:n|nr|num|number|nof)(?:_of)?_", re.IGNORECASE)
 # What exporters write where one dimension is others together, like a decoder's past and new tokens.
 _SUM = re.compile(r"[\w.]+(\s*\+\s*[\w.]+)+")
 _STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
@@ -114,7 +116,9 @@ def _several_batches(inputs: Sequence[Declared]) -> str:
     named = {
         dim: tensor.name
         for tensor in inputs
-        if tensor.dims and isinstance(dim := tensor.dims[0], str) and tensor.name not in dim
+        if tensor.dims
+        and isinstance(dim := tensor.dims[0], str)
+        and (tensor.name not in dim or _COUNT_NAME.match(dim))
     }
     if len(named) < 2 or all(_BATCH_NAME.search(dim) for dim in named):
         return ""
