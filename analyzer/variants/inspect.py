@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
-from analyzer.engine.runtimes.onnxruntime_ import ORT_DATATYPES
+from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
@@ -36,6 +35,7 @@ from analyzer.variants.onnx_file import (
     locate_onnx,
 )
 from analyzer.variants.scalars import with_dimensions
+from analyzer.variants.served_types import refuse_strings, served_type
 from analyzer.variants.session import open_session
 from analyzer.variants.shapes import (
     Declared,
@@ -92,13 +92,14 @@ def inspect_model(
     proto = load_onnx(file)
     file = beside_weights(file, proto)
     external = external_files(file, proto)
-    _refuse_strings(proto)  # first: operators on strings may need what is not installed
+    refuse_strings(proto)  # first: operators on strings may need what is not installed
     session = open_session(file)
     given = input_shapes or {}
-    inputs = _with_rank(proto, [_declared(value, "input") for value in session.get_inputs()], given)
+    inputs = [_declared(proto, value, "input") for value in session.get_inputs()]
+    inputs = _with_rank(proto, inputs, given)
     flat = _inlined(proto)
     ranges = _value_ranges(flat, inputs)
-    outputs = [_declared(value, "output") for value in session.get_outputs()]
+    outputs = [_declared(proto, value, "output") for value in session.get_outputs()]
     if not inputs:
         raise ModelError(
             f"{file} has no inputs, so there is nothing to send to it.",
@@ -348,43 +349,10 @@ def _notes(
     return tuple(notes)
 
 
-def _declared(value: Any, role: str) -> Declared:
+def _declared(proto: Any, value: Any, role: str) -> Declared:
     """A session's NodeArg as our own record."""
     dims = declared_dims(value.shape)
-    return Declared(name=value.name, datatype=_datatype(value, role), dims=dims)
-
-
-def _datatype(value: Any, role: str) -> str:
-    """Triton's name of the type of ``value``, a NodeArg of a session."""
-    datatype = ORT_DATATYPES.get(value.type, "")
-    if datatype in NUMPY_DTYPES:
-        return datatype
-    hint = "Supported: " + ", ".join(NUMPY_DTYPES) + "."
-    if value.type.startswith(("seq", "map", "optional")):
-        hint = "Export the model with tensors, each an input or output of its own."
-        if "map" in value.type:
-            hint += (
-                " Of scikit-learn models these are the probabilities: convert with"
-                " options={id(model): {'zipmap': False}}."
-            )
-    raise ModelError(
-        f"The {role} {value.name!r} has the type {value.type}, which cannot be served.", hint=hint
-    )
-
-
-def _refuse_strings(proto: Any) -> None:
-    import onnx
-
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    for role, values in (("input", proto.graph.input), ("output", proto.graph.output)):
-        for value in values:
-            kind = value.type.tensor_type.elem_type
-            if kind == onnx.TensorProto.STRING and value.name not in constants:
-                raise ModelError(
-                    f"The {role} {value.name!r} holds strings, which cannot be tuned.",
-                    hint="Export the model without its text pre- or post-processing (numbers in,"
-                    " numbers out).",
-                )
+    return Declared(name=value.name, datatype=served_type(proto, value, role), dims=dims)
 
 
 def _inlined(proto: Any) -> Any:
