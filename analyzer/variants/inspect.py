@@ -54,6 +54,8 @@ from analyzer.variants.try_model import try_model
 
 # More than three of a kind say nothing new.
 _REASONS_SHOWN = 3
+# Height and width of an image, as detectors take them to give boxes in its pixels.
+_IMAGE_SIZE = (640, 640)
 _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
 
 
@@ -69,7 +71,8 @@ def inspect_model(
 
     Ranges of integer inputs: those of the tables they index (:func:`~analyzer.variants.graph.
     table_ranges`); without a table, 8-bit ones may hold anything and wider ones hold 0 and 1, which
-    is right for masks and segment ids and inside any table. Lengths of sequences are the full one.
+    is right for masks and segment ids and inside any table. Lengths of sequences are the full one,
+    sizes of images 640.
 
     Args:
         path: An ONNX file or a Triton model directory.
@@ -371,10 +374,15 @@ def _value_ranges(proto: Any | None, inputs: Sequence[Declared]) -> dict[str, tu
     """Of integer inputs, and of others that index a table; ``proto`` None knows of no tables."""
     ranges = {} if proto is None else table_ranges(proto)
     return {
-        tensor.name: ranges.get(tensor.name, (0, 1))
+        tensor.name: ranges.get(tensor.name, _IMAGE_SIZE if _is_image_size(tensor) else (0, 1))
         for tensor in inputs
         if tensor.name in ranges or tensor.datatype in _WIDE_INTEGERS
     }
+
+
+def _is_image_size(tensor: Declared) -> bool:
+    """Whether an input of integers holds a height and a width, by its name and its shape."""
+    return tensor.dims[-1:] == (2,) and "size" in tensor.name.lower()
 
 
 def _counting(
@@ -394,7 +402,8 @@ def _counting(
     for name, amount in ({} if proto is None else amounts(proto, whole)).items():
         low, high = known_ranges.get(name, (0, 1))
         value = 1 if amount.most is None else amount.most
-        if (low, high) == (0, 1) or (amount.most is not None and low <= value <= high):
+        guessed = (low, high) in ((0, 1), _IMAGE_SIZE)
+        if guessed or (amount.most is not None and low <= value <= high):
             known_ranges[name] = (value, value)
         if amount.most is None or amount.kind != "steps":
             notes.append(_amount_note(name, amount, known_ranges[name]))
