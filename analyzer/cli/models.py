@@ -11,7 +11,7 @@ from analyzer.buckets.location import Location
 from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
-from analyzer.errors import ModelError
+from analyzer.errors import ModelError, TargetError
 
 if TYPE_CHECKING:
     from analyzer.variants.inputs import CalibrationData
@@ -163,10 +163,18 @@ def as_it_runs(
         ModelError: It does not run, or not to its end in time.
         TargetMemoryError: It runs out of memory.
     """
+    from analyzer.variants.first_axis import needs_rows
     from analyzer.variants.try_model import rows_to_try, try_model
 
     rows = rows_to_try(model, data.inputs if data is not None else None)
-    ran, inference_s = try_model(model, rows, seconds_max, made_up=data is None)
+    try:
+        ran, inference_s = try_model(model, rows, seconds_max, made_up=data is None)
+    except ModelError as error:
+        # What did not end in time is not tried again.
+        failed = isinstance(error.__cause__, TargetError)
+        if failed and (asked := needs_rows(model, rows)) is not None:
+            raise asked from error
+        raise
     return ran, None if configuration is None else _as_served(configuration, ran), inference_s
 
 

@@ -189,9 +189,10 @@ def check_endpoint(address: str, *, loads: bool = True) -> None:
 
 
 def check_file_there(path: Path | None, option: str) -> None:
-    """Raises UsageError where ``option`` names a file that is not there."""
+    """Raises UsageError where ``option`` names a file that is not there, or is none."""
     if path is not None and not path.is_file():
+        found = "is no regular file" if path.exists() else "does not exist"
         raise UsageError(
-            f"{option}: {path} {'is a folder' if path.is_dir() else 'does not exist'}.",
+            f"{option}: {path} {'is a folder' if path.is_dir() else found}.",
             hint="Check the path; it is relative to the folder you are in.",
         )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.domain.model import NUMPY_DTYPES, TensorSpec
+from analyzer.variants.derived_dims import note_size, size_of
 from analyzer.variants.shapes import Dims, is_derived, known
 
 # Height and width of images, and the length of a sequence, of each try.
@@ -55,7 +56,7 @@ def _first_run(
     """The shapes of the first try that succeeds, and the answers."""
     for height, width, length in _TRIES:
         symbols: dict[str, int] = {}
-        # Sums of dimensions last, when their terms are known.
+        # What is computed from other dimensions last, when those are known.
         ordered = sorted(shapes.items(), key=lambda item: is_derived(item[1]))
         tried = {name: _fill(dims, symbols, (height, width), length) for name, dims in ordered}
         answers = _answers(session, inputs, tried, batchable=batchable)
@@ -76,12 +77,11 @@ def _fill(
     sizes = iter(image if len(unknown) == 2 and len(dims) > 2 else [length] * len(unknown))
     filled = []
     for dim in open_dims:
-        size = dim if isinstance(dim, int) else symbols.get(dim or "")
+        size = size_of(dim, symbols) if isinstance(dim, str) else dim
         if size is None:
             size = next(sizes)
-            if dim is not None:
-                assert isinstance(dim, str)
-                symbols[dim] = size
+            if isinstance(dim, str):
+                size = note_size(dim, size, symbols)
         filled.append(size)
     return tuple(filled)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from analyzer.domain.model import ModelInfo
-from analyzer.errors import ModelError
+from analyzer.errors import AnalyzerError, ModelError
 from analyzer.variants.onnx_file import load_onnx
+from analyzer.variants.session import open_session
 from analyzer.variants.shapes import Declared, Dims, declared_dims, is_length, unknown_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+# Where one row does not run: rows in pairs, frames of an image and the like.
+_ROWS_TRIED = range(1, 9)
 
 
 def whole_shapes(inputs: Sequence[Declared], given: Shapes) -> list[Declared]:
@@ -71,6 +76,42 @@ def hint_of_rows(model: ModelInfo, reason: str) -> str:
     spec = model.inputs[0]
     option = f"--input-shape {spec.name}:{','.join(map(str, ('N', *spec.shape)))}"
     return f"Requests have one row; {option} makes it N."
+
+
+def needs_rows(model: ModelInfo, rows: Mapping[str, Any]) -> ModelError | None:
+    """The error that asks for first dimensions where one row does not run and several do; or None.
+
+    Args:
+        model: As it was inspected, with a batch.
+        rows: Inputs ``[rows, *shape]``, of which one does not run.
+    """
+    if not model.batchable:
+        return None
+    try:
+        session = open_session(Path(model.path))
+    except AnalyzerError:
+        return None  # a model for a GPU, say
+    for count in _ROWS_TRIED:
+        if count > len(next(iter(rows.values()))):
+            break
+        try:
+            session.run(None, {name: array[:count] for name, array in rows.items()})
+        except Exception:  # its classes are not public
+            continue
+        if count == 1:
+            return None  # another row is the one that does not run
+        first = _first_dimensions(model)
+        asked = unknown_shapes(
+            {spec.name: (first[spec.name].dims[0], *spec.shape) for spec in model.inputs},
+            batchable=False,
+            example={spec.name: (count, *spec.shape) for spec in model.inputs},
+        )
+        return ModelError(
+            f"One row of the model does not run, and {count} together do: the first dimension is"
+            " no batch, so its size must be given.",
+            hint=asked.hint,
+        )
+    return None
 
 
 def _first_dimensions(model: ModelInfo) -> dict[str, Declared]:

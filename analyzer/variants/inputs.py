@@ -81,9 +81,13 @@ def synthetic_inputs(model: ModelInfo, rows: int, seed: int) -> dict[str, NDArra
 
 
 def is_mask(spec: TensorSpec) -> bool:
-    """Whether an input says which positions take part, by its type or its name."""
+    """Whether an input says which positions take part, by its type or its name.
+
+    Floats that are masked, like the latents beside a mask, are none.
+    """
     kind = np.dtype(NUMPY_DTYPES[spec.datatype]).kind
-    return kind == "b" or (kind in "iu" and "mask" in spec.name.lower())
+    name = spec.name.lower()
+    return kind == "b" or ("mask" in name and (kind in "iu" or "masked" not in name))
 
 
 def _synthetic(spec: TensorSpec, rows: int, rng: np.random.Generator) -> NDArray[np.generic]:

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
-from analyzer.engine.runtimes.onnxruntime_ import ORT_DATATYPES
+from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
 from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
@@ -36,6 +35,7 @@ from analyzer.variants.onnx_file import (
     locate_onnx,
 )
 from analyzer.variants.scalars import with_dimensions
+from analyzer.variants.served_types import refuse_strings, served_type
 from analyzer.variants.session import open_session
 from analyzer.variants.shapes import (
     Declared,
@@ -54,6 +54,8 @@ from analyzer.variants.try_model import try_model
 
 # More than three of a kind say nothing new.
 _REASONS_SHOWN = 3
+# Height and width of an image, as detectors take them to give boxes in its pixels.
+_IMAGE_SIZE = (640, 640)
 _WIDE_INTEGERS = ("INT16", "INT32", "INT64", "UINT16", "UINT32", "UINT64")
 
 
@@ -69,7 +71,8 @@ def inspect_model(
 
     Ranges of integer inputs: those of the tables they index (:func:`~analyzer.variants.graph.
     table_ranges`); without a table, 8-bit ones may hold anything and wider ones hold 0 and 1, which
-    is right for masks and segment ids and inside any table. Lengths of sequences are the full one.
+    is right for masks and segment ids and inside any table. Lengths of sequences are the full one,
+    sizes of images 640.
 
     Args:
         path: An ONNX file or a Triton model directory.
@@ -92,13 +95,14 @@ def inspect_model(
     proto = load_onnx(file)
     file = beside_weights(file, proto)
     external = external_files(file, proto)
-    _refuse_strings(proto)  # first: operators on strings may need what is not installed
+    refuse_strings(proto)  # first: operators on strings may need what is not installed
     session = open_session(file)
     given = input_shapes or {}
-    inputs = _with_rank(proto, [_declared(value, "input") for value in session.get_inputs()], given)
+    inputs = [_declared(proto, value, "input") for value in session.get_inputs()]
+    inputs = _with_rank(proto, inputs, given)
     flat = _inlined(proto)
     ranges = _value_ranges(flat, inputs)
-    outputs = [_declared(value, "output") for value in session.get_outputs()]
+    outputs = [_declared(proto, value, "output") for value in session.get_outputs()]
     if not inputs:
         raise ModelError(
             f"{file} has no inputs, so there is nothing to send to it.",
@@ -260,6 +264,9 @@ def _ranks(
 def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
     """Whether the first dimensions of the inputs ``whole`` are lengths, by their names or by a run.
 
+    Where one row does not run, or its rows prove to be a length whose size must be given, a run of
+    the given shapes decides.
+
     Args:
         given: Shapes by input; those of ``whole`` with the first dimension.
     """
@@ -268,10 +275,23 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
     rest = {tensor.name: given[tensor.name][1:] for tensor in whole}
     try:
         model = inspect_model(path, input_shapes={**given, **rest})
+    except ModelError:
+        return False  # these shapes do not fit at all
+    try:
         ran, _ = try_model(model, synthetic_inputs(model, 2, 0))
     except ModelError:
-        return False
+        return _runs_whole(path, given)
     return not ran.batchable
+
+
+def _runs_whole(path: Path, given: Shapes) -> bool:
+    """Whether the model runs with the shapes ``given``, some of which have the first dimension."""
+    try:
+        model = inspect_model(path, written=given)
+        try_model(model, synthetic_inputs(model, 1, 0))
+    except ModelError:
+        return False
+    return not model.batchable
 
 
 def _fixed_batch(
@@ -332,43 +352,10 @@ def _notes(
     return tuple(notes)
 
 
-def _declared(value: Any, role: str) -> Declared:
+def _declared(proto: Any, value: Any, role: str) -> Declared:
     """A session's NodeArg as our own record."""
     dims = declared_dims(value.shape)
-    return Declared(name=value.name, datatype=_datatype(value, role), dims=dims)
-
-
-def _datatype(value: Any, role: str) -> str:
-    """Triton's name of the type of ``value``, a NodeArg of a session."""
-    datatype = ORT_DATATYPES.get(value.type, "")
-    if datatype in NUMPY_DTYPES:
-        return datatype
-    hint = "Supported: " + ", ".join(NUMPY_DTYPES) + "."
-    if value.type.startswith(("seq", "map", "optional")):
-        hint = "Export the model with tensors, each an input or output of its own."
-        if "map" in value.type:
-            hint += (
-                " Of scikit-learn models these are the probabilities: convert with"
-                " options={id(model): {'zipmap': False}}."
-            )
-    raise ModelError(
-        f"The {role} {value.name!r} has the type {value.type}, which cannot be served.", hint=hint
-    )
-
-
-def _refuse_strings(proto: Any) -> None:
-    import onnx
-
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    for role, values in (("input", proto.graph.input), ("output", proto.graph.output)):
-        for value in values:
-            kind = value.type.tensor_type.elem_type
-            if kind == onnx.TensorProto.STRING and value.name not in constants:
-                raise ModelError(
-                    f"The {role} {value.name!r} holds strings, which cannot be tuned.",
-                    hint="Export the model without its text pre- or post-processing (numbers in,"
-                    " numbers out).",
-                )
+    return Declared(name=value.name, datatype=served_type(proto, value, role), dims=dims)
 
 
 def _inlined(proto: Any) -> Any:
@@ -387,10 +374,15 @@ def _value_ranges(proto: Any | None, inputs: Sequence[Declared]) -> dict[str, tu
     """Of integer inputs, and of others that index a table; ``proto`` None knows of no tables."""
     ranges = {} if proto is None else table_ranges(proto)
     return {
-        tensor.name: ranges.get(tensor.name, (0, 1))
+        tensor.name: ranges.get(tensor.name, _IMAGE_SIZE if _is_image_size(tensor) else (0, 1))
         for tensor in inputs
         if tensor.name in ranges or tensor.datatype in _WIDE_INTEGERS
     }
+
+
+def _is_image_size(tensor: Declared) -> bool:
+    """Whether an input of integers holds a height and a width, by its name and its shape."""
+    return tensor.dims[-1:] == (2,) and "size" in tensor.name.lower()
 
 
 def _counting(
@@ -410,7 +402,8 @@ def _counting(
     for name, amount in ({} if proto is None else amounts(proto, whole)).items():
         low, high = known_ranges.get(name, (0, 1))
         value = 1 if amount.most is None else amount.most
-        if (low, high) == (0, 1) or (amount.most is not None and low <= value <= high):
+        guessed = (low, high) in ((0, 1), _IMAGE_SIZE)
+        if guessed or (amount.most is not None and low <= value <= high):
             known_ranges[name] = (value, value)
         if amount.most is None or amount.kind != "steps":
             notes.append(_amount_note(name, amount, known_ranges[name]))

@@ -21,6 +21,16 @@ _HALF_SCALES_OPSET = 19
 # From this version of ONNX's file format on, weights need not be among the inputs.
 _IR_WEIGHTS_APART = 4
 
+# Operators of ai.onnx.ml that give float32 whatever they take, and which of their outputs it is;
+# the inference of types knows nothing of most of them.
+_GIVES_FLOAT = {
+    **dict.fromkeys(("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"), 1),
+    **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), 0),
+    **dict.fromkeys(("FeatureVectorizer", "Normalizer", "OneHotEncoder", "Scaler"), 0),
+}
+# Those that give what they take.
+_GIVES_ITS_INPUT = ("ArrayFeatureExtractor", "Binarizer", "Imputer", "TreeEnsemble")
+
 
 def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) -> tuple[str, ...]:
     """Writes the graph at ``source`` with float16 inside to ``target``; returns notes for people.
@@ -56,6 +66,8 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
     try:
         # On the graph without its external weights, since the inference copies what it is given.
         graph = onnx.shape_inference.infer_shapes(graph)
+        while _declare_floats(graph.graph):
+            graph = onnx.shape_inference.infer_shapes(graph)
     except Exception as error:
         notes.append(f"shapes could not be inferred before the conversion: {first_line(error)}")
     onnx.external_data_helper.load_external_data_for_model(graph, str(source.parent))
@@ -85,6 +97,32 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
     give_passed_outputs(converted.graph, passed)
     save_model(converted, target)
     return tuple(notes)
+
+
+def _declare_floats(graph: Any) -> bool:
+    """Declares which outputs of ai.onnx.ml's operators are float32; returns whether any was added.
+
+    The converter puts casts around what it knows to be one.
+    """
+    import onnx
+
+    values = (*graph.input, *graph.output, *graph.value_info)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    added = False
+    for node in graph.node:
+        if node.domain != "ai.onnx.ml":
+            continue
+        place = _GIVES_FLOAT.get(node.op_type)
+        if node.op_type in _GIVES_ITS_INPUT and kinds.get(node.input[0]) == onnx.TensorProto.FLOAT:
+            place = 0
+        name = node.output[place] if place is not None and node.output[place:] else ""
+        if name and not kinds.get(name):
+            value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+            graph.value_info.append(value)
+            kinds[name] = onnx.TensorProto.FLOAT
+            added = True
+    return added
 
 
 def _take_defaults(model: Any) -> None:

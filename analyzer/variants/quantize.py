@@ -126,6 +126,8 @@ def quantize_static(
 
     prepared, notes = _prepare(source, work, external)
     before = _operators(prepared)
+    if not before.keys() & set(_PRODUCTS):
+        raise _nothing_left(before)  # the quantizer fails on a graph of constants alone, say
     # A vision transformer has a convolution too; what there is more of decides.
     convolutional = before["Conv"] + before["ConvTranspose"] > before["MatMul"] + before["Gemm"]
     options: dict[str, Any] = {"WeightSymmetric": True}
@@ -391,6 +393,13 @@ def _failed(kind: str, error: Exception, before: Counter[str]) -> BuildError:
         return error
     if any(is_quantized(name) for name in before) or "proper ai.onnx domain" in str(error):
         return _nothing_left(before)  # its own pairs, or only operators beside the standard
+    if "scale issue" in str(error):
+        return BuildError(
+            f"The {kind} int8 quantization failed: the model computes NaN on the rows that"
+            " calibrate it, so there is no range.",
+            hint="Give inputs on which it computes numbers (--calibration-data), or leave int8 out"
+            " with --precisions.",
+        )
     return BuildError(
         f"The {kind} int8 quantization failed: {type(error).__name__}: {first_line(error)}.",
         hint="Leave int8 out with --precisions.",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from analyzer.errors import ModelError
+from analyzer.variants.derived_dims import names_in, note_size, size_of
 
 Dims = tuple[int | str | None, ...]
 
@@ -25,11 +26,12 @@ _ONLY_AXIS_0 = "Triton batches on axis 0 only"
 _BATCH_NAME = re.compile(r"batch|^n$|^b$|^bs$", re.IGNORECASE)
 # What else they call rows of a batch; torch writes s0, s77, ….
 _ROWS_NAME = re.compile(r"^s\d+$|bsz|rows|examples", re.IGNORECASE)
-# What exporters write where one dimension is others together, like a decoder's past and new tokens.
-_SUM = re.compile(r"[\w.]+(\s*\+\s*[\w.]+)+")
+# Dimensions that count what the input is called after (``n_tokens`` of ``tokens``).
+_COUNT_NAME = re.compile(r"^(?:n|nr|num|number|nof)(?:_of)?_", re.IGNORECASE)
 _STATE_RANK = 3  # [layers, batch, hidden] of recurrent layers
 _NEW_VALUE = re.compile(r"[_.]?(?:n|out|new|next)$")
 _OLD_VALUE = re.compile(r"[_.]?(?:0|in|old|prev)$")
+_NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,9 @@ def _several_batches(inputs: Sequence[Declared]) -> str:
     named = {
         dim: tensor.name
         for tensor in inputs
-        if tensor.dims and isinstance(dim := tensor.dims[0], str) and tensor.name not in dim
+        if tensor.dims
+        and isinstance(dim := tensor.dims[0], str)
+        and (tensor.name not in dim or _COUNT_NAME.match(dim))
     }
     if len(named) < 2 or all(_BATCH_NAME.search(dim) for dim in named):
         return ""
@@ -142,22 +146,32 @@ def state_loops(
     """``(input, output)`` of each state that a client is meant to send back with its next request.
 
     An output is the next value of an input if their types and shapes agree and so do their names
-    but for an ending (``h`` and ``hn``, ``state`` and ``state_out``, ``past.0`` and ``present.0``).
+    but for an ending (``h`` and ``hn``, ``state`` and ``state_out``, ``past.0`` and ``present.0``),
+    or for a number at the end that is one more (``h0`` and ``h1``).
     """
     free = list(outputs) if len(inputs) > 1 else []  # a state comes beside an input of its own
-    loops = []
-    for tensor in inputs:
-        for output in free:
-            if _is_next(tensor, output):
-                loops.append((tensor.name, output.name))
+    loops: dict[str, str] = {}
+    for is_next in (_is_next, _is_counted_on):
+        for tensor in inputs:
+            output = next((new for new in free if is_next(tensor, new)), None)
+            if output is not None and tensor.name not in loops:
+                loops[tensor.name] = output.name
                 free.remove(output)
-                break
-    return tuple(loops)
+    return tuple((tensor.name, loops[tensor.name]) for tensor in inputs if tensor.name in loops)
+
+
+def _is_counted_on(old: Declared, new: Declared) -> bool:
+    """Whether ``new`` is ``old`` with a number that is one more, and both have one shape."""
+    before, after = (_NUMBERED.fullmatch(tensor.name.lower()) for tensor in (old, new))
+    if before is None or after is None or before[1] != after[1]:
+        return False
+    same = (old.datatype, old.dims) == (new.datatype, new.dims) and len(old.dims) >= 2
+    return same and old.datatype != "BOOL" and int(after[2]) == int(before[2]) + 1
 
 
 def _is_next(old: Declared, new: Declared) -> bool:
-    if old.datatype == "BOOL":
-        return False  # a mask that is handed on
+    if old.datatype == "BOOL" or old.name == new.name:
+        return False  # a mask that is handed on, or the input itself
     if old.datatype != new.datatype or not len(old.dims) == len(new.dims) >= 2:
         return False
     if any(
@@ -228,26 +242,18 @@ def _one_row(dim: int | str | None, symbols: dict[str, int]) -> int:
 
 
 def known(dims: Dims, symbols: Mapping[str, int]) -> Dims:
-    """``dims`` with the sizes of the named dimensions and their sums that ``symbols`` tells."""
+    """``dims`` with the sizes that ``symbols`` tells of named dimensions and those beside them."""
     return tuple(_size(dim, symbols) if isinstance(dim, str) else dim for dim in dims)
 
 
 def _size(dim: str, symbols: Mapping[str, int]) -> int | str:
-    if dim in symbols:
-        return symbols[dim]
-    sizes = [int(term) if term.isdigit() else symbols.get(term) for term in _terms(dim)]
-    found = [size for size in sizes if size is not None]
-    return sum(found) if found and len(found) == len(sizes) else dim
-
-
-def _terms(dim: str) -> list[str]:
-    """What ``dim`` is the sum of; empty if it is none."""
-    return re.split(r"\s*\+\s*", dim) if _SUM.fullmatch(dim) else []
+    size = size_of(dim, symbols)
+    return dim if size is None else size
 
 
 def is_derived(dims: Dims) -> bool:
-    """Whether one of ``dims`` is a sum of others."""
-    return any(isinstance(dim, str) and bool(_terms(dim)) for dim in dims)
+    """Whether one of ``dims`` is computed from others."""
+    return any(isinstance(dim, str) and bool(names_in(dim)) for dim in dims)
 
 
 def as_sizes(dims: Dims) -> tuple[int, ...]:
@@ -268,16 +274,17 @@ def _given(
             hint="Give every dimension except the batch axis.",
         )
     for dim, value in zip(own[skipped:], shape, strict=True):
-        size = _size(dim, symbols) if isinstance(dim, str) else dim
-        clash = size if isinstance(size, int) else value
-        if value < 1 or clash != value:
+        needed = _size(dim, symbols) if isinstance(dim, str) else dim
+        if value >= 1 and isinstance(dim, str):
+            fits = note_size(dim, value, symbols) == value
+        else:
+            fits = value >= 1 and needed in (value, None)
+        if not fits:
             raise ModelError(
                 f"{spelled} does not fit the input's shape {shown}: {value} where"
-                f" {clash if value >= 1 else 'a positive number'} is needed.",
+                f" {needed if value >= 1 else 'a positive number'} is needed.",
                 hint="Change only the dynamic dimensions.",
             )
-        if isinstance(dim, str):
-            symbols[dim] = value
     return (*own[:skipped], *shape)
 
 
@@ -299,10 +306,11 @@ def unknown_shapes(
         key: 1 if not batchable and len(own) > 1 and isinstance(own[0], int) else 0
         for key, own in open_inputs.items()
     }
+    size = _placeholder(open_inputs)
     options = " ".join(
-        f"--input-shape {key}:{_spell(own[drops[key] :])}" for key, own in open_inputs.items()
+        f"--input-shape {key}:{_spell(own[drops[key] :], size)}" for key, own in open_inputs.items()
     )
-    hint = f"Add {options} with a number for each N"
+    hint = f"Add {options} with a number for each {size}"
     if batchable or all(drops.values()):
         hint += " (without the batch axis)"
     if example is not None:
@@ -321,17 +329,22 @@ def unknown_shapes(
 def _to_be_given(shapes: Mapping[str, Dims]) -> Iterator[tuple[str, Dims]]:
     """The inputs with a dynamic dimension that no input before them settles by its name."""
     named = {dim for dims in shapes.values() for dim in dims if isinstance(dim, str)}
-    # A sum follows from its terms.
-    settled = {
-        dim
-        for dim in named
-        if (terms := _terms(dim)) and {t for t in terms if not t.isdigit()} <= named
-    }
+    # What is computed from others follows from them.
+    settled = {dim for dim in named if names_in(dim) and names_in(dim) <= named}
     for name, dims in shapes.items():
         if any(dim is None or (isinstance(dim, str) and dim not in settled) for dim in dims):
             settled |= {dim for dim in dims if isinstance(dim, str)}
+            rests = [names_in(dim) - settled for dim in dims if isinstance(dim, str)]
+            settled |= {next(iter(rest)) for rest in rests if len(rest) == 1}
+            settled |= {dim for dim in named if names_in(dim) and names_in(dim) <= settled}
             yield name, dims
 
 
-def _spell(dims: Dims) -> str:
-    return ",".join(str(dim) if isinstance(dim, int) else "N" for dim in dims)
+def _placeholder(shapes: Mapping[str, Dims]) -> str:
+    """What stands for a size to be given: N, unless that is one of several sizes by its name."""
+    sizes = [dim for dims in shapes.values() for dim in dims if not isinstance(dim, int)]
+    return "SIZE" if "N" in sizes and set(sizes) != {"N"} else "N"
+
+
+def _spell(dims: Dims, placeholder: str = "N") -> str:
+    return ",".join(str(dim) if isinstance(dim, int) else placeholder for dim in dims)

@@ -142,6 +142,7 @@ def save_model(
         ([*OF_CLUSTER, "--instance-type", "a"], ["--instance-type "]),
         ([*OF_CLUSTER, "--executor", "in-process"], ["--executor"]),
         ([*BUDGET, "--calibration-data", "nope.npz"], ["--calibration-data", "nope.npz"]),
+        ([*BUDGET, "--calibration-data", "/dev/null"], ["/dev/null is no regular file"]),
         ([*BUDGET, "--space", "cpuu"], ["cpuu", "cpu"]),
         ([*BUDGET, "--space", "nope.yaml"], ["nope.yaml"]),
         ([*BUDGET, "--report", "x.pdf"], [".pdf", ".html"]),

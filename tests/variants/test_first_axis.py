@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from analyzer.cli.models import as_it_runs
 from analyzer.errors import ModelError
 from analyzer.modelconfig.render import input_shapes
 from analyzer.modelconfig.text import parse_config
@@ -141,6 +142,73 @@ def test_a_first_dimension_that_comes_again_is_a_length(write_model: Write) -> N
     assert "--input-shape nodes:N,8 with a number for each N;" in caught.value.hint
     model = inspect_model(path, input_shapes={"nodes": (50, 8)})
     assert [spec.shape for spec in (*model.inputs, *model.outputs)] == [(50, 8), (50, 50), (50, 8)]
+
+
+def pairs(write_model: Write) -> Path:
+    """Adds rows up in pairs; a single row does not run."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["p"]),
+        helper.make_node("ReduceSum", ["p", "axis"], ["y"], keepdims=0),
+    ]
+    weights = {"shape": np.array([-1, 2, 8]), "axis": np.array([1])}
+    return write_model(nodes, [("x", FLOAT, ["N", 8])], [("y", FLOAT, ["M", 8])], weights)
+
+
+def bags(write_model: Write, items: str) -> Path:
+    """What torch's EmbeddingBag becomes: an answer for each of the bags that ``offsets`` begins."""
+    then = [
+        helper.make_node("Cast", ["tokens"], ["values"], to=FLOAT),
+        helper.make_node("CumSum", ["values", "zero"], ["sums"]),
+        helper.make_node("Gather", ["sums", "offsets"], ["y"]),
+    ]
+    return write_model(
+        then,
+        [("tokens", TensorProto.INT64, [items]), ("offsets", TensorProto.INT64, ["batch"])],
+        [("y", FLOAT, ["batch"])],
+        {"zero": np.array(0)},
+    )
+
+
+def test_a_model_that_needs_several_rows_asks_for_them(write_model: Write) -> None:
+    """It was refused with a message of ONNX Runtime's, whatever was given."""
+    path = pairs(write_model)
+    with pytest.raises(ModelError, match="One row of the model does not run, and 2") as e:
+        as_it_runs(inspect_model(path), None, None)
+    assert e.value.hint.startswith("Add --input-shape x:N,8 with a number for each N;")
+    assert e.value.hint.endswith("for example, --input-shape x:2,8.")
+    model, _, _ = as_it_runs(inspect_model(path, input_shapes={"x": (4, 8)}), None, None)
+    assert not model.batchable and model.inputs[0].shape == (4, 8)
+    with pytest.raises(ModelError, match="has 2 dimensions, and the input has 1"):
+        inspect_model(path, input_shapes={"x": (3, 8)})  # no pairs
+
+
+@pytest.mark.parametrize("items", ["n_tokens", "total"])
+def test_bags_are_no_batch_when_every_first_dimension_is_given(
+    write_model: Write, items: str
+) -> None:
+    """``tokens:20`` was asked for, and refused beside ``offsets:3``."""
+    path = bags(write_model, items)
+    model = inspect_model(path, input_shapes={"tokens": (20,), "offsets": (3,)})
+    assert not model.batchable
+    assert [spec.shape for spec in (*model.inputs, *model.outputs)] == [(20,), (3,), (3,)]
+    with pytest.raises(ModelError, match=rf"Dimension 0 \({items}\) of the input 'tokens'"):
+        inspect_model(path)
+
+
+def test_lengths_that_a_run_proves_are_taken_as_they_are_given(write_model: Write) -> None:
+    """What asks for the length of one input stands in the way of no other's."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axis"], ["sum"], keepdims=1),
+        helper.make_node("Add", ["z", "sum"], ["y"]),
+    ]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["time", 8]), ("z", FLOAT, [None, 8])],
+        [("y", FLOAT, [None, 8])],
+        {"axis": np.array([0])},
+    )
+    model = inspect_model(path, input_shapes={"x": (5, 8), "z": (3, 8)})
+    assert [spec.shape for spec in model.inputs] == [(5, 8), (3, 8)]
 
 
 def config(*dims: str) -> object:

@@ -70,6 +70,14 @@ def test_nothing_is_padding_in_what_is_made_up() -> None:
     }  # fmt: skip
 
 
+def test_masks_of_floats_are_masks() -> None:
+    """They were normal numbers, by which a graph weights what a mask should keep or hide."""
+    names = ("mask", "padding_mask", "masked_latents", "x")
+    rows = synthetic_inputs(make_model(*(spec(name, "FP32", (4,)) for name in names)), 3, seed=0)
+    assert (rows["mask"] == 1).all() and (rows["padding_mask"] == 0).all()
+    assert len(np.unique(rows["masked_latents"])) == len(np.unique(rows["x"])) == 12
+
+
 @given(st.integers(1, 5000), st.integers(0, 5))
 def test_no_row_calibrates_and_scores(rows: int, seed: int) -> None:
     calibrating, scoring = split_rows(rows, seed=seed)

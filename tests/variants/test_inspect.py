@@ -180,7 +180,7 @@ def test_what_is_no_tensor_is_refused_with_what_helps(
     onnx.save(model, path)
     with pytest.raises(ModelError, match=r"The output 'y' has the type seq\(") as caught:
         inspect_model(path)
-    assert ("zipmap" in caught.value.hint) == (of == "map")
+    assert ("ZipMap" in caught.value.hint) == (of == "map")
 
 
 @pytest.mark.parametrize("datatype", [("FLOAT16", "FP16"), ("INT8", "INT8"), ("BOOL", "BOOL")])

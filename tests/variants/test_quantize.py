@@ -311,3 +311,28 @@ def test_rows_that_would_end_late_do_not_calibrate(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(quantize, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     reader = RowReader({"x": normal(40, 4)}, batchable=True, seconds_max=10.0)
     assert [len(feeds["x"]) for feeds in reader] == [8, 8, 8]
+
+
+def test_a_graph_without_products_is_not_calibrated(tmp_path: Path) -> None:
+    """The quantizer failed on a boosted tree, with a message of the runtime's own."""
+    nodes = [helper.make_node("Softmax", ["x"], ["y"])]
+    source = save(tmp_path / "m.onnx", nodes, ROWS[0], {})
+    reader = RowReader({"x": ROWS}, batchable=True)
+    with pytest.raises(BuildError, match="There is nothing to quantize"):
+        quantize_static(
+            source, tmp_path / "8.onnx", reader, external=(), backend="onnxruntime", work=tmp_path
+        )
+    assert reader.used == 0
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN axis:RuntimeWarning")
+def test_a_model_that_computes_nan_is_told_as_that(tmp_path: Path) -> None:
+    """It said: scale issue."""
+    nodes = [
+        helper.make_node("Log", ["x"], ["l"]),
+        helper.make_node("MatMul", ["l", "w"], ["y"]),
+    ]
+    source = save(tmp_path / "m.onnx", nodes, ROWS[0], {"w": normal(16, 4)})
+    with pytest.raises(BuildError, match="computes NaN on the rows that calibrate it") as caught:
+        quantized_error(source, ROWS)
+    assert "--calibration-data" in caught.value.hint

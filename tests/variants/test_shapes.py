@@ -326,6 +326,10 @@ def test_reasons_name_tensor_and_axis() -> None:
         ("state", "state_out", True),
         ("h0", "h_n", True),
         ("past_key_values.0.key", "present.0.key", True),
+        ("state1", "state2", True),
+        ("h1", "h0", False),
+        ("h1", "g2", False),
+        ("id", "id", False),
         ("input", "output", False),
         ("mask", "probabilities", False),
     ],
@@ -335,6 +339,58 @@ def test_states_are_told_by_name_and_shape(old: str, new: str, found: bool) -> N
     assert state_loops(inputs, [tensor(new, 1, "n", 128)]) == (((old, new),) if found else ())
     assert state_loops(inputs, [tensor(new, 1, "n", 64)]) == ()
     assert state_loops(inputs[1:], [tensor(new, 1, "n", 128)]) == ()
+
+
+def test_states_that_are_numbered_go_before_states_that_are_counted_on() -> None:
+    inputs = [tensor("ids", "n", 1), *(tensor(f"past_{i}", "n", 8) for i in range(2))]
+    outputs = [tensor(f"present_{i}", "n", 8) for i in (1, 0)]
+    assert state_loops(inputs, outputs) == (("past_0", "present_0"), ("past_1", "present_1"))
+    inputs = [tensor("x", "t", "n", 16), *(tensor(name, 1, "n", 8) for name in ("h0", "c0"))]
+    outputs = [tensor(name, 1, "n", 8) for name in ("c1", "h1")]
+    assert state_loops(inputs, outputs) == (("h0", "h1"), ("c0", "c1"))
+    others = [tensor("h1", 1, "n", None)]  # not of one shape
+    assert state_loops(inputs, others) == ()
+
+
+def test_an_input_that_is_an_output_is_no_state(write_model: Write) -> None:
+    """A number of the request that is handed through was told as one."""
+    path = write_model(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        [("x", FLOAT, ["n", 8]), ("id", TensorProto.INT64, ["n", 1])],
+        [("y", FLOAT, ["n", 8]), ("id", TensorProto.INT64, ["n", 1])],
+    )
+    assert inspect_model(path).notes == ()
+
+
+def test_the_batch_of_a_state_that_is_counted_on_is_one(write_model: Write) -> None:
+    """The example took 224 sequences of 224 steps, and the placeholder was the batch's name."""
+    nodes = [
+        helper.make_node("Add", ["x", "h0"], ["y"]),
+        helper.make_node("Neg", ["h0"], ["h1"]),
+    ]
+    state = [1, "N", 8]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["T", "N", 8]), ("h0", FLOAT, state)],
+        [("y", FLOAT, ["T", "N", 8]), ("h1", FLOAT, state)],
+    )
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    assert caught.value.hint == (
+        "Add --input-shape x:N,1,8 with a number for each N; the model accepts, for example,"
+        " --input-shape x:128,1,8."
+    )
+
+
+def test_the_placeholder_of_sizes_is_the_name_of_none(write_model: Write) -> None:
+    path = write_model(
+        [helper.make_node("Add", ["x", "bias"], ["y"])],
+        [("x", FLOAT, ["T", "N", 8]), ("bias", FLOAT, [1, 8])],
+        [("y", FLOAT, ["T", "N", 8])],
+    )
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    assert "--input-shape x:SIZE,SIZE,8 with a number for each SIZE" in caught.value.hint
 
 
 def test_a_sum_of_dimensions_follows_from_its_terms(write_model: Write) -> None:

@@ -163,3 +163,25 @@ def test_a_position_is_no_size(write_model: Write) -> None:
         {"one": np.array([1]), "table": np.ones((9, 4), np.float32)},
     )
     assert not any("The input" in note for note in inspect_model(path).notes)
+
+
+@pytest.mark.parametrize(("name", "value"), [("orig_target_sizes", 640), ("flags", None)])
+def test_sizes_of_images_are_made_up_as_some(
+    write_model: Write, name: str, value: int | None
+) -> None:
+    """A detector's boxes in pixels of an image of 0 or 1 lay close to 0."""
+    nodes = [make("Cast", [name], ["scale"], to=FLOAT), make("Mul", ["x", "scale"], ["boxes"])]
+    inputs = [("x", FLOAT, ["n", 2]), (name, INT64, ["n", 2])]
+    model = inspect_model(write_model(nodes, inputs, [("boxes", FLOAT, ["n", 2])]))
+    assert model.inputs[1].value_range == ((value, value) if value else (0, 1))
+
+
+def test_sizes_that_decide_how_large_tensors_are_stay_small(write_model: Write) -> None:
+    nodes = [
+        make("Concat", ["front", "size"], ["sizes"], axis=0),
+        make("Resize", ["x", "", "", "sizes"], ["y"]),
+    ]
+    inputs = [("x", FLOAT, [1, 3, 8, 8]), ("size", INT64, [2])]
+    outputs = [("y", FLOAT, [1, 3, None, None])]
+    model = inspect_model(write_model(nodes, inputs, outputs, {"front": np.array([1, 3])}))
+    assert model.inputs[1].value_range is not None and model.inputs[1].value_range[1] <= 8

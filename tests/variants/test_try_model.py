@@ -334,7 +334,7 @@ def dropping(write_model: Write, kind: int = BOOL, *, over: str = "rows") -> Mod
 
 
 @pytest.mark.parametrize("over", ["rows", "indices"])
-@pytest.mark.parametrize("kind", [BOOL, INT64])
+@pytest.mark.parametrize("kind", [BOOL, INT64, FLOAT])
 @pytest.mark.parametrize("real", [False, True])
 def test_rows_that_a_mask_drops_are_no_batch(
     write_model: Write, kind: int, over: str, real: bool
@@ -372,7 +372,7 @@ def test_rows_that_need_equal_masks_are_no_batch(write_model: Write) -> None:
     assert "rows with other 'mask' do not run together" in tried.notes[0]
 
 
-@pytest.mark.parametrize("kind", [BOOL, INT64])
+@pytest.mark.parametrize("kind", [BOOL, INT64, FLOAT])
 def test_a_mask_that_hides_positions_leaves_a_batch(write_model: Write, kind: int) -> None:
     nodes = [
         Node("Cast", ["mask"], ["keep"], to=BOOL),
