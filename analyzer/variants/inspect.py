@@ -20,7 +20,6 @@ from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, wit
 from analyzer.variants.graph import (
     Amount,
     amounts,
-    draws,
     half_weights,
     quantized_weights,
     table_ranges,
@@ -35,6 +34,7 @@ from analyzer.variants.onnx_file import (
     load_onnx,
     locate_onnx,
 )
+from analyzer.variants.random_numbers import draws
 from analyzer.variants.scalars import with_dimensions
 from analyzer.variants.session import open_session
 from analyzer.variants.shapes import (
