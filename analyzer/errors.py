@@ -11,9 +11,11 @@ AnalyzerError                    1  a fault of the program
 │   └── MissingPartError            a library, device or server that is not here
 ├── TargetError                  1  the server under test
 │   ├── TargetStartError            it did not come up
+│   │   └── TargetLoadError      2  it did not load the model
 │   ├── TargetCrashError            it went away while it was under test
 │   ├── TargetMemoryError           it ran out of memory
 │   └── TargetTimeoutError          it did not answer in time
+│       └── LoadTimeoutError     4  the time ended while it loaded the model
 ├── BuildError                   1  a variant or engine that could not be built
 │   └── BuildTimeoutError           not in the time that it had
 ├── BudgetEndedError            ends a search early; its answer is given all the same
@@ -163,6 +165,13 @@ class TargetStartError(TargetError):
     code = "target_start"
 
 
+class TargetLoadError(TargetStartError):
+    """The server under test did not load the model."""
+
+    exit_code = 2
+    code = "target_load"
+
+
 class TargetCrashError(TargetError):
     """The server under test went away."""
 
@@ -191,6 +200,13 @@ class TargetTimeoutError(TargetError):
     """The server under test did not answer in time."""
 
     code = "target_timeout"
+
+
+class LoadTimeoutError(TargetTimeoutError):
+    """The time ended while the server under test loaded the model."""
+
+    exit_code = 4
+    code = "target_load_timeout"
 
 
 class BuildError(AnalyzerError):

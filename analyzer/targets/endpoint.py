@@ -12,16 +12,17 @@ from typing import Any, NoReturn, Protocol
 from analyzer.domain.model import TensorSpec
 from analyzer.engine.counters import ServerStatistics
 from analyzer.errors import (
+    LoadTimeoutError,
     TargetCrashError,
     TargetError,
+    TargetLoadError,
     TargetMemoryError,
-    TargetStartError,
     is_out_of_memory,
 )
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.target import Connection
 
-#: How long any request to the control side may take, and one that loads a model.
+#: How long any request to the control side may take, and at most one that loads a model.
 ANSWER_S = 30.0
 LOAD_S = 600.0
 _EXPLICIT = "Start it with --model-control-mode=explicit."
@@ -82,11 +83,19 @@ class Endpoint(Protocol):
     def index(self) -> Sequence[Mapping[str, Any]]:
         """The repository's index: name, version, state and reason of each model."""
 
-    def load(self, name: str, config: Any | None, files: Mapping[str, bytes]) -> None:
+    def load(
+        self,
+        name: str,
+        config: Any | None,
+        files: Mapping[str, bytes],
+        *,
+        timeout_s: float = LOAD_S,
+    ) -> None:
         """Loads a model, with a ``ModelConfig`` and ``file:<version>/<name>`` contents if given.
 
         Raises:
-            TargetStartError, TargetMemoryError: It could not be loaded.
+            TargetLoadError, TargetMemoryError: It could not be loaded.
+            LoadTimeoutError: It was not loaded in time.
             TargetError: The server has no explicit model control, or the files are too large.
         """
 
@@ -209,15 +218,24 @@ def raise_load_failure(address: str, name: str, reason: str) -> NoReturn:
     Raises:
         TargetError: No explicit model control.
         TargetMemoryError: Out of memory.
-        TargetStartError: Everything else.
+        TargetLoadError: Everything else.
     """
     if "not allowed" in reason and "load" in reason:
         raise TargetError(
             f"The server at {address} does not let models be loaded: {reason}",
             hint=_EXPLICIT,
         )
-    kind = TargetMemoryError if is_out_of_memory(reason) else TargetStartError
+    kind = TargetMemoryError if is_out_of_memory(reason) else TargetLoadError
+    said = reason.rstrip("; \n")  # Triton ends it with one for each version
     raise kind(
-        f"The server at {address} could not load {name}: {reason}",
-        hint="The server's own log says more.",
+        f"The server at {address} could not load {name}: {said}",
+        hint=f"The log of the server at {address} says more.",
+    )
+
+
+def load_timeout(address: str, name: str, timeout_s: float) -> LoadTimeoutError:
+    """The error of a model that was not loaded within ``timeout_s``."""
+    return LoadTimeoutError(
+        f"The server at {address} did not load {name} within {timeout_s:.0f} s.",
+        hint="Give it a longer --budget." if timeout_s < LOAD_S else "See whether it still runs.",
     )

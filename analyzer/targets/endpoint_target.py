@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +20,14 @@ from analyzer.errors import (
     MissingPartError,
     TargetCrashError,
     TargetError,
-    TargetStartError,
+    TargetLoadError,
+    TargetMemoryError,
+    is_out_of_memory,
 )
 from analyzer.modelconfig.files import ModelFiles
 from analyzer.modelconfig.text import parse_config
 from analyzer.targets.address import open_endpoint
-from analyzer.targets.endpoint import Endpoint, unready_reason
+from analyzer.targets.endpoint import LOAD_S, Endpoint, unready_reason
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.target import Connection
 from analyzer.targets.triton_server import TritonServer
@@ -32,6 +36,10 @@ _UNLOAD_S = 30.0  # a python backend takes more than a second per instance
 # A server of our own ends anyway; what hangs in it is ended with it.
 _UNLOAD_LOCAL_S = 3.0
 _POLL_S = 0.02  # short against loading a model
+_CORRECT = "Correct the model or its config.pbtxt: Triton does not serve them as they are."
+# Of the log of a load that failed: so many lines, and none of Triton's that only inform or warn.
+_LOG_LINES = 6
+_INFORMS = re.compile(r"[IVW]\d{4} |[+|]")
 
 
 class EndpointTarget:
@@ -147,6 +155,7 @@ def local_target(
     protocol: str = "http",
     notes: tuple[str, ...] = (),
     unload: bool = True,
+    load_s: float = math.inf,
 ) -> Iterator[EndpointTarget]:
     """A model written to the repository of a server of ours, loaded, and removed at the end.
 
@@ -159,9 +168,11 @@ def local_target(
         notes: For :class:`EndpointTarget`.
         unload: False where the server ends right after: unloading takes a python backend more than
             a second per instance.
+        load_s: What loading may take, up to the endpoint's limit.
 
     Raises:
-        TargetStartError, TargetMemoryError: It could not be loaded.
+        TargetLoadError, TargetMemoryError: It could not be loaded, or the server ended meanwhile.
+        LoadTimeoutError: It was not loaded in time.
         TargetCrashError: The server is gone.
     """
     address = server.http_address if protocol == "http" else server.grpc_address
@@ -169,7 +180,7 @@ def local_target(
     try:
         server.put_model(files)
         try:
-            endpoint.load(files.name, None, {})
+            _load_here(server, endpoint, files.name, load_s)
             yield EndpointTarget(
                 endpoint,
                 files.name,
@@ -193,6 +204,7 @@ def attached_target(
     inputs: Mapping[str, NDArray[Any]],
     *,
     model: ModelInfo,
+    load_s: float = math.inf,
 ) -> Iterator[EndpointTarget]:
     """A model sent to a running server under a name of its own, and unloaded at the end.
 
@@ -204,11 +216,13 @@ def attached_target(
             taken, and a note says so if it is not the first.
         inputs: Rows of input, as :class:`RequestPool` takes them.
         model: Its tensors.
+        load_s: What loading may take, up to the endpoint's limit.
 
     Raises:
         TargetCrashError: Nothing answers.
         TargetError: The server has no explicit model control, or the model is too large to send.
-        TargetStartError, TargetMemoryError: It could not be loaded with any backend.
+        TargetLoadError, TargetMemoryError: It could not be loaded with any backend.
+        LoadTimeoutError: It was not loaded in time.
     """
     assert candidates
     endpoint = open_endpoint(address)
@@ -219,8 +233,8 @@ def attached_target(
         for number, files in enumerate(candidates):
             assert files.name not in known, "a temporary name is new"
             try:
-                _send(endpoint, files)
-            except TargetStartError as error:
+                _send(endpoint, files, min(load_s, LOAD_S))
+            except TargetLoadError as error:
                 last = number == len(candidates) - 1
                 if last or "backend" not in error.message:
                     raise
@@ -245,7 +259,26 @@ def attached_target(
         endpoint.close()
 
 
-def _send(endpoint: Endpoint, files: ModelFiles) -> None:
+def _load_here(server: TritonServer, endpoint: Endpoint, name: str, load_s: float) -> None:
+    """Loads a model that lies in the repository of ``server``, which may end by that."""
+    before = len(server.log_lines())
+    try:
+        endpoint.load(name, None, {}, timeout_s=min(load_s, LOAD_S))
+    except TargetCrashError as error:
+        if not (how := server.how_ended()):
+            raise
+        lines = [line for line in server.log_lines()[before:] if not _INFORMS.match(line)]
+        said = "\n".join(lines[-_LOG_LINES:])
+        kind = TargetMemoryError if is_out_of_memory(said) else TargetLoadError
+        raise kind(
+            f"Triton ended {how} while it loaded {name}. The last lines of its log:\n{said}",
+            hint=_CORRECT,
+        ) from error
+    except TargetLoadError as error:
+        raise error.reworded(error.message, _CORRECT) from error
+
+
+def _send(endpoint: Endpoint, files: ModelFiles, load_s: float) -> None:
     if files.size_bytes > endpoint.load_bytes_max:
         raise TargetError(
             f"The files of {files.name} ({files.size_bytes / 2**30:.2f} GiB) do not fit into one "
@@ -257,7 +290,7 @@ def _send(endpoint: Endpoint, files: ModelFiles) -> None:
         for name, content in files.version_files.items()
     }
     try:
-        endpoint.load(files.name, parse_config(files.config_text), contents)
+        endpoint.load(files.name, parse_config(files.config_text), contents, timeout_s=load_s)
     except BaseException:
         # An interrupted load may still come to pass.
         with suppress(AnalyzerError):

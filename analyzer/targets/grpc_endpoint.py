@@ -17,6 +17,7 @@ from analyzer.targets.endpoint import (
     LOAD_S,
     EndpointModel,
     describe_model,
+    load_timeout,
     model_states,
     raise_load_failure,
     total_statistics,
@@ -25,6 +26,7 @@ from analyzer.targets.grpc_connection import GrpcConnection
 from analyzer.targets.payload import RequestPool
 
 _MESSAGE_BYTES_MAX = 2**31 - 1  # protobuf's own limit
+_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
@@ -86,7 +88,14 @@ class GrpcEndpoint:
         """A model's configuration after completion, a ``ModelConfig``."""
         return self._call("ModelConfig", service_pb2.ModelConfigRequest(name=name)).config
 
-    def load(self, name: str, config: Any | None, files: Mapping[str, bytes]) -> None:
+    def load(
+        self,
+        name: str,
+        config: Any | None,
+        files: Mapping[str, bytes],
+        *,
+        timeout_s: float = LOAD_S,
+    ) -> None:
         """Loads a model, with its configuration and files if given."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
         if config is not None:
@@ -95,11 +104,13 @@ class GrpcEndpoint:
         for path, content in files.items():
             request.parameters[f"file:{path}"].bytes_param = content
         try:
-            self._call("RepositoryModelLoad", request, timeout_s=LOAD_S)
-        except TargetCrashError:
-            raise
+            self._call("RepositoryModelLoad", request, timeout_s=timeout_s)
         except TargetError as error:
             cause: Any = error.__cause__
+            if isinstance(error, TargetCrashError):
+                if isinstance(cause, grpc.RpcError) and cause.code() == _LATE:
+                    raise load_timeout(self.address, name, timeout_s) from error
+                raise
             raise_load_failure(self.address, name, cause.details())
 
     def unload(self, name: str) -> None:
@@ -142,7 +153,7 @@ class GrpcEndpoint:
             raise TargetCrashError(f"The connection to {self.address} is closed.") from error
         except grpc.RpcError as error:
             said = error.details() or ""
-            lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            lost = (grpc.StatusCode.UNAVAILABLE, _LATE)
             # Triton refuses model control with UNAVAILABLE.
             if error.code() in lost and "not allowed" not in said:
                 raise TargetCrashError(

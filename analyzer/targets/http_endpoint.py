@@ -20,6 +20,7 @@ from analyzer.targets.endpoint import (
     LOAD_S,
     EndpointModel,
     describe_model,
+    load_timeout,
     model_states,
     raise_load_failure,
     total_statistics,
@@ -94,7 +95,14 @@ class HttpEndpoint:
             raise TargetError(f"The server at {self.address} sent no configuration of {name}.")
         return values
 
-    def load(self, name: str, config: Any | None, files: Mapping[str, bytes]) -> None:
+    def load(
+        self,
+        name: str,
+        config: Any | None,
+        files: Mapping[str, bytes],
+        *,
+        timeout_s: float = LOAD_S,
+    ) -> None:
         """Loads a model, with its configuration and files if given."""
         parameters = {
             f"file:{path}": base64.b64encode(content).decode("ascii")
@@ -111,8 +119,10 @@ class HttpEndpoint:
             hint="Attach by grpc:// (up to 2 GiB), or raise the server's --http-max-input-size.",
         )
         try:
-            reply = self._ask("POST", path, content=body, timeout=LOAD_S)
+            reply = self._ask("POST", path, content=body, timeout=timeout_s)
         except TargetCrashError as error:
+            if isinstance(error.__cause__, httpx.ReadTimeout):
+                raise load_timeout(self.address, name, timeout_s) from error
             if len(body) > _JSON_BYTES_MAX:
                 raise too_large from error
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ def open_target(
     inputs_path: Path,
     configuration: Configuration,
     exported: Path | None = None,
+    load_s: float = math.inf,
 ) -> AbstractContextManager[Target]:
     """The target, to be entered and left on one thread.
 
@@ -47,6 +49,7 @@ def open_target(
         exported: The folder of a version in a repository, which a Triton that is started here
             serves with the ``config.pbtxt`` that is there, unmodified; one that runs serves
             ``configuration`` on the backend that is named there.
+        load_s: What a Triton may take to load the model, up to its own limit.
 
     Raises (all but the first also on entering):
         UsageError: ``server`` names none.
@@ -58,8 +61,8 @@ def open_target(
     if server == "embedded":
         return _embedded(model, model_path, inputs_path, configuration)
     if server == "triton":
-        return _started_triton(model, model_path, inputs_path, configuration, exported)
-    return _running_server(server, model, model_path, inputs_path, configuration, exported)
+        return _started_triton(model, model_path, inputs_path, configuration, exported, load_s)
+    return _running_server(server, model, model_path, inputs_path, configuration, exported, load_s)
 
 
 def _embedded(
@@ -92,6 +95,7 @@ def _started_triton(
     inputs_path: Path,
     configuration: Configuration,
     exported: Path | None,
+    load_s: float,
 ) -> Iterator[Target]:
     from analyzer.hardware.gpus import first_gpu
     from analyzer.modelconfig.files import exported_files, model_files
@@ -120,7 +124,9 @@ def _started_triton(
     with (
         TritonServer(install, gpu=gpu) as server,
         # Over HTTP the generator has the least work.
-        local_target(server, files, inputs, model=model, notes=notes, unload=False) as target,
+        local_target(
+            server, files, inputs, model=model, notes=notes, unload=False, load_s=load_s
+        ) as target,
     ):
         yield target
 
@@ -132,6 +138,7 @@ def _running_server(
     inputs_path: Path,
     configuration: Configuration,
     exported: Path | None,
+    load_s: float,
 ) -> AbstractContextManager[Target]:
     from analyzer.modelconfig.files import exported_files, model_files
     from analyzer.targets.endpoint_target import attached_target, temporary_name
@@ -145,7 +152,8 @@ def _running_server(
         model_files(model, model_path, configuration, backend=backend, name=name)
         for backend in backends
     ]
-    return attached_target(address, candidates, _read_inputs(model, inputs_path), model=model)
+    inputs = _read_inputs(model, inputs_path)
+    return attached_target(address, candidates, inputs, model=model, load_s=load_s)
 
 
 def _read_inputs(model: ModelInfo, path: Path) -> Mapping[str, NDArray[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from contextlib import suppress
@@ -10,6 +11,8 @@ from typing import IO
 # More than the usage text of tritonserver, which would push out the reason it is printed for.
 _LINES = 600
 _LINE_BYTES = 2000  # longer lines are cut
+# Of a crash Triton writes the frames of its stack, without names.
+_FRAME = re.compile(r"\s*\d+# ")
 
 
 class ServerLog:
@@ -40,5 +43,5 @@ class ServerLog:
             self._reader.join(timeout_s)
 
     def lines(self) -> list[str]:
-        """The last lines that are not empty."""
-        return [line for line in tuple(self._lines) if line.strip()]
+        """The last lines that are neither empty nor frames of a stack."""
+        return [line for line in tuple(self._lines) if line.strip() and not _FRAME.match(line)]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,7 @@ _FOLDER_PREFIX = "tritune-triton-"
 _SHARED_MEMORY = Path("/dev/shm")
 # Runs in the child before it becomes the server. The server's end is tied to ours by the kernel;
 # its python stubs notice that their parent is gone and end by themselves within seconds, also in
-# the middle of an execution.
+# the middle of an execution, but not in that of a warm-up: see _end_rest.
 _LAUNCHER = (
     "import os, sys\n"
     "from analyzer.hardware.lifetime import die_with_parent\n"
@@ -80,6 +81,7 @@ class TritonServer:
         self._arguments = arguments if auto_complete else (_STRICT, *arguments)
         self._gpu = gpu
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: threading.Thread | None = None
         self._folder: Path | None = None
         self._log = ServerLog()
 
@@ -128,6 +130,27 @@ class TritonServer:
     def alive(self) -> bool:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
+
+    def how_ended(self, wait_s: float = 1.0) -> str:
+        """``with status 1`` or ``by SIGSEGV`` of a process that ended; empty where it lives.
+
+        Args:
+            wait_s: It closes its connections a little before its end can be seen.
+        """
+        if self._process is None:
+            return ""
+        try:
+            status = self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return ""
+        self._log.finish()
+        if status >= 0:
+            return f"with status {status}"
+        return f"by {signal.Signals(-status).name}"
+
+    def log_lines(self) -> list[str]:
+        """What is kept of the server's log: its last lines."""
+        return self._log.lines()
 
     def log_tail(self, lines: int = 12) -> str:
         """The server's last log lines."""
@@ -185,6 +208,8 @@ class TritonServer:
                 f"The Triton server (process {process.pid}) does not end.",
                 hint="It may hang in a driver; end it by hand.",
             ) from error
+        if self._watch is not None:
+            self._watch.join(_KILLED_S)
         deadline = time.monotonic() + _KILLED_S
         while any(is_running(pid) for pid in family) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -228,6 +253,10 @@ class TritonServer:
             raise TargetStartError(
                 f"The Triton server {self.install.executable} cannot be started: {error.strerror}."
             ) from error
+        self._watch = threading.Thread(
+            target=_end_rest, args=(self._process.pid,), name="server-end", daemon=True
+        )
+        self._watch.start()
         assert self._process.stdout is not None
         self._log.follow(self._process.stdout)
         taken = self._wait_until_ready(self._process)
@@ -307,6 +336,19 @@ class TritonServer:
             (own / "onnxruntime").mkdir()
             (own / "onnxruntime" / "model.py").write_text(onnxruntime_backend(), encoding="utf-8")
         return own
+
+
+def _end_rest(pid: int) -> None:
+    """Waits for the end of the server ``pid``, and ends what is left of its process group.
+
+    A stub in the middle of a warm-up outlives a server that crashes and holds its connections, on
+    which we would wait for an answer.
+    """
+    # Not reaped yet, its number is nobody else's.
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _sweep() -> None:

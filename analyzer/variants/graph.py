@@ -33,11 +33,6 @@ _PASS_THROUGH: dict[str, tuple[int, ...]] = {
     "Concat": tuple(range(1024)),
 }
 
-# Operators whose answers differ from run to run.
-RANDOM = {
-    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("Multinomial", "Bernoulli"),
-}
 _RECURRENT = ("GRU", "LSTM", "RNN")
 
 # Operators whose results are as large as a value among their inputs says: where that value stands.
@@ -111,12 +106,6 @@ def trains(model: Any) -> str:
             ):
                 return str(node.op_type)
     return ""
-
-
-def draws(model: Any) -> str:
-    """An operator that draws random numbers; empty where there is none."""
-    graphs = [*all_graphs(model.graph), *model.functions]
-    return next((n.op_type for graph in graphs for n in graph.node if n.op_type in RANDOM), "")
 
 
 def is_quantized(operator: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, wit
 from analyzer.variants.graph import (
     Amount,
     amounts,
-    draws,
     half_weights,
     quantized_weights,
     table_ranges,
@@ -34,6 +34,8 @@ from analyzer.variants.onnx_file import (
     load_onnx,
     locate_onnx,
 )
+from analyzer.variants.open_rows import outputs_in_the_way, with_open_rows
+from analyzer.variants.random_numbers import draws
 from analyzer.variants.scalars import with_dimensions
 from analyzer.variants.served_types import refuse_strings, served_type
 from analyzer.variants.session import open_session
@@ -82,8 +84,9 @@ def inspect_model(
         written: Shapes that a configuration has; those of every dimension are used where they show
             that the first is no batch (:func:`~analyzer.variants.first_axis.without_batch`).
         name: The name to serve it under; default from the file or directory.
-        scratch: Where a model with scalars is kept in the form that Triton can serve
-            (:mod:`~analyzer.variants.scalars`), which is then the model; None leaves it as it is.
+        scratch: Where a model with scalars, or with a wrong number of rows, is kept in the form
+            that Triton can serve (:mod:`~analyzer.variants.scalars`, ``open_rows``), which is then
+            the model; None leaves it as it is.
 
     Raises:
         BuildError: ``scratch`` cannot be written.
@@ -117,6 +120,12 @@ def inspect_model(
             for tensor in outputs
         ]
     reasons = unbatched_reasons(inputs, outputs)
+    if reasons and scratch is not None and (rows := outputs_in_the_way(inputs, outputs)):
+        target = scratch / f"{hash_model(file, external)[:24]}-rows" / file.name
+        called = name or default_name(path)
+        again = partial(inspect_model, input_shapes=input_shapes, written=written, name=called)
+        if (corrected := with_open_rows(file, external, rows, target, again)) is not None:
+            return corrected
     if not reasons and (trained := trains(proto)):
         reasons = (f"its {trained} computes over the whole batch, as in training",)
     told = without_batch(inputs, written or {})

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.variants.graph import RANDOM, all_graphs, all_tensors, is_quantized
+from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
+from analyzer.variants.random_numbers import draws
 
 # A row of whose values more than this share changed is another answer.
 _SHARE_CHANGED_MAX = 0.05
@@ -64,7 +65,7 @@ def tolerance_of(path: str) -> Tolerance:
         found = _HALF
     else:
         found = FLOAT
-    return replace(found, integer_rows=1.0) if operators & RANDOM else found
+    return replace(found, integer_rows=1.0) if draws(model) else found
 
 
 def differing(expected: Tensors, seen: Tensors, tolerance: Tolerance) -> set[str]:
