@@ -15,7 +15,7 @@ AnalyzerError                    1  a fault of the program
 │   ├── TargetCrashError            it went away while it was under test
 │   ├── TargetMemoryError           it ran out of memory
 │   └── TargetTimeoutError          it did not answer in time
-│       └── LoadTimeoutError     4  the time ended while it loaded the model
+│       └── LoadTimeoutError     2  nor load the model in time
 ├── BuildError                   1  a variant or engine that could not be built
 │   └── BuildTimeoutError           not in the time that it had
 ├── BudgetEndedError            ends a search early; its answer is given all the same
@@ -205,7 +205,7 @@ class TargetTimeoutError(TargetError):
 class LoadTimeoutError(TargetTimeoutError):
     """The time ended while the server under test loaded the model."""
 
-    exit_code = 4
+    exit_code = 2
     code = "target_load_timeout"
 
 

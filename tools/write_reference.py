@@ -197,8 +197,8 @@ def render() -> str:
             lines += [option_row(option) for option in options]
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES]
-    lines += ["", ("With `--json`, exits 1, 2 and 130 (and 4 where a model took too long to load) "
-              'print `{"schema": 1, "error": {"code", "message", "hint"}}`; `code` is one of:'),
+    lines += ["", ("With `--json`, exits 1, 2 and 130 print "
+              '`{"schema": 1, "error": {"code", "message", "hint"}}`; `code` is one of:'),
               "", "| code | exit | meaning |", "|---|---|---|"]  # fmt: skip
     lines += [f"| `{code}` | {status} | {text} |" for code, status, text in _error_codes()]
     lines += ["", "## Environment variables", "",

@@ -162,7 +162,7 @@ def test_a_load_ends_with_the_time_that_it_has(table: Path) -> None:
     with TritonServer(require_triton()) as server:
         with pytest.raises(LoadTimeoutError, match="did not load slow within 1 s") as caught:
             load(server, table, exported(table, "slow"), load_s=1.0)
-        assert caught.value.exit_code == 4 and "--budget" in caught.value.hint
+        assert caught.value.exit_code == 2 and "--budget" in caught.value.hint
 
 
 def test_a_load_over_grpc_ends_with_the_time_that_it_has() -> None:
@@ -191,7 +191,7 @@ def test_a_load_over_grpc_ends_with_the_time_that_it_has() -> None:
 @pytest.mark.usefixtures("odd_triton")
 @pytest.mark.parametrize(
     ("name", "code", "told"),
-    [("refuse", 2, "target_load"), ("crash", 2, "target_load"), ("slow", 4, "target_load_timeout")],
+    [("refuse", 2, "target_load"), ("crash", 2, "target_load"), ("slow", 2, "target_load_timeout")],
 )
 def test_verify_tells_a_load_that_failed(
     table: Path,
