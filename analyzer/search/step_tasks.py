@@ -120,7 +120,7 @@ class StepTasks:
         if step == "baseline" and self._nothing_fits_after(wanted_s):
             wanted_s *= _BASELINE_FACTOR
         edge_s = min(wanted_s, left_s)
-        task = self._edge_task(configuration, edge_s)
+        task = self._edge_task(configuration, edge_s, widely=step == "baseline")
         if step != "first":
             return edge_s, task
         proof_s = self._proof_s(configuration)
@@ -266,9 +266,18 @@ class StepTasks:
         return self._context.server_start_s + load_s if known is None else 0.0
 
     def _edge_task(
-        self, configuration: Configuration, seconds: float, *, known: tuple[LoadTest, ...] = ()
+        self,
+        configuration: Configuration,
+        seconds: float,
+        *,
+        known: tuple[LoadTest, ...] = (),
+        widely: bool = False,
     ) -> MeasureTask:
-        """Searches the edge; goes on with the search that ``known`` is of, if any."""
+        """Searches the edge; goes on with the search that ``known`` is of, if any.
+
+        Args:
+            widely: As of :class:`EdgePlan`.
+        """
         sla = self._context.request.sla
         at_target = not known and sla.fixed_rps is not None
         edge_share, target_share = _TARGET_SHARES if at_target else (1.0, 0.0)
@@ -278,7 +287,7 @@ class StepTasks:
             configuration,
             accuracy=self._built.accuracy(configuration),
             predicted_rps=predicted,
-            edge_plan=replace(plan, known=known),
+            edge_plan=replace(plan, known=known, widely=widely),
             target_seconds=target_share * seconds if at_target else None,
         )
 
