@@ -161,9 +161,12 @@ def state_loops(
 
 
 def _is_counted_on(old: Declared, new: Declared) -> bool:
-    """Whether ``new`` is ``old`` with a number that is one more, and both have one shape."""
+    """Whether ``new`` is ``old`` with a number that is one more, and both have one shape.
+
+    Bare numbers are names that an exporter counts through.
+    """
     before, after = (_NUMBERED.fullmatch(tensor.name.lower()) for tensor in (old, new))
-    if before is None or after is None or before[1] != after[1]:
+    if before is None or after is None or not before[1] or before[1] != after[1]:
         return False
     same = (old.datatype, old.dims) == (new.datatype, new.dims) and len(old.dims) >= 2
     return same and old.datatype != "BOOL" and int(after[2]) == int(before[2]) + 1

@@ -329,6 +329,7 @@ def test_reasons_name_tensor_and_axis() -> None:
         ("state1", "state2", True),
         ("h1", "h0", False),
         ("h1", "g2", False),
+        ("1", "2", False),
         ("id", "id", False),
         ("input", "output", False),
         ("mask", "probabilities", False),
