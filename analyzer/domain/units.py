@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class _Quantity:
         number: A number for the example where the text has none.
         unit: The unit of the example.
         known: What the hint says about the units.
+        most: The largest that the example shows, in the unit that the parser returns.
     """
 
     name: str
@@ -56,6 +58,7 @@ class _Quantity:
     number: str
     unit: str
     known: str
+    most: float = sys.float_info.max
 
     def read(self, text: str) -> tuple[float, float]:
         """The number in ``text``, at least 0, and the value of its unit.
@@ -90,10 +93,10 @@ class _Quantity:
             shown = f"{float(number):g}"
         except ValueError:
             shown = ""
-        if not shown or shown in ("0", "inf"):
-            shown = self.number
         meant = [known for known in self.units if unit.lower().startswith(known.lower())]
         shown_unit = max(meant, key=len, default=self.unit)
+        if not shown or shown == "0" or float(shown) * self.units[shown_unit] > self.most:
+            shown = self.number
         return UsageError(
             f"{text!r} is not a {self.name}: {why}.",
             hint=f"Write it like {shown}{self.separator}{shown_unit} ({self.known}).",
@@ -101,7 +104,12 @@ class _Quantity:
 
 
 _DURATION = _Quantity(
-    name="duration", units=_DURATION_S, number="20", unit="ms", known="units: us, ms, s, m, h"
+    name="duration",
+    units=_DURATION_S,
+    number="20",
+    unit="ms",
+    known="units: us, ms, s, m, h",
+    most=LATENCY_S_MAX,
 )
 _RATE = _Quantity(
     name="rate",

@@ -99,6 +99,17 @@ def test_each_mistake_has_its_own_message(
     assert f"Write it like {hint}" in refusal.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"), [("1e10", "20ms"), ("-1e5h", "20h"), ("1e308TiBs", "512TiB")]
+)
+def test_a_hint_shows_no_number_that_is_refused_again(text: str, hint: str) -> None:
+    parse = units.parse_size_bytes if "iB" in text else units.parse_duration_s
+    with pytest.raises(UsageError) as refusal:
+        parse(text)
+    assert refusal.value.hint.startswith(f"Write it like {hint} ")
+    assert parse(hint) > 0
+
+
 PARSERS = [
     units.parse_duration_s,
     units.parse_rate_rps,
