@@ -59,13 +59,13 @@ def gain(
     if recommendation.configuration == baseline.configuration:
         return Gain(ratio=1.0, basis=basis, interval=(1.0, 1.0))
     ours, theirs = rate_of(recommendation, basis), rate_of(baseline, basis)
-    if basis == "edges" and sla.at_any_rate:
-        theirs = baseline.edge.likely_rps or baseline.edge.interval_rps[1]
     if not sla.at_any_rate:
         amounts = objective_at(recommendation, sla, ours), objective_at(baseline, sla, theirs)
         if not amounts[0] or not amounts[1]:
             return None
         return Gain(ratio=amounts[1] / amounts[0], basis=basis, interval=(None, None))
+    if basis == "edges":
+        theirs = baseline.edge.likely_rps
     if not ours or not theirs:
         return None
     our_bounds, their_bounds = _bounds(recommendation, basis), _bounds(baseline, basis)

@@ -189,10 +189,10 @@ class Edge:
 
     @property
     def likely_rps(self) -> float | None:
-        """The estimate, else the middle (in logarithms) of its bounds, else the lower one."""
+        """The estimate, else the middle (in logarithms) of its bounds, else the known one."""
         low, high = self.bounds_rps
         middle = math.sqrt(low * high) if low and high else None
-        return self.rate_rps or middle or low
+        return self.rate_rps or middle or low or high
 
     def within(self, rate_rps: float) -> float:
         """``rate_rps``, or the end of the interval that it lies beyond."""

@@ -79,8 +79,8 @@ class EdgePlan:
         start_rps: The expected edge; None if nobody knows, and then the saturation throughput
             is the start.
         trusted: Whether ``start_rps`` is good to a few percent.
-        widely: Whether it matters more that both ends of the edge are found than how close they
-            are, where it is not.
+        widely: Whether steps up from a start that is not trusted are wide: both ends of the edge
+            are wanted, however far apart.
         run_seconds: Shortest and longest single run.
         within: Whether no run lasts longer than ``seconds`` leaves, but for the shortest.
         known: Runs of an earlier search that ended with an open edge; this one goes on from there.

@@ -154,7 +154,7 @@ class TritonServer:
 
     def log_tail(self, lines: int = 12) -> str:
         """The server's last log lines."""
-        return "\n".join(self._log.lines()[-lines:])
+        return "\n".join(self.log_lines()[-lines:])
 
     def put_model(self, files: ModelFiles, version: int = 1) -> Path:
         """Writes a model to the repository; it is not loaded yet. Returns its folder."""

@@ -14,7 +14,7 @@ from analyzer.variants.shapes import Declared, Dims, declared_dims, is_length, u
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Where one row does not run: rows in pairs, frames of an image and the like.
+# One row, and as many as may be needed together: rows in pairs, frames of an image and the like.
 _ROWS_TRIED = range(1, 9)
 
 

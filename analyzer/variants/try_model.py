@@ -70,8 +70,8 @@ def try_model(
     answer depends on the rows beside it (a softmax over axis 0): both come back as models that
     cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
     more where one takes little time. Rows that do not run alone are passed over. Masks that are the
-    same throughout these rows are then mixed: a graph may drop the rows that they leave out. One
-    that reads integers is tried with zeros as well, which its warm-up would be made of.
+    same throughout these rows are then mixed: a graph may drop the rows that they leave out. A
+    model that reads integers is tried with zeros as well, which its warm-up would be made of.
 
     Args:
         seconds_max: That all of it may take; a loop in a graph need not end.
