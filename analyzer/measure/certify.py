@@ -17,20 +17,14 @@ from dataclasses import replace
 
 from analyzer.domain.measurement import Certificate
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
+from analyzer.measure.ladder import a_step_up, rates_to_try
 from analyzer.measure.walk_claims import WalkClaims
 
-# Shares of the edge at which a certificate is tried, from close to safe.
-_LADDER = (
-    *(0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.78, 0.74, 0.7, 0.66, 0.62, 0.58, 0.54, 0.5),
-    *(0.46, 0.42, 0.38, 0.34, 0.3, 0.25, 0.2),
-)
 # Parts of a rate's first plan, the shortest run, the longest first one, the least part of a rest.
 _BLOCKS = 2
 _RUN_S_MIN = 0.3
 _PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
-# A ladder's rate this close to one that was tried already is that one.
-_SAME_RATE = 0.03
 # A rate is left, while nothing is proven, for one that needs so much of what is missing to it.
 _LEAVING_SHARE = 0.5
 # Of a rate that was given up: the highest that is tried next, but for what was begun, since each is
@@ -42,6 +36,9 @@ _AGAIN_SHARE = 0.5
 # A rate that is so many times what is safe, since others took cores meanwhile, is left while more
 # is missing to it than it has.
 _TOO_BOLD = 1.25
+# Of the time left: what a rate above the slow states' may be expected to take. The rest is for runs
+# that meet them.
+_MEETING_SHARE = 0.5
 # A climb whose runs lack no more than this share of what they have goes on with the time that was
 # kept for other steps: less than that would be missing to them for nothing.
 _LITTLE_SHARE = 0.25
@@ -114,13 +111,11 @@ class _Certifying:
         while self._time_left_s() > _RUN_S_MIN and self._goal.goes_on():
             if self._answered and self._taken_back():
                 rates = self._claim_again()
-            if not rates:
-                break
-            rates = [rate for rate in rates if self._may_be_run(rate)]
-            chosen, limit_s = self._choose(self._next(rates)) if rates else (None, 0.0)
+            runnable = self._runnable(rates)
+            chosen, limit_s = self._choose(self._next(runnable)) if runnable else (None, 0.0)
             if chosen is None:
                 break
-            passed = self._attempt(chosen, limit_s, [lower for lower in rates if lower < chosen])
+            passed = self._attempt(chosen, limit_s, [lower for lower in runnable if lower < chosen])
             rates = [other for other in rates if (other > chosen if passed else other < chosen)]
             self._next_rps = math.inf if passed else _LOWER_SHARE * chosen
             if not passed and not result.passed:
@@ -238,17 +233,9 @@ class _Certifying:
         goal = self._goal
         if goal.fixed_rps:
             return [goal.fixed_rps]
-        # The rungs lie below the rate that is enough, which is the highest of them then.
-        span_rps = min(goal.enough_rps / _LADDER[0], self._edge_rps)
-        highest = min(goal.enough_rps, _LADDER[0] * span_rps)
-        known = [rate for rate in self._result.evidence if rate <= min(span_rps, goal.enough_rps)]
-        ladder = [
-            rate
-            for rate in (highest, *(span_rps * share for share in _LADDER[1:]))
-            if rate == goal.enough_rps
-            or all(abs(rate / other - 1.0) >= _SAME_RATE for other in known)
-        ]
-        return sorted({rate for rate in (*known, *ladder) if rate > self._above_rps}, reverse=True)
+        tried, enough_rps = self._result.evidence, goal.enough_rps
+        rates = rates_to_try(self._edge_rps, tried=tried, enough_rps=enough_rps)
+        return [rate for rate in rates if rate > self._above_rps]
 
     def _choose(self, rates: list[float]) -> tuple[float | None, float]:
         """The rate to try next, and the seconds that it may take.
@@ -260,7 +247,7 @@ class _Certifying:
         """
         leaving_s, self._leaving_s = self._leaving_s, math.inf
         if self._answered:
-            return self._affordable(rates, self._left_s), self._left_s
+            return self._higher(rates), self._left_s
         rates = [rate for rate in rates if rate <= self._safe_rps] or rates[-1:]
         if len(rates) == 1:
             return rates[0], self._left_s
@@ -276,6 +263,18 @@ class _Certifying:
         begun = filter(self._claims.known, rates)
         some = {*rates[::3], *begun}
         return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
+
+    def _higher(self, rates: list[float]) -> float | None:
+        """The rate above what is proven that is tried next; None to end the walk.
+
+        Where the time is of no other use, what the twin does not expect to be carried as well.
+        """
+        exceeds = self._goal.may_exceed is not None
+        sure = self._may_be_run(rates[-1])
+        rate = self._affordable(rates, self._left_s * (1.0 if sure else _MEETING_SHARE))
+        if rate is not None or not exceeds:
+            return rate
+        return a_step_up(rates, max(self._above_rps, self._result.rate_rps or 0.0))
 
     def _alike(self, rates: list[float], rate: float) -> float:
         """The highest of ``rates`` that is expected to take hardly longer than ``rate``.
@@ -328,7 +327,7 @@ class _Certifying:
         block_s = max(min(needed * 1.1 / rate / _BLOCKS, _FIRST_BLOCK_S), 0.5)
         while (limit_s := min(limit_s, self._time_left_s())) > _RUN_S_MIN:
             too_long = self._goal.requests_min / rate > self._left_s
-            if too_long or not self._may_be_run(rate):
+            if too_long or not self._runnable([rate]):
                 return False
             # A fifth of a run at most does not count.
             block_s = min(block_s, limit_s)
@@ -366,7 +365,7 @@ class _Certifying:
             if not self._goal.goes_on():
                 return False
             beyond = certificate.is_late(self._goal.miss_rate_max)
-            missing = float(certificate.requests_missing or 2.0 * block_s * rate)
+            missing = float(certificate.requests_missing or min(2.0 * block_s, limit_s) * rate)
             if beyond:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows
                 # if no further request is late.
@@ -423,16 +422,15 @@ class _Certifying:
         """Whether there is an answer already, here or of another configuration."""
         return self._result.passed or (self._above_rps > 0.0 and not self._goal.fixed_rps)
 
-    def _may_be_run(self, rate: float) -> bool:
-        """Whether the machine's slow state is expected to carry it, or its own runs met it.
+    def _runnable(self, rates: list[float]) -> list[float]:
+        """Those that may be run; above them, once something is proven, only where none is left."""
+        sure, may_exceed = list(filter(self._may_be_run, rates)), self._goal.may_exceed
+        if sure or may_exceed is None or not self._answered:
+            return sure
+        return list(filter(may_exceed, rates))
 
-        What they came to counts then. A fixed rate is not chosen.
-        """
-        goal = self._goal
-        if goal.fixed_rps or rate <= goal.ceiling_rps():
-            return True
-        known = self._claims.known(rate)
-        return known is not None and goal.carried(rate, known.conditions)
+    def _may_be_run(self, rate: float) -> bool:
+        return self._goal.may_be_run(rate, self._claims.known(rate))
 
     def _take_back(self, rate: float) -> None:
         """Gives up what was claimed of ``rate``, whose last run may not count."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from analyzer.domain.load_test import Conditions, LoadTest
+from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.stats.certificate import claim_confidence, expected_requests
 from analyzer.stats.mlperf import tail_share
@@ -48,8 +48,11 @@ class CertifyGoal:
         open_claims: As in ``CertifyPlan``.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.
         ceiling_rps: No higher rate is begun, a fixed one excepted; asked anew before each run.
-        carried: Whether a rate may be claimed for all that was seen of the machine, where its own
-            runs met these conditions: they go on above ``ceiling_rps`` then.
+        may_exceed: Of a walk whose time is of no other use: whether a rate is begun nevertheless,
+            once something is proven and no lower one is left. Its runs must meet the machine's slow
+            states. Such a walk also tries what is not expected to be carried, step by step.
+        upheld: Whether what is known of a rate may be claimed for all that was seen of the machine:
+            it goes on above ``ceiling_rps`` then.
         counts_below: Whether what is known of a rate may count for a lower one: no larger share is
             late there.
         proves: Whether what is known of a rate proves it, whatever was seen of the machine.
@@ -79,7 +82,8 @@ class CertifyGoal:
     open_claims: int = 0
     lead_in_s: Callable[[float], float] = lambda rate_rps: 0.0
     ceiling_rps: Callable[[], float] = lambda: math.inf
-    carried: Callable[[float, Conditions | None], bool] = lambda rate_rps, met: False
+    may_exceed: Callable[[float], bool] | None = None
+    upheld: Callable[[RateEvidence], bool] = lambda known: False
     counts_below: Callable[[RateEvidence, float], bool] = lambda known, rate_rps: False
     proves: Callable[[RateEvidence], bool] = lambda known: False
     goes_on: Callable[[], bool] = lambda: True
@@ -93,6 +97,15 @@ class CertifyGoal:
     def miss_rate_max(self) -> float:
         """The fraction of requests that may be late."""
         return tail_share(self.percentile)
+
+    def may_be_run(self, rate: float, known: RateEvidence | None) -> bool:
+        """Whether the machine's slow state is expected to carry a rate, or its own runs met it.
+
+        What they came to (``known``) counts then. A fixed rate is not chosen.
+        """
+        if self.fixed_rps or rate <= self.ceiling_rps():
+            return True
+        return known is not None and self.upheld(known)
 
     def to_pass(self, certificate: Certificate, claim: int) -> float:
         """Further requests, none of them late, that a PASS takes; infinite for no number."""

@@ -63,8 +63,8 @@ class Correlation:
 
         Args:
             met: Whether the runs that are judged met the machine's slow states
-                (``witness.met_slow_states``). Where not, what those do is only supposed, and how
-                long they last counts unless they leave the promise far from broken.
+                (``slow_states.met_slow_states``). Where not, what those do is only supposed, and
+                how long they last counts unless they leave the promise far from broken.
         """
         self._refreshed()
         return self._inflation(rate_rps) if met else self._supposed(rate_rps)

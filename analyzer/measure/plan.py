@@ -147,6 +147,8 @@ class CertifyPlan:
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
+        exceeds: Whether rates may be tried that a slow state of the machine, as often met as in all
+            that was watched, is not expected to carry.
         climb_gain, climbs_within_s, climb_kept_s: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.
@@ -177,6 +179,7 @@ class CertifyPlan:
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0
+    exceeds: bool = False
     climb_gain: float = 1.0
     climbs_within_s: float = 0.0
     climb_kept_s: float = 0.0

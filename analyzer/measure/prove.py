@@ -23,16 +23,15 @@ from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.plan import CertifyPlan, LoadPlan
 from analyzer.measure.session import REQUESTS_MIN, Session
-from analyzer.measure.walk_claims import conditions_met
-from analyzer.measure.witness import (
-    carried,
-    first_share,
-    free_share,
+from analyzer.measure.slow_states import (
+    MET_SHARE,
+    least_met,
     met_slow_states,
-    rate_ceiling,
+    outweighs,
     tenable,
-    watched_times,
 )
+from analyzer.measure.walk_claims import all_met, conditions_met, evidence_of
+from analyzer.measure.witness import first_share, free_share, rate_ceiling, watched_times
 from analyzer.stats.certificate import passes
 
 # Of an edge that is only supposed, the highest rate of a first proof.
@@ -88,11 +87,13 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     def times() -> tuple[Conditions | None, ...]:
         return watched_times(study(), plan.earlier_us)
 
-    def held(rate: float, met: Conditions | None) -> bool:
-        return all(
-            carried(rate, edge, watched, sla, met, slow_edge, runs(), plan.response)
-            for watched in times()
-        )
+    def met(rate: float, seen: Conditions | None) -> float:
+        made = session.tests[first:]
+        of_all = all_met(rate, seen, plan.earlier, made, miss_rate_max=sla.miss_rate_max)
+        return least_met(rate, edge, times(), sla, of_all, slow_edge, runs(), plan.response)
+
+    def upheld(known: RateEvidence) -> bool:
+        return outweighs(known, met(known.rate_rps, known.conditions), sla)
 
     @cache
     def ceiling_after(tests: int) -> float:
@@ -113,14 +114,16 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         tests = [session.tests[first + index] for index in indices]
         seen = conditions_met(known, tests)
         watched = study()
-        met = met_slow_states(watched, sla, seen)
+        often = met_slow_states(watched, sla, seen)
         logs = [session.logs[first + index] for index in indices]
         judged = partial(judge_runs, tests, logs, load, earlier=known, claim=claim, study=watched)
-        found = judged(correlation.inflation(rate, met=met) if indices else None)
+        found = judged(correlation.inflation(rate, met=often) if indices else None)
         if found.verdict == "FAIL" and indices:  # having met more slow states says too much
             found = judged(correlation.inflation(rate, met=False))
-        if found.verdict == "PASS" and not held(rate, seen):
-            return replace(found, verdict="UNDECIDED")
+        if found.verdict == "PASS":
+            proven = evidence_of(found, (known, claim), tests, rate_rps=rate, blocks=len(tests))
+            if not upheld(proven):
+                return replace(found, verdict="UNDECIDED")
         return found
 
     # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
@@ -148,7 +151,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
             ceiling_rps=lambda: ceiling_after(len(session.tests)),
-            carried=held,
+            may_exceed=(lambda rate: met(rate, study()) >= MET_SHARE) if plan.exceeds else None,
+            upheld=upheld,
             counts_below=counts_below,
             proves=lambda of: passes(of, percentile=sla.percentile, confidence=sla.confidence),
             goes_on=answer_stands,

@@ -7,7 +7,8 @@ A claim that was left undecided may go down: a lower rate has its number then an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from analyzer.domain.load_test import Conditions, LoadTest
@@ -28,6 +29,43 @@ def conditions_met(known: RateEvidence | None, tests: Sequence[LoadTest]) -> Con
     before = known.conditions if known is not None else None
     counted = [test.conditions for test in tests if test.validity.excused]
     return Conditions.pooled([before, *counted])
+
+
+def all_met(
+    rate_rps: float,
+    own: Conditions | None,
+    evidence: Iterable[RateEvidence],
+    tests: Iterable[LoadTest] = (),
+    *,
+    miss_rate_max: float,
+) -> tuple[Conditions | None, ...]:
+    """What a claim's runs met (``own``), and the same with what those at higher rates met.
+
+    A slow state in which a higher rate was kept is one that the claim's rate keeps as well. Of each
+    rate all runs count, so that no rate is kept in some moments alone.
+
+    Args:
+        evidence: What is known by rate, and ``tests`` made since.
+        miss_rate_max: The fraction of requests that may be late.
+    """
+    found: dict[float, list[tuple[int, int, Conditions | None]]] = defaultdict(list)
+    for known in evidence:
+        # What was handed down to a lower rate counts there.
+        if known.rate_rps > rate_rps and known.claim:
+            requests, late = known.all_counts
+            found[known.rate_rps].append((requests, late, known.conditions))
+    for test in tests:
+        if (test.offered_rps or 0.0) > rate_rps:
+            counts = test.requests, test.over_budget or 0, test.conditions
+            found[test.offered_rps or 0.0].append(counts)
+    kept = [
+        conditions
+        for runs in found.values()
+        if sum(late for _, late, _ in runs) <= miss_rate_max * sum(count for count, _, _ in runs)
+        for _, _, conditions in runs
+        if conditions is not None
+    ]
+    return (own, Conditions.pooled([own, *kept])) if own is not None and kept else (own,)
 
 
 def evidence_of(

@@ -13,7 +13,7 @@ from math import ceil, inf
 import numpy as np
 
 from analyzer.domain.load_test import Conditions, LoadTest
-from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.measurement import Edge
 from analyzer.domain.sla import Sla
 from analyzer.twin.pace import (
     CONSTANT_FACTOR,
@@ -25,10 +25,6 @@ from analyzer.twin.pace import (
     witness_us,
 )
 
-# A certificate met the slow seconds as often as the study, or nearly.
-SEEN_SHARE = 0.9
-# So often is enough for what the slow states do to be more than supposed.
-_MET_SHARE = 0.5
 # Fewer slow seconds are no state of the machine; with less than 100 of them one is more than 1 %.
 _SECONDS_OF_A_STATE = 2
 # The speed was steady where nine tenths of the seconds lie this close.
@@ -288,72 +284,6 @@ def slow_state(
     return executions_slowdown(seconds, met_us, slow_us) or supposed
 
 
-def carried(
-    rate_rps: float,
-    edge: Edge,
-    study: Conditions | None,
-    sla: Sla,
-    seen: Conditions | None,
-    slow_edge: SlowEdge = in_proportion,
-    tests: Sequence[LoadTest] = (),
-    response: float = 1.0,
-) -> bool:
-    """Whether the machine's slow state carries the rate, or the certificate met it as often.
-
-    It met it where its runs had as many of the study's seconds that were slow, and of those as slow
-    as the slowest that count: a speed that drifts has many. A rate above the edge's estimate (a
-    target rate, where the edge was found in a slower state) is also held against the state of those
-    runs, however little slower that was.
-
-    Args:
-        seen: Of all the runs that the certificate counts; None where it counts others too.
-        tests, response: As of :func:`rate_ceiling`.
-    """
-    if study is None or not study.work_us:
-        return True
-    # An edge that was found in the slow state is the slow state's.
-    ceiling_rps = rate_ceiling(edge, study, sla, slow_edge, tests, response)
-    if rate_rps <= min(edge.at_least_rps or 0.0, ceiling_rps):
-        return True
-    slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
-    if edge.work_us and rate_rps > (edge.own_speed_rps or 0.0):
-        # At the speed of the edge's runs the rate is too high, or may be.
-        faster_us = edge.work_us / CONSTANT_FACTOR
-        met = seen.work_us if seen is not None and seen.work_us else study.work_us
-        slow_us = min(slow_us, faster_us) if np.median(met) < faster_us else slow_us
-    return _met_as_often(study, sla, seen, slow_us, SEEN_SHARE)
-
-
-def met_slow_states(study: Conditions | None, sla: Sla, seen: Conditions | None) -> bool:
-    """Whether what was ``seen`` had the study's slow states at least half as often as the study.
-
-    Unknown states were not.
-    """
-    if study is None or not study.work_us:
-        return False
-    slow_us = CONSTANT_FACTOR * float(np.quantile(study.work_us, USUAL_QUANTILE))
-    return _met_as_often(study, sla, seen, slow_us, _MET_SHARE)
-
-
-def _met_as_often(
-    study: Conditions, sla: Sla, seen: Conditions | None, slow_us: float, share: float
-) -> bool:
-    """Whether ``seen`` had the seconds slower than ``slow_us``, and the slowest, so often."""
-    slowest_us = (slow_work_us(study, sla.miss_rate_max) or 0.0) / CONSTANT_FACTOR
-    return all(
-        (due := _share_above(study, least_us)) <= sla.miss_rate_max
-        or _share_above(seen, least_us) >= share * due
-        for least_us in {slow_us, max(slow_us, slowest_us)}
-    )
-
-
-def _share_above(watched: Conditions | None, work_us: float) -> float:
-    """The share of the seconds in which the work took longer; 0 where nobody watched."""
-    if watched is None or not watched.work_us:
-        return 0.0
-    return float(np.mean(np.array(watched.work_us) > work_us))
-
-
 def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:
     """How many times slower the machine was in earlier studies than ever in this one.
 
@@ -393,40 +323,3 @@ def watched_times(
     if study is None or not study.work_us or not earlier_us:
         return (study,)
     return study, study.after(earlier_us)
-
-
-def tenable(
-    measurement: Measurement,
-    study: Conditions | None,
-    sla: Sla,
-    slow_edge: SlowEdge = in_proportion,
-    response: float = 1.0,
-    earlier_us: Sequence[float] = (),
-) -> bool:
-    """Whether nothing that was seen of the machine speaks against the certified rate.
-
-    Args:
-        earlier_us: As of :func:`watched_times`.
-    """
-    test, certificate = measurement.headline, measurement.certificate
-    seen = next(
-        (e.conditions for e in measurement.evidence if e.rate_rps == measurement.capacity_rps), None
-    )
-    median_ms = None
-    if test is not None:
-        median_ms = test.latency_ms.p50
-        if seen is None and certificate is not None and certificate.requests == test.requests:
-            seen = test.conditions
-    return not stalls_too_long(study, sla, median_ms) and all(
-        carried(
-            measurement.capacity_rps or 0.0,
-            measurement.edge,
-            watched,
-            sla,
-            seen,
-            slow_edge,
-            measurement.load_tests,
-            response,
-        )
-        for watched in watched_times(study, earlier_us)
-    )

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure, Measurement
-from analyzer.domain.sla import Sla
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.edge import revised_edge
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
+from analyzer.search.candidates import Candidates
 from analyzer.search.context import SearchContext
-from analyzer.search.next_step import Standing, Step, next_step
+from analyzer.search.next_step import (
+    CERTIFYING,
+    CLOSING,
+    PROVING,
+    ROLES,
+    Standing,
+    Step,
+    next_step,
+)
 from analyzer.search.outcome_log import merged, outcome_of
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening
-from analyzer.search.step_tasks import WORTH_A_CHANGE, StepTasks
+from analyzer.search.step_tasks import StepTasks
 from analyzer.search.time_plan import hangs_after_s
 from analyzer.search.wording import describe, spell_edge
 
@@ -70,8 +77,7 @@ class Measuring:
         # What the twin was not told yet.
         self._unlearned: list[Measurement] = []
         self._exhausted = trials is None
-        # Steps that brought nothing: no higher certified rate, or for the baseline no edge.
-        self._stuck: set[str] = set()
+        self._candidates = Candidates(context, screening.recommendable, self._tasks)
         # Whose open edges were searched once more.
         self._closed: set[str] = set()
         self._begun = 0
@@ -112,7 +118,7 @@ class Measuring:
         Args:
             seconds: Under load, whatever the budget says.
         """
-        if (nearest := self._nearest) is not None:
+        if (nearest := self._candidates.nearest or self.best) is not None:
             self._take("proof", self._tasks.completion(nearest, seconds), seconds)
 
     def measure_baseline(self) -> None:
@@ -136,7 +142,7 @@ class Measuring:
     @property
     def missing_s(self) -> float | None:
         """Seconds under load that the nearest proof still takes; None if unknown."""
-        nearest = self._nearest
+        nearest = self._candidates.nearest or self.best
         return self.missing_s_of(nearest) if nearest is not None else None
 
     def missing_s_of(self, candidate: Measurement | None) -> float | None:
@@ -155,7 +161,8 @@ class Measuring:
     def _standing(self) -> Standing:
         context, best = self._context, self.best
         left_s = context.plan.left_s
-        proven = self._winner is not None
+        candidates = self._candidates
+        proven = candidates.winner is not None
         if proven and self._trials_until is None:
             self._trials_until = context.clock() + _TRIALS_SHARE * max(left_s, 0.0)
         trials_s = 0.0 if self._trials_until is None else self._trials_until - context.clock()
@@ -167,9 +174,10 @@ class Measuring:
             begun=self._begun > 0,
             proven=proven,
             best_share=self._share(best),
-            climbing=best is not None and _id(best) not in self._stuck,
+            climbing=best is not None and _id(best) not in candidates.stuck,
+            risked_share=self._share(candidates.risked),
             baseline_share=self._share(baseline),
-            baseline_open=context.baseline.config_id not in self._stuck
+            baseline_open=context.baseline.config_id not in candidates.stuck
             and not context.log.failed(context.baseline.config_id)
             and self._tasks.baseline_proof_fits(left_s),
             baseline_edge_s=self._tasks.baseline_edge_s,
@@ -185,63 +193,8 @@ class Measuring:
 
         Where none does and no other is left to try, one whose certificate is open.
         """
-        best = self._keeping
-        return best if best is not None or self._trials_wanted() else self._open
-
-    @property
-    def _keeping(self) -> Measurement | None:
-        ranked = self._context.log.ranked(self._screening.recommendable)
-        best = next((m for m in ranked if m.capacity_rps or _id(m) not in self._stuck), None)
-        winner = self._winner
-        if winner is None and (held := [m for m in ranked if m.capacity_rps]):
-            # A lower rate of what was proven, and is held back, takes the least.
-            return max(held, key=lambda m: m.capacity_rps or 0.0) if self._by_edge else held[0]
-        if best is None or winner is None or not self._by_edge or _id(winner) in self._stuck:
-            return best
-        edge, proven = best.edge.at_least_rps or 0.0, winner.edge.at_least_rps or 0.0
-        # What another candidate would have to prove first is worth more than its little gain.
-        return winner if edge < WORTH_A_CHANGE * proven else best
-
-    @property
-    def _nearest(self) -> Measurement | None:
-        """What lacks the least to a proof, or is held back; the best where none is begun."""
-        begun = [
-            (missing_s, _id(candidate), candidate)
-            for candidate in self._context.log.ranked(self._screening.recommendable)
-            if candidate.certificate is not None
-            and (candidate.certificate.requests_missing or candidate.capacity_rps)
-            and (missing_s := self.missing_s_of(candidate)) is not None
-        ]
-        return min(begun)[2] if begun else self.best
-
-    @property
-    def _open(self) -> Measurement | None:
-        """Of those whose certificate is open, though its runs broke the SLA: the nearest to it.
-
-        Short runs in a slow moment are no proof.
-        """
-        sla, found = self._context.request.sla, []
-        for config_id in self._screening.recommendable:
-            known = self._context.log.measurement(config_id)
-            if known is None or known.certificate is None or config_id in self._stuck:
-                continue
-            limits = score_of(known, sla).constraints
-            excess = limits.pop("sla")
-            if known.certificate.verdict == "UNDECIDED" and max(limits.values()) <= 0:
-                found.append((excess, known))
-        return min(found, key=itemgetter(0), default=(0.0, None))[1]
-
-    @property
-    def _sla(self) -> Sla:
-        return self._context.request.sla
-
-    @property
-    def _by_edge(self) -> bool:
-        return self._sla.at_any_rate
-
-    @property
-    def _winner(self) -> Measurement | None:
-        return self._context.log.certified(self._screening.recommendable)
+        best = self._candidates.best
+        return best if best is not None or self._trials_wanted() else self._candidates.open_one
 
     def _trials_wanted(self) -> bool:
         request = self._context.request
@@ -250,9 +203,9 @@ class Measuring:
         if self._context.log.nothing_runs:
             return False
         if not self._exhausted and request.sampler == "twin":
-            if self._winner is not None:
+            if self._candidates.winner is not None:
                 self._exhausted = self._screening.designer.finished(request.sla.confidence)
-            elif self._begun and self._keeping is None:
+            elif self._begun and self._candidates.best is None:
                 # The rest of the time goes to the proof that nothing keeps the SLA.
                 self._exhausted = self._screening.hopeless
         return not self._exhausted
@@ -269,7 +222,8 @@ class Measuring:
         """
         if measurement is None or not measurement.edge.at_least_rps:
             return None
-        capacity_rps, enough_rps = measurement.capacity_rps or 0.0, self._sla.enough_rps
+        capacity_rps = measurement.capacity_rps or 0.0
+        enough_rps = self._context.request.sla.enough_rps
         if enough_rps and capacity_rps >= enough_rps:
             return 1.0
         factor = self._screening.speed_factor(measurement.configuration)
@@ -284,7 +238,7 @@ class Measuring:
         """
         context = self._context
         proposal = None
-        if step in _CERTIFYING and self._certifies(baseline=step == "baseline_proof"):
+        if step in CERTIFYING and self._certifies(baseline=step == "baseline_proof"):
             return False
         if step in ("first", "trial"):
             proposal = self._propose()
@@ -297,8 +251,9 @@ class Measuring:
         elif step in ("baseline", "baseline_edge", "baseline_proof"):
             configuration = context.baseline
         else:
-            assert self.best is not None
-            configuration = self.best.configuration
+            chosen = self._candidates.risked if step == "climb_beyond" else self.best
+            assert chosen is not None
+            configuration = chosen.configuration
         known = context.log.measurement(configuration.config_id)
         leaves_time = (
             step == "climb"
@@ -325,7 +280,7 @@ class Measuring:
         return any(
             (p.configuration.config_id not in allowed) == own
             for p in self._pending.values()
-            if p.step in _CERTIFYING
+            if p.step in CERTIFYING
         )
 
     def _propose(self) -> Proposal | None:
@@ -337,7 +292,8 @@ class Measuring:
     def _baseline_waits(self) -> bool:
         baseline = self._context.baseline.config_id
         known = self._context.log.measurement(baseline)
-        return known is not None and not known.capacity_rps and baseline not in self._stuck
+        stuck = self._candidates.stuck
+        return known is not None and not known.capacity_rps and baseline not in stuck
 
     # --- outcomes --------------------------------------------------------------------------------
 
@@ -355,7 +311,7 @@ class Measuring:
         proposal = pending.proposal
         context.log.record(
             outcome,
-            role=_ROLES[pending.step],
+            role=ROLES[pending.step],
             trial_number=proposal.trial_number if proposal is not None else -1,
             params=proposal.params if proposal is not None else None,
             logs=logs,
@@ -365,9 +321,9 @@ class Measuring:
             self._trials.tell(proposal.trial_number, score)
         # The designer compares edges that were found alike: it learns once of what works, and
         # again where an open edge was closed.
-        if pending.step in _CLOSING:
+        if pending.step in CLOSING:
             self._closed.add(config_id)
-        if known is None or pending.step in _CLOSING:
+        if known is None or pending.step in CLOSING:
             self._screening.designer.update(
                 config_id, score.value, feasible=score.feasible, exact=score.exact
             )
@@ -379,7 +335,7 @@ class Measuring:
         before_rps = (before.capacity_rps or 0.0) if before is not None else 0.0
         gained = _gained(pending, outcome, before_rps)
         if not gained and not self._left_for_nothing(pending, outcome):
-            self._stuck.add(config_id)
+            self._candidates.brought_nothing(config_id, beyond=pending.step == "climb_beyond")
 
     def _learn(self) -> None:
         """Tells the twin what was measured, once no load test runs: simulations take all cores."""
@@ -415,26 +371,11 @@ class Measuring:
         return completed
 
 
-_ROLES: dict[Step, str] = {
-    "first": "trial",
-    "trial": "trial",
-    "proof": "recommendation",
-    "edge": "recommendation",
-    "climb": "recommendation",
-    "baseline": "baseline",
-    "baseline_edge": "baseline",
-    "baseline_proof": "baseline",
-}
-
-_CLOSING: frozenset[Step] = frozenset({"edge", "baseline_edge"})
-_CERTIFYING: frozenset[Step] = frozenset({"first", "proof", "climb", "baseline_proof"})
-
-
 def _gained(pending: _Pending, outcome: Measurement | Failure, before_rps: float) -> bool:
     """Whether a step brought what it was for: a proof more than ``before_rps``, which stands."""
     if isinstance(outcome, Failure):
         return False
-    if pending.step in ("proof", "climb", "baseline_proof"):
+    if pending.step in PROVING:
         # A rate that was taken back may be claimed again without a run.
         new = before_rps > 0.0 or _runs(outcome) > pending.runs_before
         return new and (outcome.capacity_rps or 0.0) > before_rps

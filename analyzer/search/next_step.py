@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal[
-    "first", "proof", "baseline", "trial", "edge", "baseline_edge", "climb", "baseline_proof"
-]
+Step = (
+    Literal["first", "proof", "baseline", "trial", "edge", "baseline_edge"]
+    | Literal["climb", "baseline_proof", "climb_beyond"]
+)
 """What may be begun:
 
 - ``first``: a new candidate, its edge and at once a certificate at a safe rate;
@@ -22,8 +23,28 @@ Step = Literal[
 - ``edge``, ``baseline_edge``: the upper end of the best candidate's edge, or of the baseline's,
   where the search for it ended with an open one;
 - ``climb``: a certificate of the best candidate at a higher rate;
-- ``baseline_proof``: a certificate of the baseline.
+- ``baseline_proof``: a certificate of the baseline;
+- ``climb_beyond``: a climb above what the twin, or a slow state of the machine, lets expect: what
+  the time left is for once nothing else is.
 """
+
+#: Steps whose search for an edge goes on with one that ended with an open one.
+CLOSING: frozenset[Step] = frozenset({"edge", "baseline_edge"})
+#: Those that certify what was measured before, and all that certify.
+PROVING: frozenset[Step] = frozenset({"proof", "climb", "climb_beyond", "baseline_proof"})
+CERTIFYING: frozenset[Step] = PROVING | {"first"}
+#: What an outcome is stored as.
+ROLES: dict[Step, str] = {
+    "first": "trial",
+    "trial": "trial",
+    "proof": "recommendation",
+    "edge": "recommendation",
+    "climb": "recommendation",
+    "climb_beyond": "recommendation",
+    "baseline": "baseline",
+    "baseline_edge": "baseline",
+    "baseline_proof": "baseline",
+}
 
 # Seconds under load below which a run says too little to be begun.
 _LOAD_S_MIN = 1.5
@@ -48,6 +69,8 @@ class Standing:
         best_share: Certified rate of the best candidate by its edge, as a share of that edge: 0
             without a certificate; None while no candidate kept any rate.
         climbing: Whether another attempt at a higher rate may bring anything.
+        risked_share: Certified share of the candidate whose higher rates may be tried though a slow
+            state of the machine, or the twin, speaks against them; None without one.
         baseline_share: The same for the baseline; None while its edge is unknown.
         baseline_open: Whether measuring the baseline (again) may bring anything.
         baseline_edge_s: The least that its edge takes, the start of its server included.
@@ -65,6 +88,7 @@ class Standing:
     proven: bool
     best_share: float | None
     climbing: bool
+    risked_share: float | None
     baseline_share: float | None
     baseline_open: bool
     baseline_edge_s: float
@@ -115,4 +139,6 @@ def next_step(standing: Standing) -> Step | None:
         and s.baseline_share < _COMPARABLE * s.best_share
     ):
         return "baseline_proof"
+    if s.risked_share is not None and s.risked_share < _CLOSE_SHARE:
+        return "climb_beyond"
     return "trial" if s.trials_wanted and s.left_s >= trial_s + shortest_s else None

@@ -16,8 +16,9 @@ from analyzer.domain.speeds import restated
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
+from analyzer.measure.slow_states import tenable
 from analyzer.measure.tasks import MeasureResult
-from analyzer.measure.witness import SlowEdge, in_proportion, tenable
+from analyzer.measure.witness import SlowEdge, in_proportion
 from analyzer.search.claims import standing
 from analyzer.search.request import Progress, SearchRequest
 from analyzer.search.score import Score, score_of

@@ -15,7 +15,7 @@ from analyzer.measure.plan import CertifyPlan, EdgePlan, ProvenAnswer, certifyin
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
-from analyzer.search.next_step import Step
+from analyzer.search.next_step import PROVING, Step
 from analyzer.search.screening import Screening
 
 # Seconds under load of one search for an edge: this share of the budget, within limits.
@@ -98,7 +98,7 @@ class StepTasks:
             leaves_time: Whether time is left to the baseline's certificate.
         """
         left_s = self._load_s
-        if step in ("proof", "climb", "baseline_proof"):
+        if step in PROVING:
             assert known is not None
             share = 1.0 - _BASELINE_SHARE if leaves_time else 1.0
             seconds = max(share * left_s, _LOAD_S_MIN)
@@ -107,7 +107,9 @@ class StepTasks:
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
             task = self.certificate(configuration, known.edge, seconds, shares)
             assert task.certify is not None
-            return seconds, replace(task, certify=replace(task.certify, kept_s=kept_s))
+            exceeds = step == "climb_beyond"
+            certify = replace(task.certify, kept_s=kept_s, exceeds=exceeds)
+            return seconds, replace(task, certify=certify)
         if step in ("edge", "baseline_edge"):
             assert known is not None
             closing_s = self.closing_s(known)

@@ -8,7 +8,7 @@ twin can tell how correlated the requests were, the answer is UNDECIDED.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from typing import TypeVar
 
@@ -193,19 +193,26 @@ def _pooled(
     return UsedInflation(value=value, source=used.source if own > theirs else known.source)
 
 
-def passes(known: RateEvidence, *, percentile: float, confidence: float) -> bool:
-    """Whether what is known of a rate proves it, as the claim that it is."""
+def passes(
+    known: RateEvidence, *, percentile: float, confidence: float, share: float = 1.0
+) -> bool:
+    """Whether what is known of a rate proves it, as the claim that it is.
+
+    Args:
+        share: Of its requests that count, 0 to 1; of those over budget all do.
+    """
     own = claim_confidence(confidence, known.claim)
+    higher = [replace(of, requests=int(share * of.requests)) for of in known.higher]
     return (
         known.claim > 0
         and known.inflation is not None
         and decide(
-            known.requests,
+            int(share * known.requests),
             known.over_budget,
             known.inflation,
             percentile=percentile,
             confidence=own,
-            higher=known.higher,
+            higher=higher,
         )
         == "PASS"
     )

@@ -35,6 +35,20 @@ def test_stalls_and_speed_of_samples() -> None:
     assert found.stalled_share(1e6) == 0.0
 
 
+@pytest.mark.parametrize("more", [3, 40])
+def test_what_is_left_of_a_second_at_the_end_is_none_of_its_own(more: int) -> None:
+    """A load test ends with moments of an idle machine, in which the work takes twice as long.
+
+    Three such moments of 31 load tests were a slow state of a machine that was quick all the time.
+    """
+    found = conditions_of(samples([0.1] * (400 + more), [5.5] * 400 + [9.9] * more))
+    assert found is not None and found.work_us == (5.5,) * 4
+    longer = conditions_of(samples([0.1] * 460, [5.5] * 400 + [9.9] * 60))
+    assert longer is not None and longer.work_us == (5.5,) * 4 + (9.9,)
+    short = conditions_of(samples([0.1] * 30, [9.9] * 30))
+    assert short is not None and short.work_us == (9.9,)
+
+
 def test_nothing_is_said_without_samples() -> None:
     assert conditions_of(np.zeros((0, 3), dtype=np.int64)) is None
 

@@ -589,6 +589,50 @@ def test_a_walk_goes_down_once_the_machine_does_not_carry_what_is_proven() -> No
     assert found.rate_rps is not None and 40.0 < found.rate_rps <= 50.0
 
 
+def climbing(script: Script, **more: Any) -> CertifyGoal:
+    """One above 50/s that the slow state carries up to 55/s."""
+    goal_ = goal(60.0, needed=100, above_rps=50.0, ceiling_rps=lambda: 55.0, **more)
+    return replace(goal_, left_s=lambda: 60.0 - script.seconds)
+
+
+def test_a_rate_above_the_slow_state_s_is_tried_where_time_is_of_no_other_use() -> None:
+    """Ten minutes ended at 0.78 of the edge: what slow states surely carry, with 200 s left."""
+    usual = Script(passes_up_to=80.0, needed=100)
+    found = certify_capacity(climbing(usual), usual.run, usual.judge)
+    assert found.rate_rps is not None and max(usual.rates) <= 55.0
+
+    beyond = Script(passes_up_to=80.0, needed=100)
+    found = certify_capacity(
+        climbing(beyond, may_exceed=lambda rate: True, upheld=lambda known: True),
+        beyond.run,
+        beyond.judge,
+    )
+    assert beyond.rates[0] <= 55.0, "what it surely carries comes first"
+    assert found.passed and found.rate_rps is not None and 70.0 < found.rate_rps <= 80.0
+
+    forbidden = Script(passes_up_to=80.0, needed=100)
+    certify_capacity(
+        climbing(forbidden, may_exceed=lambda rate: False), forbidden.run, forbidden.judge
+    )
+    assert max(forbidden.rates) <= 55.0, "its runs would not meet that state"
+
+
+def test_where_the_twin_expects_no_rate_to_be_carried_a_walk_goes_up_by_steps() -> None:
+    """25,000 requests were kept in a tenth of the time, and every higher rate needed infinitely
+    many by a twin that was wrong."""
+    usual = Script(passes_up_to=80.0, needed=100)
+    vetoed = goal(60.0, needed=None, above_rps=50.0)
+    certify_capacity(vetoed, usual.run, usual.judge)
+    assert not usual.rates
+
+    beyond = Script(passes_up_to=80.0, needed=100)
+    found = certify_capacity(
+        replace(vetoed, may_exceed=lambda rate: True), beyond.run, beyond.judge
+    )
+    assert 55.0 <= beyond.rates[0] < 62.0
+    assert found.passed and found.rate_rps is not None and 70.0 < found.rate_rps <= 80.0
+
+
 def test_a_walk_ends_where_its_time_is_for_another_proof() -> None:
     script = Script(passes_up_to=100.0, needed=10**6)
     ended = goal(60.0, needed=10**6, goes_on=lambda: not script.tests)
@@ -638,7 +682,9 @@ def test_a_rate_whose_runs_met_the_slow_state_is_not_left_for_it(carried: bool) 
     def ceiling_rps() -> float:
         return 30.0 if script.tests else 100.0
 
-    slowed = goal(30.0, ceiling_rps=ceiling_rps, carried=lambda rate, met: carried and rate <= 60.0)
+    slowed = goal(
+        30.0, ceiling_rps=ceiling_rps, upheld=lambda known: carried and known.rate_rps <= 60.0
+    )
     result = certify_capacity(replace(slowed, safe_share=0.6), script.run, script.judge)
     first = script.rates[0]
     assert 30.0 < first <= 60.0

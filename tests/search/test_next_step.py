@@ -18,6 +18,7 @@ BEGIN = Standing(
     proven=False,
     best_share=None,
     climbing=True,
+    risked_share=None,
     baseline_share=None,
     baseline_open=True,
     baseline_edge_s=3.7,
@@ -38,6 +39,19 @@ def test_first_a_candidate_with_its_proof_then_the_baseline_then_trials_then_a_c
     assert next_step(close) == "baseline_proof"
     assert next_step(replace(close, baseline_share=0.9)) == "trial", "time is left for a trial"
     assert next_step(replace(close, baseline_share=0.9, trials_wanted=False)) is None
+
+
+def test_what_is_not_expected_to_be_carried_is_tried_with_the_time_that_is_left() -> None:
+    """A search of ten minutes spent its last 200 s on other candidates, at 0.78 of its edge."""
+    ended = replace(PROVEN, baseline_share=0.0, trials_s=0.0, climbing=False, risked_share=0.78)
+    assert next_step(ended) == "baseline_proof"
+    assert next_step(replace(ended, climbing=True)) == "climb"
+    compared = replace(ended, baseline_open=False)
+    assert next_step(compared) == "climb_beyond"
+    assert next_step(replace(compared, trials_s=15.0)) == "trial", "within the time of trials"
+    assert next_step(replace(compared, risked_share=0.95)) == "trial"
+    assert next_step(replace(compared, risked_share=None)) == "trial"
+    assert next_step(replace(compared, pending=frozenset({"climb_beyond"}))) is None
 
 
 def test_a_candidate_without_a_kept_rate_leads_to_the_next_and_one_with_a_rate_to_its_proof() -> (

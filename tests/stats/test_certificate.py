@@ -335,6 +335,8 @@ def test_what_counts_for_a_lower_rate_proves_the_higher_one_no_more() -> None:
     )
     assert passes(proven, percentile=99, confidence=0.95)
     assert not passes(replace(proven, claim=0), percentile=99, confidence=0.95)
+    assert passes(proven, percentile=99, confidence=0.95, share=0.99)
+    assert not passes(proven, percentile=99, confidence=0.95, share=0.3)
     lower = proven.below(700.0)
     assert lower.claim == 1 and lower.requests == 0 and lower.blocks == 0
     assert lower.higher == (
