@@ -365,6 +365,8 @@ class _Certifying:
             if not self._goal.goes_on():
                 return False
             beyond = certificate.is_late(self._goal.miss_rate_max)
+            if beyond and lower and self._goal.may_exceed is not None:
+                return False
             missing = float(certificate.requests_missing or min(2.0 * block_s, limit_s) * rate)
             if beyond:
                 # What is missing is missing to a FAIL; the least that a PASS takes is what follows

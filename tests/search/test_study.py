@@ -21,6 +21,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.space import ListedConfiguration, SearchSpace
 from analyzer.domain.study import Acceptance, StudyResult
 from analyzer.domain.workload import Poisson
+from analyzer.measure import witness
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.plan import CertifyPlan
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
@@ -32,6 +33,7 @@ from analyzer.report.gain_text import gain_sentence
 from analyzer.report.terminal import render_terminal
 from analyzer.search import measuring
 from analyzer.search import next_step as module_of_steps
+from analyzer.search.candidates import Candidates
 from analyzer.search.designer import Designer
 from analyzer.search.next_step import Step, next_step
 from analyzer.search.outcome_log import OutcomeLog
@@ -40,6 +42,8 @@ from analyzer.search.samplers import SAMPLERS
 from analyzer.search.step_tasks import StepTasks
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
+from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
 from analyzer.twin.twin import Twin
@@ -706,6 +710,45 @@ def test_a_climb_that_brought_nothing_takes_the_time_that_it_left_for_nothing(
     worse = replace(only, max_batch_size=2, preferred_batch_size=None)
     run(VirtualWorld(service=service), space=space, budget_s=100.0, baseline=worse)
     assert climbs == [True, False], "the second one has the rest, and is the last"
+
+
+def test_the_time_that_is_left_goes_to_rates_above_what_a_slow_state_surely_carries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where that is known badly, a search ended far below it with more than half of its time."""
+    path = SpeedPath(start_s=np.array([0.0, 12.0]), speed=np.array([1.0, 0.7]), period_s=16.0)
+    monkeypatch.setattr(witness, "SURE_SHARE", 0.6)
+    world, space = VirtualWorld(service=service, speed=path), _space(ONE_CONFIGURATION)
+
+    def searched() -> tuple[StudyResult, list[str]]:
+        steps: list[str] = []
+        task = StepTasks.task
+
+        def recorded(self: StepTasks, step: Step, *given: Any, **more: Any) -> Any:
+            steps.append(step)
+            return task(self, step, *given, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StepTasks, "task", recorded)
+            result, _, _ = run(world, space=space, budget_s=600.0)
+        return result, steps
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Candidates, "risked", None)
+        before, usual = searched()
+    after, steps = searched()
+    assert "climb_beyond" not in usual and steps[: len(usual)] == usual
+    assert set(steps[len(usual) :]) == {"climb_beyond"}
+    held, found = winner(before).capacity_rps, winner(after).capacity_rps
+    assert held and found and found > 1.05 * held
+    edge_rps = winner(after).edge.rate_rps
+    assert edge_rps and found > 0.85 * edge_rps, "of the edge over all speeds"
+    served = service(winner(after).configuration.variant, 1, 1)
+    assert served is not None
+    true = ServerModel.of(winner(after).configuration, served, overhead_ms=world.overhead_ms)
+    true = replace(true, path=path)
+    arrivals = UnitArrivals.draw(Poisson(), count=100_000, seed=7)
+    assert true.miss_rate(arrivals, found, budget_ms=40.0) <= 0.01
 
 
 def test_every_allowed_configuration_has_a_prediction() -> None:
