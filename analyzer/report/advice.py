@@ -7,6 +7,7 @@ import shlex
 import textwrap
 
 from analyzer.domain.answer import Miss
+from analyzer.domain.measurement import Failure
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.domain.units import DURATION_S_MAX, format_duration
@@ -153,8 +154,7 @@ def _lacks_only_proof(closest: Closest) -> bool:
 
 def _more_time(report: StudyReport) -> str:
     """What the command to go on with is for; nothing measured leaves nothing to prove."""
-    faults = [failure for failure in report.failures if failure.is_fault]
-    if report.shown is None and faults:
+    if faults := _all_faults(report):
         first = textwrap.shorten(faults[0].message, _MESSAGE_CHARACTERS, placeholder=" …")
         return f"All that was tried failed, the first with: {first} Once that is mended, go on:"
     budget_s, known = next_budget_s(report.result)
@@ -164,6 +164,11 @@ def _more_time(report: StudyReport) -> str:
     if known:
         return f"A budget of {budget} is expected to prove it; nothing is measured twice:"
     return f"Give it more time ({budget}, say); nothing is measured twice:"
+
+
+def _all_faults(report: StudyReport) -> list[Failure]:
+    """What failed, where nothing was measured and it was not for want of time."""
+    return [one for one in report.failures if one.is_fault and report.shown is None]
 
 
 def next_budget_s(result: StudyResult) -> tuple[float, bool]:
@@ -193,7 +198,7 @@ def next_command(report: StudyReport) -> str | None:
     kept += [*store_options(result, report.store_url), "--study", result.name, "--resume"]
     if result.verdict == "estimated" and _exports(kept) and "--force" not in kept:
         kept.append("--force")  # what it exported lies there, and stays as an older version
-    if unfinished:  # it goes on with the budget that it was given last
+    if unfinished or _all_faults(report):  # with the budget that was given: it was not too little
         return shlex.join([*kept, *budget_options(result)])
     return shlex.join([*kept, "--budget", format_duration(next_budget_s(result)[0])])
 
