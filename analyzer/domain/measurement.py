@@ -126,14 +126,6 @@ class RateEvidence:
     conditions: Conditions | None = None
     higher: tuple[HigherRuns, ...] = ()
 
-    @property
-    def all_counts(self) -> tuple[int, int]:
-        """Requests and those over budget, the runs at higher rates included."""
-        return (
-            self.requests + sum(of.requests for of in self.higher),
-            self.over_budget + sum(of.over_budget for of in self.higher),
-        )
-
     def below(self, rate_rps: float) -> RateEvidence:
         """The claim of a lower rate that goes on with this one's runs, and with its number."""
         assert rate_rps < self.rate_rps and self.inflation is not None

@@ -107,8 +107,8 @@ def conditions_of(samples: NDArray[np.int64], *, period_ns: int = PERIOD_NS) -> 
     late_ms = ordered[:, 1] / 1e6
     stalls = np.sort(late_ms[late_ms >= _STALL_MS_MIN])[::-1]
     since_ns = ordered[:, 0] - ordered[0, 0]
-    # What is left of a second at the end belongs to the one before: a load test ends with moments
-    # of an idle machine, in which the work takes longer.
+    # Less than half a second at the end belongs to the one before: a load test ends with moments of
+    # an idle machine, in which the work takes longer.
     whole = max(round(since_ns[-1] / _SECOND_NS), 1) - 1
     bins = np.minimum(since_ns // _SECOND_NS, whole)
     seconds = np.split(ordered[:, 2], np.flatnonzero(np.diff(bins)) + 1)

@@ -243,7 +243,7 @@ class _Certifying:
         The highest whose expected need fits into the time, or a higher one that takes hardly
         longer. Where none fits, the highest that clearly does with the completion that may follow;
         else the one that needs the least: a lower rate needs fewer requests, but each takes longer
-        to come. Nothing is tried above a proven rate that the time does not suffice for.
+        to come. Above a proven rate :meth:`_higher` says.
         """
         leaving_s, self._leaving_s = self._leaving_s, math.inf
         if self._answered:
@@ -269,10 +269,9 @@ class _Certifying:
 
         Where the time is of no other use, what the twin does not expect to be carried as well.
         """
-        exceeds = self._goal.may_exceed is not None
-        sure = self._may_be_run(rates[-1])
-        rate = self._affordable(rates, self._left_s * (1.0 if sure else _MEETING_SHARE))
-        if rate is not None or not exceeds:
+        share = 1.0 if self._may_be_run(rates[-1]) else _MEETING_SHARE
+        rate = self._affordable(rates, share * self._left_s)
+        if rate is not None or self._goal.may_exceed is None:
             return rate
         return a_step_up(rates, max(self._above_rps, self._result.rate_rps or 0.0))
 
@@ -425,7 +424,7 @@ class _Certifying:
         return self._result.passed or (self._above_rps > 0.0 and not self._goal.fixed_rps)
 
     def _runnable(self, rates: list[float]) -> list[float]:
-        """Those that may be run; above them, once something is proven, only where none is left."""
+        """Those that may be run; where there are none, those that may exceed what is expected."""
         sure, may_exceed = list(filter(self._may_be_run, rates)), self._goal.may_exceed
         if sure or may_exceed is None or not self._answered:
             return sure

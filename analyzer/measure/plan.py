@@ -147,8 +147,8 @@ class CertifyPlan:
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
-        exceeds: Whether rates may be tried that a slow state of the machine, as often met as in all
-            that was watched, is not expected to carry.
+        exceeds: Whether rates may be tried that the twin, or a slow state of the machine, lets
+            expect no proof of (``CertifyGoal.may_exceed``).
         climb_gain, climbs_within_s, climb_kept_s: As in ``CertifyGoal``.
         stream, kind: Which arrivals, and what the load tests are called.
         earlier: What is known of this configuration, by rate: judged together with the new runs.

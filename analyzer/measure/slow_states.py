@@ -1,7 +1,7 @@
 """How often a claim's runs met the machine's slow states, and what that makes of the claim.
 
-What was seen of the machine elsewhere in a study may take a PASS back (``witness``). A rate that a
-slow state surely carries needs no more than its certificate; any other one must have met it.
+A rate that a slow state surely carries (``witness``) needs no more than its certificate; the runs
+of any other one must have met it, or the PASS is taken back.
 """
 
 from __future__ import annotations

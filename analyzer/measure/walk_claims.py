@@ -14,6 +14,7 @@ from dataclasses import replace
 from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.measure.certify_goal import CertifyGoal
+from analyzer.stats.certificate import all_counts
 
 Opening = tuple[RateEvidence | None, int]
 """What a claim begins with other than its walk's runs at its rate, and its number."""
@@ -52,12 +53,11 @@ def all_met(
     for known in evidence:
         # What was handed down to a lower rate counts there.
         if known.rate_rps > rate_rps and known.claim:
-            requests, late = known.all_counts
-            found[known.rate_rps].append((requests, late, known.conditions))
+            counts = all_counts(known.requests, known.over_budget, known.higher)
+            found[known.rate_rps].append((*counts, known.conditions))
     for test in tests:
-        if (test.offered_rps or 0.0) > rate_rps:
-            counts = test.requests, test.over_budget or 0, test.conditions
-            found[test.offered_rps or 0.0].append(counts)
+        if (offered_rps := test.offered_rps or 0.0) > rate_rps:
+            found[offered_rps].append((test.requests, test.over_budget or 0, test.conditions))
     kept = [
         conditions
         for runs in found.values()

@@ -1,8 +1,8 @@
 """What the machine's witness says of a claim: stalls, slow states, and others' share.
 
 A certificate speaks of the states that it met. A study watches longer than any of its certificates:
-what it saw elsewhere may take a PASS back, cap the rates that are tried at all, or say how bold the
-first one may be.
+what it saw elsewhere may cap the rates that are tried at all, say how bold the first one may be, or
+take a PASS back (``slow_states``).
 """
 
 from __future__ import annotations

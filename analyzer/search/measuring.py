@@ -118,7 +118,7 @@ class Measuring:
         Args:
             seconds: Under load, whatever the budget says.
         """
-        if (nearest := self._candidates.nearest or self.best) is not None:
+        if (nearest := self._nearest) is not None:
             self._take("proof", self._tasks.completion(nearest, seconds), seconds)
 
     def measure_baseline(self) -> None:
@@ -142,8 +142,13 @@ class Measuring:
     @property
     def missing_s(self) -> float | None:
         """Seconds under load that the nearest proof still takes; None if unknown."""
-        nearest = self._candidates.nearest or self.best
+        nearest = self._nearest
         return self.missing_s_of(nearest) if nearest is not None else None
+
+    @property
+    def _nearest(self) -> Measurement | None:
+        """What lacks the least to a proof, or is held back; the best where none is begun."""
+        return self._candidates.nearest or self.best
 
     def missing_s_of(self, candidate: Measurement | None) -> float | None:
         """As :meth:`StepTasks.missing_s`."""
@@ -174,7 +179,7 @@ class Measuring:
             begun=self._begun > 0,
             proven=proven,
             best_share=self._share(best),
-            climbing=best is not None and _id(best) not in candidates.stuck,
+            climbing=best is not None and best.configuration.config_id not in candidates.stuck,
             risked_share=self._share(candidates.risked),
             baseline_share=self._share(baseline),
             baseline_open=context.baseline.config_id not in candidates.stuck
@@ -211,7 +216,7 @@ class Measuring:
         return not self._exhausted
 
     def _closing_s(self, measurement: Measurement | None) -> float | None:
-        if measurement is None or _id(measurement) in self._closed:
+        if measurement is None or measurement.configuration.config_id in self._closed:
             return None
         return self._tasks.closing_s(measurement)
 
@@ -385,7 +390,3 @@ def _gained(pending: _Pending, outcome: Measurement | Failure, before_rps: float
 def _runs(measurement: Measurement) -> int:
     """Those behind all that is known of its rates."""
     return sum(known.blocks for known in measurement.evidence)
-
-
-def _id(measurement: Measurement) -> str:
-    return measurement.configuration.config_id

@@ -71,7 +71,7 @@ class Standing:
         climbing: Whether another attempt at a higher rate may bring anything.
         risked_share: Certified share of the candidate whose higher rates may be tried though a slow
             state of the machine, or the twin, speaks against them; None without one.
-        baseline_share: The same for the baseline; None while its edge is unknown.
+        baseline_share: As ``best_share``, of the baseline; None while its edge is unknown.
         baseline_open: Whether measuring the baseline (again) may bring anything.
         baseline_edge_s: The least that its edge takes, the start of its server included.
         trials_wanted: Whether the sampler has a candidate that is worth a measurement.

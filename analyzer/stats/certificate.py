@@ -116,7 +116,7 @@ def certify(
         requests += earlier.requests
         misses += earlier.over_budget
     higher = earlier.higher if earlier is not None else ()
-    counted, late = _all_counts(requests, misses, higher)
+    counted, late = all_counts(requests, misses, higher)
     found: CertificateVerdict = "UNDECIDED"
     missing: int | None = None
     if used is not None and requests:
@@ -149,7 +149,7 @@ def certify(
     )
 
 
-def _all_counts(requests: int, misses: int, higher: Sequence[HigherRuns]) -> tuple[int, int]:
+def all_counts(requests: int, misses: int, higher: Sequence[HigherRuns]) -> tuple[int, int]:
     """Requests and those over budget, the runs at higher rates included."""
     return (
         requests + sum(of.requests for of in higher),

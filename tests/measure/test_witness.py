@@ -47,6 +47,11 @@ QUIET = Conditions(seconds=100.0, work_us=(100.0,) * 100)
 SLOW = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (200.0,) * 10)
 STALLS = Conditions(seconds=100.0, stalls_ms=(500.0,) * 5, work_us=(100.0,) * 100)
 EDGE = Edge(rate_rps=600.0, interval_rps=(590.0, 610.0), work_us=100.0)
+PASS = Certificate(
+    verdict="PASS", requests=100, over_budget=0, effective_requests=100.0, confidence=0.95,
+    mlperf="PASS",
+)  # fmt: skip
+CLAIM = Measurement(configuration=Configuration(), edge=EDGE, capacity_rps=400.0, certificate=PASS)
 
 
 def test_the_slow_state_is_what_more_than_the_allowed_share_of_seconds_exceeds() -> None:
@@ -199,14 +204,7 @@ def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
         errors=0, duration_s=1.0, latency_ms=LatencySummary(p50=10.0),
         validity=Validity(valid=True),
     )  # fmt: skip
-    certificate = Certificate(
-        verdict="PASS", requests=100, over_budget=0, effective_requests=100.0, confidence=0.95,
-        mlperf="PASS",
-    )  # fmt: skip
-    claim = Measurement(
-        configuration=Configuration(), edge=EDGE, capacity_rps=400.0, headline=test,
-        certificate=certificate,
-    )  # fmt: skip
+    claim = replace(CLAIM, headline=test)
     assert tenable(claim, QUIET, SLA) and tenable(claim, None, SLA)
     assert not tenable(claim, SLOW, SLA) and not tenable(claim, STALLS, SLA)
     met = replace(claim, headline=replace(test, conditions=SLOW))
@@ -218,7 +216,7 @@ def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
     assert tenable(replace(claim, evidence=(known,)), SLOW, SLA), "of all walks together"
     quiet = replace(known, conditions=QUIET)
     assert not tenable(replace(met, evidence=(quiet,)), SLOW, SLA), "its runs met no slow state"
-    more = replace(met, certificate=replace(certificate, requests=200))
+    more = replace(met, certificate=replace(PASS, requests=200))
     assert not tenable(more, SLOW, SLA), "nobody knows what its other runs met"
 
 
@@ -242,14 +240,7 @@ def test_a_claim_whose_runs_met_fewer_slow_seconds_needs_more_requests() -> None
     assert outweighs(proven, 0.5, SLA) and outweighs(None, 1.0, SLA)
     assert not outweighs(proven, 0.3, SLA) and not outweighs(None, 0.5, SLA)
     assert not outweighs(replace(proven, over_budget=6), 0.5, SLA), "as if late in slow states"
-    certificate = Certificate(
-        verdict="PASS", requests=1000, over_budget=0, effective_requests=1000.0, confidence=0.95,
-        mlperf="PASS",
-    )  # fmt: skip
-    claim = Measurement(
-        configuration=Configuration(), edge=EDGE, capacity_rps=400.0, certificate=certificate,
-        evidence=(proven,),
-    )  # fmt: skip
+    claim = replace(CLAIM, evidence=(proven,))
     assert tenable(claim, SLOW, SLA)
     assert not tenable(replace(claim, evidence=(replace(proven, requests=500),)), SLOW, SLA)
 
@@ -278,13 +269,7 @@ def test_a_claim_is_held_against_earlier_studies_too() -> None:
     own, all_of_them = watched_times(QUIET, seconds)
     assert own == QUIET and all_of_them is not None and len(all_of_them.work_us) == 200
     assert all_of_them.seconds == QUIET.seconds, "earlier stalls are none of this study's"
-    certificate = Certificate(
-        verdict="PASS", requests=100, over_budget=0, effective_requests=100.0, confidence=0.95,
-        mlperf="PASS",
-    )  # fmt: skip
-    claim = Measurement(
-        configuration=Configuration(), edge=EDGE, capacity_rps=400.0, certificate=certificate
-    )
+    claim = CLAIM
     assert tenable(claim, QUIET, SLA)
     assert not tenable(claim, QUIET, SLA, earlier_us=seconds)
     assert tenable(replace(claim, capacity_rps=260.0), QUIET, SLA, earlier_us=seconds)

@@ -100,6 +100,7 @@ def test_nothing_is_begun_that_cannot_end_in_time(left_s: float) -> None:
     proven=st.booleans(),
     share=st.one_of(st.none(), st.floats(0, 1)),
     climbing=st.booleans(),
+    risked=st.one_of(st.none(), st.floats(0, 1)),
     baseline=st.one_of(st.none(), st.floats(0, 1)),
     wanted=st.booleans(),
     trials_s=st.floats(-10, 600),
@@ -111,6 +112,7 @@ def test_whatever_is_begun_fits(
     proven: bool,
     share: float | None,
     climbing: bool,
+    risked: float | None,
     baseline: float | None,
     wanted: bool,
     trials_s: float,
@@ -123,6 +125,7 @@ def test_whatever_is_begun_fits(
         proven=proven,
         best_share=share,
         climbing=climbing,
+        risked_share=risked,
         baseline_share=baseline,
         trials_wanted=wanted,
         trials_s=trials_s,
@@ -134,6 +137,8 @@ def test_whatever_is_begun_fits(
         assert wanted
     if step == "climb":
         assert climbing and proven
+    if step == "climb_beyond":
+        assert risked is not None and proven
 
 
 def test_an_open_edge_is_closed_after_the_trials_where_time_is_ample() -> None:
