@@ -16,18 +16,34 @@ from analyzer.hardware.gpus import GpuIdentity, visible_gpus
 
 _UNLIMITED_BYTES = 1 << 60  # more than any machine has
 
+# Instructions that decide how fast products of 8 bits and of floats run, by their names in
+# /proc/cpuinfo, best first (ONNX Runtime's and oneDNN's kernels are chosen by them).
+_INSTRUCTIONS = (
+    ("amx_int8", "AMX"),
+    ("avx512_vnni", "AVX-512 VNNI"),
+    ("avx512f", "AVX-512"),
+    ("avx_vnni", "AVX-VNNI"),
+    ("avx2", "AVX2"),
+    ("sve", "SVE"),
+    ("i8mm", "I8MM"),
+    ("asimddp", "NEON dot product"),
+)
+_GENERATION = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Facts of a machine.
 
     Args:
-        cpu: Model of the CPU.
+        cpu: Model of the CPU, with the best of its instructions for products.
         cores: Cores that this process may use: its affinity, at most what its control group allows.
         cores_total: Cores of the machine.
         memory_bytes: Memory that this process may use.
         gpus: Those that this process may use (``hardware/gpus.py:visible_gpus``).
         system: Kernel and architecture.
+        generation: Family, model and stepping of the CPU (x86) or its part (ARM), which the name
+            of a virtual machine's CPU may hide.
     """
 
     cpu: str
@@ -36,10 +52,11 @@ class Machine:
     memory_bytes: int
     gpus: tuple[GpuIdentity, ...] = ()
     system: str = ""
+    generation: str = ""
 
     @property
     def hardware(self) -> str:
-        """For people: ``2 × Intel Xeon Processor @ 2.10GHz, 24 GiB`` and the GPUs."""
+        """For people: ``2 × Intel Xeon Processor @ 2.10GHz (AVX2), 24 GiB`` and the GPUs."""
         parts = [f"{self.cores} × {self.cpu}", f"{self.memory_bytes / 2**30:.0f} GiB"]
         for name in dict.fromkeys(gpu.name for gpu in self.gpus):
             count = sum(gpu.name == name for gpu in self.gpus)
@@ -50,11 +67,11 @@ class Machine:
     def hardware_key(self) -> str:
         """12 hex digits that are equal where measurements and engines can be shared.
 
-        Of CPU, cores and GPUs with their driver; not of the memory, which a restart may change by
-        a few pages.
+        Of CPU with its generation, cores and GPUs with their driver; not of the memory, which a
+        restart may change by a few pages.
         """
         gpus = [(gpu.name, (gpu.memory_bytes or 0) >> 30, gpu.driver) for gpu in self.gpus]
-        facts = repr((self.cpu, self.cores, platform.machine(), gpus))
+        facts = repr((self.cpu, self.generation, self.cores, platform.machine(), gpus))
         return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
@@ -113,6 +130,7 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
     cpu, quota = _cpu_model(root), _smallest_quota(root)
     if quota is not None and quota < len(os.sched_getaffinity(0)) and not quota.is_integer():
         cpu += f" (a quota of {quota:.3g} cores)"  # half a core is another machine than a whole one
+    facts = _cpu_facts(root)
     return Machine(
         cpu=cpu,
         cores=cores,
@@ -120,6 +138,7 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
         memory_bytes=min(_memory_total(root), _memory_limit(root)),
         gpus=visible_gpus(nvml=nvml),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        generation=" ".join(facts[field] for field in _GENERATION if field in facts),
     )
 
 
@@ -136,13 +155,31 @@ def _read(path: Path) -> str:
     return ""
 
 
+def cpu_flags(*, root: Path = Path("/")) -> frozenset[str]:
+    """What the CPU can do, by the names in ``/proc/cpuinfo``; empty where nothing says it.
+
+    Args:
+        root: Where ``proc`` is (tests).
+    """
+    facts = _cpu_facts(root)
+    return frozenset(facts.get("flags", facts.get("Features", "")).split())
+
+
+def _cpu_facts(root: Path) -> dict[str, str]:
+    """The fields of the first core in ``/proc/cpuinfo``."""
+    core, _, _others = _read(root / "proc/cpuinfo").partition("\n\n")
+    fields = (line.partition(":") for line in core.splitlines())
+    return {key.strip(): value.strip() for key, _, value in fields}
+
+
 def _cpu_model(root: Path) -> str:
-    for line in _read(root / "proc/cpuinfo").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            name = value.replace("(R)", "").replace("(TM)", "").replace(" CPU", "")
-            return " ".join(name.split())
-    return platform.processor() or platform.machine()
+    """The name, and what it does not tell: a virtual machine names many generations alike."""
+    name = _cpu_facts(root).get("model name") or platform.processor() or platform.machine()
+    for mark in ("(R)", "(TM)", " CPU"):
+        name = name.replace(mark, "")
+    flags = cpu_flags(root=root)
+    best = next((f" ({label})" for flag, label in _INSTRUCTIONS if flag in flags), "")
+    return " ".join(name.split()) + best
 
 
 def _memory_total(root: Path) -> int:

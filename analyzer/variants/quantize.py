@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from analyzer.domain.configuration import Backend
 from analyzer.engine.runtimes.onnxruntime_ import first_line, import_onnxruntime
 from analyzer.errors import BuildError
+from analyzer.hardware.machine import cpu_flags
 from analyzer.variants.graph import is_quantized
 from analyzer.variants.passed_outputs import (
     give_passed_outputs_of,
@@ -248,11 +249,8 @@ def _keep_other_readers_float(path: Path) -> None:
 
 def needs_reduced_range() -> bool:
     """Whether weights should use 7 bits: on x86 without VNNI, 8-bit products can saturate."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return "avx2" in flags and "_vnni" not in flags
+    flags = cpu_flags()
+    return "avx2" in flags and not any(flag.endswith("_vnni") for flag in flags)
 
 
 def _prepare(source: Path, folder: Path, external: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:

@@ -43,6 +43,39 @@ def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
     assert inspect_machine(root=tmp_path, nvml=FakeNvml(faults=NO_DRIVER)).memory_bytes == 8 << 30
 
 
+def cpu_info(name: str, flags: str, *, model: int = 1) -> str:
+    """``/proc/cpuinfo`` of two cores."""
+    core = (
+        f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: {model}\nmodel name\t: {name}\n"
+        f"flags\t\t: {flags}\n"
+    )
+    return f"{core}\n{core}\n"
+
+
+def test_generations_behind_one_name_are_machines_of_their_own(tmp_path: Path) -> None:
+    """A virtual machine calls a CPU with and one without products of 8 bits alike."""
+    (tmp_path / "proc").mkdir()
+    found = []
+    for flags, model in (("fma avx2", 1), ("fma avx2", 17), ("avx2 avx512f avx512_vnni", 17)):
+        text = cpu_info("AMD EPYC", flags, model=model)
+        (tmp_path / "proc/cpuinfo").write_text(text)
+        found.append(inspect_machine(root=tmp_path, nvml=FakeNvml(faults=NO_DRIVER)))
+    older, newer, with_vnni = found
+    assert older.cpu == newer.cpu == "AMD EPYC (AVX2)"
+    assert with_vnni.cpu == "AMD EPYC (AVX-512 VNNI)"
+    assert len({machine.hardware_key for machine in found}) == 3
+
+
+def test_an_arm_cpu_tells_its_features_and_part(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd40\n\n"
+    )
+    machine = inspect_machine(root=tmp_path, nvml=FakeNvml(faults=NO_DRIVER))
+    assert machine.cpu.endswith(" (I8MM)")
+    assert machine.generation == "0xd40"
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "expected"),
     [
