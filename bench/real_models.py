@@ -242,10 +242,10 @@ def check_row(name: str, facts: dict[str, Any]) -> list[str]:
         f"{tensor['name']} {tensor['datatype']} {'×'.join(map(str, tensor['shape'])) or 'scalar'}"
         for tensor in facts["inputs"]
     )
+    variants = [facts["variants"][label] for label in ("fp16", "int8-static", "int8-dynamic")]
     drops = [
         cell(variant.get("drop"), ".4f") if "excluded" not in variant else "none"
-        for label, variant in facts["variants"].items()
-        if label != "fp32"
+        for variant in variants
     ]
     batched = "yes" if facts["batchable"] else "no"
     replies = f"{facts['replies']} of {REQUESTS}"

@@ -21,7 +21,7 @@ def noting_neighbours(options: SearchOptions, warn: Callable[[str], None]) -> It
     Not where other machines are measured.
     """
     notes: list[str] = []
-    if options.ray_address is not None or "://" in options.server:
+    if not options.measures_here:
         yield notes
         return
 

@@ -53,3 +53,8 @@ class SearchOptions:
     quiet: bool
     started: float
     command: str
+
+    @property
+    def measures_here(self) -> bool:
+        """Whether this machine is what is measured: no cluster's, and no server elsewhere."""
+        return self.ray_address is None and "://" not in self.server

@@ -30,7 +30,7 @@ from analyzer.cli.search_request import (
     space_here,
     space_there,
 )
-from analyzer.cli.study_record import begin_study, outcomes_to_keep, price_kept
+from analyzer.cli.study_record import begin_study, moved_notes, outcomes_to_keep, price_kept
 from analyzer.domain.configuration import Backend, Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
@@ -139,6 +139,9 @@ def run_search_command(options: SearchOptions) -> str:
                     options, store, model, sla, machine, place.device, data_sha256,
                     pricing=pricing, hardware=place.hardware,
                 )  # fmt: skip
+                moved = moved_notes(options, record, place.hardware)
+                for note in moved:
+                    progress.warn(note)
                 request = request_of(
                     options, record, model, place.space, place.device, pricing, arrivals,
                     inference_s,
@@ -148,7 +151,7 @@ def run_search_command(options: SearchOptions) -> str:
                         options, request, store, place, progress, machine, baseline, twin_ready,
                         plan,
                     )  # fmt: skip
-                result = replace(result, warnings=(*result.warnings, *notes))
+                result = replace(result, warnings=(*result.warnings, *moved, *notes))
                 result = save_at_end(store, result, workers, plan)
     return deliver(options, result)
 
@@ -337,7 +340,7 @@ def _search(
         executor=place.executor,
         store=store,
         progress=progress,
-        stored=outcomes_to_keep(options, store, request.study),
+        stored=outcomes_to_keep(options, store, request.study, place.hardware),
         baseline=baseline,
         hardware=place.hardware,
         hardware_key=place.hardware_key,

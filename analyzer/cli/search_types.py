@@ -256,7 +256,7 @@ def _part(
         executor=executor,
         store=store,
         progress=PartProgress(progress, name),
-        stored=outcomes_to_keep(options, store, request.study),
+        stored=outcomes_to_keep(options, store, request.study, facts.hardware),
         baseline=replace(baseline, device=own.device) if baseline is not None else None,
         hardware=facts.hardware,
         hardware_key=facts.hardware_key,

@@ -184,20 +184,52 @@ def _with(option: str, value: object) -> str:
     return f"without {option}" if value is None else f"with {option} {value}"
 
 
-def outcomes_to_keep(options: SearchOptions, store: ResultStore, study: str) -> list[StoredOutcome]:
+def outcomes_to_keep(
+    options: SearchOptions, store: ResultStore, study: str, hardware: str
+) -> list[StoredOutcome]:
     """Outcomes that ``--resume`` does not measure again; none of a new study.
 
     A worker that was lost is no reason to leave its configuration out: it may have been the
-    machine.
+    machine. Nor does what another machine carries say anything of this one; which of its failures
+    do, nobody knows.
+
+    Args:
+        hardware: What is measured, for people.
     """
     from analyzer.domain.measurement import Failure
 
-    stored = store.outcomes(study) if options.resume else []
-    return [
+    if not options.resume:
+        return []
+    kept = [
         known
-        for known in stored
+        for known in store.outcomes(study)
         if not (isinstance(known.outcome, Failure) and known.outcome.reason == "worker_lost")
     ]
+    if not _other_hardware(options, store.study(study), hardware):
+        return kept
+    return [
+        known
+        for known in kept
+        if not isinstance(known.outcome, Failure) and known.outcome.hardware == hardware
+    ]
+
+
+def moved_notes(options: SearchOptions, record: StudyRecord, hardware: str) -> tuple[str, ...]:
+    """Of a study that goes on on another machine: a sentence for each that it was on before."""
+    return tuple(
+        f"What was measured on {other} does not count on this machine ({hardware}): it is measured"
+        " again."
+        for other in _other_hardware(options, record, hardware)
+    )
+
+
+def _other_hardware(options: SearchOptions, record: StudyRecord, hardware: str) -> tuple[str, ...]:
+    """What else the study was measured on, in order; nothing where this machine is not measured."""
+    if not options.measures_here:
+        return ()
+    runs = (record.provenance, *record.provenance.get("resumes", ()))
+    told = dict.fromkeys(run["hardware"] for run in runs if run.get("hardware"))
+    return tuple(name for name in told if name != hardware)
 
 
 def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | None) -> None:

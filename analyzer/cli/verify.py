@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
-from analyzer.domain.conditions import ConditionsSummary, differences, summary_of
-from analyzer.domain.study import CLAIM_VERDICTS, Claim, Pricing, Verification
-from analyzer.domain.units import format_duration
+from analyzer.cli.verify_answer import print_verification, verification_document
+from analyzer.domain.study import CLAIM_VERDICTS, Claim, Verification
 from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 # The contract's, as those of a search.
 _EXIT_CODES = {"holds": 0, "refuted": 3, "undecided": 4}
 
-# Added to the seconds that the requests take: two starts, and blocks that do not count.
-_RESERVE_S = 60.0
 # What the end of the command takes: the answer stored and printed.
 _END_S = 0.5
 # What loading the model may take beyond the budget: a verdict rests on two starts.
@@ -171,9 +168,9 @@ def verify(study: str | None, **values: Any) -> int:
             if "://" not in values["server"]:
                 _keep_speeds(store, verification)
     if values["as_json"]:
-        click.echo(json.dumps(_document(verification, subject)))
+        click.echo(json.dumps(verification_document(verification, subject)))
     else:
-        _print(verification, subject)
+        print_verification(verification, subject)
     return _EXIT_CODES[verification.verdict]
 
 
@@ -231,6 +228,7 @@ def _measure(
     from analyzer.domain.workload import parse_arrivals
     from analyzer.hardware.gpu_lock import measuring_on
     from analyzer.hardware.gpus import first_gpu
+    from analyzer.hardware.machine import inspect_machine
     from analyzer.measure.plan import LoadPlan
     from analyzer.measure.tasks import Assets
     from analyzer.measure.verify import VerifyPlan, verify_claim
@@ -282,6 +280,7 @@ def _measure(
             seconds=values["budget"] - (time.monotonic() - started) - _END_S,
             twin=twin,
             gpu=gpu,
+            hardware=inspect_machine().hardware if here else "",
         )
         return verify_claim(claim.configuration, plan, start, on_block=told)
 
@@ -323,125 +322,3 @@ def _keep_speeds(store: ResultStore, verification: Verification) -> None:
     if seen is not None:
         speeds = SpeedMemory(store.get_cache, store.put_cache, inspect_machine().hardware_key)
         speeds.keep(f"verify {verification.at}", seen.work_us)
-
-
-def _document(verification: Verification, subject: ClaimedModel) -> dict[str, Any]:
-    from analyzer.report.document import claim_document, entry_document
-    from analyzer.report.entries import make_entry
-
-    claim = verification.claim
-    entry = make_entry(
-        verification.measured,
-        sla=claim.sla,
-        pricing=Pricing(),
-        request_batch_size=claim.request_batch_size,
-    )
-    return {
-        "schema": 1,
-        "claim": claim_document(claim)
-        | {"conditions": asdict(subject.conditions) if subject.conditions is not None else None},
-        "measured": entry_document(entry),
-        "verdict": verification.verdict,
-        "conditions_differ": _differing(subject.conditions, verification.measured),
-    }
-
-
-def _print(verification: Verification, subject: ClaimedModel) -> None:
-    from analyzer.report.wording import milliseconds, number
-
-    claim, measured, verdict = verification.claim, verification.measured, verification.verdict
-    certificate, test = measured.certificate, measured.headline
-    assert certificate is not None and test is not None
-    tail = test.latency_ms.sla
-    subject_words = "The claim" if subject.claimed else "The rate that the command names"
-    click.echo(f"{subject_words} {'holds' if verdict == 'holds' else 'is ' + verdict}.")
-    click.echo(
-        f"  rate         {number(claim.rate_rps)} requests/s offered, "
-        f"{number(test.achieved_rps)} done"
-    )
-    click.echo(
-        f"  p{claim.sla.percentile:g}          "
-        f"{milliseconds(tail) if tail is not None else 'none'}, budget "
-        f"{claim.sla.latency_budget_ms:g} ms"
-    )
-    click.echo(
-        f"  requests     {number(certificate.requests)} "
-        f"({number(round(certificate.effective_requests))} effective), "
-        f"{number(certificate.over_budget)} over budget"
-    )
-    if missing := _missing(certificate, claim.rate_rps):
-        click.echo(f"  missing      {missing}")
-    _print_conditions(subject, measured)
-    for reason in test.validity.reasons:
-        click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
-    if (energy := measured.resources.energy_joules_per_inference) is not None:
-        click.echo(f"  energy       {energy:.3g} J per inference, the whole GPU's")
-    if (clock := measured.resources.gpu_clock_mhz) is not None:
-        limits = ", ".join(measured.resources.gpu_clock_limits)
-        held = f", held down by {limits}" if limits else ""
-        click.echo(f"  GPU clock    {clock:.0f} MHz{held}")
-    for note in measured.notes:
-        click.echo(f"  note         {note}")
-
-
-def _print_conditions(subject: ClaimedModel, measured: Measurement) -> None:
-    """What the machine was like, now and when the claim was certified, and how that differs."""
-    from analyzer.report.conditions_text import conditions_sentence
-
-    then = subject.conditions
-    when = "the claim was certified" if subject.claimed else "it was measured before"
-    for label, conditions in (("then", then), ("now", _conditions(measured))):
-        if conditions is not None:
-            click.echo(f"  machine      {label}: {conditions_sentence(conditions)}")
-    for difference in _differing(then, measured):
-        click.echo(f"  differs      from when {when}: {difference}")
-
-
-def _conditions(measured: Measurement) -> ConditionsSummary | None:
-    certificate = measured.certificate
-    return summary_of([certificate.conditions]) if certificate is not None else None
-
-
-def _differing(then: ConditionsSummary | None, measured: Measurement) -> list[str]:
-    """In what the machine differs from when the claim was certified, a phrase each."""
-    now = _conditions(measured)
-    return list(differences(then, now)) if then is not None and now is not None else []
-
-
-def _missing(certificate: Certificate, rate_rps: float) -> str:
-    """What an open verdict lacks, and the budget that holds it; empty where it is neither."""
-    counted, missing = certificate.requests, certificate.requests_missing
-    if missing:
-        return missing_text(missing, rate_rps, counted=counted)
-    if certificate.verdict != "UNDECIDED" or certificate.void_reasons:
-        return ""
-    if certificate.inflation is not None:
-        return "no number of requests decides: this rate is too near to the edge"
-    # As many again are the least that may tell.
-    more = _more_time(2 * counted, rate_rps)
-    return f"too few requests to tell how far they depend on each other: {more}"
-
-
-def missing_text(requests: int, rate_rps: float, *, counted: int = 0) -> str:
-    """How many requests a verdict still needs, and the budget that holds them.
-
-    Args:
-        counted: Those that it has; the next run begins without them.
-    """
-    from analyzer.report.advice import REACH_S
-    from analyzer.report.wording import number
-
-    if _budget_s(counted + requests, rate_rps) > REACH_S:
-        return "more requests than a day holds: this rate is too near to the edge to decide"
-    return f"about {number(requests)} requests: {_more_time(counted + requests, rate_rps)}"
-
-
-def _more_time(requests: int, rate_rps: float) -> str:
-    from analyzer.report.advice import round_budget
-
-    budget = format_duration(round_budget(_budget_s(requests, rate_rps)))
-    return f"give it more time (--budget {budget})"
-
-
-def _budget_s(requests: int, rate_rps: float) -> float:
-    return requests / rate_rps + _RESERVE_S

@@ -51,6 +51,7 @@ class ClaimedModel:
         notes: Sentences that qualify the claim.
         conditions: What the machine was like when it was certified; None where unknown.
         tensorrt: Version that built the engine that is served; empty for a graph.
+        hardware: The machine that it was measured on; empty where unknown.
     """
 
     claim: Claim
@@ -65,6 +66,7 @@ class ClaimedModel:
     notes: tuple[str, ...] = ()
     conditions: ConditionsSummary | None = None
     tensorrt: str = ""
+    hardware: str = ""
 
 
 def claim_of_study(
@@ -115,6 +117,7 @@ def claim_of_study(
         claimed=measurement.capacity_rps is not None,
         conditions=summary_of([certificate.conditions]) if certificate is not None else None,
         tensorrt=engine.tensorrt if engine is not None else "",
+        hardware=measurement.hardware,
     )
 
 
@@ -207,6 +210,7 @@ def _of_manifest(
         notes=(note,) if changed else (),
         conditions=_kept_conditions(entry),
         tensorrt=(evidence.get("engine") or {}).get("tensorrt", ""),
+        hardware=entry.get("hardware") or "",
     )
 
 

@@ -41,6 +41,7 @@ class VerifyPlan:
         twin: For the requests' correlation, unless it expects the claim to fail; None where it is
             unknown.
         gpu: The GPU whose memory, power and clocks are sampled; None for none.
+        hardware: What is measured, for people; empty where it is elsewhere.
     """
 
     load: LoadPlan
@@ -48,6 +49,7 @@ class VerifyPlan:
     seconds: float
     twin: ServerModel | None = None
     gpu: GpuIdentity | None = None
+    hardware: str = ""
 
 
 def _expected_inflation(plan: VerifyPlan) -> float | None:
@@ -127,5 +129,6 @@ def verify_claim(
         load_tests=tuple(tests),
         load_test_seconds=seconds,
         resources=combine([test.resources for test in tests]),
+        hardware=plan.hardware,
         notes=notes,
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from analyzer.cli.study_record import begin_study, outcomes_to_keep, price_kept
+from analyzer.cli.study_record import begin_study, moved_notes, outcomes_to_keep, price_kept
 from analyzer.domain.configuration import Configuration
-from analyzer.domain.measurement import Failure
+from analyzer.domain.measurement import Edge, Failure, Measurement
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Pricing
@@ -28,7 +28,7 @@ MODEL = ModelInfo(
 def test_what_a_lost_worker_measured_is_measured_again(
     tmp_path: Path, resume: bool, kept: list[str]
 ) -> None:
-    options: Any = SimpleNamespace(resume=resume)
+    options = options_of(resume=resume)
     with open_store(f"sqlite:///{tmp_path / 'results.db'}") as store:
         store.create_study(StudyRecord(name="mine", model=MODEL, sla=Sla(latency_budget_ms=50.0)))
         for number, reason in enumerate(("crash", "worker_lost", "timeout")):
@@ -37,7 +37,7 @@ def test_what_a_lost_worker_measured_is_measured_again(
                 configuration=configuration, stage="worker", reason=reason, message="It ended."
             )
             store.add_outcome("mine", number, {}, failure)
-        found = outcomes_to_keep(options, store, "mine")
+        found = outcomes_to_keep(options, store, "mine", "a machine")
     assert [s.outcome.reason for s in found if isinstance(s.outcome, Failure)] == kept
 
 
@@ -46,9 +46,39 @@ def options_of(**given: Any) -> Any:
         "resume": False, "study": "mine", "seed": 1, "seed_given": True, "arrivals": "poisson",
         "request_batch_size": 1, "server": "embedded", "sampler": "twin", "space": None,
         "calibration_data": None, "budget": 60.0, "instance_types": (), "ray_address": None,
-        "command": "analyze m.onnx", "instance_type": None, "price": None,
+        "command": "analyze m.onnx", "instance_type": None, "price": None, "measures_here": True,
     }  # fmt: skip
     return SimpleNamespace(**{**known, **given})
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_another_machine_measured_does_not_count(tmp_path: Path, here: bool) -> None:
+    """Of a server elsewhere, and of a cluster, this machine's hardware says nothing."""
+    first, sla = inspect_machine(), Sla(latency_budget_ms=50.0)
+    second = replace(first, cpu="AMD EPYC (AVX-512 VNNI)")
+    with open_store(f"sqlite:///{tmp_path / 'results.db'}") as store:
+        begin_study(options_of(), store, MODEL, sla, first, "cpu", None)
+        for count, machine in ((1, first), (2, second)):
+            configuration = Configuration(instance_count=count).canonical()
+            measured = Measurement(
+                configuration=configuration,
+                edge=Edge(rate_rps=100.0, interval_rps=(90.0, 110.0)),
+                hardware=machine.hardware,
+            )
+            store.add_outcome("mine", count, {}, measured)
+        failure = Failure(
+            configuration=configuration, stage="load", reason="out_of_memory", message="It ended."
+        )
+        store.add_outcome("mine", 3, {}, failure)
+        store.set_status("mine", "interrupted")
+    going_on = options_of(resume=True, measures_here=here)
+    with open_store(f"sqlite:///{tmp_path / 'results.db'}") as store:
+        record = begin_study(going_on, store, MODEL, sla, second, "cpu", None)
+        found = outcomes_to_keep(going_on, store, "mine", second.hardware)
+        notes = moved_notes(going_on, record, second.hardware)
+    assert [known.trial_number for known in found] == ([2] if here else [1, 2, 3])
+    assert len(notes) == here
+    assert all(first.hardware in note and second.hardware in note for note in notes)
 
 
 def begun(store: ResultStore, pricing: Pricing, **given: Any) -> Pricing:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from analyzer.cli.verify import _claim_line, _missing, _print, missing_text
+from analyzer.cli.verify import _claim_line
+from analyzer.cli.verify_answer import _missing, missing_text, print_verification
 from analyzer.domain.load_test import ResourceUse
 from analyzer.domain.measurement import Certificate
 
@@ -69,6 +70,7 @@ def test_a_rate_that_nobody_certified_is_no_claim(
     subject: Any = SimpleNamespace(
         claimed=claimed,
         conditions=None,
+        hardware="2 × AMD EPYC (AVX-512 VNNI), 24 GiB",
         claim=SimpleNamespace(
             source="study shop-1",
             rate_rps=15_818.49,
@@ -87,11 +89,12 @@ def test_a_rate_that_nobody_certified_is_no_claim(
                 validity=SimpleNamespace(reasons=()),
             ),
             resources=ResourceUse(),
+            hardware="2 × AMD EPYC (AVX2), 24 GiB",
             notes=(),
         ),
     )
     assert _claim_line(subject).startswith(line)
-    _print(verification, subject)
+    print_verification(verification, subject)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
         verdict,
@@ -99,6 +102,9 @@ def test_a_rate_that_nobody_certified_is_no_claim(
         "  p99          12.3 ms, budget 50 ms",
         "  requests     31,000 (31,000 effective), 0 over budget",
     ]
+    when = "the claim was certified" if claimed else "it was measured before"
+    now, then = "2 × AMD EPYC (AVX2), 24 GiB", "2 × AMD EPYC (AVX-512 VNNI), 24 GiB"
+    assert lines[4:] == [f"  differs      from when {when}: it is {now}, not {then}"]
 
 
 def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,11 +133,12 @@ def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[st
                     validity=SimpleNamespace(reasons=(reason,)),
                 ),
                 resources=use,
+                hardware="",
                 notes=(),
             ),
         )
-        subject: Any = SimpleNamespace(conditions=None, claimed=True)
-        _print(verification, subject)
+        subject: Any = SimpleNamespace(conditions=None, claimed=True, hardware="")
+        print_verification(verification, subject)
         return capsys.readouterr().out.splitlines()
 
     lines = printed(told)
