@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from analyzer.cli import neighbours
+from analyzer.cli.search_options import SearchOptions
 from analyzer.hardware.neighbours import measuring_here
 
 
@@ -20,7 +21,9 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options(server: str = "embedded", ray_address: str | None = None) -> Any:
-    return SimpleNamespace(server=server, ray_address=ray_address)
+    given: Any = SimpleNamespace(server=server, ray_address=ray_address)
+    given.measures_here = cast(property, SearchOptions.measures_here).__get__(given)
+    return given
 
 
 def test_a_search_that_began_first_or_later_is_noted_once(lock: Path) -> None:
