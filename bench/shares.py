@@ -8,7 +8,8 @@ model of 0.3 to 100 ms with a cheap or a dear batch, a latency budget of 5 to 20
 times; at one speed, at two (0.7 of the first half of the time), or at two with executions that take
 other times under load than probes show, by a factor for each configuration, and three times as long
 once in a hundred; or beside a neighbour that leaves 0.6 of the speed half of the time, for 0.1 to
-10 s at once, which the canary does not see. ``--slow`` keeps the models of 15 to 80 ms with budgets
+10 s at once, which the canary does not see; or at two (0.8, 1 to 20 s at once) of which the canary
+makes 0.6. ``--slow`` keeps the models of 15 to 80 ms with budgets
 of at most 30 service times, whose proofs take most of a minute. Told are the verdicts, the
 certified share of the recommended configuration's reported edge, that of the best configuration's
 true edge at full speed, and whether the gain over the baseline was told, and with a lower end (more
@@ -43,10 +44,12 @@ from analyzer.twin.speed import SpeedPath
 from benchlib.command import Command, table_of, write_json
 from benchlib.under_load import under_load
 
-WORLDS = ("one speed", "two speeds", "wrong probes", "neighbour")
-# Of the full speed: a slow state, and what a neighbour leaves.
+WORLDS = ("one speed", "two speeds", "wrong probes", "neighbour", "sensitive canary")
+# Of the full speed: a slow state, what a neighbour leaves, and a slow state that the canary's work
+# takes for this power of.
 SLOW = 0.7
 LEFT = 0.6
+SENSITIVE, SENSITIVE_POWER = 0.8, 2.4
 START_S = 3.0
 # What ``--slow`` keeps: milliseconds of one inference, and the latency budget in service times.
 SLOW_MS = (15.0, 80.0)
@@ -173,12 +176,15 @@ def study(seed: int, *, world: str, budget_s: float) -> Ending:
     """Runs one search."""
     model = model_of(seed)
     neighbour = world == "neighbour"
-    slow, longest_s = (LEFT, 10.0) if neighbour else (SLOW, 3.0)
+    sensitive = world == "sensitive canary"
+    slow, dwell_s = (LEFT, (0.1, 10.0)) if neighbour else (SLOW, (0.1, 3.0))
+    if sensitive:
+        slow, dwell_s = SENSITIVE, (1.0, 20.0)
     path = None
     if world != "one speed":
         path = SpeedPath.two_speeds(
             slow=slow,
-            dwell_s=(0.1, longest_s),
+            dwell_s=dwell_s,
             until_s=5.0 * budget_s,
             rng=np.random.default_rng(seed),
         )
@@ -198,6 +204,7 @@ def study(seed: int, *, world: str, budget_s: float) -> Ending:
         overhead_ms=OVERHEAD_MS,
         speed=path,
         neighbour=neighbour,
+        witness_power=SENSITIVE_POWER if sensitive else 1.0,
         seed=seed,
     )
     if world == "wrong probes":

@@ -51,7 +51,7 @@ class VirtualSession(Session):
         drift: How much slower the server is after each run, as a factor.
         noise_seed: Tells sessions apart whose arrivals are the same.
         speed: How fast the machine is by time; None for always the same.
-        neighbour: As of :class:`~analyzer.measure.virtual.VirtualWorld`.
+        neighbour, witness_power: As of :class:`~analyzer.measure.virtual.VirtualWorld`.
         at_rate: What service times are at an offered rate, 1/s; None for the same at every rate.
         start_s: When on that path the session begins.
         first, seconds_max: As of :class:`Session`.
@@ -67,6 +67,7 @@ class VirtualSession(Session):
         noise_seed: int = 0,
         speed: SpeedPath | None = None,
         neighbour: bool = False,
+        witness_power: float = 1.0,
         at_rate: Callable[[float, ServiceTime], ServiceTime] | None = None,
         start_s: float = 0.0,
         first: int = 0,
@@ -79,6 +80,7 @@ class VirtualSession(Session):
         self._noise_seed = noise_seed
         self._speed = speed
         self._neighbour = neighbour
+        self._witness_power = witness_power
         self._at_rate = at_rate
         self._start_s = start_s
 
@@ -135,7 +137,9 @@ class VirtualSession(Session):
             growing=outgrows(log.intended_s[skip:], counted_s, sla.latency_budget_ms / 1e3),
             seed=self._plan.seed,
             slowness=_slowness(path, self._now_s, self._now_s + end_s),
-            conditions=_conditions(seen, self._now_s, self._now_s + end_s),
+            conditions=_conditions(
+                seen, self._now_s, self._now_s + end_s, power=self._witness_power
+            ),
         )
         return test, log, end_s
 
@@ -184,8 +188,13 @@ def _taken(path: SpeedPath, start_s: float, end_s: float) -> float:
     return float(1.0 - (ended - begun) / max(end_s - start_s, 1e-9))
 
 
-def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:
-    """What a canary would have seen of ``path``, without its noise."""
+def _conditions(path: SpeedPath, start_s: float, end_s: float, *, power: float) -> Conditions:
+    """What a canary would have seen of ``path``, without its noise.
+
+    Args:
+        power: Of the slow-down: how its work answers to what executions take so many times as long
+            in.
+    """
     ends_s = np.append(path.start_s[1:], np.inf)
     from_s, until_s = np.maximum(path.start_s, start_s), np.minimum(ends_s, end_s)
     stalled = (path.speed < _STALLED) & (until_s > from_s)
@@ -196,7 +205,7 @@ def _conditions(path: SpeedPath, start_s: float, end_s: float) -> Conditions:
     seconds = np.floor(wake_s - start_s)
     awake = speed >= _STALLED
     work_us = [
-        float(np.median(_WORK_US / speed[awake & (seconds == second)]))
+        float(np.median(_WORK_US / speed[awake & (seconds == second)] ** power))
         for second in np.unique(seconds[awake])
     ]
     return Conditions(
