@@ -197,6 +197,7 @@ def outcomes_to_keep(
         hardware: What is measured, for people.
     """
     from analyzer.domain.measurement import Failure
+    from analyzer.hardware.machine import same_hardware
 
     if not options.resume:
         return []
@@ -210,7 +211,8 @@ def outcomes_to_keep(
     return [
         known
         for known in kept
-        if not isinstance(known.outcome, Failure) and known.outcome.hardware == hardware
+        if not isinstance(known.outcome, Failure)
+        and same_hardware(known.outcome.hardware, hardware)
     ]
 
 
@@ -225,11 +227,13 @@ def moved_notes(options: SearchOptions, record: StudyRecord, hardware: str) -> t
 
 def _other_hardware(options: SearchOptions, record: StudyRecord, hardware: str) -> tuple[str, ...]:
     """What else the study was measured on, in order; nothing where this machine is not measured."""
+    from analyzer.hardware.machine import same_hardware
+
     if not options.measures_here:
         return ()
     runs = (record.provenance, *record.provenance.get("resumes", ()))
     told = dict.fromkeys(run["hardware"] for run in runs if run.get("hardware"))
-    return tuple(name for name in told if name != hardware)
+    return tuple(name for name in told if not same_hardware(name, hardware))
 
 
 def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | None) -> None:

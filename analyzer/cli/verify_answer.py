@@ -100,9 +100,12 @@ def _conditions(measured: Measurement) -> ConditionsSummary | None:
 
 def _differing(subject: ClaimedModel, measured: Measurement) -> list[str]:
     """In what the machine differs from when the claim was certified, a phrase each."""
+    from analyzer.hardware.machine import same_hardware
+
     then, now = subject.conditions, _conditions(measured)
     found = list(differences(then, now)) if then is not None and now is not None else []
-    if subject.hardware and measured.hardware not in ("", subject.hardware):
+    told = subject.hardware and measured.hardware
+    if told and not same_hardware(measured.hardware, subject.hardware):
         found.insert(0, f"it is {measured.hardware}, not {subject.hardware}")
     return found
 

@@ -75,6 +75,15 @@ class Machine:
         return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
+def same_hardware(one: str, other: str) -> bool:
+    """Whether what is measured on a machine holds on another, by their :attr:`Machine.hardware`.
+
+    All of it counts but the memory, which a limit or a restart changes.
+    """
+    told = [[part for part in of.split(", ") if not part.endswith(" GiB")] for of in (one, other)]
+    return told[0] == told[1]
+
+
 def usable_cores(*, root: Path = Path("/")) -> int:
     """Cores that this process may use, at least 1: what every pool of threads is sized by.
 

@@ -73,12 +73,13 @@ def test_what_another_machine_measured_does_not_count(tmp_path: Path, here: bool
         store.set_status("mine", "interrupted")
     going_on = options_of(resume=True, measures_here=here)
     with open_store(f"sqlite:///{tmp_path / 'results.db'}") as store:
-        record = begin_study(going_on, store, MODEL, sla, second, "cpu", None)
-        found = outcomes_to_keep(going_on, store, "mine", second.hardware)
-        notes = moved_notes(going_on, record, second.hardware)
+        less = replace(second, memory_bytes=second.memory_bytes // 2)  # a new limit
+        record = begin_study(going_on, store, MODEL, sla, less, "cpu", None)
+        found = outcomes_to_keep(going_on, store, "mine", less.hardware)
+        notes = moved_notes(going_on, record, less.hardware)
     assert [known.trial_number for known in found] == ([2] if here else [1, 2, 3])
     assert len(notes) == here
-    assert all(first.hardware in note and second.hardware in note for note in notes)
+    assert all(first.hardware in note and less.hardware in note for note in notes)
 
 
 def begun(store: ResultStore, pricing: Pricing, **given: Any) -> Pricing:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from analyzer.hardware.fake_nvml import FakeGpu, FakeNvml
-from analyzer.hardware.machine import Machine, busy_seconds, inspect_machine, usable_cores
+from analyzer.hardware.machine import (
+    Machine,
+    busy_seconds,
+    inspect_machine,
+    same_hardware,
+    usable_cores,
+)
 from analyzer.hardware.processes import cpu_seconds, resident_bytes, with_children
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.hardware.timing import first_in_line, set_timer_slack_ns
@@ -64,6 +70,13 @@ def test_generations_behind_one_name_are_machines_of_their_own(tmp_path: Path) -
     assert older.cpu == newer.cpu == "AMD EPYC (AVX2)"
     assert with_vnni.cpu == "AMD EPYC (AVX-512 VNNI)"
     assert len({machine.hardware_key for machine in found}) == 3
+
+
+def test_measurements_hold_on_a_machine_of_another_memory() -> None:
+    first = "2 × AMD EPYC (AVX2), 24 GiB, NVIDIA H200"
+    assert same_hardware(first, "2 × AMD EPYC (AVX2), 16 GiB, NVIDIA H200")
+    assert not same_hardware(first, "2 × AMD EPYC (AVX2), 24 GiB")
+    assert not same_hardware(first, "4 × AMD EPYC (AVX2), 24 GiB, NVIDIA H200")
 
 
 def test_an_arm_cpu_tells_its_features_and_part(tmp_path: Path) -> None:
