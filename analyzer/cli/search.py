@@ -160,7 +160,11 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )
 @options.store
 @click.option("--study", metavar="NAME", help="Name of the study.  [default: model and a number]")
-@click.option("--resume", is_flag=True, help="Go on with --study NAME; nothing is measured twice.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with --study NAME; nothing is measured twice on one machine.",
+)
 @click.option(
     "--export", "export_dir", type=options.Place(), metavar="DIR|URL",
     help="Write the recommended configuration as a Triton repository, here or in an object store.",

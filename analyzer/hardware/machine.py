@@ -78,7 +78,8 @@ class Machine:
 def same_hardware(one: str, other: str) -> bool:
     """Whether what is measured on a machine holds on another, by their :attr:`Machine.hardware`.
 
-    All of it counts but the memory, which a limit or a restart changes.
+    All of it counts but the memory, which a limit or a restart changes. It tells less than
+    :attr:`Machine.hardware_key`: not the generation.
     """
     told = [[part for part in of.split(", ") if not part.endswith(" GiB")] for of in (one, other)]
     return told[0] == told[1]
@@ -136,10 +137,10 @@ def inspect_machine(*, nvml: Any | None = None, root: Path = Path("/")) -> Machi
         root: Where ``proc`` and ``sys`` are (tests).
     """
     cores = usable_cores(root=root)
-    cpu, quota = _cpu_model(root), _smallest_quota(root)
+    facts = _cpu_facts(root)
+    cpu, quota = _cpu_model(facts), _smallest_quota(root)
     if quota is not None and quota < len(os.sched_getaffinity(0)) and not quota.is_integer():
         cpu += f" (a quota of {quota:.3g} cores)"  # half a core is another machine than a whole one
-    facts = _cpu_facts(root)
     return Machine(
         cpu=cpu,
         cores=cores,
@@ -164,14 +165,9 @@ def _read(path: Path) -> str:
     return ""
 
 
-def cpu_flags(*, root: Path = Path("/")) -> frozenset[str]:
-    """What the CPU can do, by the names in ``/proc/cpuinfo``; empty where nothing says it.
-
-    Args:
-        root: Where ``proc`` is (tests).
-    """
-    facts = _cpu_facts(root)
-    return frozenset(facts.get("flags", facts.get("Features", "")).split())
+def cpu_flags() -> frozenset[str]:
+    """What this machine's CPU can do, by the names in ``/proc/cpuinfo``; empty if nothing says."""
+    return _flags(_cpu_facts(Path("/")))
 
 
 def _cpu_facts(root: Path) -> dict[str, str]:
@@ -181,12 +177,16 @@ def _cpu_facts(root: Path) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in fields}
 
 
-def _cpu_model(root: Path) -> str:
+def _flags(facts: dict[str, str]) -> frozenset[str]:
+    return frozenset(facts.get("flags", facts.get("Features", "")).split())
+
+
+def _cpu_model(facts: dict[str, str]) -> str:
     """The name, and what it does not tell: a virtual machine names many generations alike."""
-    name = _cpu_facts(root).get("model name") or platform.processor() or platform.machine()
+    name = facts.get("model name") or platform.processor() or platform.machine()
     for mark in ("(R)", "(TM)", " CPU"):
         name = name.replace(mark, "")
-    flags = cpu_flags(root=root)
+    flags = _flags(facts)
     best = next((f" ({label})" for flag, label in _INSTRUCTIONS if flag in flags), "")
     return " ".join(name.split()) + best
 
