@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +29,9 @@ IO = (
 )
 OPEN = IO.replace("dims: [ 4 ]", "dims: [ -1 ]", 1)
 RESHAPED = IO.replace("[ 4 ] }", "[ 4 ] reshape { shape: [ 2, 2 ] } }", 1)
+# The real server itself ends now and then (signal 11; 2 of 33 times beside other processes) while
+# it refuses `large`: another one is asked then.
+SERVERS = 4
 FILES = {"short": bytes(15), "long": bytes(17)}
 
 
@@ -103,18 +105,21 @@ def _no_other(name: str, version: int) -> NoReturn:
 
 
 @pytest.fixture(scope="module")
-def answers(triton_install: TritonInstall) -> Iterator[dict[str, str]]:
+def answers(triton_install: TritonInstall) -> dict[str, str]:
     """What the real server says to each; empty where it loads."""
-    with TritonServer(triton_install, auto_complete=True) as server:
-
-        def answer(name: str) -> str:
-            write(server.repository / name, CASES[name][0])
-            url = f"http://{server.http_address}/v2/repository/models/{name}/load"
-            response = httpx.post(url, timeout=120.0)
-            return "" if response.status_code == 200 else str(response.json()["error"])
-
-        # One after the other: beside other tests, loads at once did not end in a minute.
-        yield {name: answer(name) for name in CASES}
+    said: dict[str, str] = {}
+    for _ in range(SERVERS):
+        with TritonServer(triton_install, auto_complete=True) as server:
+            # One after the other: beside other tests, loads at once did not end in a minute.
+            for name in [name for name in CASES if name not in said]:
+                write(server.repository / name, CASES[name][0])
+                url = f"http://{server.http_address}/v2/repository/models/{name}/load"
+                try:
+                    response = httpx.post(url, timeout=120.0)
+                except (httpx.RemoteProtocolError, httpx.NetworkError):
+                    break
+                said[name] = "" if response.status_code == 200 else str(response.json()["error"])
+    return said
 
 
 @pytest.mark.triton
