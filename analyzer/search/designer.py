@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from analyzer.domain.twin_error import FAR_OFF
 from analyzer.search.bound import Bound, plausible_gain
+from analyzer.search.feasibility import feasible_chance
 from analyzer.search.residual import LOCAL, SCALE_PRIOR, ResidualModel
 from analyzer.search.wording import why_followed
+from analyzer.stats.ranks import rank_correlation
 
 # The twin is distrusted when it is far off (median), by a common factor and beside one, and orders
 # wrongly besides.
@@ -38,6 +40,9 @@ _GAIN_MIN = 0.01
 # The search is over when nothing is plausibly better by more than this.
 _MARGIN = 0.02
 _MEASUREMENTS_TO_FINISH = 3  # as above
+# A variant that was never measured is tried where the twin expects at least this share of the most
+# that it expects of what was (docs/decisions/034-the-first-of-a-variant.md).
+_FIRST_OF_VARIANT_SHARE = 0.25
 # Sizes of the residual's local part where predictions were fitted to what was measured.
 _LOCAL_REFITTED = (0.4,)
 # Until something feasible is known, a chance of keeping the limits weighs as its cube.
@@ -56,8 +61,8 @@ class Candidate:
             (logarithms of counts and sizes, 0 or 1 for choices).
         predicted: The twin's objective, positive, larger is better; 0 or less if the twin expects
             it never to keep the SLA, None (or NaN) if it cannot say.
-        groups: Which variant, deployment and so on it belongs to: each shares a part of the
-            residual. As many for all.
+        groups: Which variant (the first one), deployment and so on it belongs to: each shares a
+            part of the residual. As many for all.
         feasible_prior: Probability (or plain truth) that it keeps the limits on memory and
             accuracy; 0 is never proposed.
     """
@@ -184,8 +189,10 @@ class Designer:
         """Returns the candidate to measure next; None if none is left.
 
         The first three come in the order of the predictions, the others by what is expected of them
-        after learning, with a little for what is uncertain. Until something feasible is known, what
-        is most likely feasible counts more.
+        after learning, with a little for what is uncertain; but where nothing is expected to be
+        better than the best, a variant that was never measured comes first: what is learned of the
+        twin in others says nothing of it. Until something feasible is known, what is most likely
+        feasible counts more.
         """
         taken = {self._index[p] for p in pending if p in self._index}
         free = self._unmeasured(self._prior > 0, without=taken)
@@ -196,11 +203,24 @@ class Designer:
         if begun >= _AS_PREDICTED:
             offset, scale = self._learned().predict(free)
             value = value + offset + _OPTIMISM * scale
+            first = self._firsts(free, [*self._feasible, *taken])
+            expected = float(value[self._promising[free]].max(initial=-np.inf))
+            if first.any() and self.best and expected <= log((1.0 + _MARGIN) * self.best[1]):
+                return self._ids[int(free[first][np.argmax(value[first])])]
         weight = 1.0 if begun >= _AS_PREDICTED and self.best is not None else _FEASIBLE_FIRST
         score = weight * np.log(self._feasible_chance(free)) + value
         # Whatever has no promise comes after all that has.
         score = np.where(self._promising[free], score, -1e6 + value)
         return self._ids[int(free[np.argmax(score)])]
+
+    def _firsts(self, free: NDArray[np.int64], tried: Sequence[int]) -> NDArray[np.bool_]:
+        """Which of ``free`` are of variants that none of ``tried`` is of, and not hopeless."""
+        variants = self._groups[:, :1]
+        known = np.isin(variants[free], variants[tried]).all(axis=1)
+        hoped = self._log_predicted[free] + np.log(self._feasible_chance(free))
+        least = self._log_predicted[tried].max() + log(_FIRST_OF_VARIANT_SHARE)
+        found: NDArray[np.bool_] = ~known & self._promising[free] & (hoped >= least)
+        return found
 
     def finished(self, confidence: float) -> bool:
         """Whether nothing unmeasured is plausibly better than the best by more than 2 %."""
@@ -379,7 +399,7 @@ class Designer:
             return ""
         indices = [index for index, _ in ratios]
         measured = np.log([self._values[index] for index in indices])
-        order = _rank_correlation(self._log_predicted[indices], measured)
+        order = rank_correlation(self._log_predicted[indices], measured)
         if order >= _RANK_CORRELATION_MIN:
             return ""
         return (
@@ -420,24 +440,5 @@ class Designer:
         return model
 
     def _feasible_chance(self, indices: NDArray[np.int64]) -> Floats:
-        """The prior, moved towards what neighbours turned out to be; above 0."""
-        prior: Floats = np.clip(self._prior[indices], 1e-6, 1.0)
-        known = np.array(sorted(self._feasible), dtype=np.int64)
-        if len(known) == 0 or not self._learn_limits:
-            return prior
-        spread = self._features.std(axis=0)
-        scaled = self._features / np.where(spread > 1e-12, spread, 1.0)
-        distance2 = np.mean((scaled[indices, None, :] - scaled[None, known, :]) ** 2, axis=2)
-        weight = np.exp(-2.0 * distance2)
-        kept = np.array([float(self._feasible[int(index)]) for index in known])
-        # The prior weighs like one measurement at the very place.
-        chance = (prior + weight @ kept) / (1.0 + weight.sum(axis=1))
-        clipped: Floats = np.clip(np.minimum(chance, prior**0.5), 1e-9, 1.0)
-        return clipped
-
-
-def _rank_correlation(left: Floats, right: Floats) -> float:
-    """Kendall's tau-a; 0 for fewer than two."""
-    above = np.triu_indices(len(left), 1)
-    signs = np.sign(left[:, None] - left)[above] * np.sign(right[:, None] - right)[above]
-    return float(signs.mean()) if len(signs) else 0.0
+        known = self._feasible if self._learn_limits else {}
+        return feasible_chance(self._features, self._prior, known, indices)

@@ -225,6 +225,29 @@ def test_the_first_proposals_come_in_the_order_of_the_predictions() -> None:
         designer.update(chosen, float(truth[int(chosen[1:])]))
 
 
+@pytest.mark.parametrize(
+    ("other", "best", "chosen"),
+    [
+        pytest.param(40.0, 100.0, "b0", id="nothing is expected to be better"),
+        pytest.param(20.0, 100.0, "a3", id="the twin expects too little of it"),
+        pytest.param(40.0, 60.0, "a3", id="another one is expected to be better"),
+    ],
+)
+def test_a_variant_that_was_never_measured_is_tried(other: float, best: float, chosen: str) -> None:
+    def candidate(name: str, predicted: float, place: str) -> Candidate:
+        features = np.array([float(place == "y")])
+        groups = (name[0], name[0] + place)
+        return Candidate(config_id=name, features=features, predicted=predicted, groups=groups)
+
+    own = [candidate("a0", 100.0, "x"), candidate("a1", 99.0, "x"), candidate("a2", 98.0, "x")]
+    rest = [candidate("a3", 90.0, "y"), candidate("b0", other, "x"), candidate("b1", 15.0, "y")]
+    designer = Designer([*own, *rest])
+    for each in own:
+        assert designer.suggest() == each.config_id
+        designer.update(each.config_id, best / 100.0 * (each.predicted or 0.0))
+    assert designer.suggest() == chosen
+
+
 def test_pending_candidates_are_not_proposed_again() -> None:
     candidates, _ = space(0, 0.1)
     designer = Designer(candidates)
