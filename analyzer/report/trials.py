@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from analyzer.domain.measurement import Measurement
+from analyzer.hardware.machine import same_hardware
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
 from analyzer.report.wording import NOT_MEASURED, rate
@@ -30,6 +32,8 @@ def standing_rows(trials: Sequence[TrialRow]) -> dict[str, TrialRow]:
 def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[str, ...]]:
     """A row for each configuration, below :data:`HEAD`.
 
+    Where the study went on on another machine, the last column says what each was measured on.
+
     Args:
         trials: Every outcome of the study in the order of storing.
     """
@@ -40,6 +44,8 @@ def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[s
         if row.trial_number >= 0:
             numbers.setdefault(row.config_id, row.trial_number)
     measured = {one.configuration.config_id: one for one in report.measured}
+    told = [one.hardware for one in report.measured if one.hardware]
+    moved = any(not same_hardware(told[0], other) for other in told)
     table: list[tuple[str, ...]] = [HEAD]
     for config_id, row in standing_rows(trials).items():
         measurement = measured.get(config_id)
@@ -52,10 +58,15 @@ def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[s
                 row.variant,
                 edge_text(measurement.edge) if measurement is not None else NOT_MEASURED,
                 rate(measurement.capacity_rps if measurement is not None else None),
-                _shortened(row.message or row.reason or ""),
+                _shortened(row.message or row.reason or _where(measurement if moved else None)),
             )
         )
     return table
+
+
+def _where(measurement: Measurement | None) -> str:
+    """What a configuration of a study of several machines was measured on."""
+    return f"measured on {measurement.hardware}" if measurement and measurement.hardware else ""
 
 
 def _shortened(text: str) -> str:

@@ -92,6 +92,27 @@ def test_a_reason_that_is_cut_short_shows_it(url: str) -> None:
         assert line.endswith(end) and len(line.split("  ")[-1]) <= 60
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        pytest.param("2 × CPU (AVX2), 24 GiB", "2 × CPU (AVX-512), 24 GiB", True, id="other"),
+        pytest.param("2 × CPU (AVX2), 24 GiB", "2 × CPU (AVX2), 12 GiB", False, id="memory"),
+    ],
+)
+def test_a_row_of_another_machine_says_so(url: str, first: str, second: str, told: bool) -> None:
+    """A study that went on elsewhere listed both machines' edges as if they were one's."""
+    facts = example_facts()
+    with open_store(url) as store:
+        store.create_study(StudyRecord(name=facts.name, model=facts.model, sla=facts.sla))
+        for config, role, hardware in ((WINNER, "trial", first), (BASELINE, "baseline", second)):
+            outcome = replace(of(config.config_id), hardware=hardware)
+            store.add_outcome(facts.name, 0, {}, outcome, role=role)
+    text = shown(url, facts.name)
+    for config, hardware in ((WINNER, first), (BASELINE, second)):
+        (line,) = (line for line in text.splitlines() if config.config_id in line)
+        assert line.endswith(f"measured on {hardware}") == told
+
+
 def test_a_long_name_does_not_widen_every_row(url: str) -> None:
     """One of 250 characters padded all rows to 500 columns."""
     with open_store(url) as store:
