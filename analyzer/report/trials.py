@@ -58,14 +58,18 @@ def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[s
                 row.variant,
                 edge_text(measurement.edge) if measurement is not None else NOT_MEASURED,
                 rate(measurement.capacity_rps if measurement is not None else None),
-                _shortened(row.message or row.reason or _where(measurement if moved else None)),
+                _shortened(row.message or row.reason or "")
+                or _where(measurement if moved else None),
             )
         )
     return table
 
 
 def _where(measurement: Measurement | None) -> str:
-    """What a configuration of a study of several machines was measured on."""
+    """What a configuration of a study of several machines was measured on.
+
+    It is not shortened: machines differ at the end of their names.
+    """
     return f"measured on {measurement.hardware}" if measurement and measurement.hardware else ""
 
 

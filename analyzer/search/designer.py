@@ -200,24 +200,30 @@ class Designer:
             return None
         begun = len(self._values) + len(taken - self._feasible.keys())
         value = self._log_predicted[free]
+        chance = np.log(self._feasible_chance(free))
         if begun >= _AS_PREDICTED:
             offset, scale = self._learned().predict(free)
             value = value + offset + _OPTIMISM * scale
-            first = self._firsts(free, [*self._feasible, *taken])
+            first = self._firsts(free, chance, [*self._feasible, *taken])
             expected = float(value[self._promising[free]].max(initial=-np.inf))
             if first.any() and self.best and expected <= log((1.0 + _MARGIN) * self.best[1]):
                 return self._ids[int(free[first][np.argmax(value[first])])]
         weight = 1.0 if begun >= _AS_PREDICTED and self.best is not None else _FEASIBLE_FIRST
-        score = weight * np.log(self._feasible_chance(free)) + value
+        score = weight * chance + value
         # Whatever has no promise comes after all that has.
         score = np.where(self._promising[free], score, -1e6 + value)
         return self._ids[int(free[np.argmax(score)])]
 
-    def _firsts(self, free: NDArray[np.int64], tried: Sequence[int]) -> NDArray[np.bool_]:
-        """Which of ``free`` are of variants that none of ``tried`` is of, and not hopeless."""
+    def _firsts(
+        self, free: NDArray[np.int64], chance: Floats, tried: Sequence[int]
+    ) -> NDArray[np.bool_]:
+        """Which of ``free`` are of variants that none of ``tried`` is of, and not hopeless.
+
+        ``chance`` is the logarithm of each one's chance of keeping the limits.
+        """
         variants = self._groups[:, :1]
         known = np.isin(variants[free], variants[tried]).all(axis=1)
-        hoped = self._log_predicted[free] + np.log(self._feasible_chance(free))
+        hoped = self._log_predicted[free] + chance
         least = self._log_predicted[tried].max() + log(_FIRST_OF_VARIANT_SHARE)
         found: NDArray[np.bool_] = ~known & self._promising[free] & (hoped >= least)
         return found
