@@ -330,7 +330,8 @@ def test_on_a_gpu_the_first_execution_after_another_batch_size_is_told() -> None
     probed = records(on_gpu=True)
     probe_main._run_group(probed, instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
     for record in probed:
-        assert 1 <= len(record["changed_ms"]) <= 2, record
+        # A round that others contradict is followed by more: one less than there were, at most.
+        assert 1 <= len(record["changed_ms"]) < len(record["rounds"]), record
         assert min(record["changed_ms"]) >= 29 and np.median(record["samples_ms"]) < 15
     on_cpu = records(on_gpu=False)
     probe_main._run_group(on_cpu, instances, {"x": np.zeros((1, 1))}, spec, float("inf"))
