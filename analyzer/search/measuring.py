@@ -185,6 +185,8 @@ class Measuring:
             baseline_open=context.baseline.config_id not in candidates.stuck
             and not context.log.failed(context.baseline.config_id)
             and self._tasks.baseline_proof_fits(left_s),
+            baseline_comparable=proven
+            and self._tasks.baseline_comparable(self._share(best) or 0.0, left_s),
             baseline_edge_s=self._tasks.baseline_edge_s,
             trials_wanted=self._trials_wanted(),
             trials_s=trials_s,
@@ -263,7 +265,7 @@ class Measuring:
         leaves_time = (
             step == "climb"
             and self._baseline_waits
-            and self._tasks.leaves_time_to_baseline(configuration)
+            and self._tasks.leaves_time_to_baseline(configuration, self._share(known) or 0.0)
         )
         seconds, task = self._tasks.task(step, configuration, known, leaves_time=leaves_time)
         job_id = f"{step}-{proposal.trial_number if proposal else configuration.config_id}"
@@ -357,7 +359,8 @@ class Measuring:
         if not pending.leaves_time or isinstance(outcome, Failure):
             return False
         ran = _runs(outcome) > pending.runs_before
-        return ran and not self._tasks.baseline_proof_fits(self._context.plan.left_s)
+        share = self._share(outcome) or 0.0
+        return ran and not self._tasks.baseline_comparable(share, self._context.plan.left_s)
 
     def _joined(self, known: Measurement | None, outcome: Measurement) -> Measurement:
         """A measurement with what was known before, its edge held against the longer runs."""

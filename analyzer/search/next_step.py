@@ -50,8 +50,8 @@ ROLES: dict[Step, str] = {
 _LOAD_S_MIN = 1.5
 # A certified rate that is this share of the edge is close enough: what is above is dear.
 _CLOSE_SHARE = 0.92
-# A baseline that is proven within this factor of the winner's share of the edge is comparable.
-_COMPARABLE = 0.9
+#: A baseline that is proven within this factor of the winner's share of the edge is comparable.
+COMPARABLE = 0.9
 # An open edge is closed where the time left is so many times what that takes.
 _CLOSING_FACTOR = 3.0
 
@@ -73,6 +73,8 @@ class Standing:
             state of the machine, or the twin, speaks against them; None without one.
         baseline_share: As ``best_share``, of the baseline; None while its edge is unknown.
         baseline_open: Whether measuring the baseline (again) may bring anything.
+        baseline_comparable: Whether a certificate of the baseline is expected to come near the best
+            candidate's share of the edge (:data:`COMPARABLE`) in the time left.
         baseline_edge_s: The least that its edge takes, the start of its server included.
         trials_wanted: Whether the sampler has a candidate that is worth a measurement.
         trials_s: Seconds left of what trials may take once there is a proof.
@@ -91,6 +93,7 @@ class Standing:
     risked_share: float | None
     baseline_share: float | None
     baseline_open: bool
+    baseline_comparable: bool
     baseline_edge_s: float
     trials_wanted: bool
     trials_s: float
@@ -133,12 +136,16 @@ def next_step(standing: Standing) -> Step | None:
             return step
     if s.best_share < _CLOSE_SHARE and s.climbing:
         return "climb"
-    if (
+    waits = (
         s.baseline_share is not None
         and s.baseline_open
-        and s.baseline_share < _COMPARABLE * s.best_share
-    ):
+        and s.baseline_share < COMPARABLE * s.best_share
+    )
+    if waits and s.baseline_comparable:
         return "baseline_proof"
     if s.risked_share is not None and s.risked_share < _CLOSE_SHARE:
         return "climb_beyond"
-    return "trial" if s.trials_wanted and s.left_s >= trial_s + shortest_s else None
+    if s.trials_wanted and s.left_s >= trial_s + shortest_s:
+        return "trial"
+    # At a lower share of its edge it tells nothing of the gain: the time has no other use.
+    return "baseline_proof" if waits else None

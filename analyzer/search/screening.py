@@ -160,11 +160,15 @@ class Screening:
             twin_edge_rps=predicted,
         )
 
-    def proof_s(self, configuration: Configuration | None = None) -> float | None:
+    def proof_s(
+        self, configuration: Configuration | None = None, *, share: float | None = None
+    ) -> float | None:
         """Seconds under load that a first certificate is expected to take; None if unknown.
 
         Args:
             configuration: None for the one that is predicted best.
+            share: Of the edge, that it is to certify; None for one that is safe. None is told where
+                the slow states that were seen do not carry it.
         """
         if configuration is None:
             known = [key for key in self.allowed if self.predicted.get(key)]
@@ -179,9 +183,12 @@ class Screening:
         inflation = inflation_at(model, self.load)
         miss_rate = miss_rate_at(model, self.load)
         found: list[float] = []
-        highest_rps = min(SAFE_SHARE * edge_rps, self._ceiling_rps(configuration))
-        for share in (1.0, SAFER):
-            rate_rps = share * highest_rps
+        ceiling_rps = self._ceiling_rps(configuration)
+        safe_rps = min(SAFE_SHARE * edge_rps, ceiling_rps)
+        rates_rps = (safe_rps, SAFER * safe_rps) if share is None else (share * edge_rps,)
+        for rate_rps in rates_rps:
+            if rate_rps > ceiling_rps:
+                continue
             expected = inflation(rate_rps) or guessed_inflation(rate_rps / edge_rps)
             needed = requests_needed(
                 sla,

@@ -15,7 +15,7 @@ from analyzer.measure.plan import CertifyPlan, EdgePlan, ProvenAnswer, certifyin
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
-from analyzer.search.next_step import PROVING, Step
+from analyzer.search.next_step import COMPARABLE, PROVING, Step
 from analyzer.search.screening import Screening
 
 # Seconds under load of one search for an edge: this share of the budget, within limits.
@@ -78,8 +78,9 @@ class StepTasks:
         self._built = built
         self._screening = screening
         budget_s = context.request.budget_s
-        # What a proof takes by configuration: each costs simulations, and is asked at every step.
-        self._proofs_s: dict[str, float | None] = {}
+        # What a proof takes by configuration and share of its edge: each costs simulations, and is
+        # asked at every step.
+        self._proofs_s: dict[tuple[str, float | None], float | None] = {}
         #: Seconds under load of one search for an edge.
         self.edge_s = float(np.clip(_EDGE_SHARE * budget_s, *_EDGE_S))
 
@@ -153,10 +154,10 @@ class StepTasks:
         )
         return edge_s + seconds, replace(task, certify=certify)
 
-    def leaves_time_to_baseline(self, configuration: Configuration) -> bool:
+    def leaves_time_to_baseline(self, configuration: Configuration, share: float) -> bool:
         """Whether a climb may leave the time that the baseline's proof takes."""
-        fits = self.baseline_proof_fits(_BASELINE_SHARE * self._load_s)
-        return fits and configuration != self._context.baseline
+        comparable = self.baseline_comparable(share, _BASELINE_SHARE * self._load_s)
+        return comparable and configuration != self._context.baseline
 
     def _nothing_fits_after(self, edge_s: float) -> bool:
         """Whether a search for an edge leaves too little time for a proof above what is proven."""
@@ -238,12 +239,25 @@ class StepTasks:
         needed_s = self.missing_s(known)
         return needed_s is None or self._context.server_start_s + needed_s <= seconds
 
-    def _proof_s(self, configuration: Configuration) -> float | None:
+    def baseline_comparable(self, share: float, seconds: float) -> bool:
+        """Whether a certificate of the baseline may end in so many seconds near a share of its edge.
+
+        Only that makes the gain one of certified rates.
+
+        Args:
+            share: What is certified of the recommendation's edge.
+        """
+        if not self.baseline_proof_fits(seconds):
+            return False
+        needed_s = self._proof_s(self._context.baseline, round(COMPARABLE * share, 2))
+        return needed_s is not None and self._context.server_start_s + needed_s <= seconds
+
+    def _proof_s(self, configuration: Configuration, share: float | None = None) -> float | None:
         """As :meth:`Screening.proof_s`, simulated once until something new is learned."""
-        config_id = configuration.config_id
-        if config_id not in self._proofs_s:
-            self._proofs_s[config_id] = self._screening.proof_s(configuration)
-        return self._proofs_s[config_id]
+        key = configuration.config_id, share
+        if key not in self._proofs_s:
+            self._proofs_s[key] = self._screening.proof_s(configuration, share=share)
+        return self._proofs_s[key]
 
     @property
     def baseline_edge_s(self) -> float:

@@ -21,6 +21,7 @@ BEGIN = Standing(
     risked_share=None,
     baseline_share=None,
     baseline_open=True,
+    baseline_comparable=True,
     baseline_edge_s=3.7,
     trials_wanted=True,
     trials_s=15.0,
@@ -39,6 +40,18 @@ def test_first_a_candidate_with_its_proof_then_the_baseline_then_trials_then_a_c
     assert next_step(close) == "baseline_proof"
     assert next_step(replace(close, baseline_share=0.9)) == "trial", "time is left for a trial"
     assert next_step(replace(close, baseline_share=0.9, trials_wanted=False)) is None
+
+
+def test_a_proof_of_the_baseline_at_a_lower_share_comes_last() -> None:
+    """A search of five minutes gave 66 s to one that ended at a third of the baseline's edge."""
+    close = replace(PROVEN, baseline_share=0.0, trials_s=0.0, best_share=0.95)
+    assert next_step(close) == "baseline_proof"
+    alone = replace(close, baseline_comparable=False)
+    assert next_step(alone) == "trial"
+    assert next_step(replace(alone, risked_share=0.8)) == "climb_beyond"
+    assert next_step(replace(alone, trials_wanted=False)) == "baseline_proof"
+    assert next_step(replace(alone, trials_wanted=False, baseline_share=0.9)) is None
+    assert next_step(replace(alone, trials_wanted=False, baseline_open=False)) is None
 
 
 def test_what_is_not_expected_to_be_carried_is_tried_with_the_time_that_is_left() -> None:

@@ -702,7 +702,7 @@ def test_a_climb_that_brought_nothing_takes_the_time_that_it_left_for_nothing(
         return task(self, step, *given, leaves_time=leaves_time)
 
     monkeypatch.setattr(StepTasks, "task", recorded)
-    monkeypatch.setattr(StepTasks, "baseline_proof_fits", lambda self, seconds: not climbs)
+    monkeypatch.setattr(StepTasks, "baseline_comparable", lambda self, *_: not climbs)
     monkeypatch.setattr(measuring, "_gained", lambda pending, *_: pending.step != "climb")
     monkeypatch.setattr(module_of_steps, "_CLOSE_SHARE", 2.0)
     space = _space(ONE_CONFIGURATION)
