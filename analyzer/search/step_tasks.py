@@ -240,15 +240,18 @@ class StepTasks:
         return needed_s is None or self._context.server_start_s + needed_s <= seconds
 
     def baseline_comparable(self, share: float, seconds: float) -> bool:
-        """Whether a certificate of the baseline may end in so many seconds near a share of its edge.
+        """Whether a certificate of the baseline may end in time near a share of its edge.
 
         Only that makes the gain one of certified rates.
 
         Args:
-            share: What is certified of the recommendation's edge.
+            share: What is certified of the recommendation's edge; 0 where nothing is yet, which any
+                certificate equals.
+            seconds: That it may take.
         """
-        if not self.baseline_proof_fits(seconds):
-            return False
+        fits = self.baseline_proof_fits(seconds)
+        if not fits or not share:
+            return fits
         needed_s = self._proof_s(self._context.baseline, round(COMPARABLE * share, 2))
         return needed_s is not None and self._context.server_start_s + needed_s <= seconds
 
