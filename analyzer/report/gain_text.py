@@ -140,4 +140,5 @@ def _gain_of(gain: Gain, sla: Sla) -> str:
     sign, told = _told(gain.ratio, gain.interval)
     if told is None or told > 1:
         return better
-    return f"{quantity} (it {'may be' if sign == '≥ ' else 'is'} no {word})"
+    unbracketed = sla.at_any_rate and gain.interval == (None, None)
+    return f"{quantity} (it {'may be' if sign == '≥ ' or unbracketed else 'is'} no {word})"

@@ -682,6 +682,7 @@ def test_a_gain_with_an_open_end_is_told_by_the_end_that_is_known(
         ("cost", 1.0, (0.9, 1.1), "as cheap as the baseline (it is no cheaper)"),
         ("capacity", 0.3, (0.289, None), "the capacity of the baseline (it may be no higher)"),
         ("capacity", 0.3, (None, 0.4), "the capacity of the baseline (it is no higher)"),
+        ("capacity", 0.5, (None, None), "the capacity of the baseline (it may be no higher)"),
         (
             "latency",
             0.5,
