@@ -81,6 +81,19 @@ def test_a_proof_is_expected_at_no_more_than_the_slow_state_carries() -> None:
     assert usual_s and slow_s and slow_s > 1.2 * usual_s
 
 
+def test_a_proof_at_a_share_of_the_edge_takes_longer_and_none_is_expected_beyond_a_slow_state() -> (
+    None
+):
+    quiet = Conditions(seconds=100.0, work_us=(100.0,) * 100)
+    slow = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (400.0,) * 10)
+    seen, met_slow = (
+        screening(1.0, conditions, ran("edge", 100.0, 2.0)) for conditions in (quiet, slow)
+    )
+    low_s, high_s = (seen.proof_s(CONFIGURATION, share=share) for share in (0.5, 0.8))
+    assert low_s and high_s and high_s > 1.5 * low_s
+    assert met_slow.proof_s(CONFIGURATION, share=0.8) is None
+
+
 def test_what_others_tell_of_a_slow_state_counts_from_the_speed_of_their_own_edge() -> None:
     slow = Conditions(seconds=100.0, work_us=(100.0,) * 90 + (160.0,) * 10)
     edge_run, other = ran("edge", 100.0, 2.0), Configuration(precision="fp16")
