@@ -15,8 +15,8 @@ Basis = Literal["certified", "edges"]
 
 Interval = tuple[float | None, float | None]
 
-# Certified rates are compared where they are the same share of their edges, by this tolerance.
-_SHARES_TOLERANCE = 0.10
+#: Certified rates are compared where they are the same share of their edges, by this tolerance.
+SHARES_TOLERANCE = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def common_basis(sla: Sla, recommendation: Measurement, baseline: Measurement | 
     if not ours or not theirs:
         return "edges"
     shares = recommendation.capacity_rps / ours, baseline.capacity_rps / theirs
-    unequal = abs(shares[0] / shares[1] - 1.0) > _SHARES_TOLERANCE
+    unequal = abs(shares[0] / shares[1] - 1.0) > SHARES_TOLERANCE
     return "edges" if unequal else "certified"
 
 

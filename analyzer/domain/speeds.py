@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from analyzer.domain.load_test import LoadTest
@@ -25,32 +26,40 @@ slow moments make requests late, far more where queues do."""
 
 
 def edge_over_speeds(
-    measurement: Measurement, factor: float, *, miss_rate_max: float, proven: bool = False
+    measurement: Measurement,
+    factor: float,
+    *,
+    miss_rate_max: float,
+    proven: bool = False,
+    unmet_rps: Collection[float] = (),
 ) -> Edge:
     """The edge over all speeds of the machine that a study met.
 
     Short runs find the edge at the speeds that they met; the one over all is ``factor`` times
-    that. It is no lower than a rate that was kept over at least 300 requests of a certificate, nor
-    than the certified one. The lower end of one that is open upwards is a rate that was kept, over
-    however few requests: there every rate counts that a certificate's runs kept. Where nothing is
-    proven the edge is the answer, and a rate that these broke over at least 300 requests lowers
-    it in turn, whatever shorter runs kept above, as in :func:`_below`.
+    that. It is no lower than a rate that was kept over at least 300 requests of a certificate whose
+    runs met the slow states as often as the study, nor than the certified one. The lower end of one
+    that is open upwards is a rate that was kept, over however few requests: there every such rate
+    counts. Where nothing is proven the edge is the answer, and a rate that these broke over at
+    least 300 requests lowers it in turn, whatever shorter runs kept above, as in :func:`_below`.
 
     Args:
         factor: The twin's edge over all speeds, over its edge at those of the edge's runs.
         proven: Whether the study certified anything: a climb that met a slow moment and was left
             says less of the edge than the runs that were made to find it.
+        unmet_rps: Rates whose runs did not meet the slow states: that they were kept, or certified
+            then, says nothing.
         miss_rate_max: The allowed fraction of requests over budget.
     """
     edge = measurement.edge
-    kept = [measurement.capacity_rps or 0.0]
+    certified_rps = measurement.capacity_rps or 0.0
+    kept = [certified_rps if certified_rps not in unmet_rps else 0.0]
     requests_min = EVIDENCE_MIN if edge.rate_rps else 1
     evidence = [_counted(e, measurement.load_tests, miss_rate_max) for e in measurement.evidence]
     broken = [e for e in evidence if e.over_budget > miss_rate_max * e.requests]
     for known in evidence:
         if known in broken:
             break
-        if known.requests >= requests_min:
+        if known.requests >= requests_min and known.rate_rps not in unmet_rps:
             kept.append(known.rate_rps)
     least = max(kept)
 
@@ -118,6 +127,7 @@ def _below(edge: Edge, broken: RateEvidence, kept_rps: float, miss_rate_max: flo
 def restated(
     outcomes: Iterable[Measurement | Failure],
     factors: Mapping[str, float],
+    unmet_rates: Iterable[tuple[str, float]] = (),
     *,
     miss_rate_max: float,
 ) -> tuple[Measurement | Failure, ...]:
@@ -125,16 +135,27 @@ def restated(
 
     Args:
         factors: As of :func:`edge_over_speeds`, by ``config_id``; 1 where there is none.
+        unmet_rates: As of :class:`~analyzer.domain.study.StudyResult`.
     """
     known, found = tuple(outcomes), list[Measurement | Failure]()
+    unmet_rps = defaultdict[str, set[float]](set)
+    for config_id, rate_rps in unmet_rates:
+        unmet_rps[config_id].add(rate_rps)
     proven = any(isinstance(one, Measurement) and one.capacity_rps for one in known)
     for outcome in known:
-        factor = factors.get(outcome.configuration.config_id)
+        config_id = outcome.configuration.config_id
+        factor = factors.get(config_id)
         if isinstance(outcome, Measurement) and factor is not None:
             predicted = outcome.predicted.edge_rps
             outcome = replace(
                 outcome,
-                edge=edge_over_speeds(outcome, factor, miss_rate_max=miss_rate_max, proven=proven),
+                edge=edge_over_speeds(
+                    outcome,
+                    factor,
+                    miss_rate_max=miss_rate_max,
+                    proven=proven,
+                    unmet_rps=unmet_rps[config_id],
+                ),
                 predicted=replace(outcome.predicted, edge_rps=predicted and predicted * factor),
             )
         found.append(outcome)

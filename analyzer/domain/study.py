@@ -259,6 +259,9 @@ class StudyResult:
             watched.
         speed_factors: Of each measured configuration by its id: the edge in ``outcomes`` over the
             one that short runs found, as :func:`~analyzer.domain.speeds.edge_over_speeds`.
+        unmet_rates: ``config_id`` and rate (requests per second) of what certificates' runs tell of
+            usual speeds alone, since they did not meet the machine's slow states: no edge in
+            ``outcomes`` rests on it.
         taken_back: ``config_id`` of what has a certificate that passed and is not upheld, since the
             machine was worse later: in ``outcomes`` nothing is certified of it.
         instance_types: What each came to, in the order of the command, where several were
@@ -288,6 +291,7 @@ class StudyResult:
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
+    unmet_rates: tuple[tuple[str, float], ...] = ()
     taken_back: tuple[str, ...] = ()
     instance_types: tuple[InstanceTypeResult, ...] = ()
     status: StudyStatus = "finished"

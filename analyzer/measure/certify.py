@@ -260,9 +260,11 @@ class _Certifying:
         late_s = (self._all_left_s() + self._goal.later_s) / _CAUTION
         if math.isfinite(late_s) and (rate := self._affordable(rates, late_s)) is not None:
             return rate, self._left_s
-        begun = filter(self._claims.known, rates)
-        some = {*rates[::3], *begun}
-        return min(some, key=lambda rate: (self._seconds(rate), rate)), self._left_s
+        some = {*rates[::3], *filter(self._claims.known, rates)}
+        least_s = min(map(self._seconds, some))
+        # Of a slow model lower rates take as long as higher ones, and the bisection may miss some.
+        limit_s = max(least_s, self._goal.shares[-1] * self._left_s)
+        return max(rate for rate in some if self._seconds(rate) <= limit_s), self._left_s
 
     def _higher(self, rates: list[float]) -> float | None:
         """The rate above what is proven that is tried next; None to end the walk.

@@ -37,9 +37,11 @@ _INFLATION_REQUESTS = 400_000
 _INFLATION_REQUESTS_HIGH = 1_600_000
 _HIGH_LOAD = 0.8
 _MISS_RATE_REQUESTS = 50_000
-# The edge at a slower speed: simulated anew where the slow-down differs by so much, and no lower
-# than this share of what is in proportion to the speed, should the twin be wrong.
+# The edge at a slower speed: simulated anew where the slow-down differs by so much, or what may be
+# late by this factor, and no lower than this share of what is in proportion to the speed, should
+# the twin be wrong.
 _SLOW_STEP = 0.05
+_LATE_STEP = 1.2
 _SLOW_SHARE_MIN = 0.5
 # The speeds that were met count anew when the runs are so many times as long: each time costs some
 # tenths of a second.
@@ -188,25 +190,28 @@ def inflation_at(
 def slow_edge_at(model: ServerModel | None, load: LoadPlan) -> SlowEdge:
     """The simulated share of the edge at a slower speed; in proportion to it without a model.
 
-    It is less than in proportion: executions take longer, and the latency budget stays.
+    With the SLA's share of late requests it is less than in proportion: executions take longer, and
+    the latency budget stays.
     """
     if model is None:
         return in_proportion
-    arrivals = cache(lambda: load.unit_arrivals(_MISS_RATE_REQUESTS))
+    sla, arrivals = load.sla, cache(lambda: load.unit_arrivals(_MISS_RATE_REQUESTS))
 
     @cache
-    def edge_rps(slowdown: float) -> float:
-        slower, sla = replace(model, path=SpeedPath.constant(1.0 / slowdown)), load.sla
-        found = slower.edge(arrivals(), budget_ms=sla.latency_budget_ms, percentile=sla.percentile)
-        return found or 0.0
+    def edge_rps(slowdown: float, late: float) -> float:
+        slower, percentile = SpeedPath.constant(1.0 / slowdown), 100.0 * (1.0 - late)
+        at_speed, budget_ms = replace(model, path=slower), sla.latency_budget_ms
+        return at_speed.edge(arrivals(), budget_ms=budget_ms, percentile=percentile) or 0.0
 
-    def share(slowdown: float) -> float:
-        most = in_proportion(slowdown)
-        usual_rps = edge_rps(1.0)
+    def share(slowdown: float, late: float) -> float:
+        proportion, usual_rps = in_proportion(slowdown, late), edge_rps(1.0, sla.miss_rate_max)
         if slowdown <= 1.0 or not usual_rps:
-            return most
-        slow_rps = edge_rps(math.ceil(slowdown / _SLOW_STEP) * _SLOW_STEP)
-        return min(max(slow_rps / usual_rps, _SLOW_SHARE_MIN * most), most)
+            return proportion
+        stepped = math.ceil(slowdown / _SLOW_STEP) * _SLOW_STEP
+        steps = math.floor(math.log(late / sla.miss_rate_max, _LATE_STEP) + 1e-9)
+        slow_rps = edge_rps(stepped, sla.miss_rate_max * _LATE_STEP**steps)
+        most = proportion if steps == 0 else 1.0
+        return min(max(slow_rps / usual_rps, _SLOW_SHARE_MIN * proportion), most)
 
     return share
 

@@ -136,8 +136,8 @@ def tenable(
         earlier_us: As of :func:`watched_times`.
     """
     test, certificate = measurement.headline, measurement.certificate
-    rate_rps, evidence = measurement.capacity_rps or 0.0, measurement.evidence
-    known = next((e for e in evidence if e.rate_rps == rate_rps), None)
+    rate_rps = measurement.capacity_rps or 0.0
+    known = next((e for e in measurement.evidence if e.rate_rps == rate_rps), None)
     seen = known.conditions if known is not None else None
     median_ms = None
     if test is not None:
@@ -146,11 +146,45 @@ def tenable(
             seen = test.conditions
     if stalls_too_long(study, sla, median_ms):
         return False
-    tests = measurement.load_tests
-    met = all_met(rate_rps, seen, evidence, miss_rate_max=sla.miss_rate_max)
     times = watched_times(study, earlier_us)
-    share = least_met(rate_rps, measurement.edge, times, sla, met, slow_edge, tests, response)
+    share = _least_met(measurement, rate_rps, seen, times, sla, slow_edge, response)
     return outweighs(known, share, sla)
+
+
+def unmet_rates(
+    measurement: Measurement,
+    study: Conditions | None,
+    sla: Sla,
+    slow_edge: SlowEdge = in_proportion,
+    response: float = 1.0,
+) -> tuple[float, ...]:
+    """The rates whose runs met the study's slow states too seldom, which do not carry them.
+
+    That they were kept says nothing of all speeds of the machine.
+    """
+    return tuple(
+        known.rate_rps
+        for known in measurement.evidence
+        if _least_met(
+            measurement, known.rate_rps, known.conditions, (study,), sla, slow_edge, response
+        )
+        < 1.0
+    )
+
+
+def _least_met(
+    measurement: Measurement,
+    rate_rps: float,
+    seen: Conditions | None,
+    times: Sequence[Conditions | None],
+    sla: Sla,
+    slow_edge: SlowEdge,
+    response: float,
+) -> float:
+    """As :func:`least_met`, of what was ``seen`` at a rate and at those that count for it."""
+    met = all_met(rate_rps, seen, measurement.evidence, miss_rate_max=sla.miss_rate_max)
+    tests = measurement.load_tests
+    return least_met(rate_rps, measurement.edge, times, sla, met, slow_edge, tests, response)
 
 
 def outweighs(known: RateEvidence | None, share: float, sla: Sla) -> bool:

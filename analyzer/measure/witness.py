@@ -48,12 +48,16 @@ SURE_SHARE = 0.9
 #: Of a study's seconds by speed: the one that stands for the machine's usual one.
 USUAL_QUANTILE = 0.05
 
-SlowEdge = Callable[[float], float]
-"""The share of its edge that a server keeps on a machine that is so many times slower."""
+SlowEdge = Callable[[float, float], float]
+"""The share of its edge that a server keeps on a machine that is so many times slower, where this
+share of requests may be late then."""
 
 
-def in_proportion(slowdown: float) -> float:
-    """The most that a server may keep, since its latency budget does not grow with the slowness."""
+def in_proportion(slowdown: float, late: float) -> float:
+    """The most that a server may keep, since its latency budget does not grow with the slowness.
+
+    Whatever the share that may be late: at more than that the queue grows.
+    """
     return 1.0 / slowdown
 
 
@@ -231,11 +235,12 @@ def rate_ceiling(
 ) -> float:
     """The rate that the machine's slow state surely carries, requests per second; else infinite.
 
-    The SLA must be kept in every state that takes up more of the time than requests may be late.
-    Where such a state is slower than the machine ever was for long while the edge's rate was kept,
-    its edge is lower by as much as executions are slower in it, or where that is not known by the
-    witness's work to the power of ``response``. Where the edge is that of the slow state, it counts
-    itself, unless it has an open end: that is a rate that was kept. Of both ``SURE_SHARE``.
+    A state that takes up more of the time than requests may be late counts, with as many late as
+    may be in its share of the time. Where it is slower than the machine ever was for long while the
+    edge's rate was kept, its edge is lower by as much as executions are slower in it, or where that
+    is not known by the witness's work to the power of ``response``. Where the edge is that of the
+    slow state, it counts itself, unless it has an open end: that is a rate that was kept. Of both
+    ``SURE_SHARE``.
 
     Args:
         tests: Load tests of the same configuration, the edge's among them.
@@ -243,11 +248,13 @@ def rate_ceiling(
     """
     # What was lowered for a slower state is not lowered for it once more.
     least_rps = edge.own_speed_rps
-    slower = slow_state(edge, study, sla, watched_seconds(tests), response)
+    seconds = watched_seconds(tests)
+    slower = slow_state(edge, study, sla, seconds, response)
     if not least_rps:
         return inf
     if slower is not None:
-        return SURE_SHARE * least_rps * slow_edge(slower)
+        late = late_when_slow(edge, study, sla, seconds)
+        return SURE_SHARE * least_rps * slow_edge(slower, late)
     if not edge.rate_rps or not edge.work_us or study is None or not study.work_us:
         return inf
     slow_us = slow_work_us(study, sla.miss_rate_max) or 0.0
@@ -282,6 +289,21 @@ def slow_state(
         return None
     supposed = (slow_us / met_us) ** response if by_witness else None
     return executions_slowdown(seconds, met_us, slow_us) or supposed
+
+
+def late_when_slow(
+    edge: Edge, study: Conditions | None, sla: Sla, seconds: Sequence[WatchedSecond]
+) -> float:
+    """The share of requests that may be late in the study's slow states, as :func:`slow_state`.
+
+    All that may be late are late then: the SLA's share over that of the seconds that were slower
+    than in the edge's runs; the SLA's where none were, or nobody watched.
+    """
+    met_us = _met_us(edge, seconds)
+    if met_us is None or study is None or not study.work_us:
+        return sla.miss_rate_max
+    share = float(np.mean(np.array(study.work_us) > CONSTANT_FACTOR * met_us))
+    return sla.miss_rate_max / share if share > sla.miss_rate_max else sla.miss_rate_max
 
 
 def slower_before(study: Conditions | None, earlier_us: Sequence[float], sla: Sla) -> float | None:

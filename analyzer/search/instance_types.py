@@ -180,6 +180,7 @@ def compared(
         recommendable=tuple(key for one in everything for key in one.recommendable or ()),
         engines=tuple(engine for one in everything for engine in one.engines),
         speed_factors=tuple(factor for one in everything for factor in one.speed_factors),
+        unmet_rates=tuple(rate for one in everything for rate in one.unmet_rates),
         taken_back=tuple(key for one in everything for key in one.taken_back),
         conditions=Conditions.pooled(one.conditions for one in everything),
         search=_summed(results),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from analyzer.domain.gain import SHARES_TOLERANCE
+
 Step = (
     Literal["first", "proof", "baseline", "trial", "edge", "baseline_edge"]
     | Literal["climb", "baseline_proof", "climb_beyond"]
@@ -51,7 +53,7 @@ _LOAD_S_MIN = 1.5
 # A certified rate that is this share of the edge is close enough: what is above is dear.
 _CLOSE_SHARE = 0.92
 #: A baseline that is proven within this factor of the winner's share of the edge is comparable.
-COMPARABLE = 0.9
+COMPARABLE = 1.0 / (1.0 + SHARES_TOLERANCE)
 # An open edge is closed where the time left is so many times what that takes.
 _CLOSING_FACTOR = 3.0
 

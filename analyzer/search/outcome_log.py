@@ -16,7 +16,7 @@ from analyzer.domain.speeds import restated
 from analyzer.measure.failures import as_failure
 from analyzer.measure.jobs import JobResult
 from analyzer.measure.session import combine
-from analyzer.measure.slow_states import tenable
+from analyzer.measure.slow_states import tenable, unmet_rates
 from analyzer.measure.tasks import MeasureResult
 from analyzer.measure.witness import SlowEdge, in_proportion
 from analyzer.search.claims import standing
@@ -202,7 +202,9 @@ class OutcomeLog:
         ]
         return answer.best_by_evidence(kept, sla, devices_per_machine=devices)
 
-    def restate(self, factors: Mapping[str, float]) -> dict[str, float]:
+    def restate(
+        self, factors: Mapping[str, float], unmet_rates: Sequence[tuple[str, float]]
+    ) -> dict[str, float]:
         """States every edge over all speeds that the study met, as :func:`restated`.
 
         In memory only, for the result; the stored outcomes keep what the runs found.
@@ -212,7 +214,7 @@ class OutcomeLog:
         """
         allowed = self._request.sla.miss_rate_max
         before = {key: _edge_rps(outcome) for key, outcome in self.latest.items()}
-        stated = restated(self.latest.values(), factors, miss_rate_max=allowed)
+        stated = restated(self.latest.values(), factors, unmet_rates, miss_rate_max=allowed)
         self.latest = dict(zip(self.latest, stated, strict=True))
         self._scores = {key: score_of(o, self._request.sla) for key, o in self.latest.items()}
         self._ranked = None
@@ -222,6 +224,23 @@ class OutcomeLog:
             else factor
             for key, factor in factors.items()
         }
+
+    @property
+    def unmet_rates(self) -> tuple[tuple[str, float], ...]:
+        """Of each configuration the rates that say nothing of all speeds, by its id.
+
+        As of :class:`~analyzer.domain.study.StudyResult`; a claim that stands does.
+        """
+        found = list[tuple[str, float]]()
+        for measurement in filter(None, map(self.measurement, self.latest)):
+            configuration = measurement.configuration
+            slow_edge = self.slow_edge(configuration)
+            unmet = unmet_rates(
+                measurement, self.conditions, self._request.sla, slow_edge, self.response()
+            )
+            claimed_rps = measurement.capacity_rps if self.stands(measurement) else None
+            found += ((configuration.config_id, rate) for rate in unmet if rate != claimed_rps)
+        return tuple(found)
 
     def open_claims(self, config_ids: Collection[str]) -> int:
         """Claims that these configurations, together one family, have begun and that are open."""

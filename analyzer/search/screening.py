@@ -23,6 +23,7 @@ from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.measure.witness import (
     SAFE_SHARE,
     SlowEdge,
+    late_when_slow,
     rate_ceiling,
     seconds_of_all,
     slow_state,
@@ -249,7 +250,10 @@ class Screening:
         seconds = seconds_of_all(known.edge, known.load_tests, others)
         study, sla = self.log.conditions, self.load.sla
         slower = slow_state(known.edge, study, sla, seconds, by_witness=False)
-        share = min(factor, self.slow_edge(configuration)(slower)) if slower else factor
+        share = factor
+        if slower is not None:
+            late = late_when_slow(known.edge, study, sla, seconds)
+            share = min(factor, self.slow_edge(configuration)(slower, late))
         # What was lowered for a slower state is not lowered for it once more.
         stated, before = known.edge.at_least_rps, known.edge.before_rps
         if not stated or not before:

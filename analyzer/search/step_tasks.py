@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -252,7 +253,9 @@ class StepTasks:
         fits = self.baseline_proof_fits(seconds)
         if not fits or not share:
             return fits
-        needed_s = self._proof_s(self._context.baseline, round(COMPARABLE * share, 2))
+        # In hundredths, so that few are simulated.
+        least = math.ceil(100.0 * COMPARABLE * share) / 100.0
+        needed_s = self._proof_s(self._context.baseline, least)
         return needed_s is not None and self._context.server_start_s + needed_s <= seconds
 
     def _proof_s(self, configuration: Configuration, share: float | None = None) -> float | None:

@@ -128,7 +128,8 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         if isinstance(outcome, Measurement)
     }
     taken_back = context.log.taken_back
-    shares = context.log.restate(factors)
+    unmet_rates = context.log.unmet_rates
+    shares = context.log.restate(factors, unmet_rates)
     if told := others_sentence(context.log.outcomes):
         context.log.warn(told)
     if winner is not None:
@@ -158,6 +159,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
         search=replace(result.search, bound=sentence, budget_needed_s=needed_s),
         explanation=explained,
         speed_factors=tuple(factors.items()),
+        unmet_rates=unmet_rates,
     )
 
 

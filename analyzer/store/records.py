@@ -66,6 +66,7 @@ class StoredResult:
     engines: tuple[MeasuredEngine, ...] = ()
     conditions: Conditions | None = None
     speed_factors: tuple[tuple[str, float], ...] = ()
+    unmet_rates: tuple[tuple[str, float], ...] = ()
     taken_back: tuple[str, ...] = ()
     instance_types: tuple[InstanceTypeResult, ...] = ()
 

@@ -357,7 +357,7 @@ class ResultStore:
         if stored is None or not stored.speed_factors:
             return found  # edges as they are stored: no object need be built
         outcomes, sla = self.outcomes(study, load_tests_of=()), self.study(study).sla
-        return rows.with_stated_edges(found, outcomes, dict(stored.speed_factors), sla)
+        return rows.with_stated_edges(found, outcomes, stored, sla)
 
     def request_logs(
         self, study: str, trial_number: int, *, role: str | None = None

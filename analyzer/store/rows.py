@@ -94,6 +94,7 @@ def study_result(
             restated(
                 standing(outcomes),
                 dict(stored.speed_factors),
+                stored.unmet_rates,
                 miss_rate_max=record.sla.miss_rate_max,
             ),
             stored.taken_back,
@@ -107,16 +108,21 @@ def study_result(
 def with_stated_edges(
     trials: Iterable[TrialRow],
     outcomes: Sequence[StoredOutcome],
-    factors: Mapping[str, float],
+    stored: StoredResult,
     sla: Sla,
 ) -> list[TrialRow]:
     """``trials`` with their edges over all speeds, as the study's result tells them.
 
     Args:
         outcomes: Those of ``trials``; load tests may be left out.
-        factors: :attr:`StudyResult.speed_factors`.
+        stored: What was stored of the study's result.
     """
-    stated = restated([item.outcome for item in outcomes], factors, miss_rate_max=sla.miss_rate_max)
+    stated = restated(
+        [item.outcome for item in outcomes],
+        dict(stored.speed_factors),
+        stored.unmet_rates,
+        miss_rate_max=sla.miss_rate_max,
+    )
     edges = {
         item.number: _finite(outcome.edge.rate_rps)
         for item, outcome in zip(outcomes, stated, strict=True)

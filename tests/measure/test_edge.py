@@ -566,6 +566,10 @@ def test_an_edge_over_all_speeds_is_no_lower_than_what_long_runs_kept() -> None:
         replace(measured, evidence=(*measured.evidence[:1], evidence(600.0, 4000, 20))), 0.5
     )
     assert kept.rate_rps == 600.0 and kept.interval_rps[0] == 600.0
+    # Not where its runs met usual speeds alone, nor what was certified of such runs.
+    kept_then = replace(measured, capacity_rps=600.0, evidence=(evidence(600.0, 4000, 20),))
+    assert stated(kept_then, 0.5).rate_rps == 600.0
+    assert stated(kept_then, 0.5, unmet_rps=(600.0,)).rate_rps == 500.0
     assert stated(measured, 1.0) == measured.edge
     # Open upwards, its lower end rests on few requests, and so do these.
     opened = replace(measured, edge=Edge(interval_rps=(950.0, None)), capacity_rps=None)

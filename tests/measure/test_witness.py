@@ -25,7 +25,13 @@ from analyzer.domain.measurement import (
     RateEvidence,
 )
 from analyzer.domain.sla import Sla
-from analyzer.measure.slow_states import met_share, met_slow_states, outweighs, tenable
+from analyzer.measure.slow_states import (
+    met_share,
+    met_slow_states,
+    outweighs,
+    tenable,
+    unmet_rates,
+)
 from analyzer.measure.walk_claims import all_met
 from analyzer.measure.witness import (
     SAFE_SHARE,
@@ -34,6 +40,7 @@ from analyzer.measure.witness import (
     first_share,
     free_share,
     lasting_work_us,
+    late_when_slow,
     rate_ceiling,
     slow_work_us,
     slower_before,
@@ -69,6 +76,31 @@ def test_the_ceiling_is_the_edge_at_the_slow_state_s_speed() -> None:
     assert rate_ceiling(found_when_slow, SLOW, SLA) == SURE_SHARE * 300.0, "the slow state's own"
     open_edge = Edge(rate_rps=None, interval_rps=(500.0, None), work_us=100.0)
     assert rate_ceiling(open_edge, SLOW, SLA) == pytest.approx(SURE_SHARE * 250.0)
+
+
+def test_in_a_slow_state_as_many_may_be_late_as_its_share_of_the_time_allows() -> None:
+    """A tenth of the time: a tenth of its requests may be, of which 1 % of all are."""
+    late: list[float] = []
+
+    def slow_edge(slowdown: float, share: float) -> float:
+        late.append(share)
+        return 0.5
+
+    rate_ceiling(EDGE, SLOW, SLA, slow_edge)
+    assert late == [pytest.approx(0.1)]
+    assert late_when_slow(EDGE, QUIET, SLA, ()) == late_when_slow(EDGE, None, SLA, ()) == 0.01
+
+
+def test_a_rate_above_the_slow_state_s_says_nothing_of_it_where_its_runs_did_not_meet_it() -> None:
+    def kept(rate: float, watched: Conditions) -> RateEvidence:
+        return RateEvidence(
+            rate_rps=rate, requests=9000, over_budget=0, inflation=5.0, claim=1, blocks=1,
+            conditions=watched,
+        )  # fmt: skip
+
+    seen = replace(CLAIM, evidence=(kept(200.0, QUIET), kept(400.0, QUIET), kept(500.0, SLOW)))
+    assert unmet_rates(seen, SLOW, SLA) == (400.0,)
+    assert unmet_rates(seen, QUIET, SLA) == ()
 
 
 def test_an_edge_whose_rate_was_kept_in_slow_seconds_is_the_slow_state_s() -> None:

@@ -200,7 +200,7 @@ def test_outcomes_are_ranked_once_however_often_a_search_asks(
         log.record(failure, role="trial")
         assert not log.scores[failure.configuration.config_id].feasible
         halved = found[1].configuration.config_id
-        assert log.restate({halved: 0.5}) == {halved: 0.5}
+        assert log.restate({halved: 0.5}, ()) == {halved: 0.5}
         assert {key: score.value for key, score in log.scores.items()} == {
             key: score_of(outcome, request.sla).value for key, outcome in log.latest.items()
         }

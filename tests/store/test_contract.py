@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Measurement, RateEvidence
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Claim, Verification
 from analyzer.errors import StoreError
@@ -265,6 +266,27 @@ def test_rows_and_result_tell_the_same_edges(store: ResultStore, make: ModuleTyp
     )
     assert told.edge.rate_rps == 200.0
     assert [row.edge_rps for row in store.trial_rows(name)] == [100.0, None, 200.0]
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_what_was_kept_at_usual_speeds_alone_raises_no_edge(
+    store: ResultStore, make: ModuleType, met: bool
+) -> None:
+    name = store.create_study(make.make_record()).name
+    kept = RateEvidence(
+        rate_rps=390.0, requests=9000, over_budget=0, inflation=5.0, claim=1, blocks=1
+    )
+    measured = make.make_measurement(
+        400.0, capacity_rps=None, certificate=None, headline=None, evidence=(kept,)
+    )
+    store.add_outcome(name, 0, {}, measured)
+    config_id = measured.configuration.config_id
+    unmet = () if met else ((config_id, 390.0),)
+    store.save_result(make.make_result(name, speed_factors=((config_id, 0.5),), unmet_rates=unmet))
+    (told,) = store.load_result(name).outcomes
+    assert isinstance(told, Measurement)
+    assert told.edge.rate_rps == (390.0 if met else 200.0)
+    assert [row.edge_rps for row in store.trial_rows(name)] == [told.edge.rate_rps]
 
 
 def test_a_claim_that_is_not_upheld_is_none_in_result_and_rows(
