@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from analyzer.domain.measurement import Certificate
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
-from analyzer.measure.ladder import a_step_up, rates_to_try
+from analyzer.measure.ladder import LOWER_SHARE, SAFER, a_step_up, rates_to_try
 from analyzer.measure.walk_claims import WalkClaims
 
 # Parts of a rate's first plan, the shortest run, the longest first one, the least part of a rest.
@@ -27,9 +27,6 @@ _PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
 # A rate is left, while nothing is proven, for one that needs so much of what is missing to it.
 _LEAVING_SHARE = 0.5
-# Of a rate that was given up: the highest that is tried next, but for what was begun, since each is
-# a claim that the next ones pay for.
-_LOWER_SHARE = 0.85
 # Where a rate failed and nothing is proven: the share of the time left in all that the walk may
 # take once more.
 _AGAIN_SHARE = 0.5
@@ -60,8 +57,6 @@ _ALIKE = 1.3
 # Of the time left in all: what a first proof and a climb after it may take together. The edges of
 # the baseline and of other candidates come in between.
 _BOTH_SHARE = 0.5
-#: The factor from a first rate that failed down to the next one.
-SAFER = 0.7
 
 
 def certify_capacity(goal: CertifyGoal, run: Run, judge: Judge) -> Certified:
@@ -117,7 +112,7 @@ class _Certifying:
                 break
             passed = self._attempt(chosen, limit_s, [lower for lower in runnable if lower < chosen])
             rates = [other for other in rates if (other > chosen if passed else other < chosen)]
-            self._next_rps = math.inf if passed else _LOWER_SHARE * chosen
+            self._next_rps = math.inf if passed else LOWER_SHARE * chosen
             if not passed and not result.passed:
                 rates = self._begin_again(chosen, rates)
             if result.passed and result.rate_rps:
@@ -195,7 +190,11 @@ class _Certifying:
         those below what the server answered in it, which no edge exceeds.
         """
         if math.isfinite(self._safe_rps):
-            self._safe_rps = min(SAFER * failed_rps, self._safe_now_rps())
+            certificate = self._result.certificate
+            late = certificate is None or certificate.is_late(self._goal.miss_rate_max)
+            # One that was left for want of time says nothing against a rate that is clearly lower.
+            lower = SAFER if late or failed_rps >= self._failed_rps else LOWER_SHARE
+            self._safe_rps = min(lower * failed_rps, self._safe_now_rps())
         tried = [test.offered_rps for test in self._result.runs[-1:]] == [failed_rps]
         answered = self._goal.answered_rps() if tried and not self._goal.fixed_rps else None
         if answered is not None:

@@ -12,6 +12,11 @@ _LADDER = (
 )
 # A ladder's rate this close to one that was tried already is that one.
 _SAME_RATE = 0.03
+#: Of a rate that was given up: the highest that is tried next, but for what was begun, since each
+#: is a claim that the next ones pay for.
+LOWER_SHARE = 0.85
+#: The same of a first rate that failed.
+SAFER = 0.7
 # Where nothing tells how high a rate may be carried, the next one is higher by so much.
 _STEP_UP = 1.1
 

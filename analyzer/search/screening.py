@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Measurement
-from analyzer.measure.certify import SAFER
 from analyzer.measure.correlation import (
     guessed_inflation,
     inflation_at,
@@ -19,6 +18,7 @@ from analyzer.measure.correlation import (
     requests_needed,
     slow_edge_at,
 )
+from analyzer.measure.ladder import SAFER
 from analyzer.measure.plan import EdgePlan, LoadPlan
 from analyzer.measure.witness import (
     SAFE_SHARE,
