@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -447,6 +448,30 @@ def test_where_no_rate_fits_one_that_a_completion_ends_goes_before_the_one_that_
     assert 38.0 < first(later_s=30.0) < 47.0
     # Both together are hardly more than what it is expected to take.
     assert first(later_s=10.0) < 30.0
+
+
+def test_a_first_rate_that_was_left_for_want_of_time_is_followed_by_one_a_little_lower() -> None:
+    """None of its requests was late; after one that failed the next is at most 0.7 of it."""
+
+    def second(passes_up_to: float, needed: int) -> float:
+        script = Script(passes_up_to=passes_up_to, needed=needed)
+
+        def judge(
+            rate: float, indices: Sequence[int], claim: int, before: object = None
+        ) -> Certificate:
+            script.needed = needed if rate > 48.0 else 150
+            return script.judge(rate, indices, claim, before)
+
+        plan = replace(
+            goal(10.0, safe_share=0.5, climb_gain=math.inf),
+            requests_needed=needing({50.0: 6.0, 42.0: 5.0, 20.0: 5.0}),
+            left_s=lambda: 12.0 - script.seconds,
+        )
+        certify_capacity(plan, script.run, judge)
+        return list(dict.fromkeys(script.rates))[1]
+
+    assert 0.7 * 50.0 < second(passes_up_to=100.0, needed=500) <= 0.85 * 50.0
+    assert second(passes_up_to=45.0, needed=100) <= 0.7 * 50.0
 
 
 def test_a_first_rate_that_failed_gets_time_for_a_lower_one() -> None:
