@@ -7,12 +7,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.configuration import Configuration
+from analyzer.domain.load_test import LoadTest
+
 # An overload makes requests late within so many budgets; a run that is longer shows it by that.
 _BUDGETS = 10.0
 # So many standard errors of a growth are no chance. That of a queue near saturation, whose requests
 # come and go as a random walk, is about one over the root of the requests.
 _DEVIATIONS = 3.0
 _REQUESTS_MIN = 20
+# So many executions tell how long one takes, to some per cent.
+_EXECUTIONS_MIN = 20
 
 
 def outgrows(
@@ -44,3 +49,33 @@ def outgrows(
     reached_s = float(fourth.mean())
     growth = (reached_s - float(third.mean())) / (length_s / 4.0)
     return growth > _DEVIATIONS / math.sqrt(requests) and reached_s + growth * left_s > budget_s
+
+
+def exceeds_capacity(
+    test: LoadTest, configuration: Configuration, *, inferences: float, budget_s: float
+) -> bool:
+    """Whether a rate is above what the run's own executions allow, every instance always busy.
+
+    An overload by a fifth is no growth that few requests show, and none of them is late in a run of
+    one or two budgets. The bound is exact where batches cannot get larger: without dynamic
+    batching, or by the executions of full batches. False where nothing tells, or where the run is
+    so long that requests would be late.
+
+    Args:
+        configuration: What was loaded.
+        inferences: In each request, the mean.
+        budget_s: The latency budget.
+    """
+    grows = configuration.dynamic_batching and configuration.max_batch_size > 1
+    full = [
+        one
+        for one in test.executions
+        if not grows or one.batch_size == configuration.max_batch_size
+    ]
+    busy_s = sum(one.count * one.mean_ms for one in full) / 1e3
+    told = sum(one.count for one in full) >= _EXECUTIONS_MIN and busy_s > 0.0
+    if not told or test.concurrency is not None or test.duration_s >= _BUDGETS * budget_s:
+        return False
+    executed = sum(one.count * one.batch_size for one in full)
+    capacity_ips = configuration.instance_count * executed / busy_s
+    return test.offered_rps is not None and test.offered_rps * inferences > capacity_ips

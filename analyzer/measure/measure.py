@@ -151,13 +151,18 @@ def _edge_search(
     return EdgeSearch(goal, [*runs, *known], goes_on=bool(runs))
 
 
-def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
+def long_run_edge(
+    edge: Edge, plan: EdgePlan, load: LoadPlan, *, served: Configuration | None = None
+) -> Edge:
     """``edge`` without the optimism of short runs; itself where there is no twin.
 
     Near the edge the misses come in rare bursts, which most runs of a second do not see. The twin
     goes through the same search on the same arrivals; how far that lies above its own long-run
     edge is how far the live search lies above the live one (a control variate). What the server
     does one at a time bounds both, but not the simulation.
+
+    Args:
+        served: As :attr:`Session.served`, of the session that found it.
     """
     predicted = plan.twin_edge_rps
     # Short runs mostly meet the usual speed; what the others cost is told of all edges alike.
@@ -168,6 +173,7 @@ def long_run_edge(edge: Edge, plan: EdgePlan, load: LoadPlan) -> Edge:
     ratios = []
     for repeat in range(_CONTROL_RUNS):
         session = VirtualSession(twin, load, noise_seed=repeat)
+        session.served = served
         same = replace(plan, start_rps=predicted, twin=None, known=())
         found = measure_edge(session, same, load, predicted).rate_rps
         if found:
@@ -217,6 +223,7 @@ def measure_configuration(
     Raises:
         TargetError: The server failed, or not one run was valid.
     """
+    session.served = configuration
     saturation = session.warm_up(
         concurrency=warm_up_concurrency(configuration, load, edge_plan, certify)
     )
@@ -235,7 +242,12 @@ def measure_configuration(
     elif certify is not None and certify.supposed_rps is not None and edge_plan is not None:
         proof, edge = _proof_then_edge(session, load, certify, edge_plan, saturation)
     elif edge_plan is not None:
-        edge = long_run_edge(measure_edge(session, edge_plan, load, saturation), edge_plan, load)
+        edge = long_run_edge(
+            measure_edge(session, edge_plan, load, saturation),
+            edge_plan,
+            load,
+            served=session.served,
+        )
     if target_seconds is not None and load.sla.target_rate_rps is not None:
         headline = session.run(
             load.sla.target_rate_rps, target_seconds, kind="target", stream=STREAM_EDGE
@@ -284,7 +296,7 @@ def _proof_then_edge(
     plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
     if proof.rate_rps is not None and plan.seconds >= plan.run_seconds[0]:
         searched = measure_edge(session, plan, load, saturation_rps, known=known)
-        edge = long_run_edge(searched, plan, load)
+        edge = long_run_edge(searched, plan, load, served=session.served)
     else:
         edge = _edge_search(plan, load, saturation_rps, known).edge()
     # A rate that long runs kept is no noise.

@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import (
     LoadTest,
     LoadTestKind,
@@ -21,6 +22,7 @@ from analyzer.domain.load_test import (
 )
 from analyzer.domain.workload import draw_arrivals_s
 from analyzer.load.generator import AbortRule
+from analyzer.load.growth import exceeds_capacity
 from analyzer.measure.plan import STREAM_EDGE, LoadPlan
 
 # Requests of one load test: fewer say nothing, more do not fit into memory.
@@ -71,6 +73,11 @@ class Session(ABC):
         plan: How the target is loaded.
         first: Position of the first run on its stream of arrivals: those before are spent.
         seconds_max: How long it may last, start and pauses included.
+
+    Attributes:
+        served: What is loaded, if that is known: runs are held against what it executes at most.
+        tests: What was measured, in order, and ``logs`` of it.
+        seconds: Under load so far.
     """
 
     def __init__(self, plan: LoadPlan, *, first: int = 0, seconds_max: float = math.inf) -> None:
@@ -78,6 +85,7 @@ class Session(ABC):
         self._position = first
         self._seconds_max = seconds_max
         self._repeats: Counter[float] = Counter()
+        self.served: Configuration | None = None
         self.tests: list[LoadTest] = []
         self.logs: list[RequestLog] = []
         self.seconds = 0.0
@@ -179,6 +187,13 @@ class Session(ABC):
 
     def _keep(self, test: LoadTest, log: RequestLog, seconds: float) -> LoadTest:
         """Adds a load test to what was measured here, and returns it."""
+        if self.served is not None and not test.growing:
+            plan = self._plan
+            budget_s, inferences = plan.sla.latency_budget_ms / 1e3, plan.batch_sizes().mean()
+            growing = exceeds_capacity(
+                test, self.served, inferences=float(inferences), budget_s=budget_s
+            )
+            test = replace(test, growing=growing)
         self.seconds += seconds
         self.tests.append(test)
         self.logs.append(log)

@@ -570,7 +570,7 @@ def test_a_late_proof_leaves_the_baselines_edge_for_after_the_budget() -> None:
 
 def test_where_the_time_is_ample_an_open_edge_is_closed() -> None:
     world = VirtualWorld(service=slow)
-    found, _, store = run(world, sla=Sla(latency_budget_ms=800.0), budget_s=300, trials_max=3)
+    found, _, store = run(world, sla=Sla(latency_budget_ms=600.0), budget_s=300, trials_max=3)
     edges: dict[str, list[Edge]] = {}
     for stored in store.outcomes:
         if isinstance(stored.outcome, Measurement):
