@@ -229,8 +229,9 @@ class LoadTest:
             run's median bin: 1 where the machine had its usual speed. Empty where the target does
             not tell.
         aborted: The run ended early because its rate was hopeless.
-        growing: Its latencies only grew, so that a longer run would have broken the budget: no rate
-            that was kept, however few of its requests were late.
+        growing: Its latencies only grew, or its rate is above what its executions allow, so that a
+            longer run would have broken the budget: no rate that was kept, however few of its
+            requests were late.
         seed: Seed of the arrival schedule.
         started_at: Seconds since the epoch.
         conditions: What the machine was like meanwhile; None where nobody watched.
