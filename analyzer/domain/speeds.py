@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -137,10 +136,7 @@ def restated(
         factors: As of :func:`edge_over_speeds`, by ``config_id``; 1 where there is none.
         unmet_rates: As of :class:`~analyzer.domain.study.StudyResult`.
     """
-    known, found = tuple(outcomes), list[Measurement | Failure]()
-    unmet_rps = defaultdict[str, set[float]](set)
-    for config_id, rate_rps in unmet_rates:
-        unmet_rps[config_id].add(rate_rps)
+    known, unmet, found = tuple(outcomes), tuple(unmet_rates), list[Measurement | Failure]()
     proven = any(isinstance(one, Measurement) and one.capacity_rps for one in known)
     for outcome in known:
         config_id = outcome.configuration.config_id
@@ -154,7 +150,7 @@ def restated(
                     factor,
                     miss_rate_max=miss_rate_max,
                     proven=proven,
-                    unmet_rps=unmet_rps[config_id],
+                    unmet_rps=[rate for key, rate in unmet if key == config_id],
                 ),
                 predicted=replace(outcome.predicted, edge_rps=predicted and predicted * factor),
             )

@@ -19,6 +19,7 @@ from analyzer.measure.witness import (
     SlowEdge,
     in_proportion,
     rate_ceiling,
+    share_above,
     slow_work_us,
     stalls_too_long,
     watched_times,
@@ -108,18 +109,11 @@ def _met_share(study: Conditions, sla: Sla, seen: Conditions | None, slow_us: fl
     """
     slowest_us = (slow_work_us(study, sla.miss_rate_max) or 0.0) / CONSTANT_FACTOR
     shares = [
-        _share_above(seen, least_us) / due
+        share_above(seen, least_us) / due
         for least_us in {slow_us, max(slow_us, slowest_us)}
-        if (due := _share_above(study, least_us)) > sla.miss_rate_max
+        if (due := share_above(study, least_us)) > sla.miss_rate_max
     ]
     return min(shares, default=1.0)
-
-
-def _share_above(watched: Conditions | None, work_us: float) -> float:
-    """The share of the seconds in which the work took longer; 0 where nobody watched."""
-    if watched is None or not watched.work_us:
-        return 0.0
-    return float(np.mean(np.array(watched.work_us) > work_us))
 
 
 def tenable(
@@ -147,7 +141,7 @@ def tenable(
     if stalls_too_long(study, sla, median_ms):
         return False
     times = watched_times(study, earlier_us)
-    share = _least_met(measurement, rate_rps, seen, times, sla, slow_edge, response)
+    share = _evidence_met(measurement, rate_rps, seen, times, sla, slow_edge, response)
     return outweighs(known, share, sla)
 
 
@@ -165,14 +159,14 @@ def unmet_rates(
     return tuple(
         known.rate_rps
         for known in measurement.evidence
-        if _least_met(
+        if _evidence_met(
             measurement, known.rate_rps, known.conditions, (study,), sla, slow_edge, response
         )
         < 1.0
     )
 
 
-def _least_met(
+def _evidence_met(
     measurement: Measurement,
     rate_rps: float,
     seen: Conditions | None,

@@ -54,9 +54,10 @@ share of requests may be late then."""
 
 
 def in_proportion(slowdown: float, late: float) -> float:
-    """The most that a server may keep, since its latency budget does not grow with the slowness.
+    """In proportion to the speed: what is supposed without a model, however many may be late.
 
-    Whatever the share that may be late: at more than that the queue grows.
+    With the SLA's share of late requests that is the most that a server may keep, since its latency
+    budget does not grow with the slowness.
     """
     return 1.0 / slowdown
 
@@ -69,6 +70,13 @@ def slow_work_us(conditions: Conditions, miss_rate_max: float) -> float | None:
     ordered = sorted(conditions.work_us, reverse=True)
     rank = max(ceil(miss_rate_max * len(ordered)), _SECONDS_OF_A_STATE)
     return ordered[min(rank, len(ordered)) - 1] if ordered else None
+
+
+def share_above(watched: Conditions | None, work_us: float) -> float:
+    """The share of the seconds in which the work took longer; 0 where nobody watched."""
+    if watched is None or not watched.work_us:
+        return 0.0
+    return float(np.mean(np.array(watched.work_us) > work_us))
 
 
 def lasting_work_us(conditions: Conditions, budget_s: float) -> float | None:
@@ -300,9 +308,7 @@ def late_when_slow(
     than in the edge's runs; the SLA's where none were, or nobody watched.
     """
     met_us = _met_us(edge, seconds)
-    if met_us is None or study is None or not study.work_us:
-        return sla.miss_rate_max
-    share = float(np.mean(np.array(study.work_us) > CONSTANT_FACTOR * met_us))
+    share = share_above(study, CONSTANT_FACTOR * met_us) if met_us is not None else 0.0
     return sla.miss_rate_max / share if share > sla.miss_rate_max else sla.miss_rate_max
 
 
