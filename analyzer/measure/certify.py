@@ -242,7 +242,8 @@ class _Certifying:
         The highest whose expected need fits into the time, or a higher one that takes hardly
         longer. Where none fits, the highest that clearly does with the completion that may follow;
         else, of every third, the highest that fits after all, or the one that needs the least: a
-        lower rate needs fewer requests, but each takes longer to come. Above a proven rate :meth:`_higher` says.
+        lower rate needs fewer requests, but each takes longer to come. Above a proven rate
+        :meth:`_higher` says.
         """
         leaving_s, self._leaving_s = self._leaving_s, math.inf
         if self._answered:
