@@ -65,6 +65,7 @@ class Candidate:
             part of the residual. As many for all.
         feasible_prior: Probability (or plain truth) that it keeps the limits on memory and
             accuracy; 0 is never proposed.
+        preference: Logarithm of a factor on the prediction, where it is a matter of order alone.
     """
 
     config_id: str
@@ -72,13 +73,13 @@ class Candidate:
     predicted: float | None
     groups: tuple[str, ...] = ()
     feasible_prior: float = 1.0
+    preference: float = 0.0
 
 
 class Designer:
     """Suggests candidates, is updated with their outcomes, and says when to stop. Not thread-safe.
 
-    It suggests what the twin, corrected by what was measured, expects most of. Named as in Vizier,
-    whose designers have the same two methods.
+    It suggests what the twin, corrected by what was measured, expects most of; named as in Vizier.
 
     Args:
         candidates: The space, each configuration once.
@@ -119,6 +120,7 @@ class Designer:
         self._refitted = refitted
         self._learn_limits = learn_limits
         self._seed = seed
+        self._preference = np.array([c.preference for c in candidates])
         self._prior = np.array([float(c.feasible_prior) for c in candidates])
         # By index: the measured objective, and whether every limit was kept.
         self._values: dict[int, float] = {}
@@ -189,17 +191,16 @@ class Designer:
         """Returns the candidate to measure next; None if none is left.
 
         The first three come in the order of the predictions, the others by what is expected of them
-        after learning, with a little for what is uncertain; but where nothing is expected to be
-        better than the best, a variant that was never measured comes first: what is learned of the
-        twin in others says nothing of it. Until something feasible is known, what is most likely
-        feasible counts more.
+        after learning, with a little for what is uncertain. Where nothing is expected to be better
+        than the best, a variant that was never measured comes first: others say nothing of it.
+        Until something feasible is known, what is most likely feasible counts more.
         """
         taken = {self._index[p] for p in pending if p in self._index}
         free = self._unmeasured(self._prior > 0, without=taken)
         if len(free) == 0:
             return None
         begun = len(self._values) + len(taken - self._feasible.keys())
-        value = self._log_predicted[free]
+        value = self._log_predicted[free] + self._preference[free]
         chance = np.log(self._feasible_chance(free))
         if begun >= _AS_PREDICTED:
             offset, scale = self._learned().predict(free)
@@ -426,8 +427,7 @@ class Designer:
         return [
             (index, log(value) - float(self._log_predicted[index]))
             for index, value in sorted(self._values.items())
-            if index not in self._bounds
-            if self._promising[index]
+            if index not in self._bounds and self._promising[index]
         ]
 
     def _learned(self) -> ResidualModel:

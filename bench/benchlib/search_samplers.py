@@ -18,7 +18,7 @@ from analyzer.search.designer import Candidate, Designer
 from analyzer.search.optuna_samplers import make_sampler
 from analyzer.search.optuna_trials import OptunaTrials
 from analyzer.search.score import Score, score_of
-from analyzer.search.screening import features, groups
+from analyzer.search.screening import features, groups, preference
 from benchlib.climb import hill_climb
 from benchlib.search_tables import Table, groups_of
 
@@ -99,12 +99,14 @@ def twin(replay: Replay, seed: int) -> Ids:
     """The search's own, as `--sampler twin`."""
     table = replay.table
     candidates = table.space.candidates()
+    sla = Sla(latency_budget_ms=table.budget_ms) if table.budget_ms else None
     designer = Designer(
         [
             Candidate(
                 config_id=config_id,
                 features=features(configuration),
                 groups=groups(configuration),
+                preference=preference(configuration, sla) if sla is not None else 0.0,
                 predicted=table.predicted[config_id],
             )
             for config_id, (configuration, _) in candidates.items()

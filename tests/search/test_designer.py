@@ -248,6 +248,18 @@ def test_a_variant_that_was_never_measured_is_tried(other: float, best: float, c
     assert designer.suggest() == chosen
 
 
+def test_a_preference_orders_what_is_alike_and_changes_no_expectation() -> None:
+    def candidate(name: str, predicted: float, preference: float) -> Candidate:
+        return Candidate(
+            config_id=name, features=np.zeros(1), predicted=predicted, preference=preference
+        )
+
+    designer = Designer([candidate("late", 102.0, -0.03), candidate("soon", 100.0, 0.0)])
+    assert designer.suggest() == "soon" and designer.corrected("late") == pytest.approx(102.0)
+    designer = Designer([candidate("late", 105.0, -0.03), candidate("soon", 100.0, 0.0)])
+    assert designer.suggest() == "late"
+
+
 def test_pending_candidates_are_not_proposed_again() -> None:
     candidates, _ = space(0, 0.1)
     designer = Designer(candidates)

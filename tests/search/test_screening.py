@@ -14,7 +14,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.sla import Sla
-from analyzer.search.screening import Screening
+from analyzer.search.screening import Screening, preference
 
 CONFIGURATION = Configuration(precision="fp32")
 
@@ -123,3 +123,18 @@ def test_a_canary_that_is_slow_alone_lowers_no_edge() -> None:
     assert screening(0.9, slow).speed_factor(CONFIGURATION) == 0.9
     quick = (ran("edge", 100.0, 2.0), ran("certify", 160.0, 2.0))
     assert screening(0.9, slow, *quick).speed_factor(CONFIGURATION) == 0.9
+
+
+def test_what_waits_for_a_large_part_of_the_budget_comes_later() -> None:
+    def cost(delay_us: int, budget_ms: float) -> float:
+        waiting = replace(
+            CONFIGURATION,
+            dynamic_batching=True,
+            max_batch_size=8,
+            max_queue_delay_us=delay_us,
+        )
+        return -preference(waiting, Sla(latency_budget_ms=budget_ms))
+
+    assert preference(CONFIGURATION, Sla(latency_budget_ms=20.0)) == 0.0 == cost(0, 20.0)
+    assert cost(2_000, 200.0) < 0.001 < 0.03 < cost(10_000, 20.0) < 0.04
+    assert cost(10_000, 20.0) < cost(30_000, 20.0) < 0.3, "none is ruled out"
