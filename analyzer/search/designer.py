@@ -190,7 +190,7 @@ class Designer:
     def suggest(self, pending: Collection[str] = ()) -> str | None:
         """Returns the candidate to measure next; None if none is left.
 
-        The first three come in the order of the predictions, the others by what is expected of them
+        The first three come as predicted and preferred, the others by what is expected of them
         after learning, with a little for what is uncertain. Where nothing is expected to be better
         than the best, a variant that was never measured comes first: others say nothing of it.
         Until something feasible is known, what is most likely feasible counts more.
@@ -200,7 +200,7 @@ class Designer:
         if len(free) == 0:
             return None
         begun = len(self._values) + len(taken - self._feasible.keys())
-        value = self._log_predicted[free] + self._preference[free]
+        value, preference = self._log_predicted[free], self._preference[free]
         chance = np.log(self._feasible_chance(free))
         if begun >= _AS_PREDICTED:
             offset, scale = self._learned().predict(free)
@@ -208,9 +208,9 @@ class Designer:
             first = self._firsts(free, chance, [*self._feasible, *taken])
             expected = float(value[self._promising[free]].max(initial=-np.inf))
             if first.any() and self.best and expected <= log((1.0 + _MARGIN) * self.best[1]):
-                return self._ids[int(free[first][np.argmax(value[first])])]
+                return self._ids[int(free[first][np.argmax((value + preference)[first])])]
         weight = 1.0 if begun >= _AS_PREDICTED and self.best is not None else _FEASIBLE_FIRST
-        score = weight * chance + value
+        score = weight * chance + value + preference
         # Whatever has no promise comes after all that has.
         score = np.where(self._promising[free], score, -1e6 + value)
         return self._ids[int(free[np.argmax(score)])]
