@@ -108,9 +108,10 @@ class RateScan:
         self.rare_rps = min(
             self.saturation_rps / 100, 0.1 * max(self.allowed, 1e-4) / max(longest_ms, 1e-6) * 1e3
         )
-        shortest_ns = float(self._prepared.table_ns[1, smallest:].min())
+        shortest_ms = float(self._prepared.table_ns[1, smallest:].min()) / 1e6
+        shortest_ns = service.noisy_ms(shortest_ms, self._noise) * 1e6
         #: Whether even executions of the fastest batch, without any wait, are too often too late.
-        self.hopeless = bool(np.mean(self._noise * shortest_ns > self._limit_ns) > self.allowed)
+        self.hopeless = bool(np.mean(shortest_ns > self._limit_ns) > self.allowed)
 
     def at(self, rate_rps: float, requests: int) -> RatePoint:
         """What ``requests`` at ``rate_rps`` show; the first fiftieth is not counted."""

@@ -101,6 +101,7 @@ class VariantCalibration:
             beyond_ms=curve.beyond_ms,
             distribution="empirical" if len(residuals) >= 8 else "deterministic",
             residuals=residuals if len(residuals) >= 8 else (),
+            noise_ms=self._noise_ms(threads),
             interference_by_size=self._interference(
                 threads, instances, curve.sizes, cores, constants
             ),
@@ -248,6 +249,21 @@ class VariantCalibration:
         if len(ordered) > _RESIDUALS_MAX:
             ordered = np.quantile(ordered, (np.arange(_RESIDUALS_MAX) + 0.5) / _RESIDUALS_MAX)
         return tuple(round(float(value), 5) for value in ordered)
+
+    def _noise_ms(self, threads: int) -> float:
+        """How much of an execution the noise is a share of (``ServiceTime.noise_ms``).
+
+        The mean of the smallest batch, which most of the samples are of, where threads may share a
+        core: the one that waits does so for a time slice, whatever the batch.
+        """
+        timed = {
+            result.probe.batch: result.mean_ms
+            for result in self.results
+            if result.probe.threads == threads != 1
+            and not result.probe.on_gpu
+            and result.mean_ms > 0
+        }
+        return timed[min(timed)] if timed else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the cache."""

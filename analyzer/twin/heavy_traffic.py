@@ -112,24 +112,26 @@ def heavy_traffic_edges(
         batch_ms = service.curve_ms(sizes) * service.interference_at(n, sizes)[-1]
         if service.change_ms and len(sizes) > 1:
             batch_ms = _with_changes(batch_ms, service.changes_ms(sizes), budget / alone)
+        longest_ms, scv = service.noisy_ms(batch_ms, alone), service.scv_at(batch_ms)
         bounds = np.full(len(batches), np.inf)
         if service.serial is not None:
             bounds = service.serial.rate_max_rps(np.array(batches))
-        for batch, each_ms, bound in zip(batches, batch_ms, bounds, strict=True):
-            if each_ms * alone < budget:
+        each = zip(batches, batch_ms, longest_ms, scv, bounds, strict=True)
+        for batch, mean_ms, long_ms, spread, bound in each:
+            if long_ms < budget:
                 owners.append(owner)
-                columns.append((max(float(each_ms), 1e-6), batch, n, budget, service.scv, bound))
+                columns.append((max(float(mean_ms), 1e-6), batch, n, budget, spread, bound))
     edges = np.zeros(len(servers))
     if not columns:
         return edges
-    each_ms, batch, instances, budget, scv, bound = np.array(columns, dtype=np.float64).T
+    means_ms, batch, instances, budgets, scvs, bound = np.array(columns, dtype=np.float64).T
     rates = heavy_traffic_rate(
-        each_ms / 1e3,
+        means_ms / 1e3,
         batch=batch,
         instances=instances,
-        budget_s=budget / 1e3,
+        budget_s=budgets / 1e3,
         miss_rate_max=max(1.0 - percentile / 100.0, 1e-6),
-        service_scv=scv,
+        service_scv=scvs,
         arrival_scv=arrival_scv,
     )
     np.maximum.at(edges, owners, np.minimum(rates, bound))

@@ -48,6 +48,7 @@ def _run(
     table_ns: NDArray[np.float64],
     change_ns: NDArray[np.float64],
     noise: NDArray[np.float64],
+    noise_ns: float,
     batch_of: NDArray[np.int64],
     batch_start: NDArray[np.int64],
     batch_end: NDArray[np.int64],
@@ -64,6 +65,7 @@ def _run(
         sleeps: The policy's ``sleeps_through_arrivals``.
         table_ns: As ``ServiceTime.table_ns``.
         change_ns: What another batch size than the instance's last costs, [limit + 1].
+        noise_ns: As ``ServiceTime.noise_ms``, nanoseconds.
         batch_of: Out: number of each request's execution, -1 if the queue was full, [n].
         batch_start: Out, as the following: one entry per execution, [n].
     """
@@ -197,8 +199,8 @@ def _run(
                 if size != last_size[target]:
                     time_ns += change_ns[size]
                     last_size[target] = size
-                time_ns *= noise[batches % noises]
-                end = now + np.int64(time_ns + 0.5)
+                more = noise[batches % noises] - 1.0
+                end = now + np.int64(time_ns + more * min(time_ns, noise_ns) + 0.5)
                 for i in range(first, last):
                     batch_of[admission[i] if queue_limit > 0 else i] = batches
                 batch_start[batches] = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -37,6 +38,8 @@ class SerialCost:
 class ServiceTime:
     """The time of one execution = curve(batch size) × interference(busy instances) × noise.
 
+    Beyond ``noise_ms`` the noise adds what it adds to an execution of that length.
+
     An instance whose batch size differs from its last one takes ``change_ms`` more: ONNX Runtime's
     CUDA provider plans each convolution anew then (``docs/gpu.md``).
 
@@ -53,6 +56,8 @@ class ServiceTime:
             or drawn from ``residuals``.
         cv: Coefficient of variation of the lognormal law.
         residuals: Observed factors of the empirical law (scaled to the mean 1 when used).
+        noise_ms: The noise is a share of an execution's first so many milliseconds: a thread that
+            waits for a core waits no longer in a large batch than in a small one.
         interference: Factor by the number of busy instances, itself included: ``interference[0]``
             for one. The last one goes on. It applies to the whole of an execution, as of its start.
         interference_by_size: The same where it depends on the batch size (small batches wait for
@@ -69,6 +74,7 @@ class ServiceTime:
     distribution: Distribution = "deterministic"
     cv: float = 0.0
     residuals: tuple[float, ...] = ()
+    noise_ms: float = math.inf
     interference: tuple[float, ...] = (1.0,)
     interference_by_size: tuple[tuple[int, tuple[float, ...]], ...] = ()
     serial: SerialCost | None = None
@@ -82,6 +88,7 @@ class ServiceTime:
         assert all(np.isfinite(ms) and ms >= 0 for ms in self.service_ms), self.service_ms
         assert self.beyond_ms is None or self.beyond_ms >= 0, self.beyond_ms
         assert self.cv >= 0, self.cv
+        assert self.noise_ms > 0, self.noise_ms
         assert not self.change_ms or len(self.change_ms) == len(sizes), self.change_ms
         assert all(ms >= 0 for ms in self.change_ms), self.change_ms
         assert self.interference and all(f > 0 for f in self.interference), self.interference
@@ -140,6 +147,18 @@ class ServiceTime:
         at = np.log([size for size, _ in by_size])
         wanted = np.log(np.maximum(batch_size, 1))
         return np.array([np.interp(wanted, at, column) for column in known.T])
+
+    def noisy_ms(
+        self, mean_ms: NDArray[np.float64] | float, noise: NDArray[np.float64] | float
+    ) -> NDArray[np.float64]:
+        """Executions of these mean times at these factors of the noise, milliseconds, float64."""
+        found: NDArray[np.float64] = mean_ms + (noise - 1.0) * np.minimum(mean_ms, self.noise_ms)
+        return found
+
+    def scv_at(self, mean_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Squared coefficient of variation of executions of these mean times, float64."""
+        share: NDArray[np.float64] = np.minimum(mean_ms, self.noise_ms) / np.maximum(mean_ms, 1e-9)
+        return self.scv * share**2
 
     @property
     def scv(self) -> float:

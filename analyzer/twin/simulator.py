@@ -218,12 +218,14 @@ class Prepared:
     Args:
         table_ns: Mean time by busy instances and batch size, as ``ServiceTime.table_ns``.
         change_ns: What another batch size than the instance's last one costs, float64 [limit + 1].
+        noise_ns: As ``ServiceTime.noise_ms``.
     """
 
     policy: BatchingPolicy
     overhead_ns: int
     table_ns: NDArray[np.float64]
     change_ns: NDArray[np.float64]
+    noise_ns: float
     preferred: NDArray[np.bool_]
 
     @classmethod
@@ -236,6 +238,7 @@ class Prepared:
             overhead_ns=round(overhead_ms * 1e6),
             table_ns=service.table_ns(policy.instance_count, policy.batch_limit),
             change_ns=service.changes_ms(np.arange(policy.batch_limit + 1)) * 1e6,
+            noise_ns=service.noise_ms * 1e6,
             preferred=preferred,
         )
 
@@ -287,6 +290,7 @@ class Prepared:
             self.table_ns,
             self.change_ns,
             noise,
+            self.noise_ns,
             batch_of,
             *executions,
         )
@@ -344,7 +348,8 @@ def _run_scheduler(
             if execution.batch_size != last_size[execution.instance]:
                 time_ns += prepared.change_ns[execution.batch_size]
                 last_size[execution.instance] = execution.batch_size
-            end = now + int(time_ns * noise[number % len(noise)] + 0.5)
+            more = noise[number % len(noise)] - 1.0
+            end = now + int(time_ns + more * min(time_ns, prepared.noise_ns) + 0.5)
             rows.append((now, end, execution.batch_size, execution.instance))
             batch_of[list(execution.tickets)] = number
             heapq.heappush(ends, (end, number, execution.instance, execution.tickets))

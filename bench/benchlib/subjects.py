@@ -17,7 +17,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.domain.workload import Poisson
 from analyzer.errors import AnalyzerError
-from analyzer.hardware.machine import usable_cores
+from analyzer.hardware.machine import inspect_machine, usable_cores
 from analyzer.measure.jobs import WorkerContext
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.measure import long_run_edge, measure_edge
@@ -25,7 +25,6 @@ from analyzer.measure.plan import STREAM_EDGE, EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, ProbeTask
 from analyzer.targets.open import open_target
 from analyzer.twin.calibration import VariantCalibration
-from analyzer.twin.machine_constants import MachineConstants
 from analyzer.twin.probes import plan_probes
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.twin import Twin
@@ -164,7 +163,9 @@ class ServedSubject:
 
     def twin(self, calibrations: dict[VariantKey, VariantCalibration]) -> Twin:
         """The twin as the search asks it."""
-        constants = MachineConstants(server="embedded" if self.server == "embedded" else "triton")
+        from analyzer.cli.machine import constants_of
+
+        constants = constants_of(inspect_machine(), server=self.server)
         return Twin(
             calibrations,
             self.load.sla,

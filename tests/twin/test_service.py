@@ -7,6 +7,7 @@ import pytest
 
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.service import ServiceTime
+from analyzer.twin.simulator import OpenWorkload, simulate
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,30 @@ def test_noise_has_mean_one(settings: dict[str, object], cv: float) -> None:
     for noise in (drawn, spread):
         assert noise.mean() == pytest.approx(1.0, abs=0.01)
         assert noise.std() == pytest.approx(cv, abs=0.02)
+
+
+def test_noise_is_a_share_of_the_first_milliseconds() -> None:
+    """What a thread waits for a core is as long in a large batch as in a small one."""
+    service = ServiceTime(
+        batch_sizes=(1, 8),
+        service_ms=(2.0, 16.0),
+        distribution="empirical",
+        residuals=(1.0, 1.0, 1.0, 3.0),
+        noise_ms=2.0,
+    )
+    waits = 3.0 / 1.5  # over the mean of the factors
+    assert service.noisy_ms(np.array([1.0, 2.0, 16.0]), waits) == pytest.approx([2.0, 4.0, 18.0])
+    shares = np.array([1.0, 1.0, 2.0 / 16.0])
+    assert service.scv_at(np.array([1.0, 2.0, 16.0])) == pytest.approx(service.scv * shares**2)
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
+    full = OpenWorkload(
+        arrival_ns=np.repeat(np.arange(50) * 100_000_000, 8), batch_size=np.array([1])
+    )
+    run = simulate(policy, service, full, seed=1)
+    lasted_ms = (run.execution_end_ns - run.execution_start_ns) / 1e6
+    more_ms = lasted_ms - service.curve_ms(run.execution_batch_size)
+    assert run.execution_batch_size.max() > 4
+    assert set(np.round(more_ms, 3)) == {-0.667, 2.0}
 
 
 def test_saturation_is_the_best_batch_on_the_best_number_of_instances() -> None:

@@ -84,6 +84,29 @@ def test_configurations_that_differ_in_batching_share_their_service_times() -> N
     assert beside is not None and beside.service != small.service
 
 
+def test_threads_that_share_a_core_wait_as_long_in_large_batches() -> None:
+    """Once in 25 executions of the smallest batch a thread waits 4 ms, with each batch size."""
+
+    def samples(batch: int, count: int) -> tuple[float, ...]:
+        return tuple(1.6 * batch + 4.0 * (i % 25 == 24) for i in range(count))
+
+    results = [
+        ProbeResult(
+            probe=Probe(threads=2, busy=1, batch=batch), samples_ms=samples(batch, 200 // batch)
+        )
+        for batch in (1, 8)
+    ]
+    subject = twin(VariantCalibration(variant=FP32, results=tuple(results)), cores=4)
+    known = subject.server_model(configuration(8, threads=2))
+    assert known is not None
+    service = known.service
+    slowest = float(service.noise_at(np.array([0.999]))[0])
+    small, large = service.noisy_ms(service.curve_ms(np.array([1, 8])), slowest)
+    assert small == pytest.approx(5.6, rel=0.1)
+    assert large == pytest.approx(8 * 1.6 + 4.0, rel=0.1)
+    assert twin(calibration()).server_model(configuration(8)).service.noise_ms == np.inf  # type: ignore[union-attr]
+
+
 def test_variants_do_not_share_probes() -> None:
     subject = twin(calibration())
     int8 = Configuration(precision="int8", quantization="static")
