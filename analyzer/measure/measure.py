@@ -159,8 +159,7 @@ def long_run_edge(
     Near the edge the misses come in rare bursts, which most runs of a second do not see. The twin
     goes through the same search on the same arrivals; how far that lies above its own long-run
     edge is how far the live search lies above the live one (a control variate). What the server
-    does one at a time bounds both, but not the simulation. A rate that short runs kept below an
-    open end is as optimistic as one that they broke above.
+    does one at a time bounds both, but not the simulation.
 
     Args:
         served: As :attr:`Session.served`, of the session that found it.
@@ -168,7 +167,7 @@ def long_run_edge(
     predicted = plan.twin_edge_rps
     # Short runs mostly meet the usual speed; what the others cost is told of all edges alike.
     twin = replace(plan.twin, path=None) if plan.twin is not None else None
-    if twin is None or not predicted or not edge.at_least_rps:
+    if twin is None or not predicted or not edge.rate_rps:
         return edge
     bound_rps = twin.serial_bound_rps(load.batch_sizes())
     ratios = []
@@ -185,7 +184,7 @@ def long_run_edge(
     low, high = edge.interval_rps
     return replace(
         edge,
-        rate_rps=edge.rate_rps * ratio if edge.rate_rps else None,
+        rate_rps=edge.rate_rps * ratio,
         interval_rps=(
             # Of rates that were kept and broken it leaves none inside.
             low * min(ratio, 1.0) if low is not None else None,

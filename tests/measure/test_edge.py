@@ -223,25 +223,6 @@ def test_the_edge_of_a_simulated_server(
     assert found.rate_rps == pytest.approx(truth, rel=0.05)
 
 
-def test_a_rate_below_an_open_end_is_as_optimistic(
-    session: VirtualSession, policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
-) -> None:
-    """Live, 2.3 s each kept 147 and 161/s near saturation, where 138/s are kept for long."""
-    model = ServerModel(policy=policy, service=service)
-    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
-    assert truth is not None
-    plan = EdgePlan(
-        seconds=20.0, run_seconds=(2.0, 6.0), start_rps=truth, twin=model, twin_edge_rps=truth
-    )
-    short = measure_edge(session, plan, load, session.warm_up(concurrency=16)).rate_rps
-    assert short is not None and short > 1.05 * truth
-    found = long_run_edge(Edge(interval_rps=(short, None)), plan, load)
-    assert found.rate_rps is None and found.interval_rps[1] is None
-    assert found.at_least_rps == pytest.approx(truth, rel=0.03)
-    nothing = Edge(interval_rps=(None, None))
-    assert long_run_edge(nothing, plan, load) == nothing
-
-
 def test_what_the_server_does_one_at_a_time_is_no_optimism_of_short_runs(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
 ) -> None:
