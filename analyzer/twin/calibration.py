@@ -253,17 +253,13 @@ class VariantCalibration:
     def _noise_ms(self, threads: int) -> float:
         """How much of an execution the noise is a share of (``ServiceTime.noise_ms``).
 
-        The mean of the smallest batch, which most of the samples are of, where threads may share a
-        core: the one that waits does so for a time slice, whatever the batch.
+        The mean of the smallest batch alone, which most of the samples are of, where threads may
+        share a core: the one that waits does so for a time slice, whatever the batch.
         """
-        timed = {
-            result.probe.batch: result.mean_ms
-            for result in self.results
-            if result.probe.threads == threads != 1
-            and not result.probe.on_gpu
-            and result.mean_ms > 0
-        }
-        return timed[min(timed)] if timed else math.inf
+        timed = {size: mean_ms for size, mean_ms in self._means(threads, 1).items() if mean_ms > 0}
+        on_gpu = any(result.probe.on_gpu for result in self.results)
+        known = timed and threads != 1 and not on_gpu
+        return timed[min(timed)] if known else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the cache."""
