@@ -258,8 +258,9 @@ class VariantCalibration:
         """
         timed = {size: mean_ms for size, mean_ms in self._means(threads, 1).items() if mean_ms > 0}
         on_gpu = any(result.probe.on_gpu for result in self.results)
-        known = timed and threads != 1 and not on_gpu
-        return timed[min(timed)] if known else math.inf
+        if threads == 1 or on_gpu or not timed:
+            return math.inf
+        return timed[min(timed)]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the cache."""
