@@ -84,6 +84,7 @@ bench: $(STAMP)  ## runs the benches one after the other and writes bench/result
 	@echo "left out: service_faults, service_load, service_watchers, service_journey: a service under faults and load"
 	@echo "left out: demos: more than an hour of whole searches (python bench/demos.py)"
 	@echo "left out: random_models: a minute and a half a model (python bench/random_models.py)"
+	@echo "left out: random_triton: three minutes a model (python bench/random_triton.py)"
 	@echo "left out: gpu: needs an NVIDIA GPU (make gpu-proof)"
 	@echo "left out: scheduling, generators, senders: an hour on a real Triton (make tools)"
 	@echo "left out: accelerators: a quarter of an hour, and OpenVINO (make tools)"

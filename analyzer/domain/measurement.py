@@ -160,6 +160,9 @@ class Edge:
             since; None where nothing did.
         broken_rps: The lowest rate above those kept that clearly broke the SLA, where the upper end
             is open since too few requests are behind the lower one; None where there is none.
+        long_share: What long runs are expected to keep of the lower end, where the upper one is
+            open, at most 1. A search compares what runs kept; an answer tells this share of it
+            (:func:`~analyzer.domain.speeds.edge_over_speeds`).
     """
 
     rate_rps: float | None = None
@@ -168,6 +171,7 @@ class Edge:
     slow_us: float | None = None
     before_rps: float | None = None
     broken_rps: float | None = None
+    long_share: float = 1.0
 
     @property
     def at_least_rps(self) -> float | None:

@@ -37,8 +37,8 @@ def edge_over_speeds(
     Short runs find the edge at the speeds that they met; the one over all is ``factor`` times
     that. It is no lower than a rate that was kept over at least 300 requests of a certificate whose
     runs met the slow states as often as the study, nor than the certified one. The lower end of one
-    that is open upwards is a rate that was kept, over however few requests: there every such rate
-    counts. Where nothing is proven the edge is the answer, and a rate that these broke over at
+    that is open upwards is what long runs are expected to keep (``long_share``) of a rate that was
+    kept, over however few requests: there every such rate counts. Where nothing is proven the edge is the answer, and a rate that these broke over at
     least 300 requests lowers it in turn, whatever shorter runs kept above, as in :func:`_below`.
 
     Args:
@@ -74,8 +74,9 @@ def edge_over_speeds(
     found = replace(
         edge,
         rate_rps=over_all(edge.rate_rps, factor),
-        interval_rps=(over_all(low, min(factor, 1.0)), upper),
+        interval_rps=(over_all(low, min(factor, 1.0) * edge.long_share), upper),
         broken_rps=broken_rps,
+        long_share=1.0,
     )
     long = next((known for known in broken if known.requests >= EVIDENCE_MIN), None)
     return found if proven or long is None else _below(found, long, least, miss_rate_max)

@@ -54,6 +54,9 @@ _STEP_DOWN_TRUSTED = 1.12
 # runs flatter it; a larger correction would be the twin's own error.
 _CONTROL_RUNS = 5
 _CONTROL_RANGE = (0.75, 1.1)
+# Where the live search broke no rate, so many times its seconds: in them the twin's search mostly
+# breaks one (docs/decisions/040-what-is-told-of-an-open-edge.md).
+_CONTROL_LONGER = 4.0
 
 
 def measure_edge(
@@ -159,7 +162,8 @@ def long_run_edge(
     Near the edge the misses come in rare bursts, which most runs of a second do not see. The twin
     goes through the same search on the same arrivals; how far that lies above its own long-run
     edge is how far the live search lies above the live one (a control variate). What the server
-    does one at a time bounds both, but not the simulation.
+    does one at a time bounds both, but not the simulation. Of an edge that is open above the lower
+    end stays, which searches compare, and the factor is kept beside it (``long_share``).
 
     Args:
         served: As :attr:`Session.served`, of the session that found it.
@@ -167,20 +171,23 @@ def long_run_edge(
     predicted = plan.twin_edge_rps
     # Short runs mostly meet the usual speed; what the others cost is told of all edges alike.
     twin = replace(plan.twin, path=None) if plan.twin is not None else None
-    if twin is None or not predicted or not edge.rate_rps:
+    if twin is None or not predicted or not edge.at_least_rps:
         return edge
+    seconds = plan.seconds * (1.0 if edge.rate_rps else _CONTROL_LONGER)
     bound_rps = twin.serial_bound_rps(load.batch_sizes())
     ratios = []
     for repeat in range(_CONTROL_RUNS):
         session = VirtualSession(twin, load, noise_seed=repeat)
         session.served = served
-        same = replace(plan, start_rps=predicted, twin=None, known=())
+        same = replace(plan, seconds=seconds, start_rps=predicted, twin=None, known=())
         found = measure_edge(session, same, load, predicted).rate_rps
         if found:
             ratios.append(predicted / min(found, bound_rps))
     if not ratios:
         return edge
     ratio = float(np.clip(np.median(ratios), *_CONTROL_RANGE))
+    if not edge.rate_rps:
+        return replace(edge, long_share=min(ratio, 1.0))
     low, high = edge.interval_rps
     return replace(
         edge,

@@ -210,7 +210,7 @@ class OutcomeLog:
         In memory only, for the result; the stored outcomes keep what the runs found.
 
         Returns:
-            Of ``factors``, what became of the edges: certificates' runs may say more, or less.
+            Of ``factors``, what became of the estimates: certificates' runs may say more, or less.
         """
         allowed = self._request.sla.miss_rate_max
         before = {key: _edge_rps(outcome) for key, outcome in self.latest.items()}
@@ -328,7 +328,7 @@ class OutcomeLog:
 
 
 def _edge_rps(outcome: Measurement | Failure) -> float | None:
-    return outcome.edge.at_least_rps if isinstance(outcome, Measurement) else None
+    return outcome.edge.rate_rps if isinstance(outcome, Measurement) else None
 
 
 def outcome_of(

@@ -189,14 +189,14 @@ class Arbiter:
         good, bad = 0, 0
         concurrency = start
         while not (good and bad) and 1 <= concurrency <= _CONCURRENCY_MAX:
-            levels.append(self._at(concurrency=concurrency))
+            levels.append(self.at(concurrency=concurrency))
             if levels[-1].kept:
                 good, concurrency = concurrency, max(concurrency + 1, round(concurrency * factor))
             else:
                 bad, concurrency = concurrency, min(concurrency - 1, round(concurrency / factor))
         while bad - good > max(1, good // 12):
             middle = (good + bad) // 2
-            levels.append(self._at(concurrency=middle))
+            levels.append(self.at(concurrency=middle))
             good, bad = (middle, bad) if levels[-1].kept else (good, middle)
         return levels
 
@@ -209,7 +209,7 @@ class Arbiter:
         levels: list[Level] = []
         good, bad, rate = 0.0, float("inf"), guess_rps
         while len(levels) < _RATES_MAX and (bad == float("inf") or bad > 1.03 * good):
-            levels.append(self._at(rate_rps=rate))
+            levels.append(self.at(rate_rps=rate))
             good, bad = (rate, bad) if levels[-1].kept else (good, rate)
             if not good:
                 rate = 0.85 * bad
@@ -219,7 +219,8 @@ class Arbiter:
                 rate = float(np.sqrt(good * bad))
         return levels
 
-    def _at(self, *, concurrency: int | None = None, rate_rps: float | None = None) -> Level:
+    def at(self, *, concurrency: int | None = None, rate_rps: float | None = None) -> Level:
+        """One run at a concurrency, or at a rate of Poisson arrivals."""
         found: PerfAnalyzerResult = run_perf_analyzer(
             self._install,
             self._address,

@@ -238,6 +238,31 @@ def test_what_the_server_does_one_at_a_time_is_no_optimism_of_short_runs(
     assert long_run_edge(found, plan, load).rate_rps == pytest.approx(bound_rps, rel=0.02)
 
 
+def test_what_long_runs_keep_of_an_open_edge_is_told_beside_it(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    """A search compares the rate that short runs kept; the answer tells less."""
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    plan = EdgePlan(
+        seconds=4.0, run_seconds=(1.0, 2.0), start_rps=truth, twin=model, twin_edge_rps=truth
+    )
+    kept = Edge(interval_rps=(1.1 * truth, None))
+    found = long_run_edge(kept, plan, load)
+    assert replace(found, long_share=1.0) == kept
+    assert 0.75 <= found.long_share < 0.98
+    told = partial(edge_over_speeds, miss_rate_max=0.01)
+    measured = Measurement(configuration=Configuration(), edge=found)
+    assert told(measured, 1.0) == Edge(
+        interval_rps=(pytest.approx(found.long_share * 1.1 * truth), None)
+    )
+    proven = replace(measured, capacity_rps=1.05 * truth)
+    assert told(proven, 0.9).interval_rps == (1.05 * truth, None), "what a certificate kept stands"
+    assert long_run_edge(kept, replace(plan, twin=None), load) == kept
+    assert long_run_edge(Edge(interval_rps=(0.0, None)), plan, load).long_share == 1.0
+
+
 def test_the_time_is_kept(session: VirtualSession, load: LoadPlan) -> None:
     measure_edge(session, EdgePlan(seconds=3.0, run_seconds=(1.0, 1.5)), load, 500.0)
     assert sum(test.duration_s for test in session.tests) <= 3.0 + 1.6
