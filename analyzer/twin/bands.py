@@ -108,8 +108,9 @@ class RateScan:
         self.rare_rps = min(
             self.saturation_rps / 100, 0.1 * max(self.allowed, 1e-4) / max(longest_ms, 1e-6) * 1e3
         )
-        shortest_ms = float(self._prepared.table_ns[1, smallest:].min()) / 1e6
-        shortest_ns = service.noisy_ms(shortest_ms, self._noise) * 1e6
+        alone_ns = self._prepared.table_ns[1, smallest:]
+        fastest = smallest + np.array([np.argmin(alone_ns)])
+        shortest_ns = 1e6 * service.noisy_ms(alone_ns.min() / 1e6, fastest, self._noise)
         #: Whether even executions of the fastest batch, without any wait, are too often too late.
         self.hopeless = bool(np.mean(shortest_ns > self._limit_ns) > self.allowed)
 

@@ -72,10 +72,15 @@ class VariantCalibration:
             service = _slower(
                 service, lambda size, mean: PYTHON_BACKEND_MS + PYTHON_BACKEND_ITEM_MS * size
             )
-        if service is None or configuration.device != "cpu" or threads * instances < cores:
+        if service is None or configuration.device != "cpu":
             return service
-        share_max = math.inf if in_python else HOST_SHARE_MAX
-        return beside_host(service, threads or 1, constants.host_ms, share_max=share_max)
+        if threads * instances >= cores:
+            share_max = math.inf if in_python else HOST_SHARE_MAX
+            service = beside_host(service, threads or 1, constants.host_ms, share_max=share_max)
+        if (threads or cores) * instances > cores:
+            # Where threads share cores, what the server adds waits for one as well.
+            service = replace(service, steady_ms=())
+        return service
 
     def service(
         self,
@@ -360,13 +365,23 @@ def beside_host(
 
 
 def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:
-    """``service`` with what ``more_ms`` adds at each batch size and its mean, milliseconds."""
+    """``service`` with what ``more_ms`` adds at each batch size and its mean, milliseconds.
+
+    What is added is not the model's, and has none of its noise.
+    """
     points = zip(service.batch_sizes, service.service_ms, strict=True)
-    times = np.maximum.accumulate([mean + more_ms(size, mean) for size, mean in points])
+    more = np.array([more_ms(size, mean) for size, mean in points])
+    times = np.maximum.accumulate(np.array(service.service_ms) + more)
+    steady = service.steadied_ms(np.array(service.batch_sizes)) + more
     beyond_ms = service.beyond_ms
     if beyond_ms is not None:
         last = service.batch_sizes[-1]
         far_ms = service.service_ms[-1] + beyond_ms * last
         beyond_ms = (far_ms + more_ms(2 * last, far_ms) - float(times[-1])) / last
         beyond_ms = max(beyond_ms, service.beyond_ms or 0.0)
-    return replace(service, service_ms=tuple(float(ms) for ms in times), beyond_ms=beyond_ms)
+    return replace(
+        service,
+        service_ms=tuple(float(ms) for ms in times),
+        steady_ms=tuple(float(ms) for ms in steady),
+        beyond_ms=beyond_ms,
+    )

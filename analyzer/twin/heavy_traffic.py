@@ -109,10 +109,10 @@ def heavy_traffic_edges(
         # What an execution alone takes at the percentile: beyond the budget no rate is low enough.
         alone = float(service.noise_at(np.array([percentile / 100.0]))[0])
         budget = max(budget_ms - overhead_ms, 0.0)
-        batch_ms = service.curve_ms(sizes) * service.interference_at(n, sizes)[-1]
+        batch_ms = service.busy_ms(n, sizes)[-1]
         if service.change_ms and len(sizes) > 1:
             batch_ms = _with_changes(batch_ms, service.changes_ms(sizes), budget / alone)
-        longest_ms, scv = service.noisy_ms(batch_ms, alone), service.scv_at(batch_ms)
+        longest_ms, scv = service.noisy_ms(batch_ms, sizes, alone), service.scv_at(batch_ms, sizes)
         bounds = np.full(len(batches), np.inf)
         if service.serial is not None:
             bounds = service.serial.rate_max_rps(np.array(batches))

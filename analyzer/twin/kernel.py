@@ -49,6 +49,7 @@ def _run(
     change_ns: NDArray[np.float64],
     noise: NDArray[np.float64],
     noise_ns: float,
+    steady_ns: NDArray[np.float64],
     batch_of: NDArray[np.int64],
     batch_start: NDArray[np.int64],
     batch_end: NDArray[np.int64],
@@ -66,6 +67,7 @@ def _run(
         table_ns: As ``ServiceTime.table_ns``.
         change_ns: What another batch size than the instance's last costs, [limit + 1].
         noise_ns: As ``ServiceTime.noise_ms``, nanoseconds.
+        steady_ns: As ``ServiceTime.steady_ms``, nanoseconds, [limit + 1].
         batch_of: Out: number of each request's execution, -1 if the queue was full, [n].
         batch_start: Out, as the following: one entry per execution, [n].
     """
@@ -200,7 +202,8 @@ def _run(
                     time_ns += change_ns[size]
                     last_size[target] = size
                 more = noise[batches % noises] - 1.0
-                end = now + np.int64(time_ns + more * min(time_ns, noise_ns) + 0.5)
+                part_ns = min(time_ns - steady_ns[size], noise_ns)
+                end = now + np.int64(time_ns + more * part_ns + 0.5)
                 for i in range(first, last):
                     batch_of[admission[i] if queue_limit > 0 else i] = batches
                 batch_start[batches] = now

@@ -163,11 +163,13 @@ class ServiceCorrection:
         sizes = sorted({*service.batch_sizes, *seen})
         factors = np.exp(self.log_factor(place, sizes))
         times = non_decreasing(service.curve_ms(np.array(sizes)) * factors, np.ones(len(sizes)))
+        steady_ms = service.steadied_ms(np.array(sizes)) * factors
         beyond_ms = service.beyond_ms
         return replace(
             service,
             batch_sizes=tuple(sizes),
             service_ms=tuple(float(ms) for ms in times),
+            steady_ms=tuple(float(ms) for ms in steady_ms) if service.steady_ms else (),
             beyond_ms=beyond_ms * float(factors[-1]) if beyond_ms is not None else None,
             change_ms=tuple(service.changes_ms(np.array(sizes))) if service.change_ms else (),
         )

@@ -38,7 +38,8 @@ class SerialCost:
 class ServiceTime:
     """The time of one execution = curve(batch size) × interference(busy instances) × noise.
 
-    Beyond ``noise_ms`` the noise adds what it adds to an execution of that length.
+    Neither interference nor noise applies to ``steady_ms`` of the curve, and beyond ``noise_ms`` of
+    the rest the noise adds what it adds to as many.
 
     An instance whose batch size differs from its last one takes ``change_ms`` more: ONNX Runtime's
     CUDA provider plans each convolution anew then (``docs/gpu.md``).
@@ -58,6 +59,8 @@ class ServiceTime:
         residuals: Observed factors of the empirical law (scaled to the mean 1 when used).
         noise_ms: The noise is a share of an execution's first so many milliseconds: a thread that
             waits for a core waits no longer in a large batch than in a small one.
+        steady_ms: What of the mean time at each point is the server's, and not the model's, whose
+            interference and noise these are, milliseconds, at least 0; empty for nothing.
         interference: Factor by the number of busy instances, itself included: ``interference[0]``
             for one. The last one goes on. It applies to the whole of an execution, as of its start.
         interference_by_size: The same where it depends on the batch size (small batches wait for
@@ -75,6 +78,7 @@ class ServiceTime:
     cv: float = 0.0
     residuals: tuple[float, ...] = ()
     noise_ms: float = math.inf
+    steady_ms: tuple[float, ...] = ()
     interference: tuple[float, ...] = (1.0,)
     interference_by_size: tuple[tuple[int, tuple[float, ...]], ...] = ()
     serial: SerialCost | None = None
@@ -89,6 +93,7 @@ class ServiceTime:
         assert self.beyond_ms is None or self.beyond_ms >= 0, self.beyond_ms
         assert self.cv >= 0, self.cv
         assert self.noise_ms > 0, self.noise_ms
+        assert not self.steady_ms or len(self.steady_ms) == len(sizes), self.steady_ms
         assert not self.change_ms or len(self.change_ms) == len(sizes), self.change_ms
         assert all(ms >= 0 for ms in self.change_ms), self.change_ms
         assert self.interference and all(f > 0 for f in self.interference), self.interference
@@ -136,8 +141,18 @@ class ServiceTime:
         """
         sizes = np.arange(limit + 1)
         table = np.tile(self.curve_ms(sizes) * 1e6, (instances + 1, 1))
-        table[1:] *= self.interference_at(instances, sizes)
+        table[1:] = self.busy_ms(instances, sizes) * 1e6
         return table
+
+    def busy_ms(self, instances: int, batch_size: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Mean time with k busy instances (k from 1 on) at each batch size, float64 [instances, n].
+
+        Milliseconds.
+        """
+        steady_ms = self.steadied_ms(batch_size)
+        own_ms = self.curve_ms(batch_size) - steady_ms
+        found: NDArray[np.float64] = steady_ms + own_ms * self.interference_at(instances, batch_size)
+        return found
 
     def interference_at(self, instances: int, batch_size: NDArray[np.int64]) -> NDArray[np.float64]:
         """Factor with k busy instances (k from 1 on) at each batch size, float64 [instances, n]."""
@@ -148,17 +163,31 @@ class ServiceTime:
         wanted = np.log(np.maximum(batch_size, 1))
         return np.array([np.interp(wanted, at, column) for column in known.T])
 
+    def steadied_ms(self, batch_size: NDArray[np.int64]) -> NDArray[np.float64]:
+        """``steady_ms`` at each batch size, milliseconds, float64; constant beyond the points."""
+        if not self.steady_ms:
+            return np.zeros(np.shape(batch_size))
+        steady = np.interp(batch_size, self.batch_sizes, self.steady_ms)
+        return np.minimum(steady, self.curve_ms(batch_size))
+
     def noisy_ms(
-        self, mean_ms: NDArray[np.float64] | float, noise: NDArray[np.float64] | float
+        self,
+        mean_ms: NDArray[np.float64],
+        batch_size: NDArray[np.int64],
+        noise: NDArray[np.float64] | float,
     ) -> NDArray[np.float64]:
-        """Executions of these mean times at these factors of the noise, milliseconds, float64."""
-        found: NDArray[np.float64] = mean_ms + (noise - 1.0) * np.minimum(mean_ms, self.noise_ms)
+        """Executions of these mean times, batch sizes and factors of the noise, milliseconds."""
+        part_ms = np.minimum(mean_ms - self.steadied_ms(batch_size), self.noise_ms)
+        found: NDArray[np.float64] = mean_ms + (noise - 1.0) * part_ms
         return found
 
-    def scv_at(self, mean_ms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Squared coefficient of variation of executions of these mean times, float64."""
-        share: NDArray[np.float64] = np.minimum(mean_ms, self.noise_ms) / np.maximum(mean_ms, 1e-9)
-        return self.scv * share**2
+    def scv_at(
+        self, mean_ms: NDArray[np.float64], batch_size: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Squared coefficient of variation of executions of these mean times and batch sizes."""
+        part_ms = np.minimum(mean_ms - self.steadied_ms(batch_size), self.noise_ms)
+        found: NDArray[np.float64] = self.scv * (part_ms / np.maximum(mean_ms, 1e-9)) ** 2
+        return found
 
     @property
     def scv(self) -> float:
@@ -222,11 +251,10 @@ class ServiceTime:
             per_batch = max(policy.batch_limit // size, 1)
         sizes = np.arange(1, per_batch + 1) * size
         requests = sizes / (per_request if policy.dynamic_batching else size)
-        batch_ms = self.curve_ms(sizes)
         busy = np.arange(1, policy.instance_count + 1)[:, None]
-        slower = self.interference_at(policy.instance_count, sizes)
         with np.errstate(divide="ignore"):
-            rates = np.max(busy * requests / (batch_ms * slower), axis=0) * 1e3
+            each = busy * requests / self.busy_ms(policy.instance_count, sizes)
+        rates = np.max(each, axis=0) * 1e3
         if self.serial is not None:
             rates = np.minimum(rates, self.serial.rate_max_rps(requests))
         return float(np.max(rates))

@@ -219,6 +219,7 @@ class Prepared:
         table_ns: Mean time by busy instances and batch size, as ``ServiceTime.table_ns``.
         change_ns: What another batch size than the instance's last one costs, float64 [limit + 1].
         noise_ns: As ``ServiceTime.noise_ms``.
+        steady_ns: As ``ServiceTime.steady_ms``, by batch size, float64 [limit + 1].
     """
 
     policy: BatchingPolicy
@@ -226,6 +227,7 @@ class Prepared:
     table_ns: NDArray[np.float64]
     change_ns: NDArray[np.float64]
     noise_ns: float
+    steady_ns: NDArray[np.float64]
     preferred: NDArray[np.bool_]
 
     @classmethod
@@ -239,6 +241,7 @@ class Prepared:
             table_ns=service.table_ns(policy.instance_count, policy.batch_limit),
             change_ns=service.changes_ms(np.arange(policy.batch_limit + 1)) * 1e6,
             noise_ns=service.noise_ms * 1e6,
+            steady_ns=service.steadied_ms(np.arange(policy.batch_limit + 1)) * 1e6,
             preferred=preferred,
         )
 
@@ -291,6 +294,7 @@ class Prepared:
             self.change_ns,
             noise,
             self.noise_ns,
+            self.steady_ns,
             batch_of,
             *executions,
         )
@@ -349,7 +353,8 @@ def _run_scheduler(
                 time_ns += prepared.change_ns[execution.batch_size]
                 last_size[execution.instance] = execution.batch_size
             more = noise[number % len(noise)] - 1.0
-            end = now + int(time_ns + more * min(time_ns, prepared.noise_ns) + 0.5)
+            part_ns = min(time_ns - prepared.steady_ns[execution.batch_size], prepared.noise_ns)
+            end = now + int(time_ns + more * part_ns + 0.5)
             rows.append((now, end, execution.batch_size, execution.instance))
             batch_of[list(execution.tickets)] = number
             heapq.heappush(ends, (end, number, execution.instance, execution.tickets))

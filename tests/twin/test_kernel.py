@@ -41,6 +41,7 @@ def cases(draw: st.DrawFn) -> tuple[BatchingPolicy, ServiceTime, Workload, float
         ),
         distribution=draw(st.sampled_from(["deterministic", "exponential"])),
         noise_ms=draw(st.sampled_from([np.inf, 2.0])),
+        steady_ms=draw(st.sampled_from([(), (0.0, 3.0), (1.0, 1.0)])),
         interference=(1.0, 1.3),
         change_ms=draw(st.sampled_from([(), (0.0, 0.0), (3.0, 7.0)])),
     )

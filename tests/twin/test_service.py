@@ -73,6 +73,23 @@ def test_noise_has_mean_one(settings: dict[str, object], cv: float) -> None:
         assert noise.std() == pytest.approx(cv, abs=0.02)
 
 
+def test_what_the_server_adds_has_none_of_the_models_noise_and_interference() -> None:
+    """A model of 0.1 ms behind a backend that takes 0.9 ms more: an interruption is no longer."""
+    service = ServiceTime(
+        batch_sizes=(1, 8),
+        service_ms=(1.0, 2.0),
+        distribution="empirical",
+        residuals=(1.0, 1.0, 1.0, 17.0),
+        steady_ms=(0.9, 1.2),
+        interference=(1.0, 1.5),
+    )
+    means, sizes = np.array([1.0, 2.0]), np.array([1, 8])
+    assert service.busy_ms(2, sizes) == pytest.approx(np.array([means, [1.05, 2.4]]))
+    factor = 17.0 / 5.0  # over the mean of the factors
+    assert service.noisy_ms(means, sizes, factor) == pytest.approx([1.24, 2.0 + 0.8 * 2.4])
+    assert service.scv_at(means, sizes) == pytest.approx(service.scv * np.array([0.01, 0.16]))
+
+
 def test_noise_is_a_share_of_the_first_milliseconds() -> None:
     """What a thread waits for a core is as long in a large batch as in a small one."""
     service = ServiceTime(
@@ -83,9 +100,10 @@ def test_noise_is_a_share_of_the_first_milliseconds() -> None:
         noise_ms=2.0,
     )
     waits = 3.0 / 1.5  # over the mean of the factors
-    assert service.noisy_ms(np.array([1.0, 2.0, 16.0]), waits) == pytest.approx([2.0, 4.0, 18.0])
+    means, sizes = np.array([1.0, 2.0, 16.0]), np.array([1, 1, 8])
+    assert service.noisy_ms(means, sizes, waits) == pytest.approx([2.0, 4.0, 18.0])
     shares = np.array([1.0, 1.0, 2.0 / 16.0])
-    assert service.scv_at(np.array([1.0, 2.0, 16.0])) == pytest.approx(service.scv * shares**2)
+    assert service.scv_at(means, sizes) == pytest.approx(service.scv * shares**2)
     policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
     full = OpenWorkload(
         arrival_ns=np.repeat(np.arange(50) * 100_000_000, 8), batch_size=np.array([1])
