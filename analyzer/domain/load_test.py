@@ -223,6 +223,7 @@ class LoadTest:
         errors: Requests that failed, timed out or never came back.
         duration_s: Length of the counted part.
         send_lag_ms_p99: How late the generator was.
+        sent_late: Requests that it sent later than that may be in a valid run; None where unknown.
         batch_size_mean: Mean inferences per execution; None where the target does not tell.
         executions: By batch size, warm-up included; empty where the target does not tell.
         slowness: How slow the executions were that began in each bin of SLOWNESS_BIN_S, over the
@@ -250,6 +251,7 @@ class LoadTest:
     latency_ms: LatencySummary
     breakdown_ms: Breakdown = Breakdown()
     send_lag_ms_p99: float | None = None
+    sent_late: int | None = None
     batch_size_mean: float | None = None
     executions: tuple[ExecutionTimes, ...] = ()
     slowness: tuple[float, ...] = ()

@@ -24,7 +24,7 @@ from analyzer.load.slowness import slowness_of
 from analyzer.load.stalls import late_by_stalls
 from analyzer.load.warmup import detect_warmup
 from analyzer.stats.percentiles import nearest_rank, summarize_latency
-from analyzer.stats.validity import judge
+from analyzer.stats.validity import judge, lag_limit_ms
 
 
 def summarize(
@@ -83,8 +83,9 @@ def summarize(
         errors=int(np.count_nonzero(~succeeded)),
         duration_s=duration_s,
         latency_ms=latency_ms,
-        breakdown_ms=_breakdown(log, skip, succeeded, latency_ms.mean),
+        breakdown_ms=_breakdown(log, skip, counted),
         send_lag_ms_p99=lag_ms,
+        sent_late=int(np.count_nonzero(log.send_lag_s[skip:] * 1e3 > lag_limit_ms(budget_ms))),
         batch_size_mean=(
             counted.inference_count / counted.execution_count
             if counted is not None and counted.execution_count
@@ -166,17 +167,32 @@ def _duration_s(log: RequestLog, skip: int, run: LoadRun) -> float:
     return max(last_s - float(log.intended_s[skip]), 1e-9)
 
 
-def _breakdown(
-    log: RequestLog, skip: int, succeeded: NDArray[np.bool_], mean_ms: float | None
-) -> Breakdown:
-    stages = []
+def _breakdown(log: RequestLog, skip: int, counted: ServerStatistics | None) -> Breakdown:
+    """Mean stages of the requests that were answered.
+
+    Where replies do not tell them, as a Triton's do not, they are those of its counters, which
+    count the whole run; the overhead is of the same requests.
+    """
+    answered = log.status == STATUS_OK
+    answered[:skip] = False
+    stages: list[float | None] = []
     for column in (log.queue_s, log.compute_input_s, log.compute_infer_s, log.compute_output_s):
-        values = column[skip:][succeeded]
+        values = column[answered]
         values = values[~np.isnan(values)]
         stages.append(float(values.mean(dtype=np.float64)) * 1e3 if len(values) else None)
+    if counted is not None and counted.success_count and stages == [None] * 4:
+        answered = log.status == STATUS_OK
+        totals_ns = (
+            counted.queue_ns,
+            counted.compute_input_ns,
+            counted.compute_infer_ns,
+            counted.compute_output_ns,
+        )
+        stages = [total_ns / counted.success_count / 1e6 for total_ns in totals_ns]
     told = [stage for stage in stages if stage is not None]
     overhead = None
-    if mean_ms is not None and len(told) == len(stages):
+    if answered.any() and len(told) == len(stages):
+        mean_ms = float(log.latency_s[answered].mean(dtype=np.float64)) * 1e3
         overhead = max(mean_ms - sum(told), 0.0)
     return Breakdown(
         queue=stages[0],

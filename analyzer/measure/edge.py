@@ -28,6 +28,9 @@ from analyzer.measure.witness import met_slower
 _NOISE = 0.03
 # So many times the misses that the requests behind a side may have are a failure at once.
 _CLEAR_FACTOR = 3.0
+# Share of the requests that may be sent late where the others are to say something: more of them
+# come in bursts, which make others late.
+_SENT_LATE_MAX = 0.1
 # Factor downwards while no rate was kept.
 _HALF = 2.0
 
@@ -93,6 +96,23 @@ def telling(tests: Iterable[LoadTest], miss_rate_max: float) -> list[RateOutcome
         if (test.validity.valid and not only_stalled(test, miss_rate_max))
         or (outcome.keeps(miss_rate_max) and _HARMLESS.issuperset(test.validity.kinds))
     ]
+
+
+def broken_despite_lag(test: LoadTest, miss_rate_max: float) -> RateOutcome | None:
+    """What a run says that is invalid since the generator sent a few requests late.
+
+    None where it may be for that reason alone that the SLA was broken. A machine makes some
+    requests late at any rate, and of the few at a low one a single one is the 99th percentile: to
+    take such runs for overloads leads through rate after rate.
+    """
+    late = test.sent_late
+    if late is None or test.over_budget is None or set(test.validity.kinds) != {"lag"}:
+        return None
+    requests = test.requests - late
+    over = test.over_budget - late - test.stalled_over
+    if late > _SENT_LATE_MAX * test.requests or over <= _CLEAR_FACTOR * miss_rate_max * requests:
+        return None
+    return replace(RateOutcome.of(test), requests=requests, over_budget=over, latency_ms=None)
 
 
 def only_stalled(test: LoadTest, miss_rate_max: float) -> bool:

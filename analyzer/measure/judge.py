@@ -93,14 +93,14 @@ def merge_tests(
 
     reasons = tuple(dict.fromkeys(r for test in tests for r in test.validity.reasons))
     kinds = tuple(dict.fromkeys(k for test in tests for k in test.validity.kinds))
-    over = [test.over_budget for test in tests]
+    over, late = ([getattr(t, name) for t in tests] for name in ("over_budget", "sent_late"))
     pooled = np.concatenate([log.latency_s[log.warmup :] for log in logs])
     return replace(
         tests[0],
         achieved_rps=mean([test.achieved_rps for test in tests]) or 0.0,
         throughput_ips=mean([test.throughput_ips for test in tests]) or 0.0,
         requests=sum(test.requests for test in tests),
-        over_budget=None if None in over else sum(value or 0 for value in over),
+        over_budget=None if None in over else sum(over),
         stalled_over=sum(test.stalled_over for test in tests),
         errors=sum(test.errors for test in tests),
         duration_s=sum(test.duration_s for test in tests),
@@ -112,6 +112,7 @@ def merge_tests(
             (test.send_lag_ms_p99 for test in tests if test.send_lag_ms_p99 is not None),
             default=None,
         ),
+        sent_late=None if None in late else sum(late),
         batch_size_mean=mean([test.batch_size_mean for test in tests]),
         resources=combine([test.resources for test in tests]),
         validity=Validity(valid=all(t.validity.valid for t in tests), reasons=reasons, kinds=kinds),

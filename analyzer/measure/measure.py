@@ -16,6 +16,7 @@ from analyzer.measure.edge import (
     EdgeGoal,
     EdgeSearch,
     RateOutcome,
+    broken_despite_lag,
     only_stalled,
     raised_edge,
     telling,
@@ -112,7 +113,10 @@ def measure_edge(
             stalled += 1
             again_rps = rate
             continue
-        if not (outcomes := telling([test], load.sla.miss_rate_max)):
+        outcomes = telling([test], load.sla.miss_rate_max)
+        if not outcomes and search.kept_rps is None:
+            outcomes = [*filter(None, [broken_despite_lag(test, load.sla.miss_rate_max)])]
+        if not outcomes:
             # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
             ease_max = _ABORTED_EASE_MAX if test.aborted else _INVALID_EASE_MAX

@@ -130,6 +130,7 @@ class VirtualSession(Session):
             duration_s=duration,
             latency_ms=summarize_latency(counted_s, sla.percentile),
             send_lag_ms_p99=0.0,
+            sent_late=0,
             executions=executions,
             resources=ResourceUse(memory_bytes_peak=self._memory_bytes, other_utilization=others),
             validity=Validity(valid=True),

@@ -221,14 +221,15 @@ def limited_by(winner: Measurement, cores: int) -> str:
     test = winner.headline
     if test is None:
         return ""
-    stages = test.breakdown_ms
-    queue, infer = stages.queue or 0.0, stages.compute_infer or 0.0
+    queue, infer = test.breakdown_ms.queue, test.breakdown_ms.compute_infer
     cpu = test.resources.cpu_utilization
     if cpu is not None and cpu > _BUSY:
         return (
             f"Threads: the server keeps {cpu:.0%} of the {cores} cores busy; more instances or "
             "threads would only share them."
         )
+    if queue is None or infer is None:
+        return ""
     if queue > infer:
         return (
             f"Queue: a request waits {queue:.3g} ms for its turn and computes {infer:.3g} ms; "

@@ -104,6 +104,37 @@ def test_batch_sizes_come_from_the_servers_counters(run) -> None:
     assert summarize(run, kind="edge", offered_rps=500.0).batch_size_mean is None
 
 
+def test_stages_come_from_the_servers_counters_where_replies_do_not_tell_them(run) -> None:
+    """As of a Triton: of all answered requests, those before the counted ones included."""
+    silent = np.full(len(run.log), np.nan)
+    untold = {
+        name: silent
+        for name in ("queue_s", "compute_input_s", "compute_infer_s", "compute_output_s")
+    }
+    silently = replace(run, log=replace(run.log, **untold))
+    after = ServerStatistics(
+        success_count=495,
+        queue_ns=495 * 2_000_000,
+        compute_input_ns=495 * 100_000,
+        compute_infer_ns=495 * 6_000_000,
+        compute_output_ns=495 * 50_000,
+    )
+    test = summarize(
+        silently, kind="edge", offered_rps=500.0, warmup=400, statistics=(ServerStatistics(), after)
+    )
+    told = test.breakdown_ms
+    assert (told.queue, told.compute_input, told.compute_infer) == pytest.approx((2.0, 0.1, 6.0))
+    mean_ms = 1e3 * run.log.latency_s[run.log.status == 0].mean()
+    assert told.overhead == pytest.approx(mean_ms - 8.15, abs=1e-3)
+    unknown = summarize(silently, kind="edge", offered_rps=500.0).breakdown_ms
+    assert unknown == summarize(
+        silently, kind="edge", statistics=(ServerStatistics(), ServerStatistics())
+    ).breakdown_ms
+    assert (unknown.queue, unknown.overhead) == (None, None)
+    whole = summarize(run, kind="edge", offered_rps=500.0, statistics=(ServerStatistics(), after))
+    assert whole.breakdown_ms.compute_infer == pytest.approx(10.0, rel=1e-3)
+
+
 def test_the_log_keeps_its_warmup(run) -> None:
     assert set_warmup_apart(run.log, 7).warmup == 7
     assert len(set_warmup_apart(run.log, 7)) == 500

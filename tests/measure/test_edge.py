@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from analyzer.measure.edge import (
     EdgeGoal,
     EdgeSearch,
     RateOutcome,
+    broken_despite_lag,
     only_stalled,
     raised_edge,
     revised_edge,
@@ -357,12 +359,16 @@ def test_a_hopeless_server_has_no_edge(service: ServiceTime, policy: BatchingPol
 
 
 class Disturbed(VirtualSession):
-    """Runs of which the generator says that they are not valid."""
+    """Runs of which the generator says that they are not valid: it sent a share of them late."""
+
+    late_share = 1.0
 
     def _offer(self, schedule: Schedule) -> tuple[LoadTest, RequestLog, float]:
         test, log, seconds = super()._offer(schedule)
         late = replace(
-            test, validity=Validity(valid=False, reasons=("sent too late",), kinds=("lag",))
+            test,
+            sent_late=round(self.late_share * test.requests),
+            validity=Validity(valid=False, reasons=("sent too late",), kinds=("lag",)),
         )
         return late, log, seconds
 
@@ -386,6 +392,40 @@ def test_invalid_runs_never_fail_a_rate(
     kept = found.interval_rps[0]
     assert kept is not None and max(rates) < 8.0 * kept
     assert min(rate for rate in rates if rate > kept / 0.97 * 1.001) < 1.1 * kept / 0.97
+
+
+def test_a_server_that_keeps_no_rate_is_left_by_halves_though_some_requests_were_sent_late(
+    policy: BatchingPolicy, service: ServiceTime
+) -> None:
+    """Of 30 requests a single late one is the 99th percentile."""
+    load = LoadPlan(sla=Sla(latency_budget_ms=3.0), arrivals=Poisson(), seed=7)
+    session = Disturbed(ServerModel(policy=policy, service=service), load)
+    session.late_share = 0.03
+    found = measure_edge(session, EdgePlan(seconds=60.0, start_rps=500.0), load, 500.0)
+    assert found.rate_rps is None and found.interval_rps[1] is not None
+    rates = [test.offered_rps or 0.0 for test in session.tests]
+    assert all(below <= 0.51 * rate for rate, below in pairwise(rates[:-1]))
+    assert len(rates) <= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, (97, 17)),
+        ({"sent_late": None}, None),  # of an earlier version
+        ({"sent_late": 11}, None),  # these come in bursts
+        ({"sent_late": 3, "over_budget": 5}, None),
+        ({"stalled_over": 15}, None),
+    ],
+)
+def test_what_an_invalid_run_breaks_without_what_was_sent_late(
+    changes: dict[str, int | None], told: tuple[int, int] | None
+) -> None:
+    test = replace(load_test(20.0, 100, 20, valid=False), **{"sent_late": 3, **changes})  # type: ignore[arg-type]
+    found = broken_despite_lag(test, 0.01)
+    assert (found and (found.requests, found.over_budget)) == told
+    unsent = replace(test, validity=replace(test.validity, kinds=("lag", "offered_rate")))
+    assert broken_despite_lag(unsent, 0.01) is None
 
 
 def test_a_start_far_above_the_edge_is_left_in_a_few_invalid_runs(
