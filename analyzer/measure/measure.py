@@ -31,9 +31,11 @@ from analyzer.measure.witness import (
     slower_rates,
 )
 
-# Invalid runs before the configuration is given up, and the factor to the next rate: the share of
-# the requests that the server answered, within bounds. A run that was aborted was far too fast.
+# Invalid runs before the configuration is given up, at the lowest rate so many, and the factor to
+# the next rate: the share of the requests that the server answered, within bounds. A run that was
+# aborted was far too fast, and one after another that was invalid may be.
 _INVALID_MAX = 12
+_INVALID_LOWEST = 2
 _INVALID_EASE_MIN = 0.25
 _INVALID_EASE_MAX = 0.9
 _ABORTED_EASE_MAX = 0.5
@@ -119,10 +121,12 @@ def measure_edge(
         if not outcomes:
             # An overload of a shared machine makes the generator late as well; a lower one may not.
             invalid.append(test)
-            ease_max = _ABORTED_EASE_MAX if test.aborted else _INVALID_EASE_MAX
+            fast = test.aborted or len(invalid) > 1
+            ease_max = _ABORTED_EASE_MAX if fast else _INVALID_EASE_MAX
             ease = np.clip(test.achieved_rps / rate, _INVALID_EASE_MIN, ease_max)
             search.record_overload(rate, float(ease))
-            if len(invalid) >= _INVALID_MAX:
+            at_rate = sum(one.offered_rps == rate for one in invalid)
+            if len(invalid) >= _INVALID_MAX or at_rate >= _INVALID_LOWEST:
                 break
             continue
         search.record(outcomes[0])

@@ -70,6 +70,8 @@ class Standing:
         proven: Whether anything that may be recommended is certified.
         best_share: Certified rate of the best candidate by its edge, as a share of that edge: 0
             without a certificate; None while no candidate kept any rate.
+        disappointing: Whether that candidate kept so little of what was expected of it that another
+            is more likely to be proven in the time left.
         climbing: Whether another attempt at a higher rate may bring anything.
         risked_share: Certified share of the candidate whose higher rates may be tried though a slow
             state of the machine, or the twin, speaks against them; None without one.
@@ -91,6 +93,7 @@ class Standing:
     begun: bool
     proven: bool
     best_share: float | None
+    disappointing: bool
     climbing: bool
     risked_share: float | None
     baseline_share: float | None
@@ -123,6 +126,8 @@ def next_step(standing: Standing) -> Step | None:
         # What no candidate keeps the baseline may.
         return "baseline" if baseline_due and not s.pending else None
     if not s.proven:
+        if s.disappointing and s.trials_wanted and not busy and s.left_s >= trial_s + shortest_s:
+            return "first"
         if not busy and s.left_s >= shortest_s:
             return "proof"
         return "trial" if s.pending and s.trials_wanted and s.left_s >= trial_s else None

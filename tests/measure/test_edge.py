@@ -379,7 +379,7 @@ def test_invalid_runs_never_fail_a_rate(
     """Requests sent late are late for that reason: only a rate that is kept counts."""
     model = ServerModel(policy=policy, service=service)
     never = replace(load, sla=Sla(latency_budget_ms=1.0))
-    with pytest.raises(TargetError, match=r"None of 12 load tests was valid: sent too late"):
+    with pytest.raises(TargetError, match=r"None of \d+ load tests was valid: sent too late"):
         measure_edge(Disturbed(model, never), EdgePlan(seconds=60.0, start_rps=500.0), never, 500.0)
     found = measure_edge(
         Disturbed(model, load), EdgePlan(seconds=60.0, start_rps=100.0), load, 500.0

@@ -17,6 +17,7 @@ BEGIN = Standing(
     begun=False,
     proven=False,
     best_share=None,
+    disappointing=False,
     climbing=True,
     risked_share=None,
     baseline_share=None,
@@ -73,6 +74,11 @@ def test_a_candidate_without_a_kept_rate_leads_to_the_next_and_one_with_a_rate_t
     assert next_step(replace(BEGIN, best_share=None)) == "first"
     assert next_step(replace(BEGIN, best_share=0.0)) == "proof"
     assert next_step(replace(BEGIN, best_share=0.0, trials_wanted=False)) == "proof"
+    poor = replace(BEGIN, best_share=0.0, disappointing=True)
+    assert next_step(poor) == "first"
+    assert next_step(replace(poor, trials_wanted=False)) == "proof"
+    assert next_step(replace(poor, left_s=6.0)) == "proof", "another one does not fit"
+    assert next_step(replace(poor, proven=True, baseline_share=0.0)) != "first"
 
 
 @pytest.mark.parametrize("share", [None, 0.0])
