@@ -38,8 +38,9 @@ def edge_over_speeds(
     that. It is no lower than a rate that was kept over at least 300 requests of a certificate whose
     runs met the slow states as often as the study, nor than the certified one. The lower end of one
     that is open upwards is what long runs are expected to keep (``long_share``) of a rate that was
-    kept, over however few requests: there every such rate counts. Where nothing is proven the edge is the answer, and a rate that these broke over at
-    least 300 requests lowers it in turn, whatever shorter runs kept above, as in :func:`_below`.
+    kept, over however few requests: there every such rate counts. Where nothing is proven the edge
+    is the answer, and a rate that these broke over at least 300 requests lowers it in turn,
+    whatever shorter runs kept above, as in :func:`_below`.
 
     Args:
         factor: The twin's edge over all speeds, over its edge at those of the edge's runs.

@@ -150,8 +150,8 @@ class ServiceTime:
         Milliseconds.
         """
         steady_ms = self.steadied_ms(batch_size)
-        own_ms = self.curve_ms(batch_size) - steady_ms
-        found: NDArray[np.float64] = steady_ms + own_ms * self.interference_at(instances, batch_size)
+        slower = self.interference_at(instances, batch_size)
+        found: NDArray[np.float64] = steady_ms + (self.curve_ms(batch_size) - steady_ms) * slower
         return found
 
     def interference_at(self, instances: int, batch_size: NDArray[np.int64]) -> NDArray[np.float64]:

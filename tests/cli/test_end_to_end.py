@@ -526,3 +526,7 @@ def test_a_search_on_a_real_triton(run: Run, other: Path) -> None:
     assert answer.code in (0, 4), answer.stdout + answer.stderr
     document_conforms(answer.document)
     assert answer.document["search"]["evaluated_live"] >= 1
+    # Triton's replies do not tell their stages; its counters do.
+    chosen = answer.document["recommendation"] or answer.document["closest"]["entry"]
+    stages = chosen["breakdown_ms"]
+    assert all(stages[name] is not None for name in ("queue", "compute_infer", "overhead")), stages

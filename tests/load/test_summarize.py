@@ -107,10 +107,8 @@ def test_batch_sizes_come_from_the_servers_counters(run) -> None:
 def test_stages_come_from_the_servers_counters_where_replies_do_not_tell_them(run) -> None:
     """As of a Triton: of all answered requests, those before the counted ones included."""
     silent = np.full(len(run.log), np.nan)
-    untold = {
-        name: silent
-        for name in ("queue_s", "compute_input_s", "compute_infer_s", "compute_output_s")
-    }
+    stages = ("queue_s", "compute_input_s", "compute_infer_s", "compute_output_s")
+    untold = dict.fromkeys(stages, silent)
     silently = replace(run, log=replace(run.log, **untold))
     after = ServerStatistics(
         success_count=495,
@@ -127,9 +125,12 @@ def test_stages_come_from_the_servers_counters_where_replies_do_not_tell_them(ru
     mean_ms = 1e3 * run.log.latency_s[run.log.status == 0].mean()
     assert told.overhead == pytest.approx(mean_ms - 8.15, abs=1e-3)
     unknown = summarize(silently, kind="edge", offered_rps=500.0).breakdown_ms
-    assert unknown == summarize(
-        silently, kind="edge", statistics=(ServerStatistics(), ServerStatistics())
-    ).breakdown_ms
+    assert (
+        unknown
+        == summarize(
+            silently, kind="edge", statistics=(ServerStatistics(), ServerStatistics())
+        ).breakdown_ms
+    )
     assert (unknown.queue, unknown.overhead) == (None, None)
     whole = summarize(run, kind="edge", offered_rps=500.0, statistics=(ServerStatistics(), after))
     assert whole.breakdown_ms.compute_infer == pytest.approx(10.0, rel=1e-3)
