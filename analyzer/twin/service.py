@@ -62,8 +62,8 @@ class ServiceTime:
         steady_ms: What of the mean time at each point is the server's, and not the model's, whose
             interference and noise these are, milliseconds, at least 0; empty for nothing.
         interference: Factor by the number of busy instances, itself included: ``interference[0]``
-            for one. The last one goes on. It applies to all of an execution but ``steady_ms``, as of
-            its start.
+            for one. The last one goes on. It applies to all of an execution but ``steady_ms``, as
+            of its start.
         interference_by_size: The same where it depends on the batch size (small batches wait for
             the memory, large ones compute): (size, factors) with ascending sizes, linear in the
             logarithm of the size between them and constant outside; it takes the place of
