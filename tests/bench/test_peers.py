@@ -76,7 +76,7 @@ class Counting(Arbiter):
     def __init__(self) -> None:
         self.tried: list[int] = []
 
-    def _at(self, *, concurrency: int | None = None, rate_rps: float | None = None) -> Level:
+    def at(self, *, concurrency: int | None = None, rate_rps: float | None = None) -> Level:
         assert concurrency is not None
         self.tried.append(concurrency)
         return Level(
@@ -96,7 +96,7 @@ def test_the_closed_loop_is_found_from_any_start(start: int, factor: float) -> N
 
 def test_a_server_that_keeps_nothing_ends_the_search() -> None:
     arbiter = Counting()
-    arbiter._at = lambda **load: Level(  # type: ignore[method-assign]
+    arbiter.at = lambda **load: Level(  # type: ignore[method-assign]
         concurrency=load["concurrency"], rate_rps=None, throughput_ips=1.0,
         latency_ms_p50=1.0, latency_ms_p99=1.0, kept=False, stable=True,
     )  # fmt: skip
