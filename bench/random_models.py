@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.command import WORK, Command, cell, say, table
-from benchlib.drawn_models import draw
+from benchlib.drawn_models import Drawn, add_options, each_model
 from benchlib.real_triton import Steps
 from benchlib.whole_searches import TITLES, search_once, summary, summary_row
 
@@ -51,28 +51,16 @@ def _shown(document: dict[str, Any]) -> str:
 def main() -> int:
     """Runs the bench; returns the exit code."""
     command = Command("random_models", __doc__, timing=True)
-    command.argument("--models", type=int, default=8, metavar="N")
-    command.argument("--seed", type=int, default=1, metavar="N", help="of the first model")
-    command.argument("--budget", type=float, default=60.0, metavar="SECONDS")
+    add_options(command, models=8)
     command.argument("--verify", type=float, default=0.0, metavar="SECONDS")
-    command.argument("--again", action="store_true", help="forget the runs of earlier calls")
     options = command.start()
+
+    def searched(drawn: Drawn, seed: int) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return search_once(Path(folder), drawn.words, options.budget, seed, options.verify)
+
     runs = []
-    for seed in range(options.seed, options.seed + options.models):
-        step = f"{seed}-{options.budget:g}s"
-        if options.again:
-            STEPS.forget(step)
-        run = STEPS.load(step, default={})
-        if not run:
-            drawn = draw(seed)
-            with tempfile.TemporaryDirectory() as folder:
-                run = search_once(Path(folder), drawn.words, options.budget, seed, options.verify)
-            run |= {
-                "model": drawn.path.stem + (" int8" if drawn.int8 else ""),
-                "inference_ms": drawn.inference_ms,
-                "budget_ms": drawn.budget_ms,
-            }
-            STEPS.save(step, run)
+    for run in each_model(options, STEPS, searched):
         say(
             f"{run['model']} ({run['inference_ms']:.3g} ms, p99 within {run['budget_ms']:g} ms): "
             f"{run['verdict']} in {run['seconds']:.0f} s, {cell(run['capacity_rps'], ',.0f')} of "

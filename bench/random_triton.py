@@ -17,7 +17,7 @@ from typing import Any
 
 from benchlib import real_triton
 from benchlib.command import WORK, Command, cell, say, table
-from benchlib.drawn_models import Drawn, draw
+from benchlib.drawn_models import Drawn, add_options, each_model
 
 STEPS = real_triton.Steps(WORK / "random_triton")
 
@@ -39,9 +39,6 @@ def run(drawn: Drawn, *, seed: int, budget_s: float, seconds: float) -> dict[str
     entry = real_triton.chosen(found.document) or {}
     low, high = entry.get("edge_interval_rps") or (None, None)
     told: dict[str, Any] = {
-        "model": drawn.path.stem + (" int8" if drawn.int8 else ""),
-        "inference_ms": drawn.inference_ms,
-        "budget_ms": drawn.budget_ms,
         "verdict": found.document["verdict"],
         "seconds": found.wall_seconds,
         "config": entry.get("config"),
@@ -98,26 +95,15 @@ def shown(document: dict[str, Any]) -> str:
 def main() -> int:
     """Runs the bench; returns the exit code."""
     command = Command("random_triton", __doc__, timing=True)
-    command.argument("--models", type=int, default=6, metavar="N")
-    command.argument("--seed", type=int, default=1, metavar="N", help="of the first model")
-    command.argument("--budget", type=float, default=60.0, metavar="SECONDS")
+    add_options(command, models=6)
     command.argument("--seconds", type=float, default=4.0, help="of each perf_analyzer run")
-    command.argument("--again", action="store_true", help="forget the runs of earlier calls")
     options = command.start()
-    runs = []
-    for seed in range(options.seed, options.seed + options.models):
-        step = f"{seed}-{options.budget:g}s"
-        if options.again:
-            STEPS.forget(step)
-        found = STEPS.load(step, default={})
-        if not found:
-            drawn = draw(seed)
-            took_ms, budget_ms = drawn.inference_ms, drawn.budget_ms
-            say(f"{drawn.path.stem}: {took_ms:.3g} ms, p99 within {budget_ms:g} ms")
-            found = run(drawn, seed=seed, budget_s=options.budget, seconds=options.seconds)
-            STEPS.save(step, found)
-        runs.append(found)
-    return command.finish(options, {"runs": runs}, shown)
+
+    def judged(drawn: Drawn, seed: int) -> dict[str, Any]:
+        say(f"{drawn.path.stem}: {drawn.inference_ms:.3g} ms, p99 within {drawn.budget_ms:g} ms")
+        return run(drawn, seed=seed, budget_s=options.budget, seconds=options.seconds)
+
+    return command.finish(options, {"runs": list(each_model(options, STEPS, judged))}, shown)
 
 
 if __name__ == "__main__":

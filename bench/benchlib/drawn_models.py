@@ -7,14 +7,18 @@ inference on one thread.
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchlib.command import WORK
+from benchlib.command import WORK, Command
 from benchlib.models import write_convnet, write_perceptron, write_table
+from benchlib.real_triton import Steps
 
 _FOLDER = WORK / "random_models"
 _BUDGETS = (5.0, 300.0)  # in inferences on one thread
@@ -79,3 +83,31 @@ def inference_ms(path: Path) -> float:
         session.run(None, feeds)
         times_ms.append(1e3 * (time.perf_counter() - began))
     return float(np.median(times_ms))
+
+
+def add_options(command: Command, *, models: int) -> None:
+    """Those of a bench that searches drawn models: which ones, and for how long."""
+    command.argument("--models", type=int, default=models, metavar="N")
+    command.argument("--seed", type=int, default=1, metavar="N", help="of the first model")
+    command.argument("--budget", type=float, default=60.0, metavar="SECONDS")
+    command.argument("--again", action="store_true", help="forget the runs of earlier calls")
+
+
+def each_model(
+    options: argparse.Namespace, steps: Steps, run: Callable[[Drawn, int], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """What ``run`` tells of each model that the options name; of earlier calls what is kept."""
+    for seed in range(options.seed, options.seed + options.models):
+        step = f"{seed}-{options.budget:g}s"
+        if options.again:
+            steps.forget(step)
+        found = steps.load(step, default={})
+        if not found:
+            drawn = draw(seed)
+            found = run(drawn, seed) | {
+                "model": drawn.path.stem + (" int8" if drawn.int8 else ""),
+                "inference_ms": drawn.inference_ms,
+                "budget_ms": drawn.budget_ms,
+            }
+            steps.save(step, found)
+        yield found
