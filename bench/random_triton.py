@@ -28,13 +28,12 @@ def run(drawn: Drawn, *, seed: int, budget_s: float, seconds: float) -> dict[str
     Args:
         seconds: Of each run of perf_analyzer.
     """
-    named = ["--precisions", "fp32,int8"] if drawn.int8 else []
     found = real_triton.search(
         drawn.path,
         name=f"random-triton-{seed}",
         budget_s=budget_s,
         latency_budget_ms=drawn.budget_ms,
-        options=["--server", "triton", "--seed", str(seed), *named],
+        options=["--server", "triton", "--seed", str(seed), *drawn.options],
     )
     entry = real_triton.chosen(found.document) or {}
     low, high = entry.get("edge_interval_rps") or (None, None)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials, Proposal
 
 # Of what the twin expected: a candidate that kept less of it is left for another where its proof
-# does not fit (a table of 0.01 ms kept 13 of 2,000/s, and 28 s went to certificates at 7/s).
+# does not fit (a perceptron of 0.2 ms kept 13 of 1,800/s, and 28 s went to certificates at 7/s).
 _DISAPPOINTING_SHARE = 0.25
 # Once something is proven: the share of what is left then that trials may take.
 _TRIALS_SHARE = 0.3

@@ -367,7 +367,7 @@ def beside_host(
 def _slower(service: ServiceTime, more_ms: Callable[[int, float], float]) -> ServiceTime:
     """``service`` with what ``more_ms`` adds at each batch size and its mean, milliseconds.
 
-    What is added is not the model's, and has none of its noise.
+    What is added is not the model's, and has neither its noise nor its interference.
     """
     points = zip(service.batch_sizes, service.service_ms, strict=True)
     more = np.array([more_ms(size, mean) for size, mean in points])

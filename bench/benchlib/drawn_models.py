@@ -34,10 +34,14 @@ class Drawn:
     int8: bool
 
     @property
+    def options(self) -> list[str]:
+        """Of the command, besides the promise: without data int8 must be named."""
+        return ["--precisions", "fp32,int8"] if self.int8 else []
+
+    @property
     def words(self) -> list[str]:
         """Of the command."""
-        named = ["--precisions", "fp32,int8"] if self.int8 else []
-        return [str(self.path), "--latency-budget", f"{self.budget_ms:g}ms", *named]
+        return [str(self.path), "--latency-budget", f"{self.budget_ms:g}ms", *self.options]
 
 
 def draw(seed: int) -> Drawn:
