@@ -214,7 +214,7 @@ class _Tracer:
         for graph in all_graphs(model.graph):
             self._constants.update((tensor.name, tensor) for tensor in graph.initializer)
             for node in graph.node:
-                for name in set(node.input):
+                for name in filter(None, set(node.input)):
                     self._consumers.setdefault(name, []).append(node)
                 for name in node.output:
                     self._producers[name] = node
@@ -279,11 +279,12 @@ class _Tracer:
                     reached.update(node.output)
         readers = [node for value in reached for node in self._consumers.get(value, ())]
         for node in {id(node): node for node in readers}.values():
-            begin = _BEGINS_AT.get(node.op_type)
-            if id(node) in counted or (begin is not None and node.input[begin] in reached):
+            # Older operators have attributes where newer ones have inputs: few may be given.
+            begin = _BEGINS_AT.get(node.op_type, len(node.input))
+            if id(node) in counted or reached.intersection(node.input[begin : begin + 1]):
                 continue
             for place in _SIZED_BY.get(node.op_type, ()):
-                if any(given in reached for given in node.input[place : place + 1]):
+                if reached.intersection(node.input[place : place + 1]):
                     values = math.prod(size or 1 for size in self._shape(name) or ())
                     yield Amount("size", self._size_without(node, place, values))
 

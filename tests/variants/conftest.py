@@ -31,6 +31,7 @@ def write_model(tmp_path: Path) -> Callable[..., Path]:
         name: str = "model.onnx",
         domains: tuple[str, ...] = (),
         external: bool = False,
+        opset: int = 17,
     ) -> Path:
         graph = helper.make_graph(
             nodes,
@@ -39,7 +40,7 @@ def write_model(tmp_path: Path) -> Callable[..., Path]:
             [helper.make_tensor_value_info(*value) for value in outputs],
             [numpy_helper.from_array(array, key) for key, array in (weights or {}).items()],
         )
-        opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(d, 1) for d in domains)]
+        opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
         model = helper.make_model(graph, opset_imports=opsets)
         model.ir_version = 8
         path = tmp_path / name

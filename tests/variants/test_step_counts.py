@@ -165,6 +165,18 @@ def test_a_position_is_no_size(write_model: Write) -> None:
     assert not any("The input" in note for note in inspect_model(path).notes)
 
 
+def test_older_operators_have_attributes_where_newer_ones_have_inputs(write_model: Write) -> None:
+    """A Slice of operator set 9 has one input: where it begins is none."""
+    nodes = [
+        make("Add", ["x", "x"], ["twice"]),
+        make("Slice", ["twice"], ["y"], starts=[0], ends=[2], axes=[1]),
+    ]
+    outputs = [("y", FLOAT, ["n", 2])]
+    path = write_model(nodes, [("x", FLOAT, ["n", 4])], outputs, opset=9)
+    model = inspect_model(path)
+    assert model.inputs[0].shape == (4,) and not any("The input" in note for note in model.notes)
+
+
 @pytest.mark.parametrize(("name", "value"), [("orig_target_sizes", 640), ("flags", None)])
 def test_sizes_of_images_are_made_up_as_some(
     write_model: Write, name: str, value: int | None
