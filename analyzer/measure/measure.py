@@ -290,12 +290,14 @@ def _proof_then_edge(
 ) -> tuple[Proof, Edge]:
     """A proof at a safe rate; the time that a PASS leaves goes to the edge.
 
-    Without it the edge is what the certificate's runs say of it, with an open end.
+    Without it the edge is what the certificate's runs say of it, with an open end. Where not even
+    the shortest of these fits, rates are tried that fit, however much is late at them: something is
+    measured then.
     """
     supposed_rps = certify.supposed_rps
     assert supposed_rps is not None
     supposed = Edge(interval_rps=(supposed_rps, None), work_us=certify.supposed_us)
-    before_s = session.seconds
+    before_s, before = session.seconds, len(session.tests)
     proof = certify_target(session, load, certify, edge=supposed)
     left_s = session.left_s - certify.kept_s
     left_s = min(certify.seconds - (session.seconds - before_s), left_s)
@@ -308,8 +310,14 @@ def _proof_then_edge(
         )
         for found in proof.evidence
     ]
-    plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
-    if proof.rate_rps is not None and plan.seconds >= plan.run_seconds[0]:
+    untried = len(session.tests) == before
+    if untried and left_s > 0.0:
+        start_rps = max(supposed_rps, REQUESTS_MIN / left_s)
+        plan = replace(plan, start_rps=start_rps, run_seconds=(plan.run_seconds[0], left_s))
+    else:
+        left_s = min(plan.seconds, left_s)
+    plan = replace(plan, seconds=left_s, within=True)
+    if (untried or proof.rate_rps is not None) and left_s >= plan.run_seconds[0]:
         searched = measure_edge(session, plan, load, saturation_rps, known=known)
         edge = long_run_edge(searched, plan, load, served=session.served)
     else:

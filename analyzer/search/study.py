@@ -177,14 +177,21 @@ def _tell_at_start(context: SearchContext, enough_s: float) -> None:
     The budget that suffices (``enough_s``) is told, and not kept: at the end more is known, and
     the answer speaks of what came of it.
     """
-    plan, proof_s = context.plan, _proof_guess_s(context)
+    request, plan, proof_s = context.request, context.plan, _proof_guess_s(context)
     suffices = f"by what is known now, about {_spelled(enough_s)} suffices for a proof."
     if plan.left_s < _SCARCE * plan.least_s("workers"):
-        budget = format_duration(context.request.budget_s)
+        budget = format_duration(request.budget_s)
         context.progress.warn(f"--budget {budget} may not suffice for a measurement; {suffices}")
+        return
+    inference_ms, budget_ms = request.inference_s * 1e3, request.sla.latency_budget_ms
+    if inference_ms > budget_ms:
+        context.log.warn(
+            f"One inference took {inference_ms:,.0f} ms, and the latency budget is "
+            f"{budget_ms:,.0f} ms: only what shortens it (threads, a precision) can keep that."
+        )
     elif proof_s > plan.left_s - plan.least_s("workers"):
         context.log.warn(
-            f"One inference took {context.request.inference_s * 1e3:,.0f} ms: a proof is expected "
+            f"One inference took {inference_ms:,.0f} ms: a proof is expected "
             f"to take {_spelled(proof_s)} under load, for which --budget leaves no room."
         )
         context.progress.warn(suffices.capitalize())

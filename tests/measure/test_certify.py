@@ -1103,3 +1103,24 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     # What long runs kept is the lower end; nothing above it was tried.
     assert scarce.edge.interval_rps == (scarce.capacity_rps, None)
     assert scarce.edge.rate_rps is None
+
+
+def test_what_is_too_slow_for_a_proof_is_measured_nevertheless(
+    policy: BatchingPolicy, load: LoadPlan
+) -> None:
+    """Its server was started, and nothing of it was told: 20 requests at that rate take 100 s."""
+    model = ServerModel(policy=policy, service=ServiceTime.constant(25.0))
+    configuration = baseline_configuration(batchable=True)
+    found = measure_configuration(
+        VirtualSession(model, load, seconds_max=41.0),
+        configuration,
+        load,
+        edge_plan=EdgePlan(seconds=4.0, start_rps=0.3, twin=model, twin_edge_rps=0.3),
+        certify=CertifyPlan(seconds=40.0, twin=model, supposed_rps=0.2),
+    )
+    (test,) = found.load_tests
+    assert test.kind == "edge" and test.requests == 20
+    assert test.offered_rps == pytest.approx(20 / 40.0)
+    kept_rps, broken_rps = found.edge.interval_rps
+    assert found.capacity_rps is None and broken_rps is None
+    assert kept_rps is not None and 0.4 < kept_rps <= 0.5

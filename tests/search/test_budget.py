@@ -57,6 +57,7 @@ class Machine:
             server.
         kill_s: Ending what runs.
         inference_ms: Of one inference.
+        latency_budget: In inferences.
     """
 
     start_s: float = 1.0
@@ -66,6 +67,7 @@ class Machine:
     process_s: float = 1.2
     kill_s: float = 0.2
     inference_ms: float = 5.0
+    latency_budget: float = 12.0
 
     def service(self, key: VariantKey, threads: int, instances: int) -> ServiceTime:
         """Twice as fast at fp16; batches gain half."""
@@ -163,7 +165,7 @@ def search(
     request = SearchRequest(
         study="virtual-1",
         model=VIRTUAL_MODEL,
-        sla=Sla(latency_budget_ms=12.0 * machine.inference_ms),
+        sla=Sla(latency_budget_ms=machine.latency_budget * machine.inference_ms),
         space=space,
         arrivals=Poisson(),
         budget_s=budget_s,
@@ -274,6 +276,17 @@ def test_a_slow_models_proof_and_the_budget_that_suffices_are_told_at_the_start(
     assert len(said) == 1 and said[0] in found.warnings
     suffices = told[told.index(said[0]) + 1]
     assert suffices.startswith("By what is known now, about ") and suffices not in found.warnings
+
+
+def test_an_inference_beyond_the_latency_budget_is_told_and_no_budget_for_its_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Minutes were said to suffice for what no minutes prove."""
+    told: list[str] = []
+    monkeypatch.setattr(SilentProgress, "warn", lambda self, text: told.append(text))
+    found, _ = search(60.0, Machine(inference_ms=500.0, latency_budget=0.9))
+    assert any("and the latency budget is" in warning for warning in found.warnings)
+    assert not any("suffices for a proof" in text for text in told)
 
 
 def test_the_budget_named_after_nothing_was_measured_clearly_exceeds_it() -> None:
