@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,8 +18,14 @@ from analyzer.domain.study import Explanation, SearchSummary, StudyResult, Verdi
 from analyzer.domain.units import format_duration
 from analyzer.domain.workload import inferences_per_request
 from analyzer.errors import BudgetEndedError
-from analyzer.measure.correlation import SUPPOSED_LOAD, guessed_inflation, requests_needed
 from analyzer.measure.witness import slower_before
+from analyzer.search.budget_advice import (
+    budget_needed_s,
+    enough_for_a_proof_s,
+    keep_time_for_a_slow_model,
+    plan_proof,
+    tell_at_start,
+)
 from analyzer.search.build import BuiltVariants, build
 from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
@@ -28,7 +33,7 @@ from analyzer.search.engines import keep_engines, with_measured_engines
 from analyzer.search.explain import explanation, others_sentence, slower_sentence
 from analyzer.search.infeasible import misses_for_good, prove_infeasible
 from analyzer.search.measuring import Measuring
-from analyzer.search.probing import probe, rough_proof_s
+from analyzer.search.probing import probe
 from analyzer.search.score import score_of
 from analyzer.search.screening import Screening, screen
 from analyzer.search.wording import scaled_together
@@ -36,17 +41,8 @@ from analyzer.search.wording import scaled_together
 if TYPE_CHECKING:
     from analyzer.search.optuna_trials import OptunaTrials
 
-# So many times one inference after the other is more than batches, instances and precisions make of
-# it together where a budget matters: where an inference takes long, batches gain little.
-_GAIN_MAX = 16.0
 # How much longer than what is missing a completion may take.
 _OVERRUN_CAUTION = 1.1
-# The least by which a budget grows that brought no measurement: what a start takes varies by half
-# on a busy machine.
-_CLEARLY_MORE = 1.5
-# So many times the least that a first measurement takes may be too little, since builds and the
-# compilation of the simulator come on top where nothing is cached.
-_SCARCE = 2.0
 # A loss by the machine's varying speed above 5 % is worth a sentence.
 _SPEED_TOLD = 0.95
 # So is what a server does for a request, one at a time, above this share of its execution.
@@ -73,12 +69,12 @@ def run_search(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
 def _searched(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
     """From the first build to the answer, whatever the budget allowed."""
     # Where nothing is measured it is told at the start and at the end: one figure.
-    enough_s = max(_enough_s(context), _CLEARLY_MORE * context.request.budget_s)
+    enough_s = enough_for_a_proof_s(context)
     try:
         context.plan.left_before_s("workers")
         context = with_measured_engines(context)
-        _tell_at_start(context, enough_s)
-        _keep_time_for_a_slow_model(context)
+        tell_at_start(context, enough_s)
+        keep_time_for_a_slow_model(context)
         built = build(context)
         context = keep_engines(context, built)
         with context.watch:
@@ -94,7 +90,7 @@ def _searched(context: SearchContext, make_trials: MakeTrials) -> StudyResult:
 def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrials) -> StudyResult:
     """From the first prediction on."""
     screening = screen(context, built)
-    _plan_proof(context, screening)
+    plan_proof(context, screening)
     space, allowed = screening.allowed, screening.recommendable
     trials = make_trials(frozenset(space), screening.designer) if space else None
     measuring = Measuring(context, built, screening, trials)
@@ -150,7 +146,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
     if proven is not None:
         verdict, sentence = "infeasible", proven
     open_ = verdict in ("undecided", "estimated") and not misses_for_good(context, screening)
-    needed_s = _needed_s(context, measuring, estimate) if open_ else None
+    needed_s = budget_needed_s(context, measuring, estimate) if open_ else None
     result = _result(context, allowed, screening.predicted, taken_back)
     return replace(
         result,
@@ -169,45 +165,6 @@ def _tell_slower_before(context: SearchContext) -> None:
     slower = slower_before(log.conditions, log.earlier_us, sla)
     if slower is not None:
         log.warn(slower_sentence(slower, fixed=bool(sla.fixed_rps)))
-
-
-def _tell_at_start(context: SearchContext, enough_s: float) -> None:
-    """Tells the user at the start where the budget is too small for a proof, as far as is known.
-
-    The budget that suffices (``enough_s``) is told, and not kept: at the end more is known, and
-    the answer speaks of what came of it.
-    """
-    request, plan, proof_s = context.request, context.plan, _proof_guess_s(context)
-    suffices = f"by what is known now, about {_spelled(enough_s)} suffices for a proof."
-    if plan.left_s < _SCARCE * plan.least_s("workers"):
-        budget = format_duration(request.budget_s)
-        context.progress.warn(f"--budget {budget} may not suffice for a measurement; {suffices}")
-        return
-    inference_ms, budget_ms = request.inference_s * 1e3, request.sla.latency_budget_ms
-    if inference_ms > budget_ms:
-        context.log.warn(
-            f"One inference took {inference_ms:,.0f} ms, and the latency budget is "
-            f"{budget_ms:,.0f} ms: only what shortens it (threads, a precision) can keep that."
-        )
-    elif proof_s > plan.left_s - plan.least_s("workers"):
-        context.log.warn(
-            f"One inference took {inference_ms:,.0f} ms: a proof is expected "
-            f"to take {_spelled(proof_s)} under load, for which --budget leaves no room."
-        )
-        context.progress.warn(suffices.capitalize())
-
-
-def _keep_time_for_a_slow_model(context: SearchContext) -> None:
-    """Lets builds and probes end sooner where a first proof will take most of the budget.
-
-    Its rate is supposed to be one that one inference after the other would keep half busy; on a GPU
-    nothing is known of that yet.
-    """
-    request = context.request
-    request_s = request.inference_s * float(request.batch_sizes.mean())
-    if request_s > 0.0 and request.device == "cpu":
-        proof_s = rough_proof_s(context, 1.0 / request_s)
-        context.plan.expect_proof_of_at_least(context.server_start_s + proof_s)
 
 
 def _tell_server(context: SearchContext, winner: Measurement) -> None:
@@ -261,72 +218,6 @@ def _unmeasured(context: SearchContext, enough_s: float) -> StudyResult:
         recommended_id=winner.configuration.config_id if winner is not None else None,
         search=replace(result.search, budget_needed_s=None if verdict == "found" else enough_s),
     )
-
-
-def _needed_s(
-    context: SearchContext, measuring: Measuring, estimate: Measurement | None
-) -> float | None:
-    """The budget that is expected to prove ``estimate``, the best so far; None if unknown.
-
-    Without one no measurement brought anything in this budget, so that its server and its load
-    tests are still to come, as slow as this machine has turned out; not where a certificate failed.
-    """
-    if estimate is None and any(_failed(outcome) for outcome in context.log.outcomes):
-        return None
-    missing_s = measuring.missing_s_of(estimate)
-    if missing_s is None:
-        return None
-    proof_s = context.server_start_s + missing_s
-    if estimate is not None:
-        return context.plan.budget_that_suffices_s(proof_s)
-    enough_s = context.plan.budget_that_suffices_s(proof_s, stage="measurement")
-    return max(enough_s, _CLEARLY_MORE * context.request.budget_s)
-
-
-def _failed(outcome: Measurement | Failure) -> bool:
-    """Whether a certificate shows that a rate is too high: no time proves it."""
-    certificate = outcome.certificate if isinstance(outcome, Measurement) else None
-    return certificate is not None and certificate.verdict == "FAIL"
-
-
-def _enough_s(context: SearchContext) -> float:
-    """The budget that suffices, from what one inference took; an estimate."""
-    needed_s = context.server_start_s + _proof_guess_s(context)
-    return context.plan.budget_that_suffices_s(needed_s, stage="workers")
-
-
-def _proof_guess_s(context: SearchContext) -> float:
-    """Seconds under load of a proof before anything but one inference was timed; 0 without that.
-
-    The geometric mean of the least (no request late or correlated, the rate of the best that
-    batches, instances and precisions may make of it) and of the most (one request after the other,
-    as late and as correlated as is supposed without a twin).
-    """
-    request = context.request
-    request_s = request.inference_s * float(request.batch_sizes.mean())
-    least = requests_needed(request.sla, inflation=1.0, miss_rate=0.0, claim=1) or math.inf
-    correlated = guessed_inflation(SUPPOSED_LOAD)
-    most = requests_needed(request.sla, inflation=correlated, miss_rate=None, claim=1) or math.inf
-    return request_s * math.sqrt(least / _GAIN_MAX * most) if request_s > 0.0 else 0.0
-
-
-def _spelled(seconds: float) -> str:
-    """In steps of five seconds where it is more than that."""
-    return format_duration(math.ceil(seconds / 5.0) * 5.0 if seconds > 5.0 else seconds)
-
-
-def _plan_proof(context: SearchContext, screening: Screening) -> None:
-    """Tells the plan what a first proof will take, and the user where too little is left."""
-    proof_s = screening.proof_s()
-    if proof_s is None:
-        return
-    needed_s = context.server_start_s + proof_s
-    context.plan.expect_proof(needed_s)
-    if context.plan.left_s < needed_s and context.log.certified(screening.recommendable) is None:
-        context.log.warn(
-            f"A first proof is expected to take {needed_s:.0f} s, its server's start included; "
-            f"{max(context.plan.left_s, 0.0):.0f} s of --budget were left for it."
-        )
 
 
 def _overrun(context: SearchContext, measuring: Measuring) -> None:

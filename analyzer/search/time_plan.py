@@ -122,6 +122,11 @@ class TimePlan:
         return self.left_s + _CUT_SHARE * max(_SLACK_S, _SLACK_SHARE * self.budget_s)
 
     @property
+    def first_proof_s(self) -> float | None:
+        """What was said of a first proof, seconds with its server's start; None if nothing was."""
+        return self._proof_s
+
+    @property
     def proof_s(self) -> float:
         """Seconds that a first proof is expected to take, start of the server included."""
         known = self._proof_s
