@@ -7,6 +7,7 @@ and loaded by the same ``perf_analyzer``, so that neither side's own measurement
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -203,8 +204,9 @@ class Arbiter:
     def open(self, guess_rps: float) -> list[Level]:
         """Poisson rates around a guess until two neighbours enclose the edge within 3 %.
 
-        A level whose throughput falls 8 % short of its rate does not count as kept: the server
-        lags behind, and the windows were too short for it to show in the latency.
+        A level whose throughput falls short of its rate (:func:`least_carried_rps`) does not count
+        as kept: the server lags behind, and the windows were too short for it to show in the
+        latency.
         """
         levels: list[Level] = []
         good, bad, rate = 0.0, float("inf"), guess_rps
@@ -231,7 +233,9 @@ class Arbiter:
             rate_rps=rate_rps,
             duration_s=self._seconds,
         )
-        carried = rate_rps is None or found.throughput_ips >= 0.92 * rate_rps
+        carried = rate_rps is None or found.throughput_ips >= least_carried_rps(
+            rate_rps, self._seconds
+        )
         level = Level(
             concurrency=concurrency,
             rate_rps=rate_rps,
@@ -282,6 +286,15 @@ def measured(
         "closed": [asdict(level) for level in closed],
         "open": [asdict(level) for level in opened],
     }
+
+
+def least_carried_rps(rate_rps: float, seconds: float) -> float:
+    """The throughput below which a server does not carry Poisson arrivals of a rate, requests/s.
+
+    8 % less than the rate, or what the arrivals of so few seconds may themselves be short by: three
+    standard deviations of their number.
+    """
+    return rate_rps * (1.0 - max(0.08, 3.0 / math.sqrt(rate_rps * seconds)))
 
 
 def best(levels: list[Level], value: Callable[[Level], float]) -> float | None:
