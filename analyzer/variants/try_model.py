@@ -29,6 +29,9 @@ _ONE_ROW_NOTE = (
 # So many rows are tried, fewer where that takes longer or needs larger arrays than this.
 _ROWS_MAX = 8
 _SECONDS_MAX = 0.2
+# So much longer where the graph leaves the size of an output open: it may follow from the values of
+# a row, and two rows may have the same by chance.
+_SECONDS_OPEN_MAX = 2.0
 _ELEMENTS_MAX = 1 << 22
 # With fewer different rows of real data made-up ones are tried too.
 _REAL_ROWS_MIN = 4
@@ -113,13 +116,15 @@ def _tried(
         runtime.run(one)
         inference_s = time.perf_counter() - begun
         return replace(model, refuses_zeros=_refuses_zeros(runtime, one)), inference_s
-    answers, inference_s = _answers_alone(runtime, rows, all_run=made_up)
+    open_ = any(size < 0 for spec in model.outputs for size in spec.shape)
+    seconds_max = _SECONDS_OPEN_MAX if open_ else _SECONDS_MAX
+    answers, inference_s = _answers_alone(runtime, rows, seconds_max, all_run=made_up)
     model = replace(model, refuses_zeros=_refuses_zeros(runtime, _batch(rows, [0])))
     note = _why_no_batch(runtime, model, rows, answers)
     masks = [] if note else _constant_masks(model, rows)
     if masks:
         rows = _mixed(rows, masks)
-        answers, _ = _answers_alone(runtime, rows, {0: answers[0]})
+        answers, _ = _answers_alone(runtime, rows, seconds_max, known={0: answers[0]})
         if len(answers) > 1:
             note = _why_no_batch(runtime, model, rows, answers, masks)
     if note:
@@ -215,13 +220,15 @@ def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: f
 def _answers_alone(
     runtime: OrtRuntime,
     rows: Tensors,
-    known: Mapping[int, Tensors] | None = None,
+    seconds_max: float,
     *,
+    known: Mapping[int, Tensors] | None = None,
     all_run: bool = False,
 ) -> tuple[dict[int, Tensors], float]:
     """The outputs for each row alone, of as many rows as there is time for, and one's seconds.
 
     Args:
+        seconds_max: For all rows alone, and once more together; two are tried in any case.
         known: Answers that need no run.
         all_run: Whether every row must run.
 
@@ -248,7 +255,7 @@ def _answers_alone(
         # The first run makes room for what the others use again.
         inference_s = min(inference_s, time.perf_counter() - begun)
         elements = sum(array.size for array in answers[row].values())
-        affordable = int(_SECONDS_MAX / 2 / max(inference_s, 1e-6))
+        affordable = int(seconds_max / 2 / max(inference_s, 1e-6))
         affordable = max(2, min(affordable, _ELEMENTS_MAX // max(1, elements)))
     return answers, inference_s
 

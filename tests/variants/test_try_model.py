@@ -313,6 +313,26 @@ def test_a_slow_model_runs_on_two_rows_alone_and_both_together(
     assert sizes == [1, 1, 2]
 
 
+def test_a_size_that_the_graph_leaves_open_is_looked_at_in_more_rows(
+    write_model: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table reader's first two pages had as many cells each; it was exported with batches."""
+    nodes = [
+        Node("ReduceMax", ["x"], ["most"], axes=[0, 1], keepdims=0),
+        Node("Cast", ["most"], ["whole"], to=INT64),
+        Node("Unsqueeze", ["whole", "zero"], ["length"]),
+        Node("Slice", ["x", "zero", "length", "one"], ["y"]),
+    ]
+    numbers = {"zero": np.array([0]), "one": np.array([1])}
+    model = graph(write_model, nodes, dims=("n", None), **numbers)
+    assert model.outputs[0].shape == (-1,)
+    monkeypatch.setattr("analyzer.variants.try_model._SECONDS_MAX", 0.0)
+    rows = np.tile(np.arange(8, dtype=np.float32), (4, 1))
+    rows[2] = np.minimum(rows[2], 3)
+    assert "has not one row for each" in try_model(model, {"x": rows})[0].notes[-1]
+    assert try_model(model, {"x": rows[:2]})[0].batchable, "two may have the same by chance"
+
+
 def dropping(write_model: Write, kind: int = BOOL, *, over: str = "rows") -> ModelInfo:
     """Gives the rows of ``x`` that ``keep_mask`` marks."""
     to_bool = Node("Cast", ["keep_mask"], ["keep"], to=BOOL)
