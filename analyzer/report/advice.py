@@ -163,10 +163,10 @@ def _more_time(report: StudyReport) -> str:
         return f"A budget of {budget} is expected to suffice for a proof; what was built is kept:"
     if known:
         return f"A budget of {budget} is expected to prove it; nothing is measured twice:"
-    if (needed_s := report.result.search.budget_needed_s) is not None:
+    if report.result.search.budget_needed_s is not None:
         return (
-            f"A proof is expected to take {needed_s / 3600.0:,.0f} hours: a looser "
-            "--latency-budget or a lower --percentile needs less. To go on nevertheless:"
+            "More than a day is expected to be needed for a proof: a looser --latency-budget or a "
+            "lower --percentile needs less. To go on nevertheless:"
         )
     return f"Give it more time ({budget}, say); nothing is measured twice:"
 

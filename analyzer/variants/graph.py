@@ -275,8 +275,9 @@ class _Tracer:
                 if node.op_type in _ARITHMETIC or any(
                     i in places and given in reached for i, given in enumerate(node.input)
                 ):
-                    queue += set(node.output) - reached
-                    reached.update(node.output)
+                    outputs = set(filter(None, node.output))
+                    queue += outputs - reached
+                    reached.update(outputs)
         readers = [node for value in reached for node in self._consumers.get(value, ())]
         for node in {id(node): node for node in readers}.values():
             # Older operators have attributes where newer ones have inputs: few may be given.

@@ -72,9 +72,10 @@ def try_model(
     Some graphs declare a dynamic first dimension and hold a reshape to one row, and in some a row's
     answer depends on the rows beside it (a softmax over axis 0): both come back as models that
     cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
-    more where one takes little time. Rows that do not run alone are passed over. Masks that are the
-    same throughout these rows are then mixed: a graph may drop the rows that they leave out. A
-    model that reads integers is tried with zeros as well, which its warm-up would be made of.
+    more where one takes little time, or the graph leaves the size of an output open. Rows that do
+    not run alone are passed over. Masks that are the same throughout these rows are then mixed: a
+    graph may drop the rows that they leave out. A model that reads integers is tried with zeros as
+    well, which its warm-up would be made of.
 
     Args:
         seconds_max: That all of it may take; a loop in a graph need not end.
@@ -124,7 +125,7 @@ def _tried(
     masks = [] if note else _constant_masks(model, rows)
     if masks:
         rows = _mixed(rows, masks)
-        answers, _ = _answers_alone(runtime, rows, seconds_max, known={0: answers[0]})
+        answers, _ = _answers_alone(runtime, rows, _SECONDS_MAX, known={0: answers[0]})
         if len(answers) > 1:
             note = _why_no_batch(runtime, model, rows, answers, masks)
     if note:

@@ -292,9 +292,9 @@ def least_carried_rps(rate_rps: float, seconds: float) -> float:
     """The throughput below which a server does not carry Poisson arrivals of a rate, requests/s.
 
     8 % less than the rate, or what the arrivals of so few seconds may themselves be short by: three
-    standard deviations of their number.
+    standard deviations of their number, half of it at most.
     """
-    return rate_rps * (1.0 - max(0.08, 3.0 / math.sqrt(rate_rps * seconds)))
+    return rate_rps * (1.0 - min(max(0.08, 3.0 / math.sqrt(rate_rps * seconds)), 0.5))
 
 
 def best(levels: list[Level], value: Callable[[Level], float]) -> float | None:

@@ -386,6 +386,7 @@ def test_a_proof_out_of_reach_is_not_told_as_a_budget() -> None:
     report = make_report(replace(far, outcomes=measured))
     text = " ".join(render_terminal(report).split())
     assert "188," not in text and "and that did not decide" in text
+    assert "More than a day is expected" in text and "1663m" not in text
 
 
 def test_an_untrusted_twins_predictions_are_marked() -> None:

@@ -289,6 +289,16 @@ def test_an_inference_beyond_the_latency_budget_is_told_and_no_budget_for_its_pr
     assert not any("suffices for a proof" in text for text in told)
 
 
+def test_a_model_too_slow_for_any_proof_is_measured_and_a_budget_for_one_is_named() -> None:
+    """Six servers were started, nothing was sent, and two minutes were said to suffice."""
+    found, took_s = search(60.0, Machine(inference_ms=500.0, latency_budget=0.62))
+    assert found.verdict == "undecided" and took_s <= 60.0 * 1.05
+    first = next(outcome for outcome in found.outcomes if isinstance(outcome, Measurement))
+    assert first.load_tests[0].requests == 20
+    needed_s = found.search.budget_needed_s
+    assert needed_s is not None and needed_s > 1000.0
+
+
 def test_the_budget_named_after_nothing_was_measured_clearly_exceeds_it() -> None:
     """What was prepared took most of it, and no load test ended."""
     machine = Machine()
