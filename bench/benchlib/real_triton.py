@@ -7,7 +7,6 @@ and loaded by the same ``perf_analyzer``, so that neither side's own measurement
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -35,6 +34,9 @@ _LOAD_TIMEOUT_S = 120.0
 _CONCURRENCY_MAX = 512
 _RATES_MAX = 8
 _FACTOR_AGAIN = 1.25
+# A server carries a rate whose replies fall short of it by less than this share; the longest run.
+_SHORT = 0.08
+_TELLING_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +206,8 @@ class Arbiter:
     def open(self, guess_rps: float) -> list[Level]:
         """Poisson rates around a guess until two neighbours enclose the edge within 3 %.
 
-        A level whose throughput falls short of its rate (:func:`least_carried_rps`) does not count
-        as kept: the server lags behind, and the windows were too short for it to show in the
-        latency.
+        A level whose throughput falls 8 % short of its rate does not count as kept: the server
+        lags behind, and the windows were too short for it to show in the latency.
         """
         levels: list[Level] = []
         good, bad, rate = 0.0, float("inf"), guess_rps
@@ -231,11 +232,9 @@ class Arbiter:
             batchable=True,
             concurrency=concurrency,
             rate_rps=rate_rps,
-            duration_s=self._seconds,
+            duration_s=max(self._seconds, telling_s(rate_rps) if rate_rps else 0.0),
         )
-        carried = rate_rps is None or found.throughput_ips >= least_carried_rps(
-            rate_rps, self._seconds
-        )
+        carried = rate_rps is None or found.throughput_ips >= (1.0 - _SHORT) * rate_rps
         level = Level(
             concurrency=concurrency,
             rate_rps=rate_rps,
@@ -288,13 +287,13 @@ def measured(
     }
 
 
-def least_carried_rps(rate_rps: float, seconds: float) -> float:
-    """The throughput below which a server does not carry Poisson arrivals of a rate, requests/s.
+def telling_s(rate_rps: float) -> float:
+    """How long a run must be for its throughput to tell whether a rate is carried, seconds.
 
-    8 % less than the rate, or what the arrivals of so few seconds may themselves be short by: three
-    standard deviations of their number, half of it at most.
+    Until three standard deviations of the number of Poisson arrivals are what they may be short by;
+    half a minute at most.
     """
-    return rate_rps * (1.0 - min(max(0.08, 3.0 / math.sqrt(rate_rps * seconds)), 0.5))
+    return min((3.0 / _SHORT) ** 2 / rate_rps, _TELLING_S_MAX)
 
 
 def best(levels: list[Level], value: Callable[[Level], float]) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import peers
-from benchlib.real_triton import Arbiter, Level, least_carried_rps
+from benchlib.real_triton import Arbiter, Level, telling_s
 
 
 def write_steps(bench: Any, *, ours: float, claimed: float | None) -> None:
@@ -103,7 +103,7 @@ def test_a_server_that_keeps_nothing_ends_the_search() -> None:
     assert [level.concurrency for level in arbiter.closed(8)] == [8, 4, 2, 1]
 
 
-def test_few_arrivals_may_be_fewer_than_their_rate() -> None:
+def test_a_low_rate_is_run_until_its_throughput_tells() -> None:
     """25 of 33/s in 4 s, none of them late, counted as a server that lagged behind."""
-    assert least_carried_rps(2000.0, 4.0) == pytest.approx(0.92 * 2000.0)
-    assert 24.0 < least_carried_rps(33.1, 4.0) < 25.4
+    assert telling_s(2000.0) < 1.0 and telling_s(33.1) == 30.0
+    assert 3.0 / (140.0 * telling_s(140.0)) ** 0.5 == pytest.approx(0.08)
