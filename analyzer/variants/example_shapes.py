@@ -17,23 +17,34 @@ from analyzer.variants.shapes import Dims, is_derived, known
 # Height and width of images, and the length of a sequence, of each try.
 _TRIES = ((224, 224, 128), (48, 320, 512), (32, 320, 64), (64, 64, 256), (640, 640, 16))
 _COLOURS = 3  # channels of an image
+# Of the sizes that weights have, the first so many: the input's own is in those that read it.
+_WEIGHT_SIZES_MAX = 8
 
 
 def accepted_shapes(
-    session: Any, inputs: Sequence[TensorSpec], shapes: Mapping[str, Dims], *, batchable: bool
+    session: Any,
+    graph: Any,
+    inputs: Sequence[TensorSpec],
+    shapes: Mapping[str, Dims],
+    *,
+    batchable: bool,
 ) -> dict[str, tuple[int, ...]] | None:
     """Shapes of all inputs with which ``session`` runs one row; None if no try succeeds.
 
     Two dynamic dimensions of one input are taken for height and width, others for lengths, and one
-    that is called a channel for colours; a named dimension has one size wherever it stands.
+    that is called a channel for colours; a named dimension has one size wherever it stands. Where
+    none of the usual sizes does, those of the first weights are tried: an exporter may leave the
+    number of features open, which a matrix decides.
 
     Args:
         session: An ONNX Runtime session of the model.
+        graph: The model's, as ONNX has it.
         inputs: Their types and ranges count.
         shapes: Theirs as far as they are known, without the batch axis where the model is
             ``batchable``.
     """
-    ran = _first_run(session, inputs, shapes, batchable=batchable)
+    tries = (*_TRIES, *((size, size, size) for size in _weight_sizes(graph)))
+    ran = _first_run(session, inputs, shapes, tries, batchable=batchable)
     return ran[0] if ran is not None else None
 
 
@@ -45,16 +56,32 @@ def output_ranks(
     Args:
         session, inputs, shapes, batchable: As of :func:`accepted_shapes`.
     """
-    ran = _first_run(session, inputs, shapes, batchable=batchable)
+    ran = _first_run(session, inputs, shapes, _TRIES, batchable=batchable)
     names = [output.name for output in session.get_outputs()]
     return {} if ran is None else {n: np.ndim(v) for n, v in zip(names, ran[1], strict=True)}
 
 
+def _weight_sizes(graph: Any) -> tuple[int, ...]:
+    """The sizes of matrices and larger weights, each once, in the order in which nodes use them."""
+    dims = {weight.name: weight.dims for weight in graph.initializer}
+    used = [size for node in graph.node for name in node.input for size in _matrix(dims.get(name))]
+    return tuple(dict.fromkeys(used))[:_WEIGHT_SIZES_MAX]
+
+
+def _matrix(dims: Sequence[int] | None) -> Sequence[int]:
+    return [size for size in dims if size > 1] if dims is not None and len(dims) > 1 else ()
+
+
 def _first_run(
-    session: Any, inputs: Sequence[TensorSpec], shapes: Mapping[str, Dims], *, batchable: bool
+    session: Any,
+    inputs: Sequence[TensorSpec],
+    shapes: Mapping[str, Dims],
+    tries: Sequence[tuple[int, int, int]],
+    *,
+    batchable: bool,
 ) -> tuple[dict[str, tuple[int, ...]], list[Any]] | None:
     """The shapes of the first try that succeeds, and the answers."""
-    for height, width, length in _TRIES:
+    for height, width, length in tries:
         symbols: dict[str, int] = {}
         # What is computed from other dimensions last, when those are known.
         ordered = sorted(shapes.items(), key=lambda item: is_derived(item[1]))

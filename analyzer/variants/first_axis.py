@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from analyzer.domain.model import ModelInfo
 from analyzer.errors import AnalyzerError, ModelError
@@ -14,8 +17,12 @@ from analyzer.variants.shapes import Declared, Dims, declared_dims, is_length, u
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# One row, and as many as may be needed together: rows in pairs, frames of an image and the like.
-_ROWS_TRIED = range(1, 9)
+# One row, and as many as may be needed together: rows in pairs, frames of a sound that a network of
+# convolutions sees at once (5 to 21 of those in madmom) and the like.
+_ROWS_TRIED = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
+# Larger inputs are not tried, nor more once so many seconds went by.
+_ELEMENTS_MAX = 1 << 22
+_SECONDS_MAX = 5.0
 
 
 def whole_shapes(inputs: Sequence[Declared], given: Shapes) -> list[Declared]:
@@ -83,7 +90,7 @@ def needs_rows(model: ModelInfo, rows: Mapping[str, Any]) -> ModelError | None:
 
     Args:
         model: As it was inspected, with a batch.
-        rows: Inputs ``[rows, *shape]``, of which one does not run.
+        rows: Inputs ``[rows, *shape]``, of which one does not run; repeated where more are tried.
     """
     if not model.batchable:
         return None
@@ -91,11 +98,14 @@ def needs_rows(model: ModelInfo, rows: Mapping[str, Any]) -> ModelError | None:
         session = open_session(Path(model.path))
     except AnalyzerError:
         return None  # a model for a GPU, say
+    row_elements = max(array[0].size for array in rows.values())
+    begun = time.monotonic()
     for count in _ROWS_TRIED:
-        if count > len(next(iter(rows.values()))):
+        if count * row_elements > _ELEMENTS_MAX or time.monotonic() - begun > _SECONDS_MAX:
             break
+        tried = {name: np.resize(own, (count, *own.shape[1:])) for name, own in rows.items()}
         try:
-            session.run(None, {name: array[:count] for name, array in rows.items()})
+            session.run(None, tried)
         except Exception:  # its classes are not public
             continue
         if count == 1:

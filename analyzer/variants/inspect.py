@@ -16,7 +16,13 @@ from typing import Any
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import ModelError
 from analyzer.variants.example_shapes import accepted_shapes, output_ranks
-from analyzer.variants.first_axis import Shapes, given_reason, whole_shapes, without_batch
+from analyzer.variants.first_axis import (
+    Shapes,
+    given_reason,
+    needs_rows,
+    whole_shapes,
+    without_batch,
+)
 from analyzer.variants.graph import (
     Amount,
     amounts,
@@ -179,7 +185,9 @@ def inspect_model(
         raise unknown_shapes(
             shapes,
             batchable=batchable,
-            example=accepted_shapes(session, model.inputs, shapes, batchable=batchable),
+            example=accepted_shapes(
+                session, (flat or proto).graph, model.inputs, shapes, batchable=batchable
+            ),
         )
     return model
 
@@ -278,6 +286,9 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
 
     Args:
         given: Shapes by input; those of ``whole`` with the first dimension.
+
+    Raises:
+        ModelError: Neither one row runs nor the given ones.
     """
     if all(map(is_length, whole)):
         return True
@@ -286,21 +297,23 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
         model = inspect_model(path, input_shapes={**given, **rest})
     except ModelError:
         return False  # these shapes do not fit at all
+    rows = synthetic_inputs(model, 2, 0)
     try:
-        ran, _ = try_model(model, synthetic_inputs(model, 2, 0))
+        return not try_model(model, rows)[0].batchable
     except ModelError:
-        return _runs_whole(path, given)
-    return not ran.batchable
-
-
-def _runs_whole(path: Path, given: Shapes) -> bool:
-    """Whether the model runs with the shapes ``given``, some of which have the first dimension."""
+        pass
     try:
-        model = inspect_model(path, written=given)
-        try_model(model, synthetic_inputs(model, 1, 0))
+        whole_model = inspect_model(path, written=given)
     except ModelError:
         return False
-    return not model.batchable
+    if whole_model.batchable:
+        return False
+    try:
+        try_model(whole_model, synthetic_inputs(whole_model, 1, 0))
+    except ModelError as error:
+        asked = needs_rows(model, rows) or error
+        raise ModelError(error.message, hint=asked.hint) from error
+    return True
 
 
 def _fixed_batch(

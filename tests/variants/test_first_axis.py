@@ -178,8 +178,29 @@ def test_a_model_that_needs_several_rows_asks_for_them(write_model: Write) -> No
     assert e.value.hint.endswith("for example, --input-shape x:2,8.")
     model, _, _ = as_it_runs(inspect_model(path, input_shapes={"x": (4, 8)}), None, None)
     assert not model.batchable and model.inputs[0].shape == (4, 8)
-    with pytest.raises(ModelError, match="has 2 dimensions, and the input has 1"):
+    with pytest.raises(ModelError, match="loads and does not run") as e:
         inspect_model(path, input_shapes={"x": (3, 8)})  # no pairs
+    assert e.value.hint.endswith("for example, --input-shape x:2,8.")
+
+
+def test_a_network_over_frames_asks_for_as_many_as_it_sees_at_once(write_model: Write) -> None:
+    """Networks of madmom see 11 to 21 frames; 15 were refused as "2 dimensions" instead of 1."""
+    sizes = {"image": np.array([1, 1, -1, 4]), "w": np.ones((2, 1, 11, 4), np.float32)}
+    sizes["others"] = np.array([0, 1, 3])
+    nodes = [
+        helper.make_node("Reshape", ["x", "image"], ["i"]),
+        helper.make_node("Conv", ["i", "w"], ["c"]),
+        helper.make_node("ReduceSum", ["c", "others"], ["y"], keepdims=0),
+    ]
+    path = write_model(nodes, [("x", FLOAT, ["x_dim_0", 4])], [("y", FLOAT, ["y_dim_0"])], sizes)
+    inspected = inspect_model(path)
+    with pytest.raises(ModelError, match="One row of the model does not run, and 12") as e:
+        as_it_runs(inspected, None, None)
+    assert e.value.hint.endswith("for example, --input-shape x:12,4.")
+    with pytest.raises(ModelError, match="loads and does not run") as e:
+        inspect_model(path, input_shapes={"x": (7, 4)})
+    assert e.value.hint.endswith("for example, --input-shape x:12,4.")
+    assert inspect_model(path, input_shapes={"x": (15, 4)}).inputs[0].shape == (15, 4)
 
 
 @pytest.mark.parametrize("items", ["n_tokens", "total"])

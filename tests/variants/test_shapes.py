@@ -442,3 +442,16 @@ def test_a_mask_that_is_handed_on_is_no_state() -> None:
     """An encoder gives its mask to the decoder."""
     mask, out = (tensor(name, "n", "t", datatype="BOOL") for name in ("mask", "mask_out"))
     assert state_loops([tensor("ids", "n", "t"), mask], [out]) == ()
+
+
+def test_a_number_of_features_that_a_matrix_decides_is_the_example(write_model: Write) -> None:
+    """No usual size runs; the networks of madmom leave 266 and 1,575 open."""
+    path = write_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [("x", FLOAT, ["batch", "features"])],
+        [("y", FLOAT, ["batch", 7])],
+        {"w": np.ones((1575, 7), np.float32)},
+    )
+    with pytest.raises(ModelError) as caught:
+        inspect_model(path)
+    assert caught.value.hint.endswith("for example, --input-shape x:1575.")
