@@ -58,7 +58,7 @@ from analyzer.variants.shapes import (
     unbatched_reasons,
     unknown_shapes,
 )
-from analyzer.variants.try_model import try_model
+from analyzer.variants.try_model import rows_to_try, try_model
 
 # More than three of a kind say nothing new.
 _REASONS_SHOWN = 3
@@ -297,7 +297,7 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
         model = inspect_model(path, input_shapes={**given, **rest})
     except ModelError:
         return False  # these shapes do not fit at all
-    rows = synthetic_inputs(model, 2, 0)
+    rows = rows_to_try(model, None)
     try:
         return not try_model(model, rows)[0].batchable
     except ModelError:

@@ -72,10 +72,10 @@ def try_model(
     Some graphs declare a dynamic first dimension and hold a reshape to one row, and in some a row's
     answer depends on the rows beside it (a softmax over axis 0): both come back as models that
     cannot be batched (:func:`as_unbatched`). Two rows are tried, each alone and both together, and
-    more where one takes little time, or the graph leaves the size of an output open. Rows that do
-    not run alone are passed over. Masks that are the same throughout these rows are then mixed: a
-    graph may drop the rows that they leave out. A model that reads integers is tried with zeros as
-    well, which its warm-up would be made of.
+    more where one takes little time, or the graph leaves the size of an output open; the first of
+    them comes twice then. Rows that do not run alone are passed over. Masks that are the same
+    throughout these rows are then mixed: a graph may drop the rows that they leave out. A
+    model that reads integers is tried with zeros as well, which its warm-up would be made of.
 
     Args:
         seconds_max: That all of it may take; a loop in a graph need not end.
@@ -277,8 +277,10 @@ def _why_no_batch(
         TargetMemoryError: Two rows do not fit into memory.
     """
     chosen = list(answers)
-    if len(chosen) == 1:
-        chosen *= 2
+    if len(chosen) != 2:
+        # What drops a row that comes twice (NonMaxSuppression, Unique) shows itself by that; of a
+        # slow model, which is tried on two, a third one would take too long.
+        chosen.append(chosen[0])
     together: Tensors | None = None
     if len(chosen) > 2:
         # A table of positions may end before, which is no reason against smaller batches.

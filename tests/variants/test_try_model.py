@@ -217,6 +217,35 @@ def test_rounding_is_no_dependence_in_any_precision(
     assert try_model(model, rows)[0].batchable
 
 
+def test_what_drops_a_row_that_comes_twice_is_no_batch(write_model: Write) -> None:
+    """Boxes that hardly overlap were taken for a batch, and a hundred of them refused as a request.
+
+    What keeps those of the highest scores drops a box that another one equals.
+    """
+    weights = {
+        "first": np.array([0], np.int64),
+        "two": np.array([0, 1], np.int64),
+        "most": np.array([10], np.int64),
+        "overlap": np.array([0.5], np.float32),
+        "column": np.array([2], np.int64),
+        "rest": np.array([1], np.int64),
+    }
+    nodes = [
+        Node("Unsqueeze", ["boxes", "first"], ["all_boxes"]),
+        Node("Unsqueeze", ["scores", "two"], ["all_scores"]),
+        Node("NonMaxSuppression", ["all_boxes", "all_scores", "most", "overlap"], ["kept"]),
+        Node("Gather", ["kept", "column"], ["places"], axis=1),
+        Node("Squeeze", ["places", "rest"], ["rows"]),
+        Node("Gather", ["boxes", "rows"], ["y"]),
+    ]
+    inputs = [("boxes", FLOAT, [None, 4]), ("scores", FLOAT, [None])]
+    path = write_model(nodes, inputs, [("y", FLOAT, [None, 4])], weights)
+    tried = as_it_runs(inspect_model(path))
+    assert not tried.batchable and "has not one row for each" in tried.notes[-1]
+    whole = inspect_model(path, input_shapes={"boxes": (100, 4), "scores": (100,)})
+    assert not whole.batchable and whole.inputs[0].shape == (100, 4)
+
+
 def test_equal_rows_are_passed_over(write_model: Write) -> None:
     model = graph(write_model, [Node("Neg", ["x"], ["y"])])
     repeated = np.repeat(np.arange(6, dtype=np.float32), 50)[:, None] * np.ones(8, np.float32)
