@@ -27,8 +27,8 @@ def test_the_cpu_space_keeps_instances_times_threads_within_the_cores() -> None:
     candidates = load_space("cpu", TWO_CORES).candidates()
     pairs = {(c.instance_count, c.intra_op_threads) for c, _ in candidates.values()}
     assert pairs == {(1, 1), (1, 2), (2, 1)}
-    # 4 variants × 3 pairs × (no batching + 5 sizes × 6 delays)
-    assert len(candidates) == 4 * 3 * 31
+    # 4 variants × 3 pairs × (no batching + 6 sizes × 6 delays)
+    assert len(candidates) == 4 * 3 * 37
 
 
 def test_the_ablation_has_eight_configurations_and_says_what_stands_for_tensorrt() -> None:
@@ -52,13 +52,13 @@ def test_a_model_that_cannot_be_batched_has_max_batch_size_zero() -> None:
 def test_batches_are_never_smaller_than_the_request() -> None:
     around = SpaceContext(device="cpu", cores=2, request_batch_size=4)
     sizes = {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()}
-    assert sizes == {4, 8, 16, 32}
+    assert sizes == {4, 8, 16, 32, 64}
 
 
 def test_requests_larger_than_every_batch_have_batches_that_hold_them() -> None:
-    around = SpaceContext(device="cpu", cores=2, request_batch_size=64)
+    around = SpaceContext(device="cpu", cores=2, request_batch_size=128)
     sizes = {c.max_batch_size for c, _ in load_space("cpu", around).candidates().values()}
-    assert sizes == {64, 128, 256}
+    assert sizes == {128, 256, 512}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_cpu_space_has_openvino_where_it_is_here() -> None:
         "int8-dynamic+openvino",
     }
     assert {(c.instance_count, c.intra_op_threads) for c in openvino} == {(1, 0), (2, 0)}
-    assert len(candidates) - len(openvino) == 4 * 3 * 31
+    assert len(candidates) - len(openvino) == 4 * 3 * 37
 
 
 def test_choices_that_cannot_be_measured_are_told_or_refused(tmp_path: Path) -> None:
