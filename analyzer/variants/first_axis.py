@@ -20,9 +20,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 # One row, and as many as may be needed together: rows in pairs, frames of a sound that a network of
 # convolutions sees at once (5 to 21 of those in madmom) and the like.
 _ROWS_TRIED = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
-# Larger inputs are not tried, nor more once so many seconds went by.
-_ELEMENTS_MAX = 1 << 22
-_SECONDS_MAX = 5.0
+_SECONDS_MAX = 5.0  # no further number is tried then
+#: Larger arrays are made for no try of a model.
+ELEMENTS_MAX = 1 << 22
 
 
 def whole_shapes(inputs: Sequence[Declared], given: Shapes) -> list[Declared]:
@@ -101,7 +101,7 @@ def needs_rows(model: ModelInfo, rows: Mapping[str, Any]) -> ModelError | None:
     row_elements = max(array[0].size for array in rows.values())
     begun = time.monotonic()
     for count in _ROWS_TRIED:
-        if count * row_elements > _ELEMENTS_MAX or time.monotonic() - begun > _SECONDS_MAX:
+        if count * row_elements > ELEMENTS_MAX or time.monotonic() - begun > _SECONDS_MAX:
             break
         tried = {name: np.resize(own, (count, *own.shape[1:])) for name, own in rows.items()}
         try:

@@ -18,7 +18,7 @@ from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError, TargetError, TargetMemoryError
-from analyzer.variants.first_axis import hint_of_rows
+from analyzer.variants.first_axis import ELEMENTS_MAX, hint_of_rows
 from analyzer.variants.inputs import is_mask, synthetic_inputs
 from analyzer.variants.row_answers import FLOAT, differing, tolerance_of, varying
 
@@ -32,7 +32,6 @@ _SECONDS_MAX = 0.2
 # So much longer where the graph leaves the size of an output open: it may follow from the values of
 # a row, and two rows may have the same by chance.
 _SECONDS_OPEN_MAX = 2.0
-_ELEMENTS_MAX = 1 << 22
 # With fewer different rows of real data made-up ones are tried too.
 _REAL_ROWS_MIN = 4
 # Where real data repeats itself, no more rows than these are looked at for different ones.
@@ -53,7 +52,7 @@ def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
             added where fewer than 4 differ.
     """
     elements = sum(math.prod(spec.shape) for spec in model.inputs)
-    most = min(_ROWS_MAX, max(2, _ELEMENTS_MAX // max(1, elements)))
+    most = min(_ROWS_MAX, max(2, ELEMENTS_MAX // max(1, elements)))
     if real is None:
         return _different(synthetic_inputs(model, most, 0), most)
     found = _different(real, most)
@@ -257,7 +256,7 @@ def _answers_alone(
         inference_s = min(inference_s, time.perf_counter() - begun)
         elements = sum(array.size for array in answers[row].values())
         affordable = int(seconds_max / 2 / max(inference_s, 1e-6))
-        affordable = max(2, min(affordable, _ELEMENTS_MAX // max(1, elements)))
+        affordable = max(2, min(affordable, ELEMENTS_MAX // max(1, elements)))
     return answers, inference_s
 
 
