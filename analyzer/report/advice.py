@@ -168,6 +168,11 @@ def _more_time(report: StudyReport) -> str:
             "More than a day is expected to be needed for a proof: a looser --latency-budget or a "
             "lower --percentile needs less. To go on nevertheless:"
         )
+    if report.closest and any(m.limit == "latency_budget_ms" for m in report.closest.misses):
+        return (
+            f"Whether another configuration keeps it takes more time to tell ({budget}, say); "
+            "nothing is measured twice:"
+        )
     return f"Give it more time ({budget}, say); nothing is measured twice:"
 
 

@@ -359,6 +359,13 @@ def test_an_infeasible_answer_does_not_blame_the_budget() -> None:
     )
 
 
+def test_more_time_is_for_another_configuration_where_this_one_is_too_slow() -> None:
+    """``Give it more time`` stood beside the latency budget that is within reach."""
+    answer = advice(make_report(replace(infeasible_facts(), verdict="undecided")))
+    assert answer[0].startswith("Whether another configuration keeps it takes more time to tell (")
+    assert any(sentence.startswith("A latency budget of about") for sentence in answer)
+
+
 def test_a_baseline_that_keeps_the_promise_is_not_denied() -> None:
     """With int8 alone allowed, and left out for its accuracy, fp32 "kept no rate"."""
     facts = undecided_facts()
