@@ -5,6 +5,7 @@ What such a run answers tells the rank of an output whose shape the graph does n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ _TRIES = ((224, 224, 128), (48, 320, 512), (32, 320, 64), (64, 64, 256), (640, 6
 _COLOURS = 3  # channels of an image
 # Of the sizes that weights have, the first so many: the input's own is in those that read it.
 _WEIGHT_SIZES_MAX = 8
+# Larger inputs are not tried: two open dimensions with the size of a vocabulary are gigabytes.
+_ELEMENTS_MAX = 1 << 24
 
 
 def accepted_shapes(
@@ -86,6 +89,8 @@ def _first_run(
         # What is computed from other dimensions last, when those are known.
         ordered = sorted(shapes.items(), key=lambda item: is_derived(item[1]))
         tried = {name: _fill(dims, symbols, (height, width), length) for name, dims in ordered}
+        if sum(map(math.prod, tried.values())) > _ELEMENTS_MAX:
+            continue
         answers = _answers(session, inputs, tried, batchable=batchable)
         if answers is not None:
             return tried, answers

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import AnalyzerError, ModelError
 from analyzer.variants.onnx_file import load_onnx
-from analyzer.variants.session import open_session
 from analyzer.variants.shapes import Declared, Dims, declared_dims, is_length, unknown_shapes
+from analyzer.variants.tries import rows_max
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 # One row, and as many as may be needed together: rows in pairs, frames of a sound that a network of
 # convolutions sees at once (5 to 21 of those in madmom) and the like.
-_ROWS_TRIED = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
-_SECONDS_MAX = 5.0  # no further number is tried then
-#: Larger arrays are made for no try of a model.
-ELEMENTS_MAX = 1 << 22
+_ROWS_TRIED: tuple[int, ...] = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
+_TRYING_S = 5.0  # all of that
 
 
 def whole_shapes(inputs: Sequence[Declared], given: Shapes) -> list[Declared]:
@@ -94,34 +95,48 @@ def needs_rows(model: ModelInfo, rows: Mapping[str, Any]) -> ModelError | None:
     """
     if not model.batchable:
         return None
+    count = _rows_that_run(model, rows)
+    if count is None or count == 1:  # another row is the one that does not run
+        return None
+    first = _first_dimensions(model)
+    asked = unknown_shapes(
+        {spec.name: (first[spec.name].dims[0], *spec.shape) for spec in model.inputs},
+        batchable=False,
+        example={spec.name: (count, *spec.shape) for spec in model.inputs},
+    )
+    return ModelError(
+        f"One row of the model does not run, and {count} together do: the first dimension is"
+        " no batch, so its size must be given.",
+        hint=asked.hint,
+    )
+
+
+def _rows_that_run(model: ModelInfo, rows: Mapping[str, Any]) -> int | None:
+    """The fewest of ``_ROWS_TRIED`` that run together; None where none do in time."""
     try:
-        session = open_session(Path(model.path))
+        runtime = OrtRuntime(model.path)
     except AnalyzerError:
         return None  # a model for a GPU, say
-    row_elements = max(array[0].size for array in rows.values())
-    begun = time.monotonic()
-    for count in _ROWS_TRIED:
-        if count * row_elements > ELEMENTS_MAX or time.monotonic() - begun > _SECONDS_MAX:
-            break
-        tried = {name: np.resize(own, (count, *own.shape[1:])) for name, own in rows.items()}
-        try:
-            session.run(None, tried)
-        except Exception:  # its classes are not public
-            continue
-        if count == 1:
-            return None  # another row is the one that does not run
-        first = _first_dimensions(model)
-        asked = unknown_shapes(
-            {spec.name: (first[spec.name].dims[0], *spec.shape) for spec in model.inputs},
-            batchable=False,
-            example={spec.name: (count, *spec.shape) for spec in model.inputs},
-        )
-        return ModelError(
-            f"One row of the model does not run, and {count} together do: the first dimension is"
-            " no batch, so its size must be given.",
-            hint=asked.hint,
-        )
+    most = rows_max(sum(array[0].size for array in rows.values()))
+    ending = threading.Timer(_TRYING_S, runtime.stop)
+    ending.daemon = True
+    ending.start()
+    try:
+        for count in _ROWS_TRIED:
+            if count > most:
+                break
+            with suppress(AnalyzerError):
+                runtime.run({name: _resized(array, count) for name, array in rows.items()})
+                return count
+    finally:
+        ending.cancel()
+        runtime.close()
     return None
+
+
+def _resized(rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """``count`` rows: the first ones, or all of them again and again."""
+    return np.resize(rows, (count, *rows.shape[1:]))
 
 
 def _first_dimensions(model: ModelInfo) -> dict[str, Declared]:

@@ -288,7 +288,7 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
         given: Shapes by input; those of ``whole`` with the first dimension.
 
     Raises:
-        ModelError: Neither one row runs nor the given ones.
+        ModelError: Neither one row runs nor the given ones, but another number of them.
     """
     if all(map(is_length, whole)):
         return True
@@ -301,19 +301,17 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
     try:
         return not try_model(model, rows)[0].batchable
     except ModelError:
-        pass
+        asked = failed = needs_rows(model, rows)
     try:
         whole_model = inspect_model(path, written=given)
-    except ModelError:
-        return False
-    if whole_model.batchable:
-        return False
-    try:
-        try_model(whole_model, synthetic_inputs(whole_model, 1, 0))
+        if not whole_model.batchable:
+            try_model(whole_model, synthetic_inputs(whole_model, 1, 0))
+            return True
     except ModelError as error:
-        asked = needs_rows(model, rows) or error
-        raise ModelError(error.message, hint=asked.hint) from error
-    return True
+        failed = error
+    if asked is None or failed is None:
+        return False
+    raise ModelError(failed.message, hint=asked.hint)
 
 
 def _fixed_batch(

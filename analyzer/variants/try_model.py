@@ -18,9 +18,10 @@ from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import ModelError, TargetError, TargetMemoryError
-from analyzer.variants.first_axis import ELEMENTS_MAX, hint_of_rows
+from analyzer.variants.first_axis import hint_of_rows
 from analyzer.variants.inputs import is_mask, synthetic_inputs
 from analyzer.variants.row_answers import FLOAT, differing, tolerance_of, varying
+from analyzer.variants.tries import rows_max
 
 _ONE_ROW_NOTE = (
     "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"
@@ -52,7 +53,7 @@ def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
             added where fewer than 4 differ.
     """
     elements = sum(math.prod(spec.shape) for spec in model.inputs)
-    most = min(_ROWS_MAX, max(2, ELEMENTS_MAX // max(1, elements)))
+    most = min(_ROWS_MAX, rows_max(elements))
     if real is None:
         return _different(synthetic_inputs(model, most, 0), most)
     found = _different(real, most)
@@ -118,15 +119,15 @@ def _tried(
         return replace(model, refuses_zeros=_refuses_zeros(runtime, one)), inference_s
     open_ = any(size < 0 for spec in model.outputs for size in spec.shape)
     seconds_max = _SECONDS_OPEN_MAX if open_ else _SECONDS_MAX
-    answers, inference_s = _answers_alone(runtime, rows, seconds_max, all_run=made_up)
+    answers, inference_s, more = _answers_alone(runtime, rows, seconds_max, all_run=made_up)
     model = replace(model, refuses_zeros=_refuses_zeros(runtime, _batch(rows, [0])))
-    note = _why_no_batch(runtime, model, rows, answers)
+    note = _why_no_batch(runtime, model, rows, answers, more=more)
     masks = [] if note else _constant_masks(model, rows)
     if masks:
         rows = _mixed(rows, masks)
-        answers, _ = _answers_alone(runtime, rows, _SECONDS_MAX, known={0: answers[0]})
+        answers, *_ = _answers_alone(runtime, rows, _SECONDS_MAX, known={0: answers[0]})
         if len(answers) > 1:
-            note = _why_no_batch(runtime, model, rows, answers, masks)
+            note = _why_no_batch(runtime, model, rows, answers, masks, more=more)
     if note:
         model = as_unbatched(model, _shapes_of(answers), note=note)
     return model, inference_s
@@ -224,8 +225,10 @@ def _answers_alone(
     *,
     known: Mapping[int, Tensors] | None = None,
     all_run: bool = False,
-) -> tuple[dict[int, Tensors], float]:
+) -> tuple[dict[int, Tensors], float, bool]:
     """The outputs for each row alone, of as many rows as there is time for, and one's seconds.
+
+    Also whether there is time for more than two.
 
     Args:
         seconds_max: For all rows alone, and once more together; two are tried in any case.
@@ -256,8 +259,8 @@ def _answers_alone(
         inference_s = min(inference_s, time.perf_counter() - begun)
         elements = sum(array.size for array in answers[row].values())
         affordable = int(seconds_max / 2 / max(inference_s, 1e-6))
-        affordable = max(2, min(affordable, ELEMENTS_MAX // max(1, elements)))
-    return answers, inference_s
+        affordable = max(2, min(affordable, rows_max(elements)))
+    return answers, inference_s, affordable > 2
 
 
 def _why_no_batch(
@@ -266,19 +269,21 @@ def _why_no_batch(
     rows: Tensors,
     answers: Mapping[int, Tensors],
     masks: Sequence[str] = (),
+    *,
+    more: bool,
 ) -> str:
     """Why rows with these ``answers`` cannot be one batch; empty where nothing speaks against it.
 
     Args:
         masks: The inputs that were mixed, where it is these that decide.
+        more: Whether there is time for one row more, the first once again.
 
     Raises:
         TargetMemoryError: Two rows do not fit into memory.
     """
     chosen = list(answers)
-    if len(chosen) != 2:
-        # What drops a row that comes twice (NonMaxSuppression, Unique) shows itself by that; of a
-        # slow model, which is tried on two, a third one would take too long.
+    if more or len(chosen) == 1:
+        # What drops a row that comes twice (NonMaxSuppression, Unique) shows itself by that.
         chosen.append(chosen[0])
     together: Tensors | None = None
     if len(chosen) > 2:

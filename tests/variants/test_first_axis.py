@@ -200,7 +200,42 @@ def test_a_network_over_frames_asks_for_as_many_as_it_sees_at_once(write_model: 
     with pytest.raises(ModelError, match="loads and does not run") as e:
         inspect_model(path, input_shapes={"x": (7, 4)})
     assert e.value.hint.endswith("for example, --input-shape x:12,4.")
+    with pytest.raises(ModelError, match="One row of the model does not run, and 12"):
+        inspect_model(path, input_shapes={"x": (1, 4)})
     assert inspect_model(path, input_shapes={"x": (15, 4)}).inputs[0].shape == (15, 4)
+
+
+def test_two_rows_are_tried_however_large_they_are(write_model: Write) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["p"]),
+        helper.make_node("ReduceMean", ["p"], ["y"], axes=[1, 2, 3, 4], keepdims=0),
+    ]
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["N", 3, 1200, 1200])],
+        [("y", FLOAT, ["M"])],
+        {"shape": np.array([-1, 2, 3, 1200, 1200])},
+    )
+    with pytest.raises(ModelError, match="One row of the model does not run, and 2"):
+        as_it_runs(inspect_model(path), None, None)
+
+
+def test_a_batch_that_is_given_too_stays_an_error_where_nothing_made_up_runs(
+    write_model: Write,
+) -> None:
+    """Real data were asked for, which are not what is wrong."""
+    nodes = [
+        helper.make_node("Add", ["ids", "far"], ["places"]),
+        helper.make_node("Gather", ["table", "places"], ["y"]),
+    ]
+    path = write_model(
+        nodes,
+        [("ids", TensorProto.INT64, ["batch", "length"])],
+        [("y", FLOAT, ["batch", "length", 2])],
+        {"far": np.array(10), "table": np.ones((5, 2), np.float32)},
+    )
+    with pytest.raises(ModelError, match="has 2 dimensions, and the input has 1"):
+        inspect_model(path, input_shapes={"ids": (8, 4)})
 
 
 @pytest.mark.parametrize("items", ["n_tokens", "total"])

@@ -455,3 +455,26 @@ def test_a_number_of_features_that_a_matrix_decides_is_the_example(write_model: 
     with pytest.raises(ModelError) as caught:
         inspect_model(path)
     assert caught.value.hint.endswith("for example, --input-shape x:1575.")
+
+
+def test_no_example_is_sought_with_gigabytes(write_model: Write) -> None:
+    """Two open dimensions with the size of a vocabulary were 40 GB."""
+    nodes = [
+        helper.make_node("Gather", ["table", "zero"], ["row"]),
+        helper.make_node("Reshape", ["x", "shape"], ["fixed"]),
+        helper.make_node("MatMul", ["fixed", "row"], ["y"]),
+    ]
+    weights = {
+        "table": np.ones((100_000, 4), np.float32),
+        "zero": np.array(0),
+        "shape": np.array([-1, 3, 4]),
+    }
+    path = write_model(
+        nodes,
+        [("x", FLOAT, ["batch", "a", "b"])],
+        [("y", FLOAT, ["batch", 3])],
+        weights,
+    )
+    with pytest.raises(ModelError, match="is dynamic, so its size must be given") as caught:
+        inspect_model(path)
+    assert "for example" not in caught.value.hint
