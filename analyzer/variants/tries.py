@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# 16 MiB of floats, which a model answers with as much again.
 _ELEMENTS_MAX = 1 << 22
 
 
