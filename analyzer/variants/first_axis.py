@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
 from analyzer.errors import AnalyzerError, ModelError
 from analyzer.variants.onnx_file import load_onnx
 from analyzer.variants.shapes import Declared, Dims, declared_dims, is_length, unknown_shapes
-from analyzer.variants.tries import rows_max
+from analyzer.variants.tries import apart, rows_max
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -117,20 +117,22 @@ def _rows_that_run(model: ModelInfo, rows: Mapping[str, Any]) -> int | None:
         runtime = OrtRuntime(model.path)
     except AnalyzerError:
         return None  # a model for a GPU, say
-    most = rows_max(sum(array[0].size for array in rows.values()))
-    ending = threading.Timer(_TRYING_S, runtime.stop)
-    ending.daemon = True
-    ending.start()
     try:
-        for count in _ROWS_TRIED:
-            if count > most:
-                break
-            with suppress(AnalyzerError):
-                runtime.run({name: _resized(array, count) for name, array in rows.items()})
-                return count
+        return apart(partial(_fewest, runtime, rows), runtime.stop, _TRYING_S)
+    except ModelError:  # not in time
+        return None
     finally:
-        ending.cancel()
         runtime.close()
+
+
+def _fewest(runtime: OrtRuntime, rows: Mapping[str, Any]) -> int | None:
+    most = rows_max(sum(array[0].size for array in rows.values()))
+    for count in _ROWS_TRIED:
+        if count > most:
+            break
+        with suppress(AnalyzerError):
+            runtime.run({name: _resized(array, count) for name, array in rows.items()})
+            return count
     return None
 
 

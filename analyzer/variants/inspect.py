@@ -301,17 +301,18 @@ def _is_no_batch(path: Path, whole: Sequence[Declared], given: Shapes) -> bool:
     try:
         return not try_model(model, rows)[0].batchable
     except ModelError:
-        asked = failed = needs_rows(model, rows)
+        message = ""
     try:
         whole_model = inspect_model(path, written=given)
         if not whole_model.batchable:
             try_model(whole_model, synthetic_inputs(whole_model, 1, 0))
             return True
     except ModelError as error:
-        failed = error
-    if asked is None or failed is None:
+        message = error.message
+    asked = needs_rows(model, rows)
+    if asked is None:
         return False
-    raise ModelError(failed.message, hint=asked.hint)
+    raise ModelError(message or asked.message, hint=asked.hint)
 
 
 def _fixed_batch(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +18,7 @@ from analyzer.errors import ModelError, TargetError, TargetMemoryError
 from analyzer.variants.first_axis import hint_of_rows
 from analyzer.variants.inputs import is_mask, synthetic_inputs
 from analyzer.variants.row_answers import FLOAT, differing, tolerance_of, varying
-from analyzer.variants.tries import rows_max
+from analyzer.variants.tries import apart, rows_max
 
 _ONE_ROW_NOTE = (
     "Served unbatched: the first dimension is declared dynamic, but the graph works for one row"
@@ -37,10 +34,6 @@ _SECONDS_OPEN_MAX = 2.0
 _REAL_ROWS_MIN = 4
 # Where real data repeats itself, no more rows than these are looked at for different ones.
 _ROWS_LOOKED_AT_MAX = 64
-# A run that is stopped ends at its next operator, or is left behind after so many seconds.
-_STOPPING_S = 5.0
-
-_Result = TypeVar("_Result")
 
 
 def rows_to_try(model: ModelInfo, real: Tensors | None) -> Tensors:
@@ -93,7 +86,7 @@ def try_model(
     try:
         runtime = OrtRuntime(model.path)
         work = partial(_tried, runtime, model, rows, made_up=made_up)
-        return _apart(work, runtime.stop, seconds_max)
+        return apart(work, runtime.stop, seconds_max)
     except TargetMemoryError:
         raise
     except TargetError as error:
@@ -182,40 +175,6 @@ def _shapes_of(answers: Mapping[int, Tensors]) -> dict[str, tuple[int, ...]]:
                 pairs = zip(seen, array.shape, strict=True)
                 shapes[name] = tuple(size if size == other else -1 for size, other in pairs)
     return shapes
-
-
-def _apart(work: Callable[[], _Result], stop: Callable[[], None], seconds_max: float) -> _Result:
-    """What ``work`` gives, on a thread: a run of ONNX Runtime would keep signals from this one.
-
-    Args:
-        stop: Ends ``work``; called where it has not ended in time, or was interrupted.
-        seconds_max: The time of ``work``; infinite for all that it takes.
-
-    Raises:
-        ModelError: It did not end in time.
-    """
-    found: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:  # told to whoever waits
-            found.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="try the model").start()
-    try:
-        wait([found], timeout=None if math.isinf(seconds_max) else seconds_max)
-    finally:
-        if late := not found.done():
-            stop()
-            wait([found], timeout=_STOPPING_S)
-    if late:
-        raise ModelError(
-            f"The model does not come to an end: it was tried for {seconds_max:.0f} s.",
-            hint="A loop of its graph may never end with inputs that are made up: give real ones"
-            " with --calibration-data. A slow model needs a longer --budget.",
-        )
-    return found.result()
 
 
 def _answers_alone(

@@ -184,7 +184,7 @@ def test_a_model_that_needs_several_rows_asks_for_them(write_model: Write) -> No
 
 
 def test_a_network_over_frames_asks_for_as_many_as_it_sees_at_once(write_model: Write) -> None:
-    """Networks of madmom see 11 to 21 frames; 15 were refused as "2 dimensions" instead of 1."""
+    """Networks of madmom see 5 to 21 frames; too few were "2 dimensions" instead of 1."""
     sizes = {"image": np.array([1, 1, -1, 4]), "w": np.ones((2, 1, 11, 4), np.float32)}
     sizes["others"] = np.array([0, 1, 3])
     nodes = [
