@@ -74,7 +74,8 @@ class HttpApp:
         """Answers one request."""
         if scope["type"] != "http":
             return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        # Of a header that is given twice the first counts, as in Triton.
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         try:
             status, body, extra = await self._answer(scope, headers, receive)
         except Refusal as refusal:

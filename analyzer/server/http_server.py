@@ -10,6 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -52,9 +53,14 @@ def listen(host: str, port: int) -> socket.socket:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection, closed when its client oversteps a limit that uvicorn has no setting for.
 
-    Beside the methods of :class:`asyncio.Protocol` this overrides two parser callbacks and
-    ``send_400_response``, and reads ``connections``, ``headers``, ``loop``, ``scope`` and
-    ``transport``; pyproject.toml caps uvicorn at the release that this was tested with.
+    An upgrade to another protocol is ignored, as in Triton and as HTTP allows: the request is
+    answered. The parser takes its body for the other protocol; so such a request is parsed a second
+    time, from a head without ``Upgrade``.
+
+    Beside the methods of :class:`asyncio.Protocol` this overrides four parser callbacks,
+    ``on_response_complete`` and ``send_400_response``, and uses ``connections``, ``cycle``,
+    ``headers``, ``loop``, ``parser``, ``pipeline``, ``scope``, ``transport`` and ``url``;
+    pyproject.toml caps uvicorn at the release that this was tested with.
     """
 
     def __init__(self, limits: Limits, refusal: Refusal, *args: Any, **kwargs: Any) -> None:
@@ -66,6 +72,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        # The end of the connection; it may wait for answers to requests before what is refused.
+        self._refused: tuple[HTTPStatus, str] | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -81,9 +89,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.on_lost()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused is not None:
+            return  # where the next request would begin is not known
         before = self._header_bytes if self._in_headers else 0
-        super().data_received(data)
-        if not self._in_headers:
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        if self._refused is not None or not self._in_headers:
             return
         self._header_bytes = before + len(data)
         self._check_header_size(self._header_bytes)
@@ -94,6 +105,30 @@ class BoundedProtocol(HttpToolsProtocol):
                 HTTPStatus.REQUEST_TIMEOUT,
                 "the request's headers did not come in time",
             )
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":  # a tunnel: what follows is no HTTP
+                    self.send_400_response("")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head of the last request as a new parser shall see it."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        # The old one stays in the state of a message whose body it has skipped.
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -108,7 +143,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_timer = None
         # Those that came in one piece were not counted.
         self._check_header_size(sum(len(name) + len(value) for name, value in self.headers))
-        super().on_headers_complete()
+        if self._refused is None and not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._refused is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._refused is None and not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        last = not self.pipeline
+        super().on_response_complete()
+        if self._refused is not None and last:
+            self._end(*self._refused)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -132,6 +182,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(HTTPStatus.BAD_REQUEST, "the request is no HTTP")
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
+        """Takes nothing more; ends the connection after the answers to whole requests."""
+        if self._refused is not None or self.transport.is_closing():
+            return
+        self._refused = status, why
+        newest = self.cycle
+        if newest is not None and newest.more_body:
+            # Something is wrong in its body: it gets no other answer, but those before it do.
+            waits = bool(self.pipeline)
+            if waits:
+                self.pipeline.popleft()
+        else:
+            waits = newest is not None and not newest.response_complete
+        if not waits:
+            self._end(status, why)
+
+    def _end(self, status: HTTPStatus, why: str) -> None:
         if self.transport.is_closing():
             return
         media_type, body = self._refusal(status, why)

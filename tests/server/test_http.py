@@ -413,6 +413,85 @@ def test_body_larger_than_the_limit(wire: Addresses) -> None:
     assert send(wire, "GET", "/v2/health/live")[0] == 200
 
 
+def answers_to(addresses: Addresses, parts: list[bytes], count: int) -> list[tuple[int, bytes]]:
+    """Status and body of ``count`` answers on a connection that gets ``parts`` in turn."""
+    host, _, port = addresses.http.rpartition(":")
+    found = []
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            client.sendall(part)
+            time.sleep(0.01)
+        stream = client.makefile("rb")
+        for _ in range(count):
+            status = int(stream.readline().split()[1])
+            size = 0
+            while (line := stream.readline().lower()) not in (b"\r\n", b""):
+                if line.startswith(b"content-length:"):
+                    size = int(line.split(b":")[1])
+            found.append((status, stream.read(size)))
+    return found
+
+
+UPGRADES = (
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+    "connection: upgrade\r\nupgrade: TLS/1.0\r\n",
+)
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_upgrade_is_ignored(wire: Addresses, upgrade: str, chunked: bool) -> None:
+    """The body was lost (Java's client asks for h2c), or taken for a request if it came later."""
+    text = json.dumps({"inputs": [tensor(data=ROW)]}).encode()
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(text)}"
+    if chunked:
+        text = b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (9, text[:9], len(text) - 9, text[9:])
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\n{upgrade}{framing}\r\n\r\n".encode()
+    live = f"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n".encode()
+    whole = head + text
+    for cut in (10, len(head) - 2, len(head), len(head) + 5, len(head) + 40, len(whole)):
+        parts = [whole[:cut], whole[cut:] + live + whole, live]
+        (first, body), *others = answers_to(wire, parts, 4)
+        assert (first, json.loads(body)["outputs"][0]["data"]) == (200, ROW), cut
+        assert [status for status, _ in others] == [200, 200, 200], cut
+
+
+def test_a_body_after_an_upgrade_is_no_request(wire: Addresses) -> None:
+    inner = b"GET /v2/models/nope HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = f"POST {INFER} HTTP/1.1\r\n{UPGRADES[0]}Content-Length: {len(inner)}\r\n\r\n"
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    first, second = answers_to(wire, [head.encode(), inner, live], 2)
+    assert "failed to parse the request JSON buffer" in json.loads(first[1])["error"]
+    assert second == (200, b"")
+    tunnel = b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n" + live
+    assert answers_to(wire, [tunnel], 1)[0][0] == 400
+
+
+def test_requests_before_rubbish_are_answered(wire: Addresses) -> None:
+    """All of them got one 400, whether or not they were carried out."""
+    text = json.dumps({"inputs": [tensor(data=ROW)]}).encode()
+    good = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+    good += text
+    broken = f"POST {INFER} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".encode()
+    large = b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n"
+    for end, status in ((b"\x00\x01junk", 400), (broken, 400), (large, 431)):
+        found = answers_to(wire, [good + good + end + good], 3)
+        assert [answer for answer, _ in found] == [200, 200, status]
+    assert answers_to(wire, [broken], 1)[0][0] == 400
+
+
+def test_of_a_header_given_twice_the_first_counts(wire: Addresses) -> None:
+    head = json.dumps({"inputs": [tensor(parameters={"binary_data_size": 64})]}).encode()
+    body = head + np.array(ROW, np.float32).tobytes()
+    request = (
+        f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        f"{LENGTH}: {len(head)}\r\n{LENGTH}: 5\r\n\r\n"
+    )
+    assert answers_to(wire, [request.encode() + body], 1)[0][0] == 200
+
+
 def test_headers_larger_than_the_limit(wire: Addresses) -> None:
     host, _, port = wire.http.rpartition(":")
     for head in (b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 100_000, b"GET /" + b"a" * 100_000):
