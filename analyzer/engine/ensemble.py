@@ -10,16 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
+from tritonclient.grpc.model_config_pb2 import DataType
 
 from analyzer.engine.counters import Counters, ModelStatistics
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.requests import InferCall, InferenceReply, InferenceRequest, InputTensor
 from analyzer.engine.served_model import DRAIN_POLL_S
+from analyzer.engine.signature import listed
 from analyzer.engine.tensors import DATATYPE_OF
 from analyzer.errors import RepositoryError
 
 Resolve = Callable[[str, int], LoadedModel]
+NEWEST = -1  # as a step's version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ def steps_of(config: Any) -> tuple[Step, ...]:
     return tuple(
         Step(
             model=step.model_name,
-            version=step.model_version or -1,
+            version=step.model_version,
             inputs=tuple(sorted(step.input_map.items())),
             outputs=tuple(sorted(step.output_map.items())),
         )
@@ -50,67 +53,111 @@ def member_names(config: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """A tensor as the model that names it first in an ensemble has it."""
+
+    model: str
+    datatype: int
+    dims: tuple[int, ...]
+    shape: tuple[int, ...]  # with the batch axis of a model that batches
+
+
+def _node(model: str, config: Any, datatype: int, dims: Sequence[int]) -> _Node:
+    axis = (-1,) if config.max_batch_size else ()
+    return _Node(model=model, datatype=datatype, dims=tuple(dims), shape=(*axis, *dims))
+
+
 def validate_ensemble(config: Any, resolve: Resolve) -> None:
-    """Checks that every tensor has one source, that steps can run, and that members fit.
+    """Checks that the members of an ensemble fit it and each other.
+
+    Texts and order are those of ``ValidateEnsembleConfig`` in Triton's ``ensemble_utils.cc``; that
+    its steps can run has been checked with the rest of the configuration.
 
     Raises:
         RepositoryError: They do not.
         Fault: A member is not loaded.
     """
-    steps = steps_of(config)
-    if not steps:
-        raise RepositoryError(f"must specify 'step' for ensemble '{config.name}'")
-    for step in steps:
-        _check_member(config, step, resolve(step.model, step.version))
-    known = _produced(config, steps)
-    for tensor in config.output:
-        if tensor.name not in known:
+    nodes: dict[str, _Node] = {}
+    for tensor in (*config.input, *config.output):
+        dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+        nodes.setdefault(tensor.name, _node(config.name, config, tensor.data_type, dims))
+    for step in steps_of(config):
+        member = _member(config, step, resolve).config
+        limit = member.max_batch_size
+        if limit and limit < config.max_batch_size:
             raise RepositoryError(
-                f"in ensemble '{config.name}', no step produces the output '{tensor.name}'"
+                f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it "
+                f"contains model {step.model} which only allows maximum batch size to be {limit}"
             )
+        _check_step(config.name, step, member, nodes)
 
 
-def _check_member(config: Any, step: Step, member: LoadedModel) -> None:
-    limit = member.signature.batch_size_max
-    if limit and limit < config.max_batch_size:
+def _member(config: Any, step: Step, resolve: Resolve) -> LoadedModel:
+    try:
+        return resolve(step.model, step.version)
+    except Fault as fault:
+        if step.version == NEWEST:
+            raise
         raise RepositoryError(
-            f"ensemble '{config.name}' allows maximum batch size {config.max_batch_size}, but it "
-            f"contains model '{step.model}' which only allows maximum batch size to be {limit}"
-        )
-    where = f"in ensemble '{config.name}', step '{step.model}' maps"
-    for kind, pairs, ports in (
-        ("input", step.inputs, member.signature.inputs),
-        ("output", step.outputs, member.signature.outputs),
-    ):
-        for inner, _ in pairs:
-            if inner not in ports:
-                raise RepositoryError(f"{where} {kind} '{inner}', which the model does not have")
-    required = {port.name for port in member.signature.inputs.values() if not port.optional}
-    missing = required - {inner for inner, _ in step.inputs}
-    if missing:
-        raise RepositoryError(f"{where} no tensor to input '{min(missing)}'")
+            f"ensemble '{config.name}' depends on '{step.model}' whose required version "
+            f"{step.version} is not loaded.",
+            hint="A model_version of -1 is the newest; one that is left out is 0.",
+        ) from fault
 
 
-def _produced(config: Any, steps: Sequence[Step]) -> set[str]:
-    """Every tensor that exists once all steps have run; checks that they can, in some order."""
-    known = {tensor.name for tensor in config.input}
-    where = f"in ensemble '{config.name}',"
-    pending = list(steps)
-    while pending:
-        ready = [step for step in pending if all(outer in known for _, outer in step.inputs)]
-        if not ready:
-            lacking = {outer for step in pending for _, outer in step.inputs if outer not in known}
+def _check_step(ensemble: str, step: Step, member: Any, nodes: dict[str, _Node]) -> None:
+    """Checks a step against the tensors that are known, and adds those that it names first."""
+    where = f"in ensemble {ensemble}, "
+    for inner, outer in step.inputs:
+        if all(tensor.name != inner for tensor in member.input):
             raise RepositoryError(
-                f"{where} nothing produces the tensor '{min(lacking)}' before it is needed (a "
-                "circle of steps, or a name that is wrong)"
+                f"{where}ensemble tensor {outer} is mapping to non-existing input {inner} in model "
+                f"{step.model}"
             )
-        for step in ready:
-            for _, outer in step.outputs:
-                if outer in known:
-                    raise RepositoryError(f"{where} the tensor '{outer}' has two sources")
-                known.add(outer)
-            pending.remove(step)
-    return known
+    mapped = {inner for inner, _ in step.inputs}
+    for tensor in member.input:
+        if not tensor.optional and tensor.name not in mapped:
+            raise RepositoryError(
+                f"{where}input {tensor.name} in model {step.model} is not mapped to any ensemble "
+                "tensors"
+            )
+    for inner, outer in step.outputs:
+        if all(tensor.name != inner for tensor in member.output):
+            raise RepositoryError(
+                f"{where}ensemble tensor {outer} is mapped from non-existing output {inner} in "
+                f"model {step.model}"
+            )
+    for tensors, pairs in ((member.input, step.inputs), (member.output, step.outputs)):
+        known = {tensor.name: tensor for tensor in tensors}
+        for inner, outer in pairs:
+            tensor = known[inner]
+            node = _node(step.model, member, tensor.data_type, tensor.dims)
+            _check_consistent(
+                nodes.setdefault(outer, node), node, f"{where}ensemble tensor {outer}"
+            )
+
+
+def _check_consistent(first: _Node, second: _Node, where: str) -> None:
+    """Checks that a tensor can be both; a variable dimension is left to the requests."""
+    if first.datatype != second.datatype:
+        name = DataType.Name
+        raise RepositoryError(
+            f"{where}: inconsistent data type: {name(first.datatype)} is inferred from model "
+            f"{first.model} while {name(second.datatype)} is inferred from model {second.model}"
+        )
+    # A model without a batch axis may have that axis in its dimensions.
+    if not (_fit(first.dims, second.dims) or _fit(first.shape, second.shape)):
+        raise RepositoryError(
+            f"{where}: inconsistent shape: {listed(first.shape)} is inferred from model "
+            f"{first.model} while {listed(second.shape)} is inferred from model {second.model}"
+        )
+
+
+def _fit(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    return len(first) == len(second) and all(
+        one == other or -1 in (one, other) for one, other in zip(first, second, strict=True)
+    )
 
 
 @dataclass(slots=True)

@@ -110,6 +110,8 @@ def load_versions(
         )
     if config.backend in TEST_BACKENDS:
         config.platform = ""
+    if ensemble:
+        config.model_transaction_policy.decoupled = False  # Triton tells it; no member is decoupled
     finish(config, directory_name=name)
     with ExitStack() as undo:
         loaded: dict[int, LoadedModel] = {}

@@ -6,7 +6,7 @@ Order and texts of the checks are those of Triton's ``InferenceRequest::Normaliz
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,7 +240,7 @@ class Signature:
                     raise self._fault(
                         call,
                         f"All input dimensions should be specified for input '{port.name}' for "
-                        f"model '{self.model}', got {_listed(shape)}",
+                        f"model '{self.model}', got {listed(shape)}",
                     )
                 if given < 0 or (dim not in (-1, given)):
                     break
@@ -251,7 +251,7 @@ class Signature:
         raise self._fault(
             call,
             f"unexpected shape for input '{port.name}' for model '{self.model}'. Expected "
-            f"{_listed(dims)}, got {_listed(shape)}. {note}",
+            f"{listed(dims)}, got {listed(shape)}. {note}",
         )
 
     def _reshaped(
@@ -270,7 +270,8 @@ class Signature:
         return array.reshape(self._reshaped(array.shape, port.reshape, port.dims))
 
 
-def _listed(shape: Any) -> str:
+def listed(shape: Sequence[int]) -> str:
+    """A shape as Triton's messages have it."""
     return "[" + ",".join(str(dim) for dim in shape) + "]"
 
 

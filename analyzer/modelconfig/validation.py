@@ -58,6 +58,8 @@ def validate(proto: Any, *, directory_name: str) -> None:
         _validate_dynamic_batching(proto)
     if proto.HasField("sequence_batching"):
         _validate_sequence_batching(proto)
+    if proto.HasField("ensemble_scheduling"):
+        _validate_ensemble(proto)
     if proto.response_cache.enable:
         if proto.HasField("sequence_batching"):
             reject(f"Response caching is not supported with sequence batching for model: {name}")
@@ -123,6 +125,63 @@ def _validate_sequence_batching(proto: Any) -> None:
     utilization = sequence.direct.minimum_slot_utilization
     if not 0.0 <= utilization <= 1.0:
         reject(f"sequence batching minimum slot utilization must be in range [0.0, 1.0] for {name}")
+
+
+def _validate_ensemble(proto: Any) -> None:
+    name = proto.name
+    if proto.HasField("optimization"):
+        reject(f"optimization should not be specified for ensemble '{name}'")
+    if proto.model_warmup:
+        reject(f"model_warmup can not be specified for ensemble '{name}'")
+    if not proto.ensemble_scheduling.step:
+        reject(f"must specify 'step' for ensemble '{name}'")
+    made: set[str] = set()
+    used: set[str] = set()
+    given = {tensor.name for tensor in proto.input}
+    for number, step in enumerate(proto.ensemble_scheduling.step):
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                reject(f"must specify '{field}' in step {number} of ensemble '{name}'")
+        for _, outer in sorted(step.output_map.items()):
+            if outer in made:
+                reject(
+                    f"ensemble tensor '{outer}' can appear in an output map only once for "
+                    f"ensemble '{name}' step {number}"
+                )
+            if outer in given:
+                # Triton loads it; which of the two a step then gets is left to the race.
+                raise RepositoryError(
+                    f"ensemble tensor '{outer}' of ensemble '{name}' is an input and comes from "
+                    f"step {number}, too",
+                    hint="Give the step's output another name in its output_map.",
+                )
+            made.add(outer)
+        used.update(step.input_map.values())
+    wanted = {tensor.name for tensor in proto.output}
+    # The misplaced quotation mark is Triton's.
+    for kind, names in (("input", given), ("output", wanted)):
+        for outer in sorted(names - used - made):
+            reject(f"ensemble {kind} '{outer}' for ensemble {name}' is not used")
+    ready = _ready_tensors(proto)
+    for outer in sorted(wanted - ready):
+        reject(f"output '{outer}' for ensemble '{name}' is not produced: its steps never all run")
+    for outer in sorted((made | used) - wanted):
+        if outer not in ready or outer not in used:
+            reject(f"ensemble tensor '{outer}' is unused in ensemble '{name}'")
+
+
+def _ready_tensors(proto: Any) -> set[str]:
+    """The tensors that exist once every step of an ensemble has run that can."""
+    ready = {tensor.name for tensor in proto.input}
+    pending = list(proto.ensemble_scheduling.step)
+    while pending:
+        runs = [step for step in pending if ready.issuperset(step.input_map.values())]
+        if not runs:
+            break
+        for step in runs:
+            ready.update(step.output_map.values())
+            pending.remove(step)
+    return ready
 
 
 def _validate_preferred(proto: Any, preferred: Any, what: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from analyzer.engine.ensemble import member_names
+from analyzer.engine.ensemble import NEWEST, member_names
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
@@ -364,14 +364,24 @@ class Repository:
             raise Fault("internal", f"{_POLL_FAILED.format(name)}: {error.message}") from error
 
     def _load_members(self, name: str, members: tuple[str, ...], above: tuple[str, ...]) -> None:
+        absent = [
+            member
+            for member in members
+            if not self.ready(member) and not (self._root / check_model_name(member)).is_dir()
+        ]
+        if absent:
+            raise RepositoryError(
+                f"ensemble {name} contains models that are not available or ambiguous: "
+                f"{', '.join(absent)}"
+            )
         for member in members:
             if member == name or member in above:
                 raise RepositoryError(f"ensemble '{name}' contains itself.")
             if not self.ready(member):
-                self._load(check_model_name(member), above=(*above, name))
+                self._load(member, above=(*above, name))
 
     def _resolve(self, name: str, version: int) -> LoadedModel:
-        return self.get(name, "" if version < 0 else str(version))
+        return self.get(name, "" if version == NEWEST else str(version))
 
     def _failed(self, name: str, slot: _Slot | None, message: str) -> None:
         self._log(f"failed to load '{name}': {message}")

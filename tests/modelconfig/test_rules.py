@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -235,3 +236,68 @@ def test_json_with_an_unknown_field_is_refused() -> None:
     assert (
         config_from_json('{"instance_group": [{"kind": "kind_cpu"}]}').instance_group[0].kind == 2
     )
+
+
+STEP = """{ model_name: "a" model_version: -1 input_map { key: "x" value: "X" }
+  output_map { key: "y" value: "Y" } }"""
+ENSEMBLE = """name: "m" platform: "ensemble"
+input [{ name: "X" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "Y" data_type: TYPE_FP32 dims: [2] }]
+ensemble_scheduling { step [%s] }"""
+TWO = """{ model_name: "b" model_version: -1 input_map { key: "x" value: "%s" }
+  output_map { key: "y" value: "%s" } }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ENSEMBLE % "", "must specify 'step' for ensemble 'm'"),
+        (
+            ENSEMBLE % STEP + "optimization { priority: PRIORITY_MAX }",
+            "optimization should not be specified for ensemble 'm'",
+        ),
+        (
+            ENSEMBLE % STEP + 'model_warmup [{ name: "w" batch_size: 1 }]',
+            "model_warmup can not be specified for ensemble 'm'",
+        ),
+        (ENSEMBLE % STEP.replace('model_name: "a"', ""), "must specify 'model_name' in step 0 of"),
+        (
+            (ENSEMBLE % STEP).replace('output_map { key: "y" value: "Y" }', ""),
+            "must specify 'output_map' in step 0 of ensemble 'm'",
+        ),
+        (
+            ENSEMBLE % STEP + 'input [{ name: "Z" data_type: TYPE_FP32 dims: [2] }]',
+            "ensemble input 'Z' for ensemble m' is not used",
+        ),
+        (
+            ENSEMBLE % STEP + 'output [{ name: "Z" data_type: TYPE_FP32 dims: [2] }]',
+            "ensemble output 'Z' for ensemble m' is not used",
+        ),
+        (
+            ENSEMBLE % STEP.replace("output_map", 'output_map { key: "z" value: "s" } output_map'),
+            "ensemble tensor 's' is unused in ensemble 'm'",
+        ),
+        (
+            ENSEMBLE % f"{STEP}, {STEP}",
+            "tensor 'Y' can appear in an output map only once for ensemble 'm' step 1",
+        ),
+        (
+            ENSEMBLE % (STEP.replace('"Y"', '"s"') + "," + TWO % ("t", "Y")),
+            "output 'Y' for ensemble 'm' is not produced",
+        ),
+        (ENSEMBLE % (STEP + "," + TWO % ("Y", "X")), "'X' of ensemble 'm' is an input and comes"),
+        (ENSEMBLE % (STEP + "," + TWO % ("t", "t")), "tensor 't' is unused in ensemble 'm'"),
+    ],
+)
+def test_ensembles_that_cannot_run(text: str, said: str) -> None:
+    """Those whose tensors lead nowhere were loaded, where Triton refuses."""
+    with pytest.raises(RepositoryError, match=re.escape(said)):
+        prepared(text)
+
+
+def test_ensembles_that_can_run() -> None:
+    prepared(ENSEMBLE % STEP)
+    # In whatever order the steps are listed; an output may be an input of a step, too.
+    steps = TWO % ("Y", "Z") + "," + STEP
+    text = ENSEMBLE % steps + 'output [{ name: "Z" data_type: TYPE_FP32 dims: [2] }]'
+    prepared(text)

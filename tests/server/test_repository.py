@@ -19,6 +19,7 @@ from analyzer.engine.loader import LoadSettings, load_versions
 from analyzer.engine.requests import InferCall, InputTensor
 from analyzer.engine.response_cache import ResponseCache
 from analyzer.errors import MissingPartError, RepositoryError, UsageError
+from analyzer.modelconfig.text import config_to_json
 from analyzer.server.repository import Repository
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -367,23 +368,99 @@ def test_an_ensemble_of_ensembles_goes_with_the_innermost_member(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('value: "between" } output', 'value: "OUT" } output'), "nothing produces"),
-        (('key: "Y" value: "between"', 'key: "Y" value: "OUT"'), "two sources|nothing produces"),
-        (("max_batch_size: 4", "max_batch_size: 64"), "only allows maximum batch size"),
+        (("max_batch_size: 4", "max_batch_size: 64"), "only allows maximum batch size to be 8"),
         (('model_name: "first"', 'model_name: "both"'), "contains itself"),
-        (('model_name: "first"', 'model_name: "absent"'), "failed to poll"),
-        (('key: "Y" value: "OUT"', 'key: "Z" value: "OUT"'), "does not have"),
+        (('model_name: "first"', 'model_name: "absent"'), "not available or ambiguous: absent"),
+        (
+            ('key: "Y" value: "OUT"', 'key: "Z" value: "OUT"'),
+            "tensor OUT is mapped from non-existing output Z in model second",
+        ),
+        (
+            ('key: "X" value: "X"', 'key: "Z" value: "X"'),
+            "tensor X is mapping to non-existing input Z in model first",
+        ),
+        (
+            ('"OUT" data_type: TYPE_FP32 dims: [2]', '"OUT" data_type: TYPE_FP32 dims: [5]'),
+            (
+                r"in ensemble both, ensemble tensor OUT: inconsistent shape: \[-1,5\] is inferred from "
+                r"model both while \[-1,2\] is inferred from model second"
+            ),
+        ),
+        (
+            ('"X" data_type: TYPE_FP32 dims: [2]', '"X" data_type: TYPE_FP32 dims: [2, 1]'),
+            r"ensemble tensor X: inconsistent shape: \[-1,2,1\] .* \[-1,2\]",
+        ),
+        (
+            ('"X" data_type: TYPE_FP32', '"X" data_type: TYPE_INT32'),
+            (
+                "ensemble tensor X: inconsistent data type: TYPE_INT32 is inferred from model both "
+                "while TYPE_FP32 is inferred from model first"
+            ),
+        ),
+        (
+            ('"second" model_version: -1', '"second" model_version: 0'),
+            "ensemble 'both' depends on 'second' whose required version 0 is not loaded",
+        ),
+        (('"second" model_version: -1', '"second"'), "required version 0 is not loaded"),
+        (
+            ('"first" model_version: -1', '"first" model_version: -3'),
+            "ensemble 'both' depends on 'first' whose required version -3 is not loaded",
+        ),
     ],
 )
-def test_ensembles_that_cannot_run(
+def test_members_that_do_not_fit(
     repository: Path, opened: Any, change: tuple[str, str], message: str
 ) -> None:
     put(repository, "first", IDENTITY)
     put(repository, "second", IDENTITY)
     put(repository, "both", ENSEMBLE.replace(*change))
     models = opened(mode="explicit")
-    with pytest.raises(Fault, match=message):
+    with pytest.raises(Fault, match=message) as refused:
         models.load("both")
+    assert refused.value.kind == "invalid"
+
+
+def test_members_whose_tensors_differ(repository: Path, opened: Any) -> None:
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY.replace("dims: [2]", "dims: [3]"))
+    out = '"OUT" data_type: TYPE_FP32 dims: [%d]'
+    put(repository, "both", ENSEMBLE.replace(out % 2, out % 3))
+    models = opened(mode="explicit")
+    with pytest.raises(Fault) as refused:
+        models.load("both")
+    assert refused.value.message == (
+        "in ensemble both, ensemble tensor between: inconsistent shape: [-1,3] is inferred from "
+        "model second while [-1,2] is inferred from model first"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("[2]", "[-1]"),  # left to the requests
+        ("max_batch_size: 4", "max_batch_size: 0"),  # the members' batch axis is free
+    ],
+)
+def test_dimensions_of_an_ensemble_that_are_left_to_the_requests(
+    repository: Path, opened: Any, change: tuple[str, str]
+) -> None:
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    config = ENSEMBLE.replace(*change)
+    if "size: 0" in change[1]:
+        config = config.replace("dims: [2]", "dims: [1, 2]")
+    put(repository, "both", config)
+    models = opened(mode="explicit", load=("both",))
+    assert ask(models, "both", [[1, 2]])["OUT"].tolist() == [[1, 2]]
+
+
+def test_an_ensemble_says_that_it_is_not_decoupled(repository: Path, opened: Any) -> None:
+    """Clients read it of every model; it was absent of ensembles alone."""
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    put(repository, "both", ENSEMBLE)
+    config = opened().get("both").config
+    assert config_to_json(config)["model_transaction_policy"] == {"decoupled": False}
 
 
 def test_response_cache(repository: Path, opened: Any) -> None:
