@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -66,6 +67,16 @@ class _Node:
 def _node(model: str, config: Any, datatype: int, dims: Sequence[int]) -> _Node:
     axis = (-1,) if config.max_batch_size else ()
     return _Node(model=model, datatype=datatype, dims=tuple(dims), shape=(*axis, *dims))
+
+
+def labels_of_member(config: Any, resolve: Resolve, output: str) -> tuple[str, ...]:
+    """Names of the classes of a tensor of an ensemble: those of the member that makes it."""
+    for step in steps_of(config):
+        for inner, outer in step.outputs:
+            if outer == output:
+                with contextlib.suppress(Fault):  # it has just been unloaded
+                    return resolve(step.model, step.version).labels_of(inner)
+    return ()
 
 
 def validate_ensemble(config: Any, resolve: Resolve) -> None:

@@ -51,6 +51,7 @@ class LoadedModel:
         cache: The server's cache if both it and the model enable one.
         load_seconds: How long the load took.
         labels: Names of the classes of outputs that have some.
+        inherited_labels: Those of an output that has none of its own: an ensemble's, from a member.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LoadedModel:
         cache: ResponseCache | None = None,
         load_seconds: float = 0.0,
         labels: Mapping[str, tuple[str, ...]] | None = None,
+        inherited_labels: Callable[[str], tuple[str, ...]] | None = None,
     ) -> None:
         self.config = config
         self.name: str = config.name
@@ -71,6 +73,7 @@ class LoadedModel:
         self.signature = signature
         self.load_seconds = load_seconds
         self.labels = labels or {}
+        self._inherited_labels = inherited_labels
         self._engine = engine
         self._cache = cache
         self._ordered = _OrderedReplies() if config.dynamic_batching.preserve_ordering else None
@@ -79,6 +82,12 @@ class LoadedModel:
         self.cache_misses = CacheCounter()
         # Requests that were refused before they were queued; no statistics, only a metric.
         self.rejected_count = 0
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """Names of the classes of an output; empty where it has none."""
+        if output in self.labels or self._inherited_labels is None:
+            return self.labels.get(output, ())
+        return self._inherited_labels(output)
 
     def infer(self, call: InferCall, on_done: OnDone) -> int:
         """Starts a request; ``on_done`` is called once with its reply, on any thread.

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from analyzer.engine.backends import TEST_BACKENDS, complete, open_instances, require_backend
-from analyzer.engine.ensemble import Ensemble, validate_ensemble
+from analyzer.engine.ensemble import Ensemble, labels_of_member, validate_ensemble
 from analyzer.engine.loaded_model import Engine, LoadedModel
 from analyzer.engine.model_policy import policy_from_config
 from analyzer.engine.response_cache import ResponseCache
@@ -128,7 +129,8 @@ def _load(
 ) -> LoadedModel:
     start = time.monotonic()
     signature = signature_of(config)
-    if config.platform == "ensemble":
+    ensemble = config.platform == "ensemble"
+    if ensemble:
         validate_ensemble(config, resolve)
         engine: Engine = Ensemble(config, resolve)
     else:
@@ -142,6 +144,7 @@ def _load(
         cache=settings.cache if cached else None,
         load_seconds=time.monotonic() - start,
         labels=_read_labels(config, folder),
+        inherited_labels=partial(labels_of_member, config, resolve) if ensemble else None,
     )
 
 

@@ -266,6 +266,9 @@ class Signature:
         """An output of the backend in the shape that clients see."""
         port = self.outputs[name]
         if port.reshape is None:
+            if not array.ndim and not self.batch_size_max:
+                # Triton has no scalars: a graph's scalar is configured as one element.
+                return array.reshape([1] * len(port.dims))
             return array
         return array.reshape(self._reshaped(array.shape, port.reshape, port.dims))
 

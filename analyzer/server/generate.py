@@ -10,7 +10,7 @@ from analyzer.engine.requests import InputTensor
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.server.json_tensors import array_to_json, json_to_array
 from analyzer.server.json_values import as_string
-from analyzer.server.outputs import finished_outputs
+from analyzer.server.outputs import finished_outputs, response_parameters
 from analyzer.server.wire_call import WireCall, wrong_parameter
 
 
@@ -93,6 +93,7 @@ def generate_json(model: LoadedModel, call: WireCall, outputs: Tensors) -> dict[
     answer: dict[str, Any] = {"id": call.request_id} if call.request_id else {}
     answer["model_name"] = model.name
     answer["model_version"] = model.version_text
+    answer |= response_parameters(model, call)
     for name, _, array, _ in finished_outputs(model, call, outputs):
         values = array_to_json(array, name)
         answer[name] = values[0] if len(values) == 1 else values

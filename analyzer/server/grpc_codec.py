@@ -12,7 +12,7 @@ from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.requests import InputTensor
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.tensors import DTYPES, to_bytes
-from analyzer.server.outputs import finished_outputs
+from analyzer.server.outputs import finished_outputs, response_parameters
 from analyzer.server.shared_memory import Region, SharedMemory
 from analyzer.server.wire_call import (
     RequestedOutput,
@@ -214,7 +214,12 @@ def _parameters(parameters: Any, call: WireCall) -> None:
             sequence = parameter_value(value, key, "int64_param", "string_param")
             if isinstance(sequence, str):
                 check_sequence_id(sequence)
-        elif key in ("sequence_start", "sequence_end", _WANT_FINAL):
+            call.sequence_id = sequence
+        elif key == "sequence_start":
+            call.sequence_start = parameter_value(value, key, "bool_param")
+        elif key == "sequence_end":
+            call.sequence_end = parameter_value(value, key, "bool_param")
+        elif key == _WANT_FINAL:
             parameter_value(value, key, "bool_param")
         elif key.startswith("triton_"):
             raise reserved_parameter(
@@ -239,6 +244,8 @@ def build_response(
     response = service_pb2.ModelInferResponse(
         model_name=model.name, model_version=model.version_text, id=call.request_id
     )
+    for key, value in response_parameters(model, call).items():
+        _set_parameter(response.parameters[key], value)
     contents = response.raw_output_contents
     for name, datatype, array, wanted in finished_outputs(model, call, outputs):
         response.outputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -248,3 +255,12 @@ def build_response(
             data = b""  # clients count one content for each output
         contents.append(data)
     return response
+
+
+def _set_parameter(parameter: Any, value: int | str | bool) -> None:
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    else:
+        parameter.string_param = value

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from analyzer.engine.fault import Fault, FaultKind
@@ -49,6 +50,8 @@ def _unary(handler: Handler) -> Callable[[Any, Any, Any], Coroutine[Any, Any, An
     @functools.wraps(handler)
     async def method(self: GrpcService, request: Any, context: Any) -> Any:
         try:
+            if request is None:
+                raise _unreadable()
             return await handler(self, request)
         except Exception as error:
             await self.abort(context, error)
@@ -69,6 +72,8 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         await context.abort(_CODES[fault.kind], fault.message)
 
     def _parse(self, request: Any) -> tuple[LoadedModel, WireCall]:
+        if request is None:
+            raise _unreadable()
         model = self._service.model(request.model_name, request.model_version)
         return model, parse_request(request, model, self._service.memory)
 
@@ -298,6 +303,22 @@ def _wrong_type(key: str, expected: str) -> str:
     return f"invalid value type for load parameter '{key}', expected {expected}."
 
 
+def _unreadable() -> Fault:
+    return Fault("internal", "Unable to parse request")
+
+
+def _none_if_unreadable(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """``parse``, but None for what is no such message: methods then answer as Triton does."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return None
+
+    return read
+
+
 class _GenericOnly:
     """Registers a service by its names alone.
 
@@ -306,10 +327,23 @@ class _GenericOnly:
     """
 
     def __init__(self, server: Any) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+        self._server = server
 
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """Leaves it at the generic handlers."""
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Leaves it to the next method, which gets the same handlers by name."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Registers them generically."""
+        own = {
+            # A stream ends without a word at such a message, here as there.
+            name: handler
+            if handler.request_streaming
+            else handler._replace(
+                request_deserializer=_none_if_unreadable(handler.request_deserializer)
+            )
+            for name, handler in handlers.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, own),))
 
 
 def grpc_server(service: InferenceService) -> Any:

@@ -25,7 +25,7 @@ from analyzer.server.json_values import (
     member,
     parse_json,
 )
-from analyzer.server.outputs import finished_outputs
+from analyzer.server.outputs import finished_outputs, response_parameters
 from analyzer.server.shared_memory import Region, SharedMemory
 from analyzer.server.wire_call import (
     RequestedOutput,
@@ -183,11 +183,14 @@ def _parameters(parameters: Any, call: WireCall) -> None:
             call.timeout_us = as_unsigned(value, key)
         elif key == "binary_data_output":
             call.binary_default = as_boolean(value, key)
-        elif key in ("sequence_start", "sequence_end"):
-            as_boolean(value, key)
+        elif key == "sequence_start":
+            call.sequence_start = as_boolean(value, key)
+        elif key == "sequence_end":
+            call.sequence_end = as_boolean(value, key)
         elif key == "sequence_id":
             if not is_unsigned(value):
                 check_sequence_id(as_string(value, key))
+            call.sequence_id = value
         elif key.startswith("triton_"):
             raise reserved_parameter()
         elif not isinstance(value, int | str | float):
@@ -219,6 +222,9 @@ def build_infer(
     head: dict[str, Any] = {"id": call.request_id} if call.request_id else {}
     head["model_name"] = model.name
     head["model_version"] = model.version_text
+    parameters = response_parameters(model, call)
+    if parameters:
+        head["parameters"] = parameters
     head["outputs"] = entries
     text = json.dumps(head, separators=(",", ":")).encode()
     if not any(blobs):

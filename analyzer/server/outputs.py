@@ -42,6 +42,17 @@ def finished_outputs(model: LoadedModel, call: WireCall, outputs: Tensors) -> It
         yield wanted.name, datatype, array, wanted
 
 
+def response_parameters(model: LoadedModel, call: WireCall) -> dict[str, int | str | bool]:
+    """Parameters of a response; Triton gives each tensor of an ensemble its request's sequence."""
+    if model.config.platform != "ensemble":
+        return {}
+    return {
+        "sequence_id": call.sequence_id,
+        "sequence_start": call.sequence_start,
+        "sequence_end": call.sequence_end,
+    }
+
+
 def _classify(
     model: LoadedModel, wanted: RequestedOutput, array: NDArray[Any], datatype: str
 ) -> NDArray[Any]:
@@ -54,12 +65,13 @@ def _classify(
     rows = len(array) if model.signature.batch_size_max and array.ndim else 1
     flat = array.reshape(rows, -1)
     count = min(wanted.classification, flat.shape[1])
-    labels = model.labels.get(wanted.name, ())
+    labels = model.labels_of(wanted.name)
     texts = np.empty((rows, count), dtype=object)
     for row, values in enumerate(flat):
-        for place, index in enumerate(
-            np.argsort(-values.astype(np.float64), kind="stable")[:count]
-        ):
+        # Integers as they are: beyond 2**53 several of them are one float. Their complement has the
+        # reverse order, of the least one, too. NaN comes last.
+        falling = -values.astype(np.float64) if array.dtype.kind == "f" else ~values
+        for place, index in enumerate(np.argsort(falling, kind="stable")[:count]):
             value = values[index]
             text = f"{value:f}" if array.dtype.kind == "f" else str(value)
             label = f":{labels[index]}" if index < len(labels) else ""

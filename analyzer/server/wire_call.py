@@ -34,10 +34,15 @@ class WireCall(InferCall):
     Args:
         requested: The outputs listed; empty for all. Set together with ``outputs``.
         binary_default: Whether outputs that are not listed come as binary (HTTP).
+        sequence_id: With its two flags: what an ensemble tells in its response; no model here has
+            sequences.
     """
 
     requested: list[RequestedOutput] = field(default_factory=list)
     binary_default: bool = False
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
 
     def request(self, outputs: list[RequestedOutput]) -> None:
         """Lists outputs."""

@@ -320,3 +320,14 @@ def test_cancelled_calls_are_taken_out_of_the_queue(repository: Path, start: Any
         again = client.infer("slow", [tensor("INPUT0", rows(), "FP32")])
         assert again.as_numpy("OUTPUT0") is not None
         assert model.details().server.success_count == 2
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ServerLive", "ModelConfig"])
+def test_what_is_no_message_is_told_as_triton_does(wire: Addresses, method: str) -> None:
+    """It was UNKNOWN, with the name of a Python class."""
+    with grpc.insecure_channel(wire.grpc) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"\xff\xff\xff", timeout=10)
+    assert refused.value.code() is grpc.StatusCode.INTERNAL
+    assert refused.value.details() == "Unable to parse request"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import resource
 import socket
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_request import send
 
 from analyzer.server.app import Addresses
 from analyzer.server.limits import Limits
@@ -23,27 +23,6 @@ from analyzer.server.limits import Limits
 ROW = [float(i) for i in range(16)]
 LENGTH = "Inference-Header-Content-Length"
 INFER = "/v2/models/ident/infer"
-
-
-def send(
-    addresses: Addresses,
-    method: str,
-    path: str,
-    body: Any = None,
-    headers: dict[str, str] | None = None,
-) -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own."""
-    host, _, port = addresses.http.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=60)
-    if isinstance(body, dict | list):
-        body = json.dumps(body).encode()
-    try:
-        connection.request(method, path, body=body, headers=headers or {})
-        response = connection.getresponse()
-        found = {key.lower(): value for key, value in response.getheaders()}
-        return response.status, found, response.read()
-    finally:
-        connection.close()
 
 
 def error(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:

@@ -382,8 +382,8 @@ def test_an_ensemble_of_ensembles_goes_with_the_innermost_member(
         (
             ('"OUT" data_type: TYPE_FP32 dims: [2]', '"OUT" data_type: TYPE_FP32 dims: [5]'),
             (
-                r"in ensemble both, ensemble tensor OUT: inconsistent shape: \[-1,5\] is inferred from "
-                r"model both while \[-1,2\] is inferred from model second"
+                r"in ensemble both, ensemble tensor OUT: inconsistent shape: \[-1,5\] is inferred "
+                r"from model both while \[-1,2\] is inferred from model second"
             ),
         ),
         (
