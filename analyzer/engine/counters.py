@@ -52,7 +52,8 @@ class ModelStatistics:
         batches: By batch size, ascending.
         rejected_count: Requests whose time-out expired in the queue.
         cancelled_count: Requests cancelled before they ran.
-        fail_ns: Total time of failed requests, nanoseconds.
+        fail_ns: Total time of failed requests, nanoseconds; these and the rejected and cancelled
+            ones are the server's ``fail_count``.
         waiting_count: Requests in the queue now.
         last_inference_ms: Milliseconds since the epoch of the last execution; 0 before the first.
     """
@@ -110,9 +111,14 @@ class Counters:
         totals[3] += spans[2]
 
     def fail(self, work: Sequence[tuple[InferenceRequest, int]], end_ns: int) -> None:
-        """Counts requests that ran and failed, or whose time-out expired."""
+        """Counts requests that ran and failed, whose time-out expired, or that were cancelled."""
         self.fail_count += len(work)
         self.fail_ns += sum(end_ns - at_ns for _, at_ns in work)
+
+    def cancel(self, work: Sequence[tuple[InferenceRequest, int]], end_ns: int) -> None:
+        """Counts requests that were taken back: failures, too, as Triton's statistics have it."""
+        self.cancelled_count += len(work)
+        self.fail(work, end_ns)
 
     def server(self) -> ServerStatistics:
         """The counters that every target reports."""

@@ -229,7 +229,7 @@ class Ensemble:
             started = [entry for entry in run.in_flight.values() if entry is not None]
         with self._lock:
             del self._runs[ticket]
-            self._counters.cancelled_count += 1
+            self._counters.cancel([(run.request, run.started_ns)], time.monotonic_ns())
         for model, member_ticket in started:
             model.cancel(member_ticket)
         return True

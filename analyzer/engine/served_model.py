@@ -225,12 +225,14 @@ class ServedModel:
         return tuple((name, array.shape[skip:]) for name, array in sorted(request.inputs.items()))
 
     def _cancel(self, tickets: list[int]) -> tuple[int, list[InferenceRequest]]:
+        now_ns = time.monotonic_ns()
+        work = []
         for ticket in tickets:
             # One that stands in a payload already stays there; it is left out when that starts.
             self._scheduler.cancel(ticket)
-            del self._waiting[ticket]
-        self._counters.cancelled_count += len(tickets)
-        return len(tickets), self._decide(time.monotonic_ns())[1]
+            work.append(self._waiting.pop(ticket))
+        self._counters.cancel(work, now_ns)
+        return len(tickets), self._decide(now_ns)[1]
 
     def _decide(self, now_ns: int, own: int = -1) -> tuple[Work | None, list[InferenceRequest]]:
         """Hands out what is due; returns the work of instance ``own`` and the rejected requests."""

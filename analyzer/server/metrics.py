@@ -149,10 +149,11 @@ def _machine() -> dict[str, tuple[str, float]]:
 
 
 def _failures(model: LoadedModel, details: ModelStatistics) -> dict[str, int]:
+    not_run = details.rejected_count + details.cancelled_count
     return {
         "REJECTED": details.rejected_count + model.rejected_count,
         "CANCELED": details.cancelled_count,
-        "BACKEND": max(details.server.fail_count - details.rejected_count, 0),
+        "BACKEND": max(details.server.fail_count - not_run, 0),
         "OTHER": 0,
     }
 

@@ -58,3 +58,4 @@ def test_a_cancelled_request_takes_its_steps_back(while_starting: bool) -> None:
     assert not replies
     details = ensemble.details()
     assert (details.cancelled_count, details.server.success_count) == (1, 0)
+    assert details.server.fail_count == 1 and details.fail_ns > 0

@@ -266,6 +266,9 @@ def test_cancelled_requests_never_run(dynamic: bool) -> None:
         got = replies.wait(10)
     assert sorted(number for number, _, _ in got) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 99]
     assert sum(runtime.batches) == 10
+    details = model.details()
+    assert (details.cancelled_count, details.server.fail_count) == (21, 21)
+    assert details.fail_ns > 0
 
 
 def test_a_batch_that_is_too_large_is_invalid() -> None:

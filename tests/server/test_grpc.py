@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from analyzer.server.app import Addresses
+from analyzer.server.metrics import TritonMetrics
 
 
 def tensor(name: str, array: Any, datatype: str) -> Any:
@@ -316,6 +317,15 @@ def test_cancelled_calls_are_taken_out_of_the_queue(repository: Path, start: Any
             time.sleep(0.01)
         details = model.details()
         assert (details.waiting_count, details.cancelled_count) == (0, 3)
+        told = client.get_inference_statistics("slow").model_stats[0].inference_stats.fail
+        assert told.count == 3 and told.ns > 0  # none was, though the metrics told three
+        failed = {
+            sample.labels["reason"]: sample.value
+            for family in TritonMetrics(app.repository, caching=False).collect()
+            for sample in family.samples
+            if sample.name == "nv_inference_request_failure"
+        }
+        assert failed == {"REJECTED": 0, "CANCELED": 3, "BACKEND": 0, "OTHER": 0}
         # What runs already is finished; nobody waits for it.
         again = client.infer("slow", [tensor("INPUT0", rows(), "FP32")])
         assert again.as_numpy("OUTPUT0") is not None
