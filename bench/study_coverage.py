@@ -45,7 +45,9 @@ from analyzer.twin.speed import SpeedPath
 from benchlib.command import Command, say, table_of, write_json
 from benchlib.under_load import under_load
 
-WORLDS = ("stationary", "stalls", "two speeds", "drift", "wrong probes", "neighbour")
+NEIGHBOURS = ("neighbour", "neighbour and wrong probes")
+WRONG_PROBES = ("wrong probes", "neighbour and wrong probes")
+WORLDS = ("stationary", "stalls", "two speeds", "drift", "wrong probes", *NEIGHBOURS)
 LOADS = (0.5, 0.7, 0.85, 0.95)
 MODES = (*(str(load) for load in LOADS), "free", "resumed")
 # Servers whose miss rate is a given one, by what a PASS then is.
@@ -93,7 +95,7 @@ def service(key: VariantKey, threads: int, instances: int) -> ServiceTime:
 def server(configuration: Configuration, world: str) -> ServerModel:
     """The true server of a configuration at speed 1."""
     probed = service(configuration.variant, 1, 1)
-    true = under_load(configuration, probed) if world == "wrong probes" else probed
+    true = under_load(configuration, probed) if world in WRONG_PROBES else probed
     return ServerModel.of(configuration, true, overhead_ms=OVERHEAD_MS)
 
 
@@ -131,7 +133,7 @@ def speed_path(world: str, rng: np.random.Generator) -> SpeedPath | None:
         return SpeedPath.stalls(every_s=22.0, length_s=0.5, until_s=PATH_S)
     if world in ("two speeds", "wrong probes"):
         return SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 30.0), until_s=PATH_S, rng=rng)
-    if world == "neighbour":
+    if world in NEIGHBOURS:
         return SpeedPath.two_speeds(slow=SLOW, dwell_s=(0.1, 10.0), until_s=PATH_S, rng=rng)
     if world == "drift":
         phase = float(rng.uniform())
@@ -187,10 +189,10 @@ def study(cell_: Cell, seed: int) -> Ending:
         service=service,
         overhead_ms=OVERHEAD_MS,
         speed=speed_path(cell_.world, rng),
-        neighbour=cell_.world == "neighbour",
+        neighbour=cell_.world in NEIGHBOURS,
         seed=seed,
     )
-    if cell_.world == "wrong probes":
+    if cell_.world in WRONG_PROBES:
         world = replace(world, under_load=under_load)
     target, budget_ms, budget_s = None, BUDGET_MS, BUDGET_S
     if cell_.mode in SHARES:

@@ -181,6 +181,12 @@ class EdgeSearch:
         low, _ = self._around()
         return low.rate_rps if low is not None else None
 
+    @property
+    def lacks_upper_end(self) -> bool:
+        """Whether all that the edge lacks is a rate that breaks the SLA above those kept."""
+        _, high = self._around()
+        return high is None and any(self._counts(found) for found in self._kept())
+
     def record(self, outcome: RateOutcome) -> None:
         """Takes in what a rate did; runs at one rate count together."""
         self._begun = True
@@ -220,10 +226,15 @@ class EdgeSearch:
         self._ease *= ease
 
     def _counts(self, outcome: RateOutcome) -> bool:
-        """Whether enough requests are behind what a rate did."""
+        """Whether enough requests are behind what a rate did.
+
+        What higher rates keep a lower one keeps as well: their requests are behind it, too.
+        """
+        if self.keeps(outcome):
+            above = (f.requests for f in self._kept() if f.rate_rps >= outcome.rate_rps)
+            return sum(above) >= EVIDENCE_MIN
         clear = _CLEAR_FACTOR * self._goal.miss_rate_max * EVIDENCE_MIN
-        late = not self.keeps(outcome) and outcome.over_budget >= clear
-        return late or outcome.requests >= EVIDENCE_MIN
+        return outcome.over_budget >= clear or outcome.requests >= EVIDENCE_MIN
 
     def next_rate_rps(self) -> float | None:
         """The rate to try next; None when the edge is known well enough, or there is none."""
@@ -278,9 +289,9 @@ class EdgeSearch:
         Between the two rates around it the edge is where the percentile, interpolated in
         logarithms, crosses the budget; where the higher run has no percentile, their geometric
         mean. The lower end is the highest rate that was kept, however few requests it rests on;
-        the estimate rests on the highest one with enough. Without such a rate, or where the rate
-        above has too few, the upper end is open, and the lowest that clearly broke is told beside
-        it; where no rate was kept, that is the upper end.
+        the estimate rests on the highest one with enough. The upper end is the lowest that clearly
+        broke. Without either of these two it is open, and what clearly broke is told beside it;
+        where no rate was kept, that is the upper end.
         """
         low, high = self._around()
         clear = [found.rate_rps for found in self._broken(low) if self._counts(found)]
@@ -289,7 +300,7 @@ class EdgeSearch:
             return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, broken_rps))
         least_rps = low.rate_rps * (1 - _NOISE)
         counted = [found for found in self._kept() if self._counts(found)]
-        if high is None or not self._counts(high) or not counted:
+        if high is None or not clear or not counted:
             return Edge(rate_rps=None, interval_rps=(least_rps, None), broken_rps=broken_rps)
         low = max(counted, key=lambda found: found.rate_rps)
         rate = math.sqrt(low.rate_rps * high.rate_rps)

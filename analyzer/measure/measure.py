@@ -60,6 +60,9 @@ _CONTROL_RANGE = (0.75, 1.1)
 # Of the time left, what the fewest requests of a load test take on average: that of 20 Poisson
 # arrivals deviates by 22 %.
 _IN_TIME_SHARE = 0.7
+# A search that lacks nothing but a rate that breaks the SLA goes on, for so many times its seconds at
+# most: the run of such a rate is mostly short, since it is given up once it is hopeless.
+_OPEN_FACTOR = 2.0
 # Where the live search broke no rate, so many times its seconds: in them the twin's search mostly
 # breaks one (docs/decisions/040-what-is-told-of-an-open-edge.md).
 _CONTROL_LONGER = 4.0
@@ -76,7 +79,8 @@ def measure_edge(
     """The edge of the target, from runs of ``plan.seconds`` in all; longer until a rate is kept.
 
     Half as long again where the machine was slower in the runs above the edge than below it: these
-    do not count then. A run that only a stall of the server broke is made again. No run is begun
+    do not count then; up to twice as long where nothing but a rate that breaks the SLA is missing,
+    unless ``plan.within``. A run that only a stall of the server broke is made again. No run is begun
     that would not end within the session's time.
 
     Args:
@@ -97,7 +101,9 @@ def measure_edge(
     session.skip_arrivals(plan.known)
     while True:
         rate, again_rps = again_rps or search.next_rate_rps(), None
-        if rate is None or (spent_s >= seconds_max and search.kept_rps is not None):
+        longer = _OPEN_FACTOR if search.lacks_upper_end and not plan.within else 1.0
+        ended = spent_s >= max(seconds_max, longer * plan.seconds)
+        if rate is None or (ended and search.kept_rps is not None):
             seconds_max = _DOUBT_FACTOR * plan.seconds
             doubtful = slower_rates(runs, search.kept_rps)
             if spent_s >= seconds_max or not search.forget_above(doubtful):

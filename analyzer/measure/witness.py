@@ -31,7 +31,9 @@ _SECONDS_OF_A_STATE = 2
 STEADY_FACTOR = 1.1
 # And executions where nine tenths of a run's moments are no slower than so many times the median:
 # 1.08 to 1.17 in six demos on a quiet machine whose speed wandered (1.23 in a seventh), 1.21 to
-# 1.42 in six beside a process that kept one of two cores busy half of the time.
+# 1.42 in six beside a process that kept one of two cores busy half of the time. A run that is slow for
+# most of its time has a median that is slow: that is so many times the fastest tenth at most, too
+# (1.01 to 1.05 in eight searches on a quiet machine).
 _EXECUTED_FACTOR = 1.2
 # Shorter runs do not tell how busy others kept the cores: the kernel counts in hundredths of a
 # second. Nor does less than this: the services of an idle machine take some hundredths of it.
@@ -108,7 +110,10 @@ def steady(tests: Sequence[LoadTest]) -> bool:
     if found is None or any(test.conditions is None for test in tests) or not found.work_us:
         return False
     low, high = np.quantile(found.work_us, (USUAL_QUANTILE, 1.0 - USUAL_QUANTILE))
-    return bool(high <= STEADY_FACTOR * low) and _executed_steadily(tests)
+    if high > STEADY_FACTOR * low:
+        return False
+    fast, usual, slow = _execution_times(tests)
+    return slow <= _EXECUTED_FACTOR * usual and usual <= _EXECUTED_FACTOR * fast
 
 
 def first_share(
@@ -125,7 +130,8 @@ def first_share(
     """
     runs = [test for test in tests if test.kind == "edge" and not test.aborted]
     slower = _times_slower(edge, watched)
-    if slower is None or not _executed_steadily(runs):
+    _, usual, slow = _execution_times(runs)
+    if slower is None or slow > _EXECUTED_FACTOR * usual:
         return SAFE_SHARE
     return max(STEADY_SHARE * min(STEADY_FACTOR / slower, 1.0), SAFE_SHARE)
 
@@ -167,13 +173,16 @@ def _times_slower(edge: Edge, watched: Sequence[Conditions | None]) -> float | N
     return max(slowest_us, default=edge.work_us) / edge.work_us
 
 
-def _executed_steadily(tests: Sequence[LoadTest]) -> bool:
-    """Whether executions took about as long all the time; True where nothing tells it."""
+def _execution_times(tests: Sequence[LoadTest]) -> tuple[float, float, float]:
+    """Of the runs' moments: relative execution times of the fastest tenth, the median, nine tenths.
+
+    All 1 where nothing tells them.
+    """
     traces = [trace for trace in slowness(tests) if len(trace)]
     if not traces:
-        return True
-    usual, slow = np.quantile(np.concatenate(traces), (0.5, 0.9))
-    return bool(slow <= _EXECUTED_FACTOR * usual)
+        return 1.0, 1.0, 1.0
+    fast, usual, slow = np.quantile(np.concatenate(traces), (0.1, 0.5, 0.9))
+    return float(fast), float(usual), float(slow)
 
 
 def slower_rates(runs: Mapping[float, LoadTest], kept_rps: float | None) -> list[float]:

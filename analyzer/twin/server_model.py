@@ -187,7 +187,7 @@ class ServerModel:
 
         Args:
             free_share: Of the cores, what other programs leave at the worst: the slowest speed is
-                so many times as high.
+                no higher. Where the path met them, they are in its speeds already.
         """
         limit_ns = round((budget_ms - self.overhead_ms) * 1e6)
         latency_ns = self._latency_ns(arrivals, rate_rps)
@@ -198,7 +198,7 @@ class ServerModel:
             return found
         late_share = tail_share(percentile)
         slow = self.path.undercut_for(late_share, span_s=_SPELL_BUDGETS * budget_ms / 1e3)
-        slowest = replace(self, path=SpeedPath.constant(free_share * slow))
+        slowest = replace(self, path=SpeedPath.constant(min(free_share, slow)))
         slow_ns = slowest._latency_ns(arrivals, rate_rps)
         kept_ns = round(kept_share * limit_ns)
         if slow_ns is None or np.mean(slow_ns > kept_ns) > late_share:

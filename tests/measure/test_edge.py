@@ -129,7 +129,7 @@ def test_a_side_with_few_requests_is_open() -> None:
 def test_an_estimate_rests_on_enough_requests_or_the_edge_is_open(enough: bool) -> None:
     """It had no estimate but both ends, where the highest rate that was kept had few requests."""
     found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=0.01, start_rps=100.0))
-    requests = 310 if enough else 200
+    requests = 60 if enough else 40  # those of the higher rate are behind the lower one, too
     below = RateOutcome(rate_rps=300.0, requests=requests, over_budget=0, latency_ms=None)
     few = RateOutcome(rate_rps=356.0, requests=255, over_budget=0, latency_ms=None)
     late = RateOutcome(rate_rps=424.0, requests=535, over_budget=124, latency_ms=None)
@@ -143,6 +143,22 @@ def test_an_estimate_rests_on_enough_requests_or_the_edge_is_open(enough: bool) 
     else:
         assert edge.rate_rps is None and edge.interval_rps[1] is None
         assert edge.bounds_rps == (edge.interval_rps[0], pytest.approx(424.0, rel=0.05))
+
+
+def test_what_clearly_broke_is_the_upper_end_where_a_nearer_rate_has_few_requests() -> None:
+    """Its upper end was open though both ends had enough requests behind them."""
+    found = EdgeSearch(EdgeGoal(budget_ms=1200.0, miss_rate_max=0.01, start_rps=14.0))
+    for rate, requests, late in ((15.6, 205, 0), (16.4, 216, 0), (21.1, 62, 11)):
+        found.record(
+            RateOutcome(rate_rps=rate, requests=requests, over_budget=late, latency_ms=None)
+        )
+    far = found.edge()
+    assert far.rate_rps == pytest.approx((15.6 * 21.1) ** 0.5, rel=0.01)
+    few = RateOutcome(rate_rps=17.2, requests=172, over_budget=0, latency_ms=None, growing=True)
+    found.record(few)
+    near = found.edge()
+    assert near.interval_rps == far.interval_rps == (pytest.approx(15.9, 0.01), 1.03 * 21.1)
+    assert near.rate_rps == pytest.approx((15.6 * 17.2) ** 0.5, rel=0.01)
 
 
 def test_it_never_ends_without_a_rate_that_was_kept(
@@ -285,6 +301,29 @@ def test_an_open_edge_is_closed_by_going_on_from_the_runs_that_left_it_open(
     assert closed.rate_rps == pytest.approx(truth, rel=0.1)
     again = [test.offered_rps for test in session.tests[first:]]
     assert min(again) > max(test.offered_rps for test in known if not test.aborted)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_search_that_broke_no_rate_goes_on_for_a_while(
+    session: VirtualSession,
+    load: LoadPlan,
+    policy: BatchingPolicy,
+    service: ServiceTime,
+    within: bool,
+) -> None:
+    """Its seconds ended with two rates that were kept, and told an edge without an upper end."""
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    plan = EdgePlan(seconds=4.0, start_rps=0.8 * truth, run_seconds=(2.0, 2.5), within=within)
+    found = measure_edge(session, plan, load, truth)
+    spent_s = sum(test.duration_s for test in session.tests)
+    if within:
+        assert found.rate_rps is None
+        assert spent_s <= 4.1
+    else:
+        assert found.rate_rps == pytest.approx(truth, rel=0.15)
+        assert 4.1 < spent_s <= 2 * 4.0 + 2.5
 
 
 def test_a_search_that_goes_on_elsewhere_draws_other_arrivals(

@@ -382,6 +382,8 @@ def test_the_speed_was_steady_where_neither_the_canary_nor_executions_were_slowe
     assert not steady([replace(quick, conditions=SLOW)])
     assert not steady([quick, replace(quick, conditions=None)])
     assert not steady([quick, replace(quick, slowness=(*[1.0] * 70, *[1.4] * 30))])
+    mostly_slow = (*[1.0] * 20, *[1.4] * 80)
+    assert not steady([replace(quick, slowness=mostly_slow)]), "its median is slow"
 
 
 def test_others_leave_less_of_the_cores_than_the_edge_s_rate_had() -> None:
