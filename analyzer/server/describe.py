@@ -6,7 +6,7 @@ from typing import Any
 
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.signature import Port
-from analyzer.server.repository import IndexEntry
+from analyzer.server.slots import IndexEntry
 
 SERVER_NAME = "triton"
 # The release whose behaviour is reproduced (docs/triton-semantics.md); clients parse it.

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,41 +28,12 @@ from analyzer.modelconfig.repository import (
 )
 from analyzer.server.dependencies import dependents, members_first
 from analyzer.server.overrides import unpack_override
+from analyzer.server.slots import READY, IndexEntry, Slot
 
 ControlMode = Literal["none", "poll", "explicit"]
-State = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
 
 _POLL_FAILED = "failed to load '{}', failed to poll from model repository"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexEntry:
-    """One line of the repository's index; a model that was never loaded has only a name."""
-
-    name: str
-    version: str = ""
-    state: str = ""
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A model that was loaded once: its versions, their states, and what it was loaded from.
-
-    Args:
-        awaited: The members of an ensemble that went with one of them: it comes back with them.
-        folder: What its folder held; None where files of the request stood for it.
-        config_json: The configuration of the request, instead of the folder's.
-    """
-
-    versions: dict[int, LoadedModel] = field(default_factory=dict)
-    states: dict[int, tuple[State, str]] = field(default_factory=dict)
-    members: tuple[str, ...] = ()
-    awaited: tuple[str, ...] = ()
-    folder: tuple[tuple[str, int, int], ...] | None = None
-    config_json: str | None = None
-    override: tempfile.TemporaryDirectory[str] | None = None
 
 
 class Repository:
@@ -92,7 +63,9 @@ class Repository:
         self._poll_interval_s = poll_interval_s
         self._log = log
         self._loading = threading.RLock()
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
+        self._changing = threading.Lock()  # of states: never held while something is loaded
+        self._started = False
         # Replaced, never changed, so that readers need no lock; the newest version is under "".
         self._ready: Mapping[tuple[str, str], LoadedModel] = {}
         self._stop = threading.Event()
@@ -128,6 +101,7 @@ class Repository:
         if self.mode == "poll":
             self._poller = threading.Thread(target=self._poll, name="repository-poll", daemon=True)
             self._poller.start()
+        self._started = True
         return failures
 
     def get(self, name: str, version: str = "") -> LoadedModel:
@@ -152,11 +126,7 @@ class Repository:
     def server_ready(self) -> bool:
         """Triton's strict readiness: every model that is known is ready or was unloaded."""
         # Without the lock, which a load holds to its end: event loops ask this.
-        return self.live() and all(
-            state == "READY" or reason == "unloaded"
-            for slot in tuple(self._slots.values())
-            for state, reason in slot.states.values()
-        )
+        return self.live() and all(slot.well() for slot in tuple(self._slots.values()))
 
     def models(self) -> list[LoadedModel]:
         """Every version that is ready, by name and version."""
@@ -168,31 +138,17 @@ class Repository:
         return [str(v) for v in sorted(m.version for m in self.models() if m.name == name)]
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
-        """Every model of the folder and every model that was ever loaded, with their states."""
-        known = set(self._slots)
-        # Where the folder went away, what is loaded is still listed.
-        with contextlib.suppress(RepositoryError):
-            known |= set(list_models(self._root))
-        entries = []
-        for name in sorted(known):
-            slot = self._slots.get(name)
-            if slot is None or not slot.states:
-                if not ready_only:
-                    entries.append(IndexEntry(name=name))
-                continue
-            for version, (state, reason) in sorted(slot.states.items()):
-                if state == "READY" and self._lost:
-                    state, reason = "UNAVAILABLE", self._lost
-                if state == "READY" or not ready_only:
-                    entries.append(
-                        IndexEntry(
-                            name=name,
-                            version=str(version) if version > 0 else "",
-                            state=state,
-                            reason=reason,
-                        )
-                    )
-        return entries
+        """Every model of the folder with its states; as in Triton none that has no folder."""
+        try:
+            names = list_models(self._root)
+        except RepositoryError:
+            names = sorted(self._slots)  # the folder went away: what is loaded is still listed
+        return [
+            entry
+            for name in names
+            for entry in self._slots.get(name, Slot()).entries(name, self._lost)
+            if entry.state == "READY" or not ready_only
+        ]
 
     def load(
         self, name: str, *, config_json: str | None = None, files: Mapping[str, bytes] | None = None
@@ -303,6 +259,7 @@ class Repository:
             slot = self._slots.get(name)
             folder = self._root / name
             override: tempfile.TemporaryDirectory[str] | None = None
+            polled = False
             try:
                 if not folder.is_dir() and not files:
                     raise Fault("internal", _POLL_FAILED.format(name))
@@ -313,6 +270,7 @@ class Repository:
                     if same and slot.folder == found:
                         return
                 config, override = self._read(name, folder, config_json, files or {})
+                polled = True
                 source = Path(override.name) / name if override is not None else folder
                 self._load_members(name, member_names(config), above)
                 self._log(f"loading: {name}")
@@ -321,29 +279,35 @@ class Repository:
                 if override is not None:
                     override.cleanup()
                 message = error.message if isinstance(error, AnalyzerError) else str(error)
-                self._failed(name, slot, message)
+                self._log(f"failed to load '{name}': {message}")
+                # Triton tells nothing of a model that it could not poll. At the start it would end.
+                if polled or not self._started:
+                    self._failed(name, slot, message)
                 if isinstance(error, AnalyzerError):
                     raise
                 raise RepositoryError(f"failed to load '{name}': {message}") from error
-            new = _Slot(
+            new = Slot(
                 versions=versions,
-                states=dict.fromkeys(versions, ("READY", "")),
+                states=dict.fromkeys(versions, READY),
                 members=member_names(config),
                 folder=found,
                 config_json=config_json,
                 override=override,
             )
-            self._replace(name, slot, new)
+            self._log(f"successfully loaded '{name}'")
+            self._put(name, new)
+            self._publish()
+            if self._settings.cache is not None:
+                self._settings.cache.forget()
+            if slot is not None:
+                self._close_later(name, slot)
             self._load_awaiting(name)
 
-    def _replace(self, name: str, old: _Slot | None, new: _Slot) -> None:
-        self._log(f"successfully loaded '{name}'")
-        self._slots[name] = new
-        self._publish()
-        if self._settings.cache is not None:
-            self._settings.cache.forget()
-        if old is not None:
-            self._close_later(name, old)
+    def _put(self, name: str, slot: Slot) -> None:
+        with self._changing:
+            if name in self._slots:
+                slot.follow(self._slots[name])
+            self._slots[name] = slot
 
     def _read(
         self, name: str, folder: Path, config_json: str | None, files: Mapping[str, bytes]
@@ -383,15 +347,14 @@ class Repository:
     def _resolve(self, name: str, version: int) -> LoadedModel:
         return self.get(name, "" if version == NEWEST else str(version))
 
-    def _failed(self, name: str, slot: _Slot | None, message: str) -> None:
-        self._log(f"failed to load '{name}': {message}")
+    def _failed(self, name: str, slot: Slot | None, message: str) -> None:
         if slot is not None and slot.versions:
             return  # the old copy still serves
         version = 0
         folder = self._root / name
         if folder.is_dir():
             version = max(list_versions(folder), default=0)
-            self._slots[name] = _Slot(states={version: ("UNAVAILABLE", message)})
+            self._put(name, Slot(states={version: ("UNAVAILABLE", message)}))
 
     def _load_awaiting(self, name: str) -> None:
         """Loads the ensembles that wait for ``name`` and miss no other member."""
@@ -407,10 +370,7 @@ class Repository:
             slot = self._slots[own]
             if not slot.versions:
                 continue
-            self._slots[own] = _Slot(
-                states=dict.fromkeys(slot.versions, ("UNAVAILABLE", "unloaded")),
-                awaited=members[own] if own != name else (),
-            )
+            self._put(own, Slot(awaited=members[own] if own != name else ()))
             self._publish()
             self._log(f"unloading: {own}")
             self._close_later(own, slot)
@@ -423,7 +383,7 @@ class Repository:
                 ready[name, ""] = model  # the newest, since versions ascend
         self._ready = ready
 
-    def _close_later(self, name: str, slot: _Slot) -> None:
+    def _close_later(self, name: str, slot: Slot) -> None:
         """Ends the old copy on a thread of its own: its last requests may take a while."""
 
         def close() -> None:
@@ -431,6 +391,8 @@ class Repository:
                 model.close()
             if slot.override is not None:
                 slot.override.cleanup()
+            with self._changing:
+                self._slots[name].note_unloaded(slot.versions)
             self._log(f"successfully unloaded '{name}'")
             self._closers.discard(threading.current_thread())
 

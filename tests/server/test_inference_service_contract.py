@@ -200,7 +200,10 @@ def test_a_model_that_is_not_ready(driver: Driver) -> None:
         "unavailable",
         f"{unknown}version 1 is not at ready state",
     )
-    assert driver.index()["quick"] == "UNAVAILABLE"
+    deadline = time.monotonic() + 30
+    while (state := driver.index()["quick"]) == "UNLOADING" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert state == "UNAVAILABLE"
     driver.load("quick")
     assert driver.index()["quick"] == "READY"
     driver.infer(Ask(model="quick", inputs={"X": ONE}))

@@ -167,7 +167,7 @@ def test_explicit_mode(repository: Path, opened: Any) -> None:
     assert models.ready("b")
     models.unload("a")
     assert not models.ready("a")
-    assert models.server_ready()  # an unloaded model does not count
+    _wait(models.server_ready)  # a model that was unloaded does not count
     index = {entry.name: entry for entry in models.index()}
     assert (index["a"].state, index["a"].reason) == ("UNAVAILABLE", "unloaded")
     models.unload("never-heard-of")
@@ -271,6 +271,72 @@ def test_unload_answers_what_was_taken(repository: Path, opened: Any) -> None:
     assert [answer.fault for answer in answers] == [None, None, None]
 
 
+def states_of(models: Repository, name: str) -> list[tuple[str, str, str]]:
+    """A model's lines of the index."""
+    return [(e.version, e.state, e.reason) for e in models.index() if e.name == name]
+
+
+def test_an_unload_that_waits_is_told(repository: Path, opened: Any) -> None:
+    """It was UNAVAILABLE at once, though its requests were still under way."""
+    slow = IDENTITY.replace("identity", "scripted") + (
+        'parameters { key: "service_time_ms" value { string_value: "1=300" } }'
+    )
+    put(repository, "m", slow)
+    models = opened(mode="explicit", load=("m",))
+    array = np.zeros((1, 2), np.float32)
+    call = InferCall([InputTensor("X", "FP32", (1, 2), array)])
+    models.get("m").infer(call, lambda reply: None)
+    models.unload("m")
+    assert states_of(models, "m") == [("1", "UNLOADING", "")]
+    assert not models.ready("m") and not models.server_ready()
+    _wait(lambda: states_of(models, "m") == [("1", "UNAVAILABLE", "unloaded")])
+    assert models.server_ready()
+    models.load("m")
+    models.unload("m")
+    models.load("m")  # while the old copy ends
+    _wait(lambda: not models._closers)
+    assert states_of(models, "m") == [("1", "READY", "")]
+
+
+def test_versions_that_a_reload_drops_stay_listed(repository: Path, opened: Any) -> None:
+    put(repository, "m", IDENTITY, ("1", "2"))
+    models = opened(mode="explicit", load=("m",))
+    assert states_of(models, "m") == [("2", "READY", "")]
+    put(repository, "m", IDENTITY, ("3",))
+    models.load("m")
+    dropped = ("2", "UNAVAILABLE", "unloaded")
+    _wait(lambda: states_of(models, "m") == [dropped, ("3", "READY", "")])
+    with pytest.raises(Fault, match="version 2 is not at ready state"):
+        models.get("m", "2")
+    (repository / "m" / "3").rmdir()
+    models.load("m")
+    _wait(lambda: states_of(models, "m") == [("2", "READY", ""), ("3", "UNAVAILABLE", "unloaded")])
+    assert models.server_ready()
+
+
+def test_what_the_index_leaves_out(repository: Path, opened: Any) -> None:
+    """Models without a folder, and all but the name of those that could not be polled."""
+    put(repository, "m", IDENTITY)
+    models = opened(mode="explicit", load=("m",))
+    port = {"data_type": "TYPE_FP32", "dims": [1]}
+    config = {
+        "backend": "identity",
+        "input": [port | {"name": "X"}],
+        "output": [port | {"name": "Y"}],
+    }
+    models.load("guest", config_json=json.dumps(config), files={"1/x": b""})
+    assert models.ready("guest")
+    put(repository, "typo", IDENTITY + "max_batch: 3")
+    with pytest.raises(Fault, match="max_batch"):
+        models.load("typo")
+    assert {entry.name for entry in models.index()} == {"m", "typo"}
+    assert states_of(models, "typo") == [("", "", "")]
+    assert models.server_ready()
+    with pytest.raises(Fault, match="'typo' is not found"):
+        models.get("typo")
+    assert [entry.name for entry in models.index(ready_only=True)] == ["m"]
+
+
 def test_poll_mode_follows_the_folder(repository: Path, opened: Any) -> None:
     put(repository, "m", IDENTITY)
     models = opened(mode="poll", poll_interval_s=0.05)
@@ -325,6 +391,7 @@ def test_an_ensemble_goes_and_comes_with_its_members(repository: Path, opened: A
     models = opened(mode="explicit", load=("both",))
 
     def states() -> dict[str, tuple[str, str]]:
+        _wait(lambda: all(entry.state != "UNLOADING" for entry in models.index()))
         return {entry.name: (entry.state, entry.reason) for entry in models.index()}
 
     gone = ("UNAVAILABLE", "unloaded")
