@@ -60,8 +60,8 @@ _CONTROL_RANGE = (0.75, 1.1)
 # Of the time left, what the fewest requests of a load test take on average: that of 20 Poisson
 # arrivals deviates by 22 %.
 _IN_TIME_SHARE = 0.7
-# A search that lacks nothing but a rate that breaks the SLA goes on, for so many times its seconds at
-# most: the run of such a rate is mostly short, since it is given up once it is hopeless.
+# A search that lacks nothing but a rate that breaks the SLA goes on, for so many times its seconds
+# at most: the run of such a rate is mostly short, since it is given up once it is hopeless.
 _OPEN_FACTOR = 2.0
 # Where the live search broke no rate, so many times its seconds: in them the twin's search mostly
 # breaks one (docs/decisions/040-what-is-told-of-an-open-edge.md).
@@ -80,8 +80,8 @@ def measure_edge(
 
     Half as long again where the machine was slower in the runs above the edge than below it: these
     do not count then; up to twice as long where nothing but a rate that breaks the SLA is missing,
-    unless ``plan.within``. A run that only a stall of the server broke is made again. No run is begun
-    that would not end within the session's time.
+    unless ``plan.within``. A run that only a stall of the server broke is made again. No run is
+    begun that would not end within the session's time.
 
     Args:
         saturation_rps: What a closed loop achieved: where the search starts without a prediction.

@@ -31,9 +31,9 @@ _SECONDS_OF_A_STATE = 2
 STEADY_FACTOR = 1.1
 # And executions where nine tenths of a run's moments are no slower than so many times the median:
 # 1.08 to 1.17 in six demos on a quiet machine whose speed wandered (1.23 in a seventh), 1.21 to
-# 1.42 in six beside a process that kept one of two cores busy half of the time. A run that is slow for
-# most of its time has a median that is slow: that is so many times the fastest tenth at most, too
-# (1.01 to 1.05 in eight searches on a quiet machine).
+# 1.42 in six beside a process that kept one of two cores busy half of the time. A run that is slow
+# for most of its time has a median that is slow: that is so many times the fastest tenth at most,
+# too (1.01 to 1.05 in eight searches on a quiet machine).
 _EXECUTED_FACTOR = 1.2
 # Shorter runs do not tell how busy others kept the cores: the kernel counts in hundredths of a
 # second. Nor does less than this: the services of an idle machine take some hundredths of it.

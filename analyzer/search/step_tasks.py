@@ -47,8 +47,8 @@ _BASELINE_FACTOR = 2.0
 _SUPPOSED_SHARE = 0.6
 # Of what is left once something is proven: what a climb leaves to the baseline's certificate.
 _BASELINE_SHARE = 0.25
-# An open edge is closed by so many runs of the least evidence, by the first number where a rate above
-# it clearly broke the SLA already; in this share of the budget at most.
+# An open edge is closed by so many runs of the least evidence, by the first number where a rate
+# above it clearly broke the SLA already; in this share of the budget at most.
 _CLOSING_RUNS = (1.2, 2.4)
 _CLOSING_SHARE = 0.15
 _LOAD_S_MIN = 1.0  # of any task
