@@ -138,11 +138,16 @@ class Repository:
         return [str(v) for v in sorted(m.version for m in self.models() if m.name == name)]
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
-        """Every model of the folder with its states; as in Triton none that has no folder."""
+        """Every model of the folder with its states; as in Triton none that has no folder.
+
+        But where a lost device made every model unready: each is told with the reason.
+        """
         try:
             names = list_models(self._root)
         except RepositoryError:
             names = sorted(self._slots)  # the folder went away: what is loaded is still listed
+        if self._lost:
+            names = sorted({*names, *self._slots})
         return [
             entry
             for name in names
