@@ -5,8 +5,8 @@ simulated servers. The search starts from a rate near the expected edge (the twi
 the saturation throughput), moves by growing steps, downwards by halves, until it has a rate that
 keeps the SLA below one that does not, and then halves the gap on a logarithmic scale. A rate whose
 run was invalid was likely an overload: it is no side of the gap, but the search looks below it. A
-side counts with 300 requests behind it. A queue delay can make the feasible rates a band; the edge
-is the upper end of the band that the search has found.
+side counts with 300 requests behind it, or once it clearly broke the SLA. A queue delay can make
+the feasible rates a band; the edge is the upper end of the band that the search has found.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ class EdgeSearch:
     def _counts(self, outcome: RateOutcome) -> bool:
         """Whether enough requests are behind what a rate did.
 
-        What higher rates keep a lower one keeps as well: their requests are behind it, too.
+        What higher rates keep a lower one keeps as well, but for the band of a queue delay, of
+        which only the upper end is told: their requests are behind it, too.
         """
         if self.keeps(outcome):
             above = (f.requests for f in self._kept() if f.rate_rps >= outcome.rate_rps)
@@ -300,7 +301,7 @@ class EdgeSearch:
             return Edge(rate_rps=None, interval_rps=(0.0 if self._outcomes else None, broken_rps))
         least_rps = low.rate_rps * (1 - _NOISE)
         counted = [found for found in self._kept() if self._counts(found)]
-        if high is None or not clear or not counted:
+        if high is None or broken_rps is None or not counted:
             return Edge(rate_rps=None, interval_rps=(least_rps, None), broken_rps=broken_rps)
         low = max(counted, key=lambda found: found.rate_rps)
         rate = math.sqrt(low.rate_rps * high.rate_rps)

@@ -126,7 +126,8 @@ def first_share(
 
     Args:
         watched: As of :func:`watched_times`.
-        tests: Load tests of the configuration, the edge's among them.
+        tests: Load tests of the configuration, the edge's among them. Runs that were slow for most
+            of their time found the edge of the slow state: they ask for no caution.
     """
     runs = [test for test in tests if test.kind == "edge" and not test.aborted]
     slower = _times_slower(edge, watched)

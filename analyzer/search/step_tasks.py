@@ -47,9 +47,10 @@ _BASELINE_FACTOR = 2.0
 _SUPPOSED_SHARE = 0.6
 # Of what is left once something is proven: what a climb leaves to the baseline's certificate.
 _BASELINE_SHARE = 0.25
-# An open edge is closed by so many runs of the least evidence, by the first number where a rate
-# above it clearly broke the SLA already; in this share of the budget at most.
-_CLOSING_RUNS = (1.2, 2.4)
+# An open edge is closed by so many runs of the least evidence, by fewer where a rate above it
+# clearly broke the SLA already; in this share of the budget at most.
+_CLOSING_RUNS = 2.4
+_CLOSING_RUNS_BROKEN = 1.2
 _CLOSING_SHARE = 0.15
 _LOAD_S_MIN = 1.0  # of any task
 # Of what is left: what a first proof may leave to the baseline's edge.
@@ -210,7 +211,7 @@ class StepTasks:
         """
         if known is None or known.edge.rate_rps or not known.edge.at_least_rps:
             return None
-        runs = _CLOSING_RUNS[known.edge.broken_rps is None]
+        runs = _CLOSING_RUNS if known.edge.broken_rps is None else _CLOSING_RUNS_BROKEN
         needed_s = max(runs * EVIDENCE_MIN / known.edge.at_least_rps, _EDGE_S[0])
         return needed_s if needed_s <= _CLOSING_SHARE * self._context.request.budget_s else None
 

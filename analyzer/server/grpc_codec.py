@@ -245,7 +245,7 @@ def build_response(
         model_name=model.name, model_version=model.version_text, id=call.request_id
     )
     for key, value in response_parameters(model, call).items():
-        _set_parameter(response.parameters[key], value)
+        set_parameter(response.parameters[key], value)
     contents = response.raw_output_contents
     for name, datatype, array, wanted in finished_outputs(model, call, outputs):
         response.outputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -257,10 +257,11 @@ def build_response(
     return response
 
 
-def _set_parameter(parameter: Any, value: int | str | bool) -> None:
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, int):
-        parameter.int64_param = value
-    else:
-        parameter.string_param = value
+def set_parameter(parameter: Any, value: int | str | bool, *, integer: str = "int64_param") -> None:
+    """Sets the member of a message's choice that ``value`` has the type of.
+
+    Args:
+        integer: The member for integers.
+    """
+    names = {bool: "bool_param", int: integer, str: "string_param"}
+    setattr(parameter, names[type(value)], value)

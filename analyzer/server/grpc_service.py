@@ -20,6 +20,7 @@ from analyzer.server.grpc_codec import (
     build_response,
     parameter_value,
     parse_request,
+    set_parameter,
 )
 from analyzer.server.inference_service import Admission, InferenceService
 from analyzer.server.settings import LOG_FORMATS, TRACE_BOUNDS
@@ -279,13 +280,7 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
                 raise Fault("invalid", f"invalid argument for log_format, got: {values[key]}")
         response = service_pb2.LogSettingsResponse()
         for key, value in self._service.settings.update_log(values).items():
-            entry = response.settings[key]
-            if isinstance(value, bool):
-                entry.bool_param = value
-            elif isinstance(value, int):
-                entry.uint32_param = value
-            else:
-                entry.string_param = value
+            set_parameter(response.settings[key], value, integer="uint32_param")
         return response
 
 

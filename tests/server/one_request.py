@@ -9,15 +9,11 @@ from typing import Any
 from analyzer.server.app import Addresses
 
 
-def send(
-    addresses: Addresses,
-    method: str,
-    path: str,
-    body: Any = None,
-    headers: dict[str, str] | None = None,
+def send_to(
+    address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own."""
-    host, _, port = addresses.http.rpartition(":")
+    """One request on a connection of its own to ``host:port``: status, headers and body."""
+    host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     if isinstance(body, dict | list):
         body = json.dumps(body).encode()
@@ -28,3 +24,14 @@ def send(
         return response.status, found, response.read()
     finally:
         connection.close()
+
+
+def send(
+    addresses: Addresses,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, dict[str, str], bytes]:
+    """As :func:`send_to`, to a server of ours."""
+    return send_to(addresses.http, method, path, body, headers)

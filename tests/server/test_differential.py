@@ -7,7 +7,6 @@ Where the two differ on purpose, the case is named in ``DIFFERENT`` with the rea
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import struct
 import urllib.request
@@ -20,6 +19,7 @@ import grpc
 import numpy as np
 import odd_requests
 import pytest
+from one_request import send_to as send
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from analyzer.server.app import ServeOptions, serving
@@ -140,22 +140,6 @@ def pair(triton_install: TritonInstall, tmp_path_factory: pytest.TempPathFactory
             for name in MODELS:
                 assert send(address, "POST", f"/v2/repository/models/{name}/load", b"")[0] == 200
         yield both
-
-
-def send(
-    address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-) -> tuple[int, dict[str, str], bytes]:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
-    if isinstance(body, dict | list):
-        body = json.dumps(body).encode()
-    try:
-        connection.request(method, path, body=body, headers=headers or {})
-        answer = connection.getresponse()
-        found = {key.lower(): value for key, value in answer.getheaders()}
-        return answer.status, found, answer.read()
-    finally:
-        connection.close()
 
 
 def form(value: Any) -> Any:
