@@ -12,8 +12,8 @@ once in a hundred; or beside a neighbour that leaves 0.6 of the speed half of th
 makes 0.6. ``--slow`` keeps the models of 15 to 80 ms with budgets
 of at most 30 service times, whose proofs take most of a minute. Told are the verdicts, the
 certified share of the recommended configuration's reported edge, that of the best configuration's
-true edge at full speed, whether the gain over the baseline was told, and with a lower end (more
-than what is gained at most), and which of the two edges have both ends. It is no timing.
+true edge at full speed, whether the gain over the baseline was told, with a lower end (more than
+what is gained at most) or as a loss, and which of the two edges have both ends. It is no timing.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class Ending:
     true_edge_rps: float | None = None
     gain_told: bool = False
     gain_least: bool = False
+    gain: float | None = None
     edge_closed: bool = False
     baseline_closed: bool = False
     wall_s: float = 0.0
@@ -234,6 +235,7 @@ def study(seed: int, *, world: str, budget_s: float) -> Ending:
         true_edge_rps=true_edge(model, machine.under_load),
         gain_told=isinstance(baseline, Measurement) and bool(baseline.edge.at_least_rps),
         gain_least=gained is not None and gained.interval[0] is not None,
+        gain=gained.ratio if gained is not None else None,
         edge_closed=best.edge.rate_rps is not None,
         baseline_closed=isinstance(baseline, Measurement) and baseline.edge.rate_rps is not None,
     )
@@ -248,6 +250,7 @@ def summarize(endings: Sequence[Ending]) -> dict[str, Any]:
         "found": sum(e.verdict == "found" for e in endings),
         "gain_told": sum(e.gain_told for e in endings),
         "gain_least": sum(e.gain_least for e in endings),
+        "gain_below_1": sum(e.gain is not None and e.gain < 1.0 for e in endings),
         "edge_closed": sum(e.edge_closed for e in endings),
         "baseline_closed": sum(e.baseline_closed for e in endings),
         "share": float(np.median(shares)) if shares else None,
@@ -285,6 +288,7 @@ def shown(document: dict[str, Any]) -> str:
         "found": ("found", ","),
         "gain told": ("gain_told", ","),
         "with a lower end": ("gain_least", ","),
+        "told as a loss": ("gain_below_1", ","),
         "edges with both ends": ("edge_closed", ","),
         "the baseline's": ("baseline_closed", ","),
         "of the reported edge": ("share", ".2f"),

@@ -261,10 +261,10 @@ def measure_configuration(
             headline=refutation.headline,
             evidence=refutation.evidence,
         )
+    elif certify is not None and certify.edge_before is not None and edge_plan is not None:
+        proof, edge = _proof_then_edge(session, load, certify, edge_plan, saturation)
     elif certify is not None and certify.edge is not None:
         edge = certify.edge
-    elif certify is not None and certify.supposed_rps is not None and edge_plan is not None:
-        proof, edge = _proof_then_edge(session, load, certify, edge_plan, saturation)
     elif edge_plan is not None:
         edge = long_run_edge(
             measure_edge(session, edge_plan, load, saturation),
@@ -297,19 +297,21 @@ def measure_configuration(
 def _proof_then_edge(
     session: Session, load: LoadPlan, certify: CertifyPlan, plan: EdgePlan, saturation_rps: float
 ) -> tuple[Proof, Edge]:
-    """A proof at a safe rate; the time that a PASS leaves goes to the edge.
+    """A proof at a safe rate; the time that a PASS leaves goes to the edge, one run at least.
 
-    Without it the edge is what the certificate's runs say of it, with an open end. Where not even
-    the shortest of these fitted, a rate is tried whose requests come in time, however many are late
-    at it: something is measured then.
+    A gain compares edges, and the rate that a proof had time for says little of one: that run may
+    take what was kept for later. Without a PASS the edge is what the certificate's runs say of it,
+    with an open end. Where not even the shortest of these fitted, a rate is tried whose requests
+    come in time, however many are late at it: something is measured then.
     """
-    supposed_rps = certify.supposed_rps
-    assert supposed_rps is not None
-    supposed = Edge(interval_rps=(supposed_rps, None), work_us=certify.supposed_us)
-    before_s, before = session.seconds, len(session.tests)
-    proof = certify_target(session, load, certify, edge=supposed)
+    before = certify.edge_before
+    assert before is not None
+    spent_s, run = session.seconds, len(session.tests)
+    proof = certify_target(session, load, certify, edge=before)
     left_s = session.left_s - certify.kept_s
-    left_s = min(certify.seconds - (session.seconds - before_s), left_s)
+    left_s = min(certify.seconds - (session.seconds - spent_s), left_s)
+    if proof.rate_rps is not None:
+        left_s = max(left_s, min(plan.run_seconds[1], session.left_s))
     known = [
         RateOutcome(
             rate_rps=found.rate_rps,
@@ -320,9 +322,9 @@ def _proof_then_edge(
         for found in proof.evidence
     ]
     plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
-    untried = len(session.tests) == before and not known
+    untried = len(session.tests) == run and not known
     if untried and left_s > 0.0:
-        start_rps = max(supposed_rps, REQUESTS_MIN / (_IN_TIME_SHARE * left_s))
+        start_rps = max(before.at_least_rps or 0.0, REQUESTS_MIN / (_IN_TIME_SHARE * left_s))
         low_s, high_s = plan.run_seconds
         runs_s = (low_s, max(high_s, REQUESTS_MIN / start_rps))
         plan = replace(plan, start_rps=start_rps, run_seconds=runs_s)
@@ -330,7 +332,7 @@ def _proof_then_edge(
         searched = measure_edge(session, plan, load, saturation_rps, known=known)
         edge = long_run_edge(searched, plan, load, served=session.served)
     else:
-        edge = _edge_search(plan, load, saturation_rps, known).edge()
+        edge = certify.edge or _edge_search(plan, load, saturation_rps, known).edge()
     # A rate that long runs kept is no noise.
     miss_rate_max = load.sla.miss_rate_max
     kept = [of.rate_rps for of in proof.evidence if of.over_budget <= miss_rate_max * of.requests]

@@ -198,6 +198,14 @@ class CertifyPlan:
     refute: RefutePlan | None = None
 
 
+    @property
+    def edge_before(self) -> Edge | None:
+        """The edge that a proof goes by: one that is known, or supposed."""
+        if self.edge is not None or self.supposed_rps is None:
+            return self.edge
+        return Edge(interval_rps=(self.supposed_rps, None), work_us=self.supposed_us)
+
+
 def certifying_runs(known: Measurement | None) -> int:
     """Runs of a configuration that drew from the certificate's arrivals, invalid ones included."""
     tests = known.load_tests if known is not None else ()

@@ -190,17 +190,21 @@ class StepTasks:
     def certificate(
         self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
     ) -> MeasureTask:
-        """Certifies ``configuration``, whose edge is known.
+        """Certifies ``configuration``, whose edge is known; an edge that was never searched after.
 
         Args:
             seconds: Under load.
             shares: As in ``CertifyGoal``.
         """
+        known = self._context.log.measurement(configuration.config_id)
+        tests = known.load_tests if known is not None else ()
+        predicted = self._predicted(configuration)
+        unsearched = edge.at_least_rps and all(test.kind == "certify" for test in tests)
         return self._context.measure_task(
             configuration,
             accuracy=self._built.accuracy(configuration),
-            predicted_rps=self._predicted(configuration),
-            edge_plan=None,
+            predicted_rps=predicted,
+            edge_plan=self._edge_plan(configuration, predicted, self.edge_s) if unsearched else None,
             certify=self._certify_plan(configuration, edge, seconds, shares),
         )
 

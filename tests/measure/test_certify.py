@@ -1076,18 +1076,23 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
 ) -> None:
     model, truth = known_server
 
-    def measured(seconds: float, shortest_run_s: float = 1.0) -> Measurement:
+    def measured(
+        seconds: float, shortest_run_s: float = 1.0, kept_s: float = 0.0
+    ) -> Measurement:
         edge_plan = EdgePlan(
             seconds=4.0,
             start_rps=truth,
-            run_seconds=(shortest_run_s, 50.0),
+            run_seconds=(shortest_run_s, 2.5 * shortest_run_s),
             twin=model,
             twin_edge_rps=truth,
         )
-        certify = CertifyPlan(seconds=seconds, twin=model, supposed_rps=0.6 * truth)
+        certify = CertifyPlan(
+            seconds=seconds, twin=model, supposed_rps=0.6 * truth, kept_s=kept_s
+        )
         configuration = baseline_configuration(batchable=True)
+        session = VirtualSession(model, load, seconds_max=seconds + kept_s)
         return measure_configuration(
-            VirtualSession(model, load), configuration, load, edge_plan=edge_plan, certify=certify
+            session, configuration, load, edge_plan=edge_plan, certify=certify
         )
 
     ample = measured(60.0)
@@ -1098,6 +1103,10 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     shared = measured(proof_s + 3.0)
     edge_s = sum(test.duration_s for test in shared.load_tests if test.kind == "edge")
     assert shared.capacity_rps is not None and 1.0 <= edge_s <= 3.5, "about what is left"
+    late = measured(proof_s + 0.5, kept_s=5.0)
+    edge_s = sum(test.duration_s for test in late.load_tests if test.kind == "edge")
+    assert 1.0 <= edge_s <= 3.5, "one run, in what was kept for later"
+    assert late.edge.at_least_rps is not None and late.edge.at_least_rps > 0.7 * truth
     scarce = measured(60.0, shortest_run_s=40.0)
     assert {test.kind for test in scarce.load_tests} == {"certify"}
     # What long runs kept is the lower end; nothing above it was tried.
