@@ -197,7 +197,6 @@ class CertifyPlan:
     answer: ProvenAnswer | None = None
     refute: RefutePlan | None = None
 
-
     @property
     def edge_before(self) -> Edge | None:
         """The edge that a proof goes by: one that is known, or supposed."""

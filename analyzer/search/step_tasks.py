@@ -204,7 +204,9 @@ class StepTasks:
             configuration,
             accuracy=self._built.accuracy(configuration),
             predicted_rps=predicted,
-            edge_plan=self._edge_plan(configuration, predicted, self.edge_s) if unsearched else None,
+            edge_plan=self._edge_plan(configuration, predicted, self.edge_s)
+            if unsearched
+            else None,
             certify=self._certify_plan(configuration, edge, seconds, shares),
         )
 

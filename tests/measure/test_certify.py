@@ -1076,9 +1076,7 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
 ) -> None:
     model, truth = known_server
 
-    def measured(
-        seconds: float, shortest_run_s: float = 1.0, kept_s: float = 0.0
-    ) -> Measurement:
+    def measured(seconds: float, shortest_run_s: float = 1.0, kept_s: float = 0.0) -> Measurement:
         edge_plan = EdgePlan(
             seconds=4.0,
             start_rps=truth,
@@ -1086,9 +1084,7 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
             twin=model,
             twin_edge_rps=truth,
         )
-        certify = CertifyPlan(
-            seconds=seconds, twin=model, supposed_rps=0.6 * truth, kept_s=kept_s
-        )
+        certify = CertifyPlan(seconds=seconds, twin=model, supposed_rps=0.6 * truth, kept_s=kept_s)
         configuration = baseline_configuration(batchable=True)
         session = VirtualSession(model, load, seconds_max=seconds + kept_s)
         return measure_configuration(
