@@ -122,6 +122,10 @@ def only_stalled(test: LoadTest, miss_rate_max: float) -> bool:
     return broke and over - stalled <= miss_rate_max * (test.requests - stalled)
 
 
+# A gap between two rates that a step down by halves leaves, and no smaller step up.
+_WIDE = 1.5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeGoal:
     """What is searched.
@@ -182,9 +186,14 @@ class EdgeSearch:
         return low.rate_rps if low is not None else None
 
     @property
-    def lacks_upper_end(self) -> bool:
-        """Whether all that the edge lacks is a rate that breaks the SLA above those kept."""
-        _, high = self._around()
+    def lacks_little(self) -> bool:
+        """Whether all that the edge lacks is a rate that breaks the SLA above those kept.
+
+        Or one between two that are a halving apart.
+        """
+        low, high = self._around()
+        if low is not None and high is not None:
+            return high.rate_rps >= _WIDE * low.rate_rps
         return high is None and any(self._counts(found) for found in self._kept())
 
     def record(self, outcome: RateOutcome) -> None:

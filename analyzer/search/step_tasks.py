@@ -217,7 +217,7 @@ class StepTasks:
         """
         if known is None or known.edge.rate_rps or not known.edge.at_least_rps:
             return None
-        runs = _CLOSING_RUNS if known.edge.broken_rps is None else _CLOSING_RUNS_BROKEN
+        runs = _CLOSING_RUNS if known.edge.bounds_rps[1] is None else _CLOSING_RUNS_BROKEN
         needed_s = max(runs * EVIDENCE_MIN / known.edge.at_least_rps, _EDGE_S[0])
         return needed_s if needed_s <= _CLOSING_SHARE * self._context.request.budget_s else None
 

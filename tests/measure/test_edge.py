@@ -326,6 +326,26 @@ def test_a_search_that_broke_no_rate_goes_on_for_a_while(
         assert 4.1 < spent_s <= 2 * 4.0 + 2.5
 
 
+def test_a_search_that_halved_its_rate_tries_one_between(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    """Its seconds ended with a rate that broke the SLA and half of it, which is no answer."""
+    model = ServerModel(policy=policy, service=service)
+    truth = model.edge(UnitArrivals.draw(Poisson(), count=400_000), budget_ms=40.0)
+    assert truth is not None
+    gaps = []
+    for within in (True, False):
+        session = VirtualSession(model, load)
+        plan = EdgePlan(seconds=1.0, start_rps=1.4 * truth, run_seconds=(1.0, 1.0), within=within)
+        measure_edge(session, plan, load, truth)
+        tests = [test for test in session.tests if test.offered_rps]
+        kept = [test.offered_rps for test in tests if RateOutcome.of(test).keeps(0.01)]
+        broke = [test.offered_rps for test in tests if test.offered_rps > max(kept)]
+        gaps.append(min(broke) / max(kept))
+    assert gaps[0] == pytest.approx(2.0)
+    assert gaps[1] < 1.5
+
+
 def test_a_search_that_goes_on_elsewhere_draws_other_arrivals(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
 ) -> None:
