@@ -40,6 +40,7 @@ class Machine:
         self.seeds: list[int] = []
         self.watched: list[tuple[object, int | None]] = []
         self.told: list[tuple[int, str]] = []
+        self.beyond: list[float] = []
         self.sessions: list[VirtualSession] = []
 
     @contextmanager
@@ -78,7 +79,12 @@ class Machine:
             gpu=gpu,
         )
         return verify.verify_claim(
-            CONFIGURATION, plan, self.open, on_block=self.on_block, clock=self.clock
+            CONFIGURATION,
+            plan,
+            self.open,
+            on_block=self.on_block,
+            on_beyond=self.beyond.append,
+            clock=self.clock,
         )
 
 
@@ -156,6 +162,21 @@ def test_the_time_is_wall_time(make: Any, load: LoadPlan, seconds: float, rate_r
     machine = make()
     machine.verify(load, rate_rps, seconds)  # too few requests for a verdict
     assert seconds - 1.5 <= machine.clock() <= seconds + 1.0
+
+
+def test_what_a_claim_lacks_is_spent_beyond_the_time_where_it_is_little(
+    make: Any, load: LoadPlan
+) -> None:
+    """Of 303 claims 30 were undecided when their time ended, and two refuted."""
+    machine = make()
+    found = machine.verify(load, 20.0, 240.0)
+    assert [verdict for _, verdict in machine.told[-2:]] == ["UNDECIDED", "PASS"]
+    assert found.capacity_rps == 20.0
+    assert len(machine.beyond) == 1 and machine.beyond[0] <= 60.0
+    assert 240.0 < machine.clock() <= 240.0 + machine.beyond[0] + 1.0
+    short = make()
+    assert short.verify(load, 20.0, 120.0).capacity_rps is None
+    assert not short.beyond, "it lacks as much again"
 
 
 def test_too_little_time_is_undecided(make: Any, load: LoadPlan) -> None:
