@@ -276,7 +276,7 @@ def _measure(
     def beyond(seconds: float) -> None:
         if not quiet:
             click.echo(
-                f"  The claim lacks little: about {max(seconds, 1.0):.0f} s beyond --budget.",
+                f"  The claim lacks little: about {seconds:.0f} s beyond --budget.",
                 err=True,
             )
 

@@ -122,7 +122,7 @@ def only_stalled(test: LoadTest, miss_rate_max: float) -> bool:
     return broke and over - stalled <= miss_rate_max * (test.requests - stalled)
 
 
-# A gap between two rates that a step down by halves leaves, and no smaller step up.
+# Two rates are far apart that a halving or a wide step up leaves around an edge.
 _WIDE = 1.5
 
 
@@ -187,9 +187,9 @@ class EdgeSearch:
 
     @property
     def lacks_little(self) -> bool:
-        """Whether all that the edge lacks is a rate that breaks the SLA above those kept.
+        """Whether one more rate is worth more time: in a wide gap, or above the rates kept.
 
-        Or one between two that are a halving apart.
+        Above them where a rate that breaks the SLA is all that the edge lacks.
         """
         low, high = self._around()
         if low is not None and high is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -60,8 +61,11 @@ _CONTROL_RANGE = (0.75, 1.1)
 # Of the time left, what the fewest requests of a load test take on average: that of 20 Poisson
 # arrivals deviates by 22 %.
 _IN_TIME_SHARE = 0.7
-# A search that lacks nothing but a rate that breaks the SLA goes on, for so many times its seconds
-# at most: the run of such a rate is mostly short, since it is given up once it is hopeless.
+# After a proof: what a run leaves of the time to the end of the step, beside its last latencies.
+_ENDING_S = 1.0
+# A search that lacks nothing but a rate that breaks the SLA, or one in a wide gap, goes on, for so
+# many times its seconds at most: the run of a rate that breaks is mostly short, since it is given
+# up once it is hopeless.
 _OPEN_FACTOR = 2.0
 # Where the live search broke no rate, so many times its seconds: in them the twin's search mostly
 # breaks one (docs/decisions/040-what-is-told-of-an-open-edge.md).
@@ -80,8 +84,8 @@ def measure_edge(
 
     Half as long again where the machine was slower in the runs above the edge than below it: these
     do not count then; up to twice as long where nothing but a rate that breaks the SLA is missing,
-    unless ``plan.within``. A run that only a stall of the server broke is made again. No run is
-    begun that would not end within the session's time.
+    or the two rates around the edge are far apart, unless ``plan.within``. A run that only a stall
+    of the server broke is made again. No run is begun that would not end within the session's time.
 
     Args:
         saturation_rps: What a closed loop achieved: where the search starts without a prediction.
@@ -237,7 +241,7 @@ def measure_configuration(
 ) -> Measurement:
     """Measures what the plans ask for, in this order: warm-up, edge, target rate, certificate.
 
-    Where the certificate's plan supposes an edge, the certificate comes before it.
+    Where the certificate's plan knows an edge, or supposes one, the certificate comes before it.
 
     Args:
         edge_plan: How the edge is searched; None to leave it out.
@@ -297,21 +301,26 @@ def measure_configuration(
 def _proof_then_edge(
     session: Session, load: LoadPlan, certify: CertifyPlan, plan: EdgePlan, saturation_rps: float
 ) -> tuple[Proof, Edge]:
-    """A proof at a safe rate; the time that a PASS leaves goes to the edge, one run at least.
+    """A proof at a safe rate; the time that a PASS leaves goes to the edge.
 
-    A gain compares edges, and the rate that a proof had time for says little of one: that run may
-    take what was kept for later. Without a PASS the edge is what the certificate's runs say of it,
+    A gain compares edges, and the rate that a proof had time for says little of one: where little
+    is left, one run may take what was kept for later. None is begun that might not end in time,
+    since a step that is cut off loses its proof, nor does a server that fails in it take that back.
+    Without such a run the edge is the one that was known, or what the certificate's runs say of it,
     with an open end. Where not even the shortest of these fitted, a rate is tried whose requests
     come in time, however many are late at it: something is measured then.
     """
-    before = certify.edge_before
-    assert before is not None
-    spent_s, run = session.seconds, len(session.tests)
-    proof = certify_target(session, load, certify, edge=before)
+    goes_by = certify.edge_before
+    assert goes_by is not None
+    before_s, tests_before = session.seconds, len(session.tests)
+    proof = certify_target(session, load, certify, edge=goes_by)
+    proven = proof.rate_rps is not None
     left_s = session.left_s - certify.kept_s
-    left_s = min(certify.seconds - (session.seconds - spent_s), left_s)
-    if proof.rate_rps is not None:
-        left_s = max(left_s, min(plan.run_seconds[1], session.left_s))
+    left_s = min(certify.seconds - (session.seconds - before_s), left_s)
+    if proven:
+        # A run's last requests, and the end of the server.
+        spare_s = session.left_s - load.sla.latency_budget_ms / 1e3 - _ENDING_S
+        left_s = min(max(left_s, plan.run_seconds[1]), spare_s)
     known = [
         RateOutcome(
             rate_rps=found.rate_rps,
@@ -322,17 +331,19 @@ def _proof_then_edge(
         for found in proof.evidence
     ]
     plan = replace(plan, seconds=min(plan.seconds, left_s), within=True)
-    untried = len(session.tests) == run and not known
+    untried = len(session.tests) == tests_before and not known
     if untried and left_s > 0.0:
-        start_rps = max(before.at_least_rps or 0.0, REQUESTS_MIN / (_IN_TIME_SHARE * left_s))
+        start_rps = max(goes_by.at_least_rps or 0.0, REQUESTS_MIN / (_IN_TIME_SHARE * left_s))
         low_s, high_s = plan.run_seconds
         runs_s = (low_s, max(high_s, REQUESTS_MIN / start_rps))
         plan = replace(plan, start_rps=start_rps, run_seconds=runs_s)
-    if (untried or proof.rate_rps is not None) and plan.seconds >= plan.run_seconds[0]:
-        searched = measure_edge(session, plan, load, saturation_rps, known=known)
-        edge = long_run_edge(searched, plan, load, served=session.served)
-    else:
-        edge = certify.edge or _edge_search(plan, load, saturation_rps, known).edge()
+    edge = certify.edge or _edge_search(plan, load, saturation_rps, known).edge()
+    if (untried or proven) and plan.seconds >= plan.run_seconds[0]:
+        tests_before = len(session.tests)
+        with suppress(TargetError) if proven else nullcontext():
+            searched = measure_edge(session, plan, load, saturation_rps, known=known)
+            if len(session.tests) > tests_before:
+                edge = long_run_edge(searched, plan, load, served=session.served)
     # A rate that long runs kept is no noise.
     miss_rate_max = load.sla.miss_rate_max
     kept = [of.rate_rps for of in proof.evidence if of.over_budget <= miss_rate_max * of.requests]

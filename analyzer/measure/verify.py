@@ -69,13 +69,14 @@ def _expected_inflation(plan: VerifyPlan) -> float | None:
     return inflation_at(plan.twin, plan.load)(plan.rate_rps)
 
 
-def _beyond_s(plan: VerifyPlan, certificate: Certificate) -> float | None:
-    """Seconds that what a PASS lacks takes; None where that is unknown, or too much."""
+def _beyond_s(plan: VerifyPlan, certificate: Certificate, spent_s: float) -> float | None:
+    """Seconds that what a PASS lacks takes; None where that is unknown, too much, or in vain."""
     missing = certificate.requests_missing
-    if not missing or certificate.is_late(plan.load.sla.miss_rate_max):
+    late = certificate.is_late(plan.load.sla.miss_rate_max)
+    if not missing or late or certificate.void_reasons:
         return None
-    seconds = _BEYOND_CAUTION * missing / plan.rate_rps
-    return seconds if seconds <= _BEYOND_SHARE * plan.seconds else None
+    seconds = max(_BEYOND_CAUTION * missing / plan.rate_rps, _BLOCK_S_MIN)
+    return seconds if spent_s + seconds <= (1.0 + _BEYOND_SHARE) * plan.seconds else None
 
 
 def verify_claim(
@@ -134,7 +135,9 @@ def verify_claim(
                     if certificate.verdict == "PASS":
                         break
                     ended = until - clock() <= _BLOCK_S_MIN / 2
-                    if ended and not beyond and (beyond_s := _beyond_s(plan, certificate)):
+                    if not ended or beyond:
+                        continue
+                    if beyond_s := _beyond_s(plan, certificate, clock() - begun):
                         beyond = True
                         on_beyond(beyond_s)
                         until, block_s = clock() + beyond_s, beyond_s

@@ -190,7 +190,7 @@ class StepTasks:
     def certificate(
         self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
     ) -> MeasureTask:
-        """Certifies ``configuration``, whose edge is known; an edge that was never searched after.
+        """Certifies ``configuration``; its edge is known, and searched after where it never was.
 
         Args:
             seconds: Under load.
@@ -199,14 +199,15 @@ class StepTasks:
         known = self._context.log.measurement(configuration.config_id)
         tests = known.load_tests if known is not None else ()
         predicted = self._predicted(configuration)
-        unsearched = edge.at_least_rps and all(test.kind == "certify" for test in tests)
+        searched = any(test.kind == "edge" for test in tests)
+        edge_plan = None
+        if edge.at_least_rps and not searched:
+            edge_plan = self._edge_plan(configuration, predicted, _EDGE_S[0])
         return self._context.measure_task(
             configuration,
             accuracy=self._built.accuracy(configuration),
             predicted_rps=predicted,
-            edge_plan=self._edge_plan(configuration, predicted, self.edge_s)
-            if unsearched
-            else None,
+            edge_plan=edge_plan,
             certify=self._certify_plan(configuration, edge, seconds, shares),
         )
 

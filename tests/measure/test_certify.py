@@ -15,6 +15,7 @@ from analyzer.domain.load_test import (
     Conditions,
     LatencySummary,
     LoadTest,
+    LoadTestKind,
     Validity,
 )
 from analyzer.domain.measurement import (
@@ -25,6 +26,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.errors import TargetError
 from analyzer.measure.certify import (
     certify_capacity,
 )
@@ -1071,6 +1073,30 @@ def test_a_supposed_edge_is_of_the_speed_that_the_study_mostly_met(
     assert first_rps(*(100.0,) * 18, 190.0, 190.0) < 0.7 * first_rps()
 
 
+@pytest.mark.parametrize("known_edge", [True, False])
+def test_a_server_that_fails_after_its_proof_takes_nothing_back(
+    known_server: tuple[ServerModel, float], load: LoadPlan, known_edge: bool
+) -> None:
+    model, truth = known_server
+
+    class Failing(VirtualSession):
+        def run(self, *args: Any, kind: LoadTestKind, **options: Any) -> LoadTest:
+            if kind == "edge":
+                raise TargetError("The server ended.")
+            return super().run(*args, kind=kind, **options)
+
+    edge = Edge(interval_rps=(0.6 * truth, None)) if known_edge else None
+    found = measure_configuration(
+        Failing(model, load),
+        baseline_configuration(batchable=True),
+        load,
+        edge_plan=EdgePlan(seconds=4.0, start_rps=truth),
+        certify=CertifyPlan(seconds=60.0, twin=model, edge=edge, supposed_rps=0.6 * truth),
+    )
+    assert found.capacity_rps is not None and found.edge.at_least_rps
+    assert found.edge.at_least_rps >= found.capacity_rps
+
+
 def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     known_server: tuple[ServerModel, float], load: LoadPlan
 ) -> None:
@@ -1103,6 +1129,8 @@ def test_a_proof_comes_first_where_the_edge_is_only_supposed(
     edge_s = sum(test.duration_s for test in late.load_tests if test.kind == "edge")
     assert 1.0 <= edge_s <= 3.5, "one run, in what was kept for later"
     assert late.edge.at_least_rps is not None and late.edge.at_least_rps > 0.7 * truth
+    ended = measured(proof_s + 0.5, kept_s=1.0)
+    assert {test.kind for test in ended.load_tests} == {"certify"}, "it might not end in time"
     scarce = measured(60.0, shortest_run_s=40.0)
     assert {test.kind for test in scarce.load_tests} == {"certify"}
     # What long runs kept is the lower end; nothing above it was tried.

@@ -179,6 +179,40 @@ def test_what_a_claim_lacks_is_spent_beyond_the_time_where_it_is_little(
     assert not short.beyond, "it lacks as much again"
 
 
+@pytest.mark.parametrize(
+    ("lacks", "over", "void", "spent_s", "beyond_s"),
+    [
+        (100, 0, (), 60.0, 1.0),  # 0.11 s would be no run
+        (10_000, 0, (), 60.0, 11.0),
+        (10_000, 0, (), 68.0, None),  # the second start was late
+        (20_000, 0, (), 60.0, None),
+        (None, 0, (), 60.0, None),
+        (10_000, 500, (), 60.0, None),  # missing to a FAIL
+        (10_000, 0, ("a run was throttled",), 60.0, None),
+    ],
+)
+def test_what_is_spent_beyond_the_time(
+    load: LoadPlan,
+    lacks: int | None,
+    over: int,
+    void: tuple[str, ...],
+    spent_s: float,
+    beyond_s: float | None,
+) -> None:
+    certificate = Certificate(
+        verdict="UNDECIDED",
+        requests=20_000,
+        over_budget=over,
+        effective_requests=200.0,
+        confidence=0.95,
+        mlperf="PASS",
+        requests_missing=lacks,
+        void_reasons=void,
+    )
+    plan = verify.VerifyPlan(load=load, rate_rps=1000.0, seconds=60.0)
+    assert verify._beyond_s(plan, certificate, spent_s) == beyond_s
+
+
 def test_too_little_time_is_undecided(make: Any, load: LoadPlan) -> None:
     machine = make()
     found = machine.verify(load, 20.0, 2.0)
