@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -85,21 +85,35 @@ def start(repository: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    """A server with the identity models and the example network, for tests that change nothing."""
-    root = tmp_path_factory.mktemp("wire")
-    for name, config in MODELS.items():
-        write_model(root, name, config)
-    write_model(root, "digits", None, onnx=True)
-    limits = Limits(body_bytes_max=8 << 20, header_bytes_max=16 << 10)
-    options = ServeOptions(
-        repository=root,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        limits=limits,
-        allow_shared_memory=True,
-        drain_timeout_s=5,
-    )
-    with serving(options, log=lambda line: None) as (addresses, _):
+def serve_wire(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[], AbstractContextManager[Addresses]]:
+    """Starts a server with the identity models and the example network."""
+
+    @contextmanager
+    def served() -> Iterator[Addresses]:
+        root = tmp_path_factory.mktemp("wire")
+        for name, config in MODELS.items():
+            write_model(root, name, config)
+        write_model(root, "digits", None, onnx=True)
+        limits = Limits(body_bytes_max=8 << 20, header_bytes_max=16 << 10)
+        options = ServeOptions(
+            repository=root,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            limits=limits,
+            allow_shared_memory=True,
+            drain_timeout_s=5,
+        )
+        with serving(options, log=lambda line: None) as (addresses, _):
+            yield addresses
+
+    return served
+
+
+@pytest.fixture(scope="session")
+def wire(serve_wire: Callable[[], AbstractContextManager[Addresses]]) -> Iterator[Addresses]:
+    """The server of all tests that change nothing of it."""
+    with serve_wire() as addresses:
         yield addresses

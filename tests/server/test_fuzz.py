@@ -13,6 +13,7 @@ import random
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -167,6 +168,15 @@ def run_until(clock: Clock, test: Any) -> None:
     rounds = FUZZ(test)
     while clock.go():
         rounds()
+
+
+@pytest.fixture(scope="module")
+def wire(
+    serve_wire: Callable[[], contextlib.AbstractContextManager[Addresses]],
+) -> Iterator[Addresses]:
+    """A server of its own: a request that is drawn may change its settings."""
+    with serve_wire() as addresses:
+        yield addresses
 
 
 @pytest.mark.slow
