@@ -186,7 +186,7 @@ class EdgeSearch:
         return low.rate_rps if low is not None else None
 
     @property
-    def lacks_little(self) -> bool:
+    def worth_longer(self) -> bool:
         """Whether one more rate is worth more time: in a wide gap, or above the rates kept.
 
         Above them where a rate that breaks the SLA is all that the edge lacks.

@@ -105,7 +105,7 @@ def measure_edge(
     session.skip_arrivals(plan.known)
     while True:
         rate, again_rps = again_rps or search.next_rate_rps(), None
-        longer = _OPEN_FACTOR if search.lacks_little and not plan.within else 1.0
+        longer = _OPEN_FACTOR if search.worth_longer and not plan.within else 1.0
         ended = spent_s >= max(seconds_max, longer * plan.seconds)
         if rate is None or (ended and search.kept_rps is not None):
             seconds_max = _DOUBT_FACTOR * plan.seconds

@@ -138,7 +138,8 @@ class CertifyPlan:
 
     Args:
         seconds: Time under load for the certificate.
-        edge: The edge, where it is known already; else it is searched first.
+        edge: The edge, where it is known already (with an ``EdgePlan`` it is searched after the
+            proof); else it is searched first.
         rate_rps: The one rate to certify; None for the highest that the time allows.
         supposed_rps: A rate that the edge is supposed to reach, where the proof comes first and
             the edge takes what time is left; None for the edge first.

@@ -109,7 +109,6 @@ def verify_claim(
     notes: tuple[str, ...] = ()
     certificate: Certificate | None = None
     block_s = max(plan.seconds / (4 * STARTS), _BLOCK_S_MIN)
-    beyond = False
     for start in range(STARTS):
         gpu_base = gpu_used_bytes(plan.gpu) if plan.gpu is not None else None
         with telling_gpu_memory(plan.gpu, gpu_base), open_target() as target:
@@ -128,17 +127,12 @@ def verify_claim(
                     logs.append(session.logs[-1])
                     certificate = judge_runs(tests, logs, plan.load, inflation)
                     on_block(test, certificate)
-                    if certificate.verdict == "FAIL":
+                    last = start == STARTS - 1
+                    if certificate.verdict == "FAIL" or (certificate.verdict == "PASS" and last):
                         break
-                    if start < STARTS - 1:
-                        continue
-                    if certificate.verdict == "PASS":
-                        break
-                    ended = until - clock() <= _BLOCK_S_MIN / 2
-                    if not ended or beyond:
+                    if not last or until - clock() > _BLOCK_S_MIN / 2:
                         continue
                     if beyond_s := _beyond_s(plan, certificate, clock() - begun):
-                        beyond = True
                         on_beyond(beyond_s)
                         until, block_s = clock() + beyond_s, beyond_s
             seconds += session.seconds
