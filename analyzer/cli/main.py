@@ -199,7 +199,7 @@ def _unexpected(error: BaseException) -> AnalyzerError:
 
 def _show(error: AnalyzerError, args: Sequence[str]) -> int:
     """Prints ``error`` (and as JSON where that was asked for); returns its exit code."""
-    if any(arg in ("-v", "--verbose", "-vv") for arg in args):
+    if _wants_trace(args):
         say("".join(traceback.format_exception(error)), newline=False)
     hint = error.hint or _hint(error, args)
     say(f"Error: {error.message}")
@@ -212,8 +212,14 @@ def _show(error: AnalyzerError, args: Sequence[str]) -> int:
     return error.exit_code
 
 
+def _wants_trace(args: Sequence[str]) -> bool:
+    return any(arg in ("-v", "--verbose", "-vv") for arg in args)
+
+
 def _hint(error: AnalyzerError, args: Sequence[str]) -> str:
     """What to do where whoever raised the error did not say."""
+    if error.exit_code == AnalyzerError.exit_code:
+        return "" if _wants_trace(args) else "Run it again with -v to see where it comes from."
     if error.exit_code != UsageError.exit_code:
         return ""
     command = args[0] if args and args[0] in _COMMANDS else "search"

@@ -183,7 +183,8 @@ def _claim_line(subject: ClaimedModel) -> str:
     colon = ":" if subject.claimed else " what the command names:"
     return (
         f"{said}{colon} {number(claim.rate_rps)} requests/s, {claim.sla.percentile:g} % "
-        f"within {claim.sla.latency_budget_ms:g} ms, {claim.configuration.config_id}."
+        f"within {claim.sla.latency_budget_ms:g} ms at {claim.sla.confidence:g} confidence, "
+        f"{claim.configuration.config_id}."
     )
 
 

@@ -46,8 +46,8 @@ class Bound:
     def __str__(self) -> str:
         if self.fraction > _TELLING_MAX:
             return (
-                "too little is known of the other configurations to claim anything: one of them "
-                "may be more than twice as good"
+                f"too little is known of the {self.space} configurations in the space to claim "
+                "anything: another may be more than twice as good"
             )
         digits = 0 if self.fraction >= _WHOLE_FROM else 1
         fraction = f"{100 * self.fraction:.{digits}f} %"
@@ -60,7 +60,7 @@ class Bound:
             )
         if self.unbuilt:
             return f"of the {self.space} configurations that were built none {said}{unbuilt}"
-        return f"no configuration in the space {said}"
+        return f"no configuration of the {self.space} in the space {said}"
 
 
 def plausible_gain(

@@ -51,7 +51,11 @@ def test_an_open_verdict_says_what_it_lacks(
 @pytest.mark.parametrize(
     ("claimed", "line", "verdict"),
     [
-        (True, "Claim (study shop-1): 15,818 requests/s, 99 % within 50 ms, ", "The claim holds."),
+        (
+            True,
+            "Claim (study shop-1): 15,818 requests/s, 99 % within 50 ms at 0.95 confidence, ",
+            "The claim holds.",
+        ),
         (
             False,
             "No claim of study shop-1, but what the command names: 15,818 requests/s, 99 % within",
@@ -74,7 +78,7 @@ def test_a_rate_that_nobody_certified_is_no_claim(
         claim=SimpleNamespace(
             source="study shop-1",
             rate_rps=15_818.49,
-            sla=SimpleNamespace(percentile=99.0, latency_budget_ms=50.0),
+            sla=SimpleNamespace(percentile=99.0, latency_budget_ms=50.0, confidence=0.95),
             configuration=SimpleNamespace(config_id="0123456789ab"),
         ),
     )
@@ -123,7 +127,8 @@ def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[st
         verification: Any = SimpleNamespace(
             verdict="undecided",
             claim=SimpleNamespace(
-                rate_rps=200.0, sla=SimpleNamespace(percentile=99.0, latency_budget_ms=50.0)
+                rate_rps=200.0,
+                sla=SimpleNamespace(percentile=99.0, latency_budget_ms=50.0, confidence=0.95),
             ),
             measured=SimpleNamespace(
                 certificate=certificate,

@@ -95,14 +95,14 @@ def test_a_twin_that_orders_wrongly_is_distrusted_and_gives_no_bound() -> None:
 def test_a_bound_is_told_in_whole_per_cent_from_ten_on(fraction: float, told: str) -> None:
     bound = Bound(fraction=fraction, confidence=0.95, covered=3, space=3)
     assert str(bound) == (
-        f"no configuration in the space is better by more than {told} (confidence 0.95)"
+        f"no configuration of the 3 in the space is better by more than {told} (confidence 0.95)"
     )
 
 
 def test_a_bound_that_excludes_nothing_claims_nothing() -> None:
-    """``no configuration in the space is better by more than 357 %`` did."""
+    """``no configuration … is better by more than 357 %`` did."""
     text = str(Bound(fraction=3.57, confidence=0.95, covered=3, space=3))
-    assert "%" not in text and "too little is known of the other configurations" in text
+    assert "%" not in text and "too little is known of the 3 configurations" in text
 
 
 def test_bound_covers_the_truth_and_shrinks() -> None:
@@ -202,7 +202,7 @@ def test_few_predictions_make_no_claim_about_the_space() -> None:
     designer.update("c0", 10.0)
     bound = designer.bound()
     assert bound is not None and (bound.covered, bound.space) == (1, 279)
-    assert "in the space" not in str(bound) and "278 of 279 have neither" in str(bound)
+    assert "no configuration" not in str(bound) and "278 of 279 have neither" in str(bound)
     assert not designer.finished(0.95)
 
 

@@ -361,7 +361,7 @@ def test_a_study_with_few_predictions_makes_no_claim_about_the_space(
     monkeypatch.setattr(Twin, "edges", collapsed)
     facts, _, _ = run(VirtualWorld(service=service), trials_max=3)
     assert not facts.search.bound or (
-        "in the space" not in facts.search.bound and "have neither" in facts.search.bound
+        "no configuration" not in facts.search.bound and "have neither" in facts.search.bound
     )
     assert "The twin predicted" in facts.explanation.trust_reason
 
