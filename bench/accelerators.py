@@ -30,6 +30,7 @@ from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import STATUS_OK
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.errors import AnalyzerError
 from analyzer.load.generator import run_closed_loop
 from analyzer.modelconfig.render import configuration_from_config
@@ -190,7 +191,7 @@ def in_turns(
     configuration itself without it, on the same file.
     """
     inputs = folder / "inputs.npz"
-    np.savez(inputs, **rows_of(name, model))
+    write_tensors(inputs, rows_of(name, model))
 
     def measure(side: str) -> tuple[float, float]:
         repository, configuration = exports[side]

@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 
 from analyzer.domain.configuration import Configuration
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.hardware.machine import inspect_machine
 from analyzer.hardware.sampler import ResourceSampler
 from analyzer.load import generator
@@ -106,7 +107,7 @@ def busy_spec(folder: Path, cores: int) -> EmbeddedSpec:
     """A stack of matrix products (0.1 GFLOP an inference) that no two cores finish in time."""
     write_perceptron(folder / "busy.onnx", [WIDTH] * (DEPTH + 1), relu=False)
     rows = np.random.default_rng(0).normal(size=(64, WIDTH)).astype(np.float32)
-    np.savez(folder / "rows.npz", x=rows)
+    write_tensors(folder / "rows.npz", {"x": rows})
     return EmbeddedSpec(
         name="busy",
         model=FileModel(path=str(folder / "busy.onnx")),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analyzer.cli.options import cache_dir
 from analyzer.domain.configuration import DeviceKind
-from analyzer.errors import AnalyzerError, UsageError
+from analyzer.errors import AnalyzerError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.measure.facts import WorkerFacts
@@ -15,21 +18,24 @@ if TYPE_CHECKING:
 _FACTS_TIMEOUT_S = 120.0
 
 
-def facts_of(executor: Executor, device: DeviceKind, machines: str) -> WorkerFacts:
+def facts_of(executor: Executor, device: DeviceKind, machines: str, model_path: str) -> WorkerFacts:
     """The facts of the machine whose worker is free first.
 
     Args:
         device: What its workers lease.
         machines: Whose they are, to begin a sentence: ``The machines of type g5.xlarge``.
+        model_path: Where the model lies here, and so must lie there.
 
     Raises:
         AnalyzerError: It does not tell.
         UsageError: It has a GPU, and nothing that runs models there.
+        ModelError: It does not see the model.
     """
     from analyzer.measure.facts import WorkerFacts, worker_facts
     from analyzer.measure.jobs import Job
 
-    executor.submit(Job("facts", worker_facts, _FACTS_TIMEOUT_S, "look at a machine"))
+    look = partial(worker_facts, model_path)
+    executor.submit(Job("facts", look, _FACTS_TIMEOUT_S, "look at a machine"))
     result = executor.next_result(_FACTS_TIMEOUT_S)
     if result is None or result.error is not None:
         raise AnalyzerError(
@@ -44,5 +50,14 @@ def facts_of(executor: Executor, device: DeviceKind, machines: str) -> WorkerFac
             f"{machines} have GPUs, but neither ONNX Runtime's CUDA provider nor TensorRT is "
             "installed there.",
             hint="Install tritune[gpu] on them, or use --device cpu.",
+        )
+    if not facts.has_model:
+        kept = Path(model_path).is_relative_to(cache_dir().absolute())
+        raise ModelError(
+            f"{machines} do not see the model at {model_path}.",
+            hint="That copy, fetched or in the form that Triton serves, lies in the cache folder:"
+            " set TRITUNE_CACHE to one that all machines share, under the same path."
+            if kept
+            else "Put it into a folder that all machines share, under the same path.",
         )
     return facts

@@ -115,8 +115,13 @@ def inspect_path(
             f"What is measured and exported leaves out settings of {config.name}: "
             f"{', '.join(ignored)}."
         )
-    model = replace(model, notes=(*model.notes, *notes))
-    return model, _as_served(_configuration(completed, device), model)
+    configuration = _as_served(_configuration(completed, device), model)
+    if configuration.precision != "fp32":
+        notes.append(
+            f"{config.name} says that the file is {configuration.precision} already: in a search"
+            " the precision fp32 means this file, and accuracies are told against its answers."
+        )
+    return replace(model, notes=(*model.notes, *notes)), configuration
 
 
 def baseline_on(
@@ -133,6 +138,15 @@ def baseline_on(
     if baseline is None or device == "cpu":
         return baseline
     return _as_served(_configuration(deployed_config(path), device), model)
+
+
+def as_it_is(configuration: Configuration) -> Configuration:
+    """A folder's own ``configuration`` as a baseline: its file is the model, called fp32.
+
+    The precision that an export wrote there is of the model that the file was made from; made again
+    from the file it would be another one.
+    """
+    return replace(configuration, precision="fp32", quantization=None).canonical()
 
 
 def _configuration(completed: Any, device: DeviceKind) -> Configuration:

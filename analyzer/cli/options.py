@@ -273,11 +273,11 @@ def load(function: _F) -> _F:
 def command_line(args: Sequence[str]) -> str:
     """The command with its arguments, to be repeated; passwords in URLs are hidden.
 
-    A job of the service is told what its user would type instead.
+    A job of the service is told what its user would type instead. Bytes that are no text are told
+    as escapes: a database and a page hold text alone.
     """
-    if told := os.environ.get(TOLD):
-        return told
-    return shlex.join(["analyze", *map(hide_password, args)])
+    told = os.environ.get(TOLD) or shlex.join(["analyze", *map(hide_password, args)])
+    return told.encode(errors="backslashreplace").decode()
 
 
 def hide_password(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,6 +28,7 @@ from analyzer.variants.naming import model_stem
 
 if TYPE_CHECKING:
     from analyzer.domain.study import StudyResult
+    from analyzer.export.repository import ExportResult
     from analyzer.service.client import ServiceClient
 
 TOKEN_VARIABLE = "TRITUNE_TOKEN"
@@ -289,7 +289,10 @@ def _write(
         written.append(f"report      {report_file}")
     packed = scratch / "repository.tar"
     if isinstance(place, Path) and client.fetch(done["id"], packed.name, packed):
-        written += [f"repository  {path}" for path in _unpack(packed, place, force=values["force"])]
+        for exported in _unpack(packed, place, force=values["force"]):
+            for note in () if values["quiet"] else exported.notes:
+                click.echo(f"Note: {note}", err=True)
+            written.append(f"repository  {place / exported.model}")
     if done["reason"] == "export":
         raise RepositoryError(done["message"], hint=done["hint"] or "")
     if isinstance(place, Location) and done["verdict"] in _EXPORTED:
@@ -327,24 +330,17 @@ def _document(
     return document
 
 
-def _unpack(packed: Path, place: Path, *, force: bool) -> list[Path]:
-    """Puts the models of a repository's tar into the folder ``place``; returns their folders."""
-    from analyzer.export.atomic import locked, put_in_place, staging_folder
+def _unpack(packed: Path, place: Path, *, force: bool) -> list[ExportResult]:
+    """Adds the models of a repository's tar to the repository ``place``, as an export here does."""
+    from analyzer.export.manifest import read_manifest
+    from analyzer.export.repository import add_exported
+    from analyzer.modelconfig.repository import list_models
     from analyzer.service.archive import unpack
 
     with tempfile.TemporaryDirectory(dir=packed.parent) as scratch:
         fresh = Path(scratch) / "repository"
         unpack(packed, fresh)
-        models = [place / found.name for found in sorted(fresh.iterdir())]
-        for model in models:
-            if model.exists() and not force:
-                raise UsageError(
-                    f"--export: {model} is there already.", hint="Add --force to replace it."
-                )
-        place.mkdir(parents=True, exist_ok=True)
-        with locked(place), staging_folder(place) as staging:
-            for model in models:
-                staged = staging / model.name
-                shutil.copytree(fresh / model.name, staged)
-                put_in_place(staged, model)
-    return models
+        return [
+            add_exported(read_manifest(fresh, name), place, force=force)
+            for name in list_models(fresh)
+        ]

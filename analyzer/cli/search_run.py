@@ -14,7 +14,14 @@ from analyzer.cli.answer import deliver
 from analyzer.cli.cluster_machines import facts_of
 from analyzer.cli.devices import check_instances, require_gpu_backends, why_on_cpu
 from analyzer.cli.machine import constants_of
-from analyzer.cli.models import as_it_runs, baseline_on, find_model, inspect_path, local_model
+from analyzer.cli.models import (
+    as_it_is,
+    as_it_runs,
+    baseline_on,
+    find_model,
+    inspect_path,
+    local_model,
+)
 from analyzer.cli.neighbours import noting_neighbours
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
@@ -38,6 +45,7 @@ from analyzer.domain.study import StudyResult
 from analyzer.domain.workload import ArrivalProcess, parse_arrivals
 from analyzer.engine.gpu_backends import gpu_backends
 from analyzer.errors import MissingPartError, RunInterruptedError, UsageError
+from analyzer.report.commands import export_command, study_command
 from analyzer.search.time_plan import TimePlan
 
 if TYPE_CHECKING:
@@ -77,6 +85,16 @@ def run_search_command(options: SearchOptions) -> str:
 
     Raises:
         AnalyzerError: Wrong usage, unusable input, or a fault; whatever was measured is stored.
+    """
+    with ExitStack() as ending:
+        return deliver(options, _searched(options, ending))
+
+
+def _searched(options: SearchOptions, ending: ExitStack) -> StudyResult:
+    """The study's result, which is stored.
+
+    Args:
+        ending: As of :func:`save_at_end`.
     """
     from analyzer.hardware.machine import inspect_machine
     from analyzer.store.results import open_store
@@ -146,28 +164,52 @@ def run_search_command(options: SearchOptions) -> str:
                     options, record, model, place.space, place.device, pricing, arrivals,
                     inference_s,
                 )  # fmt: skip
-                with noting_neighbours(options, progress.warn) as notes:
-                    result = _search(
-                        options, request, store, place, progress, machine, baseline, twin_ready,
-                        plan,
-                    )  # fmt: skip
-                result = replace(result, warnings=(*result.warnings, *moved, *notes))
-                result = save_at_end(store, result, workers, plan)
-    return deliver(options, result)
+                with study_status(store, record.name, place.executor.cancel_all):
+                    with noting_neighbours(options, progress.warn) as notes:
+                        result = _search(
+                            options, request, store, place, progress, machine, baseline,
+                            twin_ready, plan,
+                        )  # fmt: skip
+                    result = replace(result, warnings=(*result.warnings, *moved, *notes))
+                    store.save_result(result)
+                return save_at_end(store, result, workers, plan, ending)
 
 
 def save_at_end(
-    store: ResultStore, result: StudyResult, workers: ExitStack, plan: TimePlan
+    store: ResultStore, result: StudyResult, workers: ExitStack, plan: TimePlan, ending: ExitStack
 ) -> StudyResult:
-    """Stores ``result``, ends the workers, and stores it with the seconds that all of it took.
+    """Ends the workers, and stores ``result`` again, with the seconds that all of it took.
 
     On a busy machine their end takes seconds, and the answer says how long the command took.
+
+    Args:
+        result: It is stored.
+        ending: What is left to the command's end; from here on it says so of an interrupt.
     """
-    store.save_result(result)
+    ending.enter_context(_stored(result))
     workers.close()
     result = replace(result, search=replace(result.search, wall_seconds=plan.spent_s))
     store.save_result(result)
     return result
+
+
+@contextmanager
+def _stored(result: StudyResult) -> Iterator[None]:
+    """Says of an interrupt that the search is over, and what writes its answer.
+
+    Raises:
+        RunInterruptedError: In the place of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        commands = [study_command("report", result, None)]
+        if result.recommended_id is not None:
+            commands.append(export_command(result, None, result.recommended_id))
+        raise RunInterruptedError(
+            "Interrupted. The search had ended, and its result is stored.",
+            hint=f"Its answer is written by: {'; '.join(commands)}",
+        ) from error
 
 
 def _device(options: SearchOptions) -> tuple[DeviceKind, Backend]:
@@ -232,7 +274,7 @@ def _on_cluster(
             " as if they were of one. Compare them with --instance-types."
         )
     executor = workers.enter_context(_executor(options, device, machine, plan))
-    facts = facts_of(executor, device, "The machines of the cluster")
+    facts = facts_of(executor, device, "The machines of the cluster", model.path)
     for note in absent_notes(options, facts.accelerator_absent):
         progress.warn(note)
     return _Place(
@@ -341,7 +383,7 @@ def _search(
         store=store,
         progress=progress,
         stored=outcomes_to_keep(options, store, request.study, place.hardware),
-        baseline=baseline,
+        baseline=as_it_is(baseline) if baseline is not None else None,
         hardware=place.hardware,
         hardware_key=place.hardware_key,
         runtimes=place.runtimes,
@@ -354,8 +396,7 @@ def _search(
             partial(Canary, period_ns=STUDY_PERIOD_NS) if options.ray_address is None else None
         ),
     )
-    with study_status(store, request.study, place.executor.cancel_all):
-        return run_search(context, trials_maker(request, store, place.executor))
+    return run_search(context, trials_maker(request, store, place.executor))
 
 
 @contextmanager

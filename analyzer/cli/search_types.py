@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from analyzer.cli.answer import deliver
 from analyzer.cli.cluster_machines import facts_of
 from analyzer.cli.devices import check_instances
-from analyzer.cli.models import baseline_on, find_model, inspect_path, local_model
+from analyzer.cli.models import as_it_is, baseline_on, find_model, inspect_path, local_model
 from analyzer.cli.options import cache_dir
 from analyzer.cli.preflight import check_export_of, check_search
 from analyzer.cli.progress import ConsoleProgress, make_progress
@@ -32,7 +32,7 @@ from analyzer.cli.study_record import begin_study, outcomes_to_keep
 from analyzer.domain.configuration import Configuration, DeviceKind
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.space import SearchSpace
-from analyzer.domain.study import Pricing
+from analyzer.domain.study import Pricing, StudyResult
 from analyzer.domain.workload import ArrivalProcess, parse_arrivals
 from analyzer.errors import UsageError
 from analyzer.search.time_plan import TimePlan
@@ -61,6 +61,16 @@ def run_types_command(options: SearchOptions) -> str:
 
     Raises:
         AnalyzerError: As :func:`~analyzer.cli.search_run.run_search_command`.
+    """
+    with ExitStack() as ending:
+        return deliver(options, _searched(options, ending))
+
+
+def _searched(options: SearchOptions, ending: ExitStack) -> StudyResult:
+    """The study's result, which is stored.
+
+    Args:
+        ending: As of :func:`~analyzer.cli.search_run.save_at_end`.
     """
     from analyzer.cluster.instance_types import nodes_by_type
     from analyzer.cluster.ray_session import ray_session
@@ -105,7 +115,7 @@ def run_types_command(options: SearchOptions) -> str:
             devices = {name: known.device for name, known in prices.items()}
             own_nodes = nodes_by_type(nodes, devices)
             machines = [
-                workers.enter_context(_machines(options, nodes, own_nodes[name], pricing))
+                workers.enter_context(_machines(options, model, nodes, own_nodes[name], pricing))
                 for name, pricing in prices.items()
             ]
             for own in machines:
@@ -137,8 +147,8 @@ def run_types_command(options: SearchOptions) -> str:
 
                 with study_status(store, record.name, cancel):
                     result = search_types(parts, stop)
-                result = save_at_end(store, result, workers, plan)
-    return deliver(options, result)
+                    store.save_result(result)
+                return save_at_end(store, result, workers, plan, ending)
 
 
 def _leases_none(machines: _TypeMachines) -> str:
@@ -176,6 +186,7 @@ def _prices(options: SearchOptions) -> dict[str, Pricing]:
 @contextmanager
 def _machines(
     options: SearchOptions,
+    model: ModelInfo,
     nodes: list[dict[str, Any]],
     own: frozenset[str],
     pricing: Pricing,
@@ -195,7 +206,7 @@ def _machines(
         ray_address=options.ray_address,
         nodes=own,
     ) as executor:
-        facts = facts_of(executor, device, f"The machines of type {name}")
+        facts = facts_of(executor, device, f"The machines of type {name}", model.path)
         yield _TypeMachines(pricing=pricing, device=device, executor=executor, facts=facts)
 
 
@@ -257,7 +268,7 @@ def _part(
         store=store,
         progress=PartProgress(progress, name),
         stored=outcomes_to_keep(options, store, request.study, facts.hardware),
-        baseline=replace(baseline, device=own.device) if baseline is not None else None,
+        baseline=as_it_is(replace(baseline, device=own.device)) if baseline is not None else None,
         hardware=facts.hardware,
         hardware_key=facts.hardware_key,
         runtimes=facts.runtimes,

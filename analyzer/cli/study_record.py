@@ -50,8 +50,8 @@ def begin_study(
         hardware: What is measured, for people; None for this machine.
 
     Raises:
-        UsageError: What is resumed is about another model, another SLA or other real data, or was
-            measured otherwise.
+        UsageError: What is resumed is about another model or other shapes of its inputs, another
+            SLA or other real data, or was measured otherwise.
         StoreError: The name is taken, or there is no such study to go on with, or another command
             searches it now.
     """
@@ -64,12 +64,7 @@ def begin_study(
     if options.resume:
         assert options.study is not None, "preflight.check_store has asked for it"
         record = store.study(options.study)
-        if record.model.sha256 != model.sha256:
-            raise UsageError(
-                f"--resume: the study {record.name!r} is about another model "
-                f"({record.model.name}, {record.model.sha256[:12]}…).",
-                hint="Give the same model, or start a new study with another --study NAME.",
-            )
+        _check_model(record, model)
         if record.sla != sla:
             raise UsageError(
                 f"--resume: the study {record.name!r} has another SLA than this command.",
@@ -87,11 +82,16 @@ def begin_study(
         kept = {key: now[key] for key in ("started_at", "command", "analyzer", "hardware")}
         resumes = [*record.provenance.get("resumes", ()), kept]
         provenance = {**record.provenance, "resumes": resumes}
-        begun = record.options
+        # The same files may lie elsewhere by now: exports and claims start from them.
+        if _DATA_KEY in record.options:  # else nobody knows whether these are the same rows
+            data = ("calibration_data", "calibration_data_sha256")
+            provenance |= {key: now[key] for key in data}
+        found = replace(record.model, path=model.path)
+        begun = {**record.options, "model_path": model.path}
         if pricing is not None and pricing.price_per_hour is not None:
             begun = {**begun, PRICING_KEY: told[PRICING_KEY]}
-        store.set_status(record.name, "running", provenance=provenance, options=begun)
-        return replace(record, provenance=provenance, options=begun)
+        store.set_status(record.name, "running", provenance=provenance, options=begun, model=found)
+        return replace(record, provenance=provenance, options=begun, model=found)
     provenance = _provenance(options, machine, hardware)
     record = store.create_study(
         StudyRecord(
@@ -152,6 +152,40 @@ def _file_sha256(name: str | None) -> str | None:
     """Hash of the file of that name; None where there is none: a shipped space has its own."""
     file = Path(name) if name is not None else None
     return sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None
+
+
+def _check_model(record: StudyRecord, model: ModelInfo) -> None:
+    """Raises UsageError where the study is about another model, or about other shapes of it.
+
+    Its measurements are pooled with those to come; of another size they say nothing.
+    """
+    told = f"--resume: the study {record.name!r}"
+    anew = "or start a new study with another --study NAME."
+    if record.model.sha256 != model.sha256:
+        raise UsageError(
+            f"{told} is about another model ({record.model.name}, {record.model.sha256[:12]}…).",
+            hint=f"Give the same model, {anew}",
+        )
+    if record.model.batchable != model.batchable:
+        before, now = (
+            "in batches" if own.batchable else "one request at a time"
+            for own in (record.model, model)
+        )
+        raise UsageError(
+            f"{told} ran the model {before}; as this command reads it, it runs {now}.",
+            hint=f"Repeat the options --input-shape, --calibration-data and --budget, {anew}",
+        )
+    begun, given = (
+        [f"{tensor.name}:{','.join(map(str, tensor.shape))}" for tensor in own.inputs]
+        for own in (record.model, model)
+    )
+    if begun != given:
+        repeat = " ".join(f"--input-shape {shape}" for shape in begun if shape not in given)
+        raise UsageError(
+            f"{told} measured inputs of {' and '.join(begun)}, and this command has "
+            f"{' and '.join(given)}.",
+            hint=f"Give {repeat}, {anew}",
+        )
 
 
 def _check_same(record: StudyRecord, told: dict[str, Any]) -> None:
@@ -272,7 +306,9 @@ def _spell(sla: Sla) -> str:
 
 def _provenance(options: SearchOptions, machine: Machine, hardware: str | None) -> dict[str, Any]:
     from analyzer.engine.runtimes.providers import onnxruntime_versions
+    from analyzer.variants.cache import file_sha256
 
+    data = options.calibration_data
     libraries = onnxruntime_versions()
     for name in ("numpy", "onnx", "optuna", "ray", "tensorrt"):
         try:
@@ -285,9 +321,8 @@ def _provenance(options: SearchOptions, machine: Machine, hardware: str | None) 
         "twin_constants": constants_of(machine, local=options.ray_address is None).sentence(),
         "libraries": libraries,
         "seeds": {"study": options.seed, "drawn": not options.seed_given},
-        "calibration_data": str(options.calibration_data.absolute())
-        if options.calibration_data
-        else None,
+        "calibration_data": str(data.absolute()) if data is not None else None,
+        "calibration_data_sha256": file_sha256(data) if data is not None else None,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": options.command,
     }

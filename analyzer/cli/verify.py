@@ -81,10 +81,10 @@ _LOAD_S_MIN = 10.0
 @click.option(
     "--budget",
     type=options.BUDGET_S,
-    default="60s",
+    default="3m",
     show_default=True,
-    help="Wall time to spend, the server's two starts included; up to a quarter more where a claim "
-    "that holds so far lacks no more.",
+    help="Wall time at most, the server's two starts included: it ends as soon as the claim is "
+    "decided. Up to a quarter more where a claim that holds so far lacks no more.",
 )
 @click.option(
     "--seed",
@@ -155,6 +155,7 @@ def verify(study: str | None, **values: Any) -> int:
     if not quiet:
         click.echo(_claim_line(subject), err=True)
     measured = _measure(subject, values, started=started, quiet=quiet)
+    measured = replace(measured, notes=(*notes, *measured.notes))
     assert measured.certificate is not None
     verification = Verification(
         claim=claim,
@@ -176,14 +177,14 @@ def verify(study: str | None, **values: Any) -> int:
 
 
 def _claim_line(subject: ClaimedModel) -> str:
-    from analyzer.report.wording import number
+    from analyzer.report.wording import GIVEN, milliseconds, number
 
-    claim = subject.claim
+    claim, sla = subject.claim, subject.claim.sla
     said = f"Claim ({claim.source})" if subject.claimed else f"No claim of {claim.source}, but"
     colon = ":" if subject.claimed else " what the command names:"
     return (
-        f"{said}{colon} {number(claim.rate_rps)} requests/s, {claim.sla.percentile:g} % "
-        f"within {claim.sla.latency_budget_ms:g} ms at {claim.sla.confidence:g} confidence, "
+        f"{said}{colon} {number(claim.rate_rps)} requests/s, {number(sla.percentile, 9)} % within "
+        f"{milliseconds(sla.latency_budget_ms, GIVEN)} at {number(sla.confidence, 9)} confidence, "
         f"{claim.configuration.config_id}."
     )
 
@@ -244,10 +245,10 @@ def _measure(
         request_batch_size=round(claim.request_batch_size),
         seed=seed,
     )
+    # Made-up inputs are the search's, one file in the cache; the arrivals alone are fresh.
     assets = Assets(
         model=subject.model,
         calibration_path=str(subject.data_path) if subject.data_path else None,
-        seed=seed % 2**32,
     )
     inputs = assets.request_inputs(options.cache_dir())
 

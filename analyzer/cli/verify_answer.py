@@ -38,6 +38,7 @@ def verification_document(verification: Verification, subject: ClaimedModel) -> 
         "measured": entry_document(entry),
         "verdict": verification.verdict,
         "conditions_differ": _differing(subject, verification.measured),
+        "warnings": list(verification.measured.notes),
     }
 
 

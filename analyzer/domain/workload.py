@@ -117,22 +117,70 @@ class Trace:
     def interarrival_s(
         self, count: int, rate_rps: float, rng: np.random.Generator
     ) -> NDArray[np.float64]:
+        gaps = np.empty(count)
+        gaps[:1] = 0.0
+        gaps[1:] = np.resize(self._cycle_s(rate_rps), max(count - 1, 0))
+        return gaps
+
+    def _cycle_s(self, rate_rps: float) -> NDArray[np.float64]:
+        """The gap after each request; that of the last, which closes the circle, is the mean one.
+
+        So the rate holds over repetitions.
+        """
         own = np.diff(self.arrival_s)
         if len(own) == 0 or own.sum() <= 0:
             raise DataError(
                 f"The trace {self.path} has no two arrivals at different times.",
                 hint="A trace that is scaled to a rate needs at least two rows apart in time.",
             )
-        # The gap that closes the circle is the mean one, so that the rate holds over repetitions.
-        cycle = np.append(own, own.mean()) * (own.mean() and 1.0 / (own.mean() * rate_rps))
-        gaps = np.empty(count)
-        gaps[:1] = 0.0
-        gaps[1:] = np.resize(cycle, max(count - 1, 0))
-        return gaps
+        mean = float(own.mean())
+        return np.append(own, mean) / (mean * rate_rps)
 
     def batch_sizes(self, count: int) -> NDArray[np.int64]:
         """The batch sizes that go with ``count`` gaps, int64 [count]."""
         return np.resize(self.batch_size, count)
+
+    def section(
+        self,
+        *,
+        share: float,
+        rate_rps: float,
+        lead_in_s: float,
+        seconds: float,
+        count_min: int,
+        count_max: int,
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """What a run of ``lead_in_s`` and ``seconds`` meets that begins somewhere in the trace.
+
+        Runs that begin at moments drawn evenly meet each of its requests equally often; how many
+        there are in a run varies as the trace's own rate does.
+
+        Args:
+            share: Where it begins, as a share of the trace's time, in [0, 1).
+            rate_rps: What the whole trace's mean rate is scaled to.
+            count_min: The run goes on until so many requests came after the lead-in.
+            count_max: And ends after so many in all.
+
+        Returns:
+            Seconds from its beginning, float64 [n], and where the requests stand in
+            ``batch_size``, int64 [n].
+
+        Raises:
+            DataError: The trace has no two arrivals at different times.
+        """
+        gap_s = self._cycle_s(rate_rps)
+        time_s, cycle_s = np.cumsum(gap_s) - gap_s, float(gap_s.sum())
+
+        def before(moment_s: float) -> int:
+            turns, rest_s = divmod(moment_s, cycle_s)
+            return int(turns) * len(time_s) + int(np.searchsorted(time_s, rest_s))
+
+        begin_s = share * cycle_s
+        first, counted = before(begin_s), before(begin_s + lead_in_s)
+        end = max(before(begin_s + lead_in_s + seconds), counted + count_min)
+        rows = np.arange(first, min(end, first + count_max))
+        turns, rows = np.divmod(rows, len(time_s))
+        return time_s[rows] + turns * cycle_s - begin_s, rows
 
 
 def read_trace(path: Path) -> Trace:
@@ -266,6 +314,48 @@ def draw_arrivals_s(
 ) -> NDArray[np.float64]:
     """Intended send times of ``count`` requests, float64 [count], ascending."""
     return np.cumsum(process.interarrival_s(count, rate_rps, rng))
+
+
+def draw_run(
+    process: ArrivalProcess,
+    *,
+    rate_rps: float,
+    lead_in_s: float,
+    seconds: float,
+    request_batch_size: int,
+    counts: tuple[int, int],
+    from_start: bool,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The requests of one load test.
+
+    Args:
+        lead_in_s: Seconds before those that count.
+        seconds: As many requests are drawn as ``rate_rps`` has in both, or a trace's section has.
+        counts: How many there are at least and at most.
+        from_start: Whether a trace begins with its first row, not anywhere.
+
+    Returns:
+        Intended send times, seconds from the start, float64 [n], ascending; and batch sizes as
+        :func:`request_batch_sizes`.
+
+    Raises:
+        DataError: A trace without two arrivals at different times.
+    """
+    if not isinstance(process, Trace):
+        count = int(np.clip(rate_rps * (lead_in_s + seconds), *counts))
+        arrival_s = draw_arrivals_s(process, rate_rps=rate_rps, count=count, rng=rng)
+        return arrival_s, request_batch_sizes(process, request_batch_size)
+    arrival_s, rows = process.section(
+        share=0.0 if from_start else rng.random(),
+        rate_rps=rate_rps,
+        lead_in_s=lead_in_s,
+        seconds=seconds,
+        count_min=counts[0],
+        count_max=counts[1],
+    )
+    sizes = request_batch_sizes(process, request_batch_size)
+    return arrival_s, sizes[rows] if len(sizes) > 1 else sizes
 
 
 def request_batch_sizes(

@@ -36,8 +36,12 @@ class Engine(Protocol):
     def details(self) -> ModelStatistics:
         """All counters since the start."""
 
-    def close(self) -> None:
-        """Answers what is queued, then frees everything."""
+    def close(self, *, timeout_s: float | None) -> None:
+        """Answers what is queued, then frees everything.
+
+        Args:
+            timeout_s: For both; None for no limit. It may be called again, with less time.
+        """
 
 
 class LoadedModel:
@@ -76,8 +80,12 @@ class LoadedModel:
         self._inherited_labels = inherited_labels
         self._engine = engine
         self._cache = cache
+        self._copy = cache.new_copy() if cache is not None else 0
         self._ordered = _OrderedReplies() if config.dynamic_batching.preserve_ordering else None
         self._lock = threading.Lock()
+        self._released = threading.Condition(self._lock)
+        self._holds = 0
+        self._closed = False
         self.cache_hits = CacheCounter()
         self.cache_misses = CacheCounter()
         # Requests that were refused before they were queued; no statistics, only a metric.
@@ -106,7 +114,7 @@ class LoadedModel:
         key = b""
         if self._cache is not None:
             start_ns = time.monotonic_ns()
-            key = self._cache.key(self.name, self.version, inputs)
+            key = self._cache.key(self._copy, inputs)
             outputs = self._cache.get(key)
             elapsed_ns = time.monotonic_ns() - start_ns
             if outputs is not None:
@@ -127,7 +135,9 @@ class LoadedModel:
         on_reply = finish if self._ordered is None else self._ordered.place(finish)
         try:
             return self._engine.submit(
-                InferenceRequest(batch_size, inputs, on_reply, call.priority, call.timeout_us)
+                InferenceRequest(
+                    batch_size, inputs, on_reply, call.priority, call.timeout_us, wanted
+                )
             )
         except Fault as fault:
             if self._ordered is not None:
@@ -146,14 +156,37 @@ class LoadedModel:
         """The engine's counters (the cache's are attributes of this object)."""
         return self._engine.details()
 
-    def close(self) -> None:
-        """Ends the model after what it has taken is answered. A second call does nothing."""
-        self._engine.close()
+    def hold(self) -> bool:
+        """Keeps the model open until :meth:`release`; False where it is closed already."""
+        with self._lock:
+            if not self._closed:
+                self._holds += 1
+            return not self._closed
+
+    def release(self) -> None:
+        """Takes back one :meth:`hold`."""
+        with self._lock:
+            self._holds -= 1
+            self._released.notify_all()
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Ends the model after nobody holds it and what it has taken is answered.
+
+        Args:
+            timeout_s: For each of the two; None for no limit. It may be called again, with less
+                time, while another call waits.
+        """
+        with self._lock:
+            self._released.wait_for(lambda: self._closed or not self._holds, timeout_s)
+            self._closed = True
+            self._released.notify_all()
+        self._engine.close(timeout_s=timeout_s)
 
     def _store(self, key: bytes, outputs: Tensors) -> None:
         assert self._cache is not None
         start_ns = time.monotonic_ns()
-        self._cache.put(key, {name: np.array(array) for name, array in outputs.items()})
+        if outputs.keys() >= self.signature.outputs.keys():  # the next request may want others
+            self._cache.put(key, {name: np.array(array) for name, array in outputs.items()})
         with self._lock:
             self.cache_misses.add(time.monotonic_ns() - start_ns)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.engine.backends import TEST_BACKENDS, complete, open_instances, require_backend
-from analyzer.engine.ensemble import Ensemble, labels_of_member, validate_ensemble
+from analyzer.engine.ensemble import Ensemble
+from analyzer.engine.ensemble_steps import labels_of_member, validate_ensemble
 from analyzer.engine.loaded_model import Engine, LoadedModel
 from analyzer.engine.model_policy import policy_from_config
 from analyzer.engine.response_cache import ResponseCache

@@ -72,6 +72,8 @@ class InferenceRequest:
             the timer's, the submitting one). It must be quick and must not raise.
         priority: Triton's; 0 for the default level.
         timeout_us: Triton's request time-out in microseconds; 0 for none.
+        outputs: Names of those that are wanted; empty for all. More may come: they say what can be
+            left undone.
     """
 
     batch_size: int
@@ -79,3 +81,4 @@ class InferenceRequest:
     on_done: Callable[[InferenceReply], None]
     priority: int = 0
     timeout_us: int = 0
+    outputs: tuple[str, ...] = ()

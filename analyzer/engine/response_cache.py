@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -29,10 +30,21 @@ class ResponseCache:
         self._bytes = 0
         self._entries: OrderedDict[bytes, tuple[int, Mapping[str, NDArray[Any]]]] = OrderedDict()
         self._lock = threading.Lock()
+        self._copies = itertools.count()
+        self._age = 0
 
-    def key(self, model: str, version: int, inputs: Mapping[str, NDArray[Any]]) -> bytes:
-        """Triton's key: model, version, names and raw bytes of the inputs (no shape, no type)."""
-        digest = hashlib.blake2b(f"{model}\0{version}\0".encode(), digest_size=16)
+    def new_copy(self) -> int:
+        """A number for a model that was loaded, for :meth:`key`; no other has it."""
+        return next(self._copies)
+
+    def key(self, copy: int, inputs: Mapping[str, NDArray[Any]]) -> bytes:
+        """Under what an answer to ``inputs`` is kept: their names and raw bytes, as in Triton.
+
+        Args:
+            copy: The model's, instead of Triton's name and version: the next one that is loaded
+                under these must not answer with what an old one puts here while it ends.
+        """
+        digest = hashlib.blake2b(f"{self._age}\0{copy}\0".encode(), digest_size=16)
         for name in sorted(inputs):
             data = to_bytes(inputs[name])
             digest.update(f"{name}\0{len(data)}\0".encode())
@@ -64,8 +76,12 @@ class ResponseCache:
                 self._bytes -= freed
 
     def forget(self) -> None:
-        """Drops everything (a model was loaded anew)."""
+        """Drops everything (a model was loaded anew), and what keys from before would find.
+
+        An ensemble's answer that is put later may come from a member that is no more.
+        """
         with self._lock:
+            self._age += 1
             self._entries.clear()
             self._bytes = 0
 

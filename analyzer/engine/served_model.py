@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -81,7 +82,6 @@ class ServedModel:
         self._armed_ns = _NEVER_NS
         self._timer_wake = threading.Lock()
         self._timer: threading.Thread | None = None
-        self._runtimes = tuple(runtimes)
         self._threads = [
             threading.Thread(
                 target=self._serve, args=(index, runtime), name=f"{name}-{index}", daemon=True
@@ -161,22 +161,22 @@ class ServedModel:
         with self._lock:
             return self._counters.details(len(self._waiting))
 
-    def close(self, *, drain: bool = True, timeout_s: float = 10.0) -> None:
-        """Takes no more requests, ends the threads and closes the runtimes; once is enough.
+    def close(self, *, drain: bool = True, timeout_s: float | None = 10.0) -> None:
+        """Takes no more requests and ends the threads, which close their runtimes.
+
+        It may be called again, with less time, while another call waits.
 
         Args:
             drain: Whether queued requests still run; otherwise they are answered as unavailable.
-            timeout_s: For the queue to drain and running batches to end. An instance that hangs
-                longer is left behind with its daemon thread, its runtime not closed.
+            timeout_s: For the queue to drain and running batches to end; None for no limit. An
+                instance that takes longer is left to its daemon thread, which still closes it.
         """
-        deadline = time.monotonic() + timeout_s
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            if self._stopping:
-                return
             self._stopping = True
-        while drain and time.monotonic() < deadline:
+        while drain and time.monotonic() < end_s:
             with self._lock:
-                if not self._waiting and not self._busy:
+                if self._closed or not (self._waiting or self._busy):
                     break
             time.sleep(DRAIN_POLL_S)
         with self._lock:
@@ -189,10 +189,8 @@ class ServedModel:
             self._answer(request, InferenceReply(None, fault))
         for queue in self._queues:
             queue.put(None)
-        for thread, runtime in zip(self._threads, self._runtimes, strict=True):
-            thread.join(max(deadline - time.monotonic(), 0.01))
-            if not thread.is_alive():
-                runtime.close()
+        for thread in self._threads:
+            thread.join(None if timeout_s is None else max(end_s - time.monotonic(), 0.01))
         if self._timer is not None:
             self._timer.join()
 
@@ -302,6 +300,7 @@ class ServedModel:
             work = self._execute(index, runtime, work)
             if work is None:
                 work = queue.get()
+        runtime.close()
 
     def _execute(self, index: int, runtime: Runtime, work: Work) -> Work | None:
         """Runs one batch and answers it; returns the instance's next work if there is any."""

@@ -115,6 +115,7 @@ def claim_of_study(
         variant_sha256=variant.sha256,
         rate_scale=scale,
         claimed=measurement.capacity_rps is not None,
+        notes=_absent_data(result.provenance),
         conditions=summary_of([certificate.conditions]) if certificate is not None else None,
         tensorrt=engine.tensorrt if engine is not None else "",
         hardware=measurement.hardware,
@@ -186,6 +187,7 @@ def _of_manifest(
     limits = {name: sla[name] for name in Sla.__dataclass_fields__ if sla.get(name) is not None}
     changed = manifest.changed_files()
     note = f"changed since the export: {', '.join(changed)}. What is there is measured."
+    provenance = evidence.get("provenance") or {}
     configuration = manifest.configuration
     if CONFIG_NAME in changed:
         proto = read_config(manifest.repository / manifest.model / CONFIG_NAME)
@@ -205,9 +207,9 @@ def _of_manifest(
         model_path=model_path,
         exported=manifest.version_dir,
         exported_for=manifest.backend,
-        data_path=_data_path(evidence.get("provenance", {})),
+        data_path=_data_path(provenance),
         claimed=manifest.number("entry.capacity_rps") is not None,
-        notes=(note,) if changed else (),
+        notes=(*((note,) if changed else ()), *_absent_data(provenance)),
         conditions=_kept_conditions(entry),
         tensorrt=(evidence.get("engine") or {}).get("tensorrt", ""),
         hardware=entry.get("hardware") or "",
@@ -290,3 +292,15 @@ def _data_path(provenance: dict[str, Any]) -> Path | None:
     """The real inputs of the study, where they are still there."""
     path = Path(provenance.get("calibration_data") or "")
     return path if path.is_file() else None
+
+
+def _absent_data(provenance: dict[str, Any]) -> tuple[str, ...]:
+    """That the real inputs of the study are not there, and what to do; empty where they are."""
+    told = provenance.get("calibration_data")
+    if not told or _data_path(provenance) is not None:
+        return ()
+    note = (
+        f"The study's real inputs are not at {told}: requests carry made-up ones, which may take"
+        " another time. Put the file there, and verify again."
+    )
+    return (note,)

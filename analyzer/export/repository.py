@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from analyzer.export.manifest import (
     Manifest,
     read_versions,
 )
-from analyzer.modelconfig.files import ModelFiles, model_files
+from analyzer.modelconfig.files import ModelFiles, exported_files, model_files
 from analyzer.modelconfig.render import configuration_from_config
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME, parse_config, read_config
@@ -121,13 +121,38 @@ def export_repository(
         backend=None if backend == "auto" else backend,
         name=name,
     )
+    return _add(files, configuration, destination, evidence or {}, force)
+
+
+def add_exported(exported: Manifest, destination: Path, *, force: bool = False) -> ExportResult:
+    """Adds a version that lies in another repository, with its evidence.
+
+    It becomes the newest, as one of :func:`export_repository` does, whatever its number was there.
+
+    Args:
+        exported: The version; its files lie beside its manifest.
+        destination: The repository's folder, made if it is not there.
+        force: Whether a different ``config.pbtxt`` of an existing model may be replaced.
+
+    Raises:
+        RepositoryError: As :func:`export_repository`; or what was exported cannot be read.
+    """
+    files = replace(exported_files(exported.version_dir), name=exported.model)
+    return _add(files, exported.configuration, destination, exported.evidence, force)
+
+
+def _add(
+    files: ModelFiles,
+    configuration: Configuration,
+    destination: Path,
+    evidence: dict[str, Any],
+    force: bool,
+) -> ExportResult:
     made = not destination.exists()
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with locked(destination), staging_folder(destination.resolve()) as staging:
-            return _export(
-                files, configuration, destination.resolve(), staging, evidence or {}, force
-            )
+            return _export(files, configuration, destination.resolve(), staging, evidence, force)
     except OSError as error:
         raise RepositoryError(
             f"The repository {destination} cannot be written: {error.strerror or error}"

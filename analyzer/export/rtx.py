@@ -18,7 +18,7 @@ from analyzer.engine.runtimes.tensorrt_ import import_tensorrt_rtx, product
 from analyzer.errors import RepositoryError, UsageError
 from analyzer.export.atomic import copy_durably, locked, put_in_place, staging_folder
 from analyzer.export.repository import ExportResult
-from analyzer.export.study import calibration_of
+from analyzer.export.study import calibration_of, require_same_model
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME
 from analyzer.variants.cache import file_sha256
@@ -56,7 +56,7 @@ def export_rtx_engine(
 
     Raises:
         RepositoryError: The folder cannot be written, or holds a model of a Triton repository.
-        AnalyzerError: The engine cannot be built.
+        AnalyzerError: The engine cannot be built: the model or the data have changed, say.
     """
     configuration, model = measurement.configuration, result.model
     target = destination.resolve() / model.name
@@ -65,6 +65,7 @@ def export_rtx_engine(
             f"{target} is a model of a Triton repository, which cannot serve this engine.",
             hint="Name another folder with --repository.",
         )
+    require_same_model(result)
     options = replace(
         EngineOptions.for_batches((max(configuration.max_batch_size, 1),)),
         compute_capabilities=compute_capabilities,
@@ -80,7 +81,7 @@ def export_rtx_engine(
                 configuration.variant,
                 built,
                 options,
-                calibration=calibration_of(result),
+                calibration=calibration_of(result, configuration.variant),
                 cache_dir=cache_dir,
                 timeout_s=_SECONDS_MAX,
             )

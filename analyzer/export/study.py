@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from analyzer.domain.configuration import Backend, Configuration
+from analyzer.domain.configuration import Backend, Configuration, VariantKey
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
-from analyzer.errors import BuildError, ModelError, UsageError
+from analyzer.errors import BuildError, DataError, ModelError, UsageError
 from analyzer.export.repository import ExportResult, export_repository
 from analyzer.variants.build import Variant, build_variant, stored_variant
+from analyzer.variants.cache import file_sha256
 from analyzer.variants.inputs import CalibrationData, load_calibration
+from analyzer.variants.onnx_file import hash_model
 
 
 def chosen_measurement(result: StudyResult, config_id: str | None) -> Measurement:
@@ -46,14 +48,48 @@ def chosen_measurement(result: StudyResult, config_id: str | None) -> Measuremen
     return measured[found[0]]
 
 
-def calibration_of(result: StudyResult) -> CalibrationData | None:
-    """The real data that the study was given; None without any.
+def require_same_model(result: StudyResult) -> None:
+    """Looks whether the model that the study is about is still what lies at its path.
 
     Raises:
-        DataError: The file is gone, or does not fit the model.
+        ModelError: It is gone, or another one is there.
+    """
+    model, file = result.model, Path(result.model.path)
+    if not file.is_file():
+        raise ModelError(
+            f"The model of {result.name!r} is no longer at {file}.",
+            hint="Put it back, or go on with the search from where it lies now: --study "
+            f"{shlex.quote(result.name)} --resume.",
+        )
+    if hash_model(file, model.external_files) != model.sha256:
+        beside = f" (with {', '.join(model.external_files)})" if model.external_files else ""
+        raise ModelError(
+            f"The model at {file}{beside} has changed since the study {result.name!r}, whose"
+            " figures are those of another file.",
+            hint="Search again, or put the file back.",
+        )
+
+
+def calibration_of(result: StudyResult, key: VariantKey) -> CalibrationData | None:
+    """The real data that the study was given, to make the variant ``key``; None without any.
+
+    Raises:
+        DataError: The file is gone, does not fit the model, or has changed since the study where
+            the variant is calibrated by its rows.
     """
     data = result.provenance.get("calibration_data")
-    return load_calibration(Path(data), result.model) if data else None
+    if not data:
+        return None
+    calibration = load_calibration(Path(data), result.model)
+    before = result.provenance.get("calibration_data_sha256")  # studies of before tell none
+    by_rows = key.quantized and key.quantization != "dynamic"
+    if by_rows and before is not None and file_sha256(Path(data)) != before:
+        raise DataError(
+            f"{data} has changed since the study {result.name!r}: other rows than these calibrated"
+            f" its variant {key.label}.",
+            hint="Search again, or put the file back.",
+        )
+    return calibration
 
 
 def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Path) -> Variant:
@@ -70,15 +106,11 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
     """
     if configuration.backend == "tensorrt":
         return _measured_engine(result, configuration, cache_dir)
-    if not Path(result.model.path).is_file():
-        raise ModelError(
-            f"The model of {result.name!r} is no longer at {result.model.path}.",
-            hint="Put it back; its variants are made from it.",
-        )
+    require_same_model(result)
     return build_variant(
         result.model,
         configuration.variant,
-        calibration=calibration_of(result),
+        calibration=calibration_of(result, configuration.variant),
         cache_dir=cache_dir,
         device=configuration.device,
         confidence=result.sla.confidence,

@@ -2,18 +2,21 @@
 
 TensorRT chooses kernels by timing them: whatever else runs on the GPU changes the choice (NVIDIA's
 maintainers on parallel builds: github.com/NVIDIA/TensorRT/issues/3543). The locks are the kernel's:
-they hold among all programs that see the same ``/tmp`` and end with their process.
+they hold among all programs that see the same ``/tmp`` and end with their process. Where there is
+no file to lock, nobody waits; that is told on the standard error.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from analyzer.hardware.gpus import GpuIdentity
+from analyzer.hardware.lock_file import open_lock_file
 
 # Not the folder of temporary files, which differs between processes.
 _FOLDER = Path("/tmp")
@@ -41,10 +44,15 @@ def _held(gpu: GpuIdentity, kind: int) -> Iterator[None]:
     # MIG instances of old drivers have slashes in their names (MIG-GPU-…/1/0).
     path = _FOLDER / f"tritune-gpu-{gpu.uuid.replace('/', '-')}.lock"
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        # Not opened like this where it exists: Linux refuses that for another user's file.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        descriptor = open_lock_file(path)
+    except OSError as error:
+        print(
+            f"What others build or measure on GPU {gpu.uuid} meanwhile is not waited for: {path} "
+            f"cannot be locked ({error.strerror}).",
+            file=sys.stderr,
+        )
+        yield
+        return
     try:
         fcntl.flock(descriptor, kind)
         yield

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from analyzer.hardware.lock_file import open_lock_file
+
 # Not the folder of temporary files, which differs between processes.
 LOCK = Path("/tmp/tritune-measuring.lock")
 
@@ -23,7 +25,7 @@ def measuring_here(path: Path = LOCK) -> Iterator[Callable[[], bool]]:
     Where the lock cannot be opened nothing is known, and nobody is told of.
     """
     try:
-        descriptor = _open(path)
+        descriptor = open_lock_file(path)
     except OSError:
         yield lambda: False
         return
@@ -43,11 +45,3 @@ def measuring_here(path: Path = LOCK) -> Iterator[Callable[[], bool]]:
         yield accompanied
     finally:
         os.close(descriptor)
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Not opened like this where it exists: Linux refuses that for another user's file.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_CREAT, 0o666)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 
 from analyzer.domain.configuration import Backend
 from analyzer.engine.gpu_backends import gpu_backends, loadable_accelerators
@@ -26,6 +27,7 @@ class WorkerFacts:
         accelerator_absent: Why one that is listed there cannot be loaded; else empty.
         tensorrt: Whether engines can be built there.
         compute_capability: Of the leased GPU; None on a CPU, or where the driver does not tell.
+        has_model: Whether the model's file is there, under the same path.
     """
 
     hardware: str
@@ -37,10 +39,15 @@ class WorkerFacts:
     tensorrt: bool
     compute_capability: tuple[int, int] | None
     accelerator_absent: str = ""
+    has_model: bool = True
 
 
-def worker_facts(context: WorkerContext) -> WorkerFacts:
-    """The facts of the machine that runs this: a job of each instance type."""
+def worker_facts(model_path: str, context: WorkerContext) -> WorkerFacts:
+    """The facts of the machine that runs this: a job of each instance type.
+
+    Args:
+        model_path: Of the model, absolute.
+    """
     machine = replace(inspect_machine(), cores=context.cores)
     on_gpu = context.device == "gpu"
     if not on_gpu:
@@ -57,4 +64,5 @@ def worker_facts(context: WorkerContext) -> WorkerFacts:
         accelerator_absent=absent,
         tensorrt=on_gpu and find_spec("tensorrt") is not None,
         compute_capability=min((one for one in capabilities if one is not None), default=None),
+        has_model=Path(model_path).is_file(),
     )

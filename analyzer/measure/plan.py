@@ -49,9 +49,9 @@ class LoadPlan:
     request_batch_size: int = 1
     seed: int = 0
 
-    def batch_sizes(self, count: int | None = None) -> NDArray[np.int64]:
-        """As :func:`request_batch_sizes`."""
-        return request_batch_sizes(self.arrivals, self.request_batch_size, count)
+    def batch_sizes(self) -> NDArray[np.int64]:
+        """As :func:`request_batch_sizes` without a count."""
+        return request_batch_sizes(self.arrivals, self.request_batch_size)
 
     @property
     def batch_size_typical(self) -> int:

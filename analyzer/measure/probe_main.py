@@ -31,6 +31,7 @@ import numpy as np
 from analyzer.domain.configuration import Execution
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.runtimes.open import open_runtime
+from analyzer.engine.tensor_file import read_tensors
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.twin.probes import EXECUTIONS_FEW
@@ -286,8 +287,7 @@ def main() -> None:
     """Runs the probes of standard input."""
     spec = json.load(sys.stdin)
     die_with_parent(parent_pid=spec["parent_pid"])
-    with np.load(spec["inputs_path"]) as file:
-        pool = {name: file[name] for name in file.files}
+    pool = read_tensors(Path(spec["inputs_path"]))
     instances = _Instances(spec)
     deadline = time.monotonic() + spec["seconds_max"]
     try:

@@ -20,10 +20,10 @@ from analyzer.domain.load_test import (
     RequestLog,
     ResourceUse,
 )
-from analyzer.domain.workload import draw_arrivals_s
+from analyzer.domain.workload import draw_run
 from analyzer.load.generator import AbortRule
 from analyzer.load.growth import exceeds_capacity
-from analyzer.measure.plan import STREAM_EDGE, LoadPlan
+from analyzer.measure.plan import STREAM_EDGE, STREAM_MEASURE, LoadPlan
 
 # Requests of one load test: fewer say nothing, more do not fit into memory.
 REQUESTS_MIN = 20
@@ -136,21 +136,32 @@ class Session(ABC):
         Args:
             stream: Which arrivals: first runs at a rate of the edge's stream share theirs, so that
                 configurations are compared on the same ones; of any other stream each run has
-                fresh ones.
+                fresh ones. A trace begins anywhere, but for a measurement by hand, which begins
+                with its first row.
             abort: Whether a hopeless run may end early.
             claim: Whether a claim counts it: then only a run that at least a quarter of its
                 requests are late in, whatever the rest would do, is hopeless.
             lead_in_s: Seconds before, in which queues fill: stored as warm-up and not counted.
         """
         plan = self._plan
-        count = int(np.clip(rate_rps * (lead_in_s + seconds), REQUESTS_MIN, _REQUESTS_MAX))
         rng = np.random.default_rng([plan.seed, stream, self._next_position(rate_rps, stream)])
+        arrival_s, batch_size = draw_run(
+            plan.arrivals,
+            rate_rps=rate_rps,
+            lead_in_s=lead_in_s,
+            seconds=seconds,
+            request_batch_size=plan.request_batch_size,
+            counts=(REQUESTS_MIN, _REQUESTS_MAX),
+            from_start=stream == STREAM_MEASURE,
+            rng=rng,
+        )
+        count = len(arrival_s)
         schedule = Schedule(
             kind=kind,
             rate_rps=rate_rps,
             lead_in_s=lead_in_s,
-            arrival_s=draw_arrivals_s(plan.arrivals, rate_rps=rate_rps, count=count, rng=rng),
-            batch_size=plan.batch_sizes(count),
+            arrival_s=arrival_s,
+            batch_size=batch_size,
             rng=rng,
             abort=self._abort_rule(count, lead_in_s, seconds, claim=claim) if abort else None,
             claim=claim,

@@ -30,6 +30,7 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.model import ModelInfo
 from analyzer.domain.study import MeasuredEngine
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.errors import AnalyzerError, MissingPartError
 from analyzer.hardware.gpu_lock import measuring_on
 from analyzer.hardware.gpu_memory import telling_gpu_memory
@@ -146,13 +147,17 @@ class Assets:
         return built
 
     def request_inputs(self, cache_dir: Path) -> Path:
-        """A ``.npz`` with the rows that requests are made of: real ones where there are any."""
+        """A file with the rows that requests are made of: real ones where there are any.
+
+        It is kept by what it is made from, so that all who ask for the same rows share one.
+        """
+        from analyzer.variants.cache import file_sha256
         from analyzer.variants.inputs import load_calibration, synthetic_inputs
 
-        source = self.calibration_path or "synthetic"
-        stamp = Path(source).stat().st_mtime_ns if self.calibration_path else self.seed
-        text = f"{self.model.sha256}|{self.model.inputs}|{source}|{stamp}"
-        path = cache_dir / f"inputs-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+        # By content: jobs copy the same data to places of their own.
+        source = file_sha256(Path(self.calibration_path)) if self.calibration_path else self.seed
+        text = f"{self.model.sha256}|{self.model.inputs}|{source}"
+        path = cache_dir / f"requests-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
         if path.is_file():
             return path
         if self.calibration_path:
@@ -165,7 +170,7 @@ class Assets:
             rows = synthetic_inputs(self.model, self._pool_rows(one), self.seed)
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache_dir, suffix=".npz", delete=False) as file:
-            np.savez(file, **rows)  # type: ignore[arg-type]
+            write_tensors(Path(file.name), rows)
         os.replace(file.name, path)  # noqa: PTH105 - one atomic step for several workers
         return path
 

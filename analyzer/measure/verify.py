@@ -40,9 +40,9 @@ class VerifyPlan:
 
     Args:
         rate_rps: The claimed rate.
-        seconds: Wall time at most, the servers' starts included; it ends earlier where the claim
-            is decided, and a quarter later where a PASS lacks no more than that. Each start makes
-            one run in any case.
+        seconds: Wall time at most, the servers' starts included, half of it before the restart; it
+            ends earlier where the claim is decided, and a quarter later where a PASS lacks no more
+            than that. Each start makes one run in any case.
         twin: For the requests' correlation, unless it expects the claim to fail; None where it is
             unknown.
         gpu: The GPU whose memory, power and clocks are sampled; None for none.
@@ -90,7 +90,8 @@ def verify_claim(
 ) -> Measurement:
     """The claim's measurement: its certificate rests on runs before and after a restart.
 
-    A failure may be certain before the restart; a PASS is given only after it.
+    A failure may be certain before the restart. A PASS is given only after it, once as many
+    requests were sent as before it.
 
     Args:
         open_target: Starts the server anew each time.
@@ -109,6 +110,7 @@ def verify_claim(
     notes: tuple[str, ...] = ()
     certificate: Certificate | None = None
     block_s = max(plan.seconds / (4 * STARTS), _BLOCK_S_MIN)
+    sent = 0
     for start in range(STARTS):
         gpu_base = gpu_used_bytes(plan.gpu) if plan.gpu is not None else None
         with telling_gpu_memory(plan.gpu, gpu_base), open_target() as target:
@@ -117,7 +119,7 @@ def verify_claim(
             until = begun + plan.seconds * (start + 1) / STARTS
             with LiveSession(target, load, gpu=plan.gpu, gpu_base_bytes=gpu_base) as session:
                 session.warm_up(concurrency=load.saturating_concurrency(configuration))
-                first = len(tests)
+                first, sent_before, sent = len(tests), sent, 0
                 while len(tests) == first or until - clock() > _BLOCK_S_MIN / 2:
                     length_s = max(min(block_s, until - clock()), _BLOCK_S_MIN)
                     test = session.run(
@@ -127,8 +129,10 @@ def verify_claim(
                     logs.append(session.logs[-1])
                     certificate = judge_runs(tests, logs, plan.load, inflation)
                     on_block(test, certificate)
+                    sent += test.requests
                     last = start == STARTS - 1
-                    if certificate.verdict == "FAIL" or (certificate.verdict == "PASS" and last):
+                    passed = certificate.verdict == "PASS" and sent >= sent_before
+                    if passed or certificate.verdict == "FAIL":
                         break
                     if not last or until - clock() > _BLOCK_S_MIN / 2:
                         continue
@@ -140,11 +144,10 @@ def verify_claim(
         if certificate is not None and certificate.verdict == "FAIL":
             break
     assert certificate is not None and tests
-    passed = certificate.verdict == "PASS"
     return Measurement(
         configuration=configuration.canonical(),
         edge=Edge(rate_rps=None, interval_rps=(None, None)),
-        capacity_rps=plan.rate_rps if passed else None,
+        capacity_rps=plan.rate_rps if certificate.verdict == "PASS" else None,
         certificate=certificate,
         headline=merge_tests(tests, logs, percentile=sla.percentile),
         load_tests=tuple(tests),

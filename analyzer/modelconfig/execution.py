@@ -18,7 +18,7 @@ from analyzer.domain.configuration import (
     Precision,
     VariantKey,
 )
-from analyzer.domain.model import ModelInfo
+from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import RepositoryError
 
 MODE_KEY = "execution_mode"
@@ -74,8 +74,8 @@ def accelerator_settings(model: ModelInfo, key: VariantKey, batch_max: int) -> d
 
     TensorRT's engine is kept between starts, and is built once for every batch size up to the
     maximum: otherwise ONNX Runtime builds it anew, for seconds, whenever a larger batch comes.
-    Where a dimension besides the batch axis is dynamic no range can be told, and that is left to
-    it.
+    Where a dimension besides the batch axis is dynamic, or a name holds what parts the names in a
+    range, none can be told, and that is left to it.
     """
     if key.execution.accelerator != "tensorrt":
         return {}
@@ -86,13 +86,18 @@ def accelerator_settings(model: ModelInfo, key: VariantKey, batch_max: int) -> d
         "trt_engine_cache_path": _ENGINE_CACHE,
         "trt_force_sequential_engine_build": "1",
     }
-    if model.batchable and all(-1 not in tensor.shape for tensor in model.inputs):
+    if model.batchable and all(map(_has_range, model.inputs)):
         for name, batch in (("min", 1), ("opt", batch_max), ("max", batch_max)):
             found[f"trt_profile_{name}_shapes"] = ",".join(
                 f"{tensor.name}:{'x'.join(map(str, (batch, *tensor.shape)))}"
                 for tensor in model.inputs
             )
     return found
+
+
+def _has_range(tensor: TensorSpec) -> bool:
+    """Whether a profile of ONNX Runtime, which reads ``NAME:1x3,NAME:1x8``, can tell its sizes."""
+    return -1 not in tensor.shape and not set(tensor.name) & {":", ","}
 
 
 def execution_parameters(configuration: Configuration) -> list[tuple[str, str]]:

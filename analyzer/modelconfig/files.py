@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from analyzer import __version__
 from analyzer.domain.configuration import Backend, Configuration
@@ -22,6 +21,7 @@ from analyzer.modelconfig.render import (
 from analyzer.modelconfig.repository import check_model_name, version_number
 from analyzer.modelconfig.rules import normalize
 from analyzer.modelconfig.text import CONFIG_NAME, read_config
+from analyzer.modelconfig.weights import external_pieces
 
 ONNX_FILENAME = "model.onnx"
 _ENGINE_SUFFIXES = (".plan", ".engine", ".trt")
@@ -195,28 +195,12 @@ def external_names(onnx_file: Path) -> tuple[str, ...]:
     except DecodeError as error:
         raise RepositoryError(f"{onnx_file} is not an ONNX file.") from error
     names: dict[str, None] = {}
-    for tensor in _tensors(graph):
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        location = next(e.value for e in tensor.external_data if e.key == "location")
+    for location, *_ in external_pieces(graph):
         relative = PurePosixPath(location)
-        if relative.is_absolute() or ".." in relative.parts:
+        if not location or relative.is_absolute() or ".." in relative.parts:
             raise RepositoryError(
-                f"{onnx_file} keeps weights in {location}, outside its folder.",
+                f"{onnx_file} keeps weights in {location!r}, outside its folder.",
                 hint="Save the model with its external weights beside it.",
             )
         names[str(relative)] = None
     return tuple(names)
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """Every tensor of a graph: initializers and attributes, subgraphs included."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for subgraph in (attribute.g, *attribute.graphs):
-                if subgraph.node or subgraph.initializer:
-                    yield from _tensors(subgraph)

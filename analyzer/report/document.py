@@ -118,6 +118,7 @@ def evidence_document(result: StudyResult, measurement: Measurement) -> dict[str
         "entry": entry_document(entry),
         "provenance": result.provenance,
         "model": {
+            "sha256": result.model.sha256,
             "batchable": result.model.batchable,
             "inputs": [asdict(tensor) for tensor in result.model.inputs],
             "outputs": [asdict(tensor) for tensor in result.model.outputs],

@@ -99,7 +99,7 @@ def write_report(path: Path, text: str) -> None:
     check_replaceable(path)
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
@@ -114,7 +114,7 @@ def _replace(file: Path, text: str) -> None:
     temporary = file.with_name(f".{file.name}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         if file.exists():
             shutil.copymode(file, temporary)
         temporary.replace(file)

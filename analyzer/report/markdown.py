@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from analyzer.domain.answer import memory_bytes
 from analyzer.report.charts import make_steps
 from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
@@ -27,6 +28,7 @@ def render_markdown(report: StudyReport) -> str:
                 "report", report.result, report.store_url, ("--format", "csv")
             ),
             "failures_shown": FAILURES_SHOWN,
+            "memory_bytes": memory_bytes,
             "milliseconds": milliseconds,
             "size": size,
         },

@@ -122,7 +122,8 @@ def interval(bounds: tuple[float | None, float | None] | None) -> str:
 
 def claim_text(claim: Claim) -> str:
     """What a verification measured: ``34b4d3aecd69 at 516 /s, 99 % within 50 ms``."""
-    kept = f"{number(claim.sla.percentile, 9)} % within {milliseconds(claim.sla.latency_budget_ms)}"
+    budget = milliseconds(claim.sla.latency_budget_ms, GIVEN)
+    kept = f"{number(claim.sla.percentile, 9)} % within {budget}"
     return f"{claim.configuration.config_id} at {rate(claim.rate_rps)}, {kept}"
 
 

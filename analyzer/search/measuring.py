@@ -83,6 +83,8 @@ class Measuring:
         self._candidates = Candidates(context, screening.recommendable, self._tasks)
         # Whose open edges were searched once more.
         self._closed: set[str] = set()
+        # Of whose steps one ended by a fault, after the configuration had been measured.
+        self._faulty: set[str] = set()
         self._begun = 0
         self._trials_until: float | None = None
 
@@ -353,8 +355,20 @@ class Measuring:
         before = known if known is not None and context.log.stands(known) else None
         before_rps = (before.capacity_rps or 0.0) if before is not None else 0.0
         gained = _gained(pending, outcome, before_rps)
-        if not gained and not self._left_for_nothing(pending, outcome):
-            self._candidates.brought_nothing(config_id, beyond=pending.step == "climb_beyond")
+        if gained or self._left_for_nothing(pending, outcome) or self._once_more(known, outcome):
+            return
+        self._candidates.brought_nothing(config_id, beyond=pending.step == "climb_beyond")
+
+    def _once_more(self, known: Measurement | None, outcome: Measurement | Failure) -> bool:
+        """Whether a step was the first that a fault ended, of what had been measured before.
+
+        A worker or a server that is lost once says nothing against the configuration.
+        """
+        if known is None or isinstance(outcome, Measurement) or not outcome.is_fault:
+            return False
+        first = known.configuration.config_id not in self._faulty
+        self._faulty.add(known.configuration.config_id)
+        return first
 
     def _learn(self) -> None:
         """Tells the twin what was measured, once no load test runs: simulations take all cores."""

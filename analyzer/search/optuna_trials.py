@@ -48,13 +48,20 @@ def open_trials(
         designer: What the sampler ``twin`` proposes.
         storage: Where the study is kept, and gone on with if it is there; None for memory.
         parallel: Whether several trials run at the same time.
+
+    Raises:
+        StoreError: The database cannot be read or written.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        storage=storage, study_name=request.part, direction="maximize", load_if_exists=True
-    )
-    # One that goes on would draw what it drew before, all of which is measured.
-    drawn = len(study.get_trials(deepcopy=False))
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    if isinstance(storage, DrivenStorage):
+        together = storage.together
+    with together():
+        study = optuna.create_study(
+            storage=storage, study_name=request.part, direction="maximize", load_if_exists=True
+        )
+        # One that goes on would draw what it drew before, all of which is measured.
+        drawn = len(study.get_trials(deepcopy=False))
     study.sampler = make_sampler(
         request.sampler,
         seed=(request.seed + drawn) % 2**32,
@@ -62,9 +69,6 @@ def open_trials(
         parallel=parallel,
         designer=designer,
     )
-    together: Callable[[], AbstractContextManager[None]] = nullcontext
-    if isinstance(storage, DrivenStorage):
-        together = storage.together
     return OptunaTrials(study, request.space, allowed, together=together)
 
 
@@ -76,7 +80,10 @@ class OptunaTrials:
         space: What may be proposed.
         allowed: Ids of the configurations that may be measured (its variant exists and keeps the
             accuracy limit).
-        together: As :meth:`DrivenStorage.together`.
+        together: As :meth:`DrivenStorage.together`; every use of the database is inside.
+
+    Every method raises:
+        StoreError: The database cannot be read or written.
     """
 
     def __init__(
@@ -136,16 +143,18 @@ class OptunaTrials:
         Args:
             scores: By trial number.
         """
-        for frozen in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self._open[frozen.number] = optuna.Trial(self._study, frozen._trial_id)
-            if frozen.number in scores:
-                self.tell(frozen.number, scores[frozen.number])
+        with self._together():
+            for frozen in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                self._open[frozen.number] = optuna.Trial(self._study, frozen._trial_id)
+        for number in sorted(self._open.keys() & scores.keys()):
+            self.tell(number, scores[number])
         self.abandon()
 
     def abandon(self) -> None:
         """Ends what is still open (the search stops); such trials teach nothing."""
-        for trial in self._open.values():
-            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        with self._together():
+            for trial in self._open.values():
+                self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
         self._open.clear()
 
     def _suggest(self, trial: optuna.Trial) -> Params:

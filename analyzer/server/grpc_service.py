@@ -83,7 +83,9 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         """Runs one inference request."""
         try:
             model, call = self._parse(request)
-            outputs = await self._service.infer(model, call, self._admission)
+            model, outputs = await self._service.infer(
+                model, request.model_version, call, self._admission
+            )
             return build_response(model, call, outputs, self._service.memory)
         except Exception as error:
             await self.abort(context, error)
@@ -117,7 +119,9 @@ class GrpcService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
     async def _stream_one(self, request: Any) -> Any:
         try:
             model, call = self._parse(request)
-            outputs = await self._service.infer(model, call, self._admission)
+            model, outputs = await self._service.infer(
+                model, request.model_version, call, self._admission
+            )
             response = build_response(model, call, outputs, self._service.memory)
             # No model here is decoupled, so each response is the last of its request.
             response.parameters[FINAL_RESPONSE].bool_param = True

@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from analyzer.engine.fault import Fault, FaultKind
-from analyzer.engine.loaded_model import LoadedModel
 from analyzer.modelconfig.text import config_to_json
 from analyzer.server import describe
 from analyzer.server.generate import generate_call, generate_json
@@ -102,10 +101,13 @@ class HttpApp:
                 name = unquote(name)
             if action in ("infer", "generate", "generate_stream"):
                 _require(method, "POST")
-                model = service.model(name, version)
+                # An unknown one is refused before the body has come. It is looked up again when
+                # it has: the copy that serves now may be closed by then.
+                service.model(name, version)
+                body = await self._body(headers, receive)
                 if action == "infer":
-                    return await self._infer(scope, model, headers, receive)
-                return await self._generate(scope, model, action, headers, receive)
+                    return await self._infer(scope, headers, name, version, body)
+                return await self._generate(scope, action, name, version, body)
             if action == "trace/setting":
                 if version:
                     raise Refusal(404, "Not Found")
@@ -161,17 +163,19 @@ class HttpApp:
         raise Fault("invalid", "Model version not ready")
 
     async def _infer(
-        self, scope: Scope, model: LoadedModel, headers: dict[bytes, bytes], receive: Receive
+        self, scope: Scope, headers: dict[bytes, bytes], name: str, version: str, body: bytes
     ) -> Answer:
         service = self._service
+        model = service.model(name, version)
         call = parse_infer(
-            await self._body(headers, receive),
+            body,
             headers.get(b"inference-header-content-length"),
             model,
             service.memory,
             service.limits.json_bytes_max,
         )
-        outputs = await service.infer(model, call, self._admission, scope.get(CONNECTION_KEY))
+        connection = scope.get(CONNECTION_KEY)
+        model, outputs = await service.infer(model, version, call, self._admission, connection)
         answer, json_size = build_infer(model, call, outputs, service.memory)
         if json_size is None:
             extra = [JSON]
@@ -186,17 +190,14 @@ class HttpApp:
         return 200, answer, extra
 
     async def _generate(
-        self,
-        scope: Scope,
-        model: LoadedModel,
-        action: str,
-        headers: dict[bytes, bytes],
-        receive: Receive,
+        self, scope: Scope, action: str, name: str, version: str, body: bytes
     ) -> Answer:
-        call = generate_call(model, parse_json(await self._body(headers, receive)))
+        service = self._service
+        model = service.model(name, version)
+        call = generate_call(model, parse_json(body))
         connection = scope.get(CONNECTION_KEY)
         try:
-            outputs = await self._service.infer(model, call, self._admission, connection)
+            model, outputs = await service.infer(model, version, call, self._admission, connection)
             status, text, extra = ok(generate_json(model, call, outputs))
         except Fault as fault:
             if action == "generate" or fault.kind == "invalid":

@@ -42,34 +42,25 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, limits: Limit
     length = headers.get(b"content-length")
     if length is not None and length.isdigit() and int(length[:19]) > limit:
         raise _too_large(limit)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        body = await _rest(body, receive, limits)
-    elif message["type"] == "http.disconnect":
-        raise Refusal(400, "the client went away")
-    if b"content-encoding" in headers:
-        body = decompress(body, headers[b"content-encoding"], limit)
-    return body
-
-
-async def _rest(first: bytes, receive: Receive, limits: Limits) -> bytes:
-    parts, size = [first], len(first)
+    parts: list[bytes] = []
+    size, more = 0, True
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            more = True
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Refusal(400, "the client went away")
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
-                if size > limits.body_bytes_max:
-                    raise _too_large(limits.body_bytes_max)
+                if size > limit:
+                    raise _too_large(limit)
                 more = message.get("more_body", False)
     except TimeoutError as error:
         raise Refusal(408, "the request body did not come in time", close=True) from error
-    return b"".join(parts)
+    body = b"".join(parts)  # of one part: that part itself
+    if b"content-encoding" in headers:
+        body = decompress(body, headers[b"content-encoding"], limit)
+    return body
 
 
 def _too_large(limit: int) -> Refusal:

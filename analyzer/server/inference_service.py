@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from analyzer.engine.fault import Fault
-from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.loaded_model import LoadedModel, OnDone
 from analyzer.engine.requests import InferCall, InferenceReply
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.errors import AnalyzerError
@@ -88,16 +88,19 @@ class InferenceService:
     async def infer(
         self,
         model: LoadedModel,
+        version: str,
         call: InferCall,
         admission: Admission,
         connection: Connection | None = None,
-    ) -> Tensors:
-        """The outputs of a call, by name.
+    ) -> tuple[LoadedModel, Tensors]:
+        """The model that ran a call, and the outputs by name.
 
-        A call whose awaiting task is cancelled, or whose connection is lost, is taken back where it
-        has not begun.
+        It is another than ``model`` where that was replaced since it was looked up. A call whose
+        awaiting task is cancelled, or whose connection is lost, is taken back where it has not
+        begun.
 
         Args:
+            version: As the client asked for it; empty for the newest.
             admission: Of the front end over which the call came.
             connection: Of the client; None where the protocol cancels the awaiting task by itself.
 
@@ -111,7 +114,7 @@ class InferenceService:
         post = self._bridge.post
         admission.in_flight += 1
         try:
-            ticket = model.infer(call, lambda reply: post(future, reply))
+            model, ticket = self._start(model, version, call, lambda reply: post(future, reply))
             if connection is not None:
                 connection.on_lost = future.cancel
             try:
@@ -126,7 +129,30 @@ class InferenceService:
         if reply.outputs is None:
             assert reply.fault is not None
             raise reply.fault
-        return reply.outputs
+        return model, reply.outputs
+
+    def _start(
+        self, model: LoadedModel, version: str, call: InferCall, on_done: OnDone
+    ) -> tuple[LoadedModel, int]:
+        """Starts a call, on the copy that serves now where ``model`` takes no more.
+
+        Returns:
+            The model that took the call, and its ticket.
+
+        Raises:
+            Fault: The call is wrong, or no model takes it.
+        """
+        inputs = call.inputs
+        try:
+            return model, model.infer(call, on_done)
+        except Fault as fault:
+            if fault.kind != "unavailable":
+                raise
+            newer = self.model(model.name, version)
+            if newer is model:
+                raise
+        call.inputs = inputs  # those of a raw request were completed for the other copy
+        return newer, newer.infer(call, on_done)
 
     def as_fault(self, error: Exception, where: str) -> Fault:
         """``error`` as clients see it; one that is neither theirs nor Triton's is logged."""

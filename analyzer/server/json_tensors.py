@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from analyzer.engine.fault import Fault
 from analyzer.engine.tensors import DTYPES
 
 _INT64_MIN, _UINT64_END = -(1 << 63), 1 << 64  # the widest of Triton's integers
+_NUMBERS = frozenset({bool, float, int})
 
 
 def json_to_array(data: Any, datatype: str, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -51,15 +54,17 @@ def _flat(data: list[Any], datatype: str) -> NDArray[Any]:
         strings = np.empty(len(values), dtype=object)
         strings[:] = [value.encode("utf-8", "surrogatepass") for value in values]
         return strings
-    try:
-        array = np.array(data)
-    except (ValueError, OverflowError):
-        array = np.empty(1, dtype=object)  # ragged: element by element below
+    types = _types(data)
+    array = np.empty(1, dtype=object)  # stands for what is looked at element by element below
+    # NumPy would write numbers beside a string as strings, each as wide as the widest.
+    if types <= _NUMBERS:
+        with suppress(ValueError, OverflowError):  # ragged
+            array = np.array(data)
     if array.size == 0:
         return np.empty(0, dtype=dtype)
     kinds = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}[dtype.kind]
     # NumPy takes a boolean among numbers for one of them.
-    if array.dtype.kind in kinds and (dtype.kind == "b" or bool not in _types(data)):
+    if array.dtype.kind in kinds and (dtype.kind == "b" or bool not in types):
         if dtype.kind == "u" and array.dtype.kind == "i" and bool((array < 0).any()):
             raise _wrong("non-unsigned-integer as unsigned-integer")
         if dtype.kind == "i" and array.dtype.kind == "u" and bool((array >= -_INT64_MIN).any()):
@@ -107,10 +112,16 @@ def _wrong(what: str) -> Fault:
 
 
 def _types(data: list[Any]) -> set[type]:
-    """The types of the leaves of nested lists, which are at most as deep as an array."""
-    found: set[type] = set(map(type, data))
-    if list in found:
-        found = found.union(*(_types(row) for row in data if type(row) is list))
+    """The types of the leaves of nested lists, whatever the depth."""
+    found: set[type] = set()
+    rows = [data]
+    while rows:
+        types = set(map(type, chain.from_iterable(rows)))
+        found |= types
+        if list not in types:
+            break
+        rows = [value for value in chain.from_iterable(rows) if type(value) is list]
+    found.discard(list)
     return found
 
 

@@ -10,12 +10,13 @@ import contextlib
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from analyzer.engine.ensemble import NEWEST, member_names
+from analyzer.engine.ensemble_steps import NEWEST, member_names
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
 from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
@@ -70,7 +71,7 @@ class Repository:
         self._ready: Mapping[tuple[str, str], LoadedModel] = {}
         self._stop = threading.Event()
         self._poller: threading.Thread | None = None
-        self._closers: set[threading.Thread] = set()
+        self._closers: dict[threading.Thread, Slot] = {}
 
     def start(self, load_models: tuple[str, ...] = ()) -> list[str]:
         """Loads what the mode asks for; returns a line for each model that failed.
@@ -204,16 +205,26 @@ class Repository:
         for member in members:
             self.unload(member, unload_dependents=True)
 
-    def close(self) -> None:
-        """Unloads everything; every request taken before is answered."""
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Unloads everything; every request taken before is answered.
+
+        Args:
+            timeout_s: For requests that are queued or run, also of models that were unloaded
+                before. What is queued longer is answered as unavailable; an execution that takes
+                longer is left behind.
+        """
         self._stop.set()
         if self._poller is not None:
             self._poller.join()
         with self._loading:
             for name in sorted(self._slots):
                 self._retire(name)
+        end_s = time.monotonic() + timeout_s
         for thread in tuple(self._closers):
-            thread.join()
+            thread.join(max(end_s - time.monotonic(), 0.0))
+        for slot in tuple(self._closers.values()):
+            for model in slot.versions.values():
+                model.close(timeout_s=0.0)
 
     def _note_failure(self, failure: Exception) -> None:
         if isinstance(failure, TargetCrashError) and not self._lost:
@@ -389,7 +400,7 @@ class Repository:
         self._ready = ready
 
     def _close_later(self, name: str, slot: Slot) -> None:
-        """Ends the old copy on a thread of its own: its last requests may take a while."""
+        """Ends the old copy on a thread of its own: its last requests take as long as they do."""
 
         def close() -> None:
             for model in slot.versions.values():
@@ -399,10 +410,10 @@ class Repository:
             with self._changing:
                 self._slots[name].note_unloaded(slot.versions)
             self._log(f"successfully unloaded '{name}'")
-            self._closers.discard(threading.current_thread())
+            del self._closers[threading.current_thread()]
 
         thread = threading.Thread(target=close, name=f"unload-{name}", daemon=True)
-        self._closers.add(thread)
+        self._closers[thread] = slot
         thread.start()
 
     def _poll(self) -> None:

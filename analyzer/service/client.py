@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -20,12 +21,17 @@ from analyzer.errors import (
     TargetError,
     UsageError,
 )
+from analyzer.service.limits import INSPECTION_S
 
 # A stream is silent for 15 s at most; the same and some more is a connection that is gone.
 _TIMEOUT = httpx.Timeout(30.0, read=45.0)
+# Before it answers, a service looks at what is handed in, at a few at a time: time for its own look
+# and for nine before it that last as long as any may (a choice).
+_INSPECTED = httpx.Timeout(30.0, read=10 * INSPECTION_S)
 _AGAIN_S = 1.0  # between two tries to reach a service that went away
 _PATIENCE_S = 120.0  # a service that is restarted comes back in this time
 _CHUNK_BYTES = 1 << 18
+_Found = TypeVar("_Found")
 
 
 class Event(NamedTuple):
@@ -78,8 +84,9 @@ class ServiceClient:
         size = {"Content-Length": str(path.stat().st_size)}
         try:
             done = self._ask(
-                "POST", f"/{kind}", params={"name": name}, content=pieces(), headers=size
-            )
+                "POST", f"/{kind}", params={"name": name}, content=pieces(), headers=size,
+                timeout=_INSPECTED,
+            )  # fmt: skip
         except _UnusableError as error:
             raise _OF_UPLOADS[kind](error.message, hint=error.hint) from error
         return str(done.json()["id"])
@@ -87,12 +94,14 @@ class ServiceClient:
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Hands a job in, once even where the answer is lost; the job."""
         key = {"Idempotency-Key": uuid.uuid4().hex}
-        found: dict[str, Any] = self._patiently("POST", "/jobs", json=body, headers=key).json()
+        found: dict[str, Any] = self._patiently(
+            lambda: self._ask("POST", "/jobs", json=body, headers=key, timeout=_INSPECTED)
+        ).json()
         return found
 
     def job(self, job: str) -> dict[str, Any]:
         """The job as it is now."""
-        found: dict[str, Any] = self._patiently("GET", f"/jobs/{job}").json()
+        found: dict[str, Any] = self._patiently(lambda: self._ask("GET", f"/jobs/{job}")).json()
         return found
 
     def job_of_study(self, study: str) -> dict[str, Any] | None:
@@ -106,21 +115,13 @@ class ServiceClient:
 
     def result(self, job: str) -> dict[str, Any]:
         """The result of a job that has succeeded."""
-        found: dict[str, Any] = self._patiently("GET", f"/jobs/{job}/result").json()
+        path = f"/jobs/{job}/result"
+        found: dict[str, Any] = self._patiently(lambda: self._ask("GET", path)).json()
         return found
 
     def fetch(self, job: str, artifact: str, place: Path) -> bool:
         """Writes an artifact to ``place``; False if the job has none of that name."""
-        with self._http.stream("GET", f"/api/v1/jobs/{job}/artifacts/{artifact}") as response:
-            if response.status_code == 409:
-                return False
-            if response.is_error:
-                response.read()
-                raise _refusal(response)
-            with place.open("wb") as stream:
-                for piece in response.iter_bytes():
-                    stream.write(piece)
-        return True
+        return self._patiently(lambda: self._fetch(f"/jobs/{job}/artifacts/{artifact}", place))
 
     def events(self, job: str) -> Iterator[Event]:
         """The job's events until it ends; goes on where a connection broke."""
@@ -152,31 +153,54 @@ class ServiceClient:
                     raise self._unreachable(away) from away
                 time.sleep(_AGAIN_S)
 
-    def _patiently(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """As :meth:`_ask`, again and again while the service is away."""
-        ends_at = time.monotonic() + _PATIENCE_S
+    def _patiently(self, ask: Callable[[], _Found]) -> _Found:
+        """What ``ask`` finds, which is called again and again while the service is away."""
+        lost_at: float | None = None
         while True:
             try:
-                return self._ask(method, path, **more)
+                return ask()
             except TargetError:
-                if time.monotonic() > ends_at:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > _PATIENCE_S:
                     raise
                 time.sleep(_AGAIN_S)
 
     def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        try:
+        with self._reaching():
             response = self._http.request(method, f"/api/v1{path}", **more)
+        self._check(response)
+        return response
+
+    def _fetch(self, path: str, place: Path) -> bool:
+        with self._reaching(), self._http.stream("GET", f"/api/v1{path}") as response:
+            if response.status_code == 409:
+                return False
+            if response.is_error:
+                response.read()
+            self._check(response)
+            with place.open("wb") as stream:
+                for piece in response.iter_bytes():
+                    stream.write(piece)
+        return True
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Raises what it means where a request, or its answer, does not get through."""
+        try:
+            yield
         except httpx.TransportError as error:
             gone = self._unreachable(error)
             if not self._answered:
                 raise MissingPartError(gone.message, hint=gone.hint) from error
             raise gone from error
+
+    def _check(self, response: httpx.Response) -> None:
+        """Raises where the service answers with an error."""
         self._answered = True
         if response.status_code >= 500:
             raise self._unreachable(_refusal(response))
         if response.is_error:
             raise _refusal(response)
-        return response
 
     def _unreachable(self, error: Exception) -> TargetError:
         return TargetError(

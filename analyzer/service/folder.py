@@ -308,10 +308,17 @@ class JobFolder:
         return True
 
     def trials(self, study: str) -> list[dict[str, Any]]:
-        """The trials in the snapshot, as ``analyze studies show --json`` has them."""
+        """The trials in the snapshot, named and numbered as ``analyze studies show --json`` does.
+
+        ``trial_number``, by which earlier versions told the number, says the same. Which of several
+        trials of a configuration stands is not told: the next one may replace it.
+        """
         try:
             with open_store(file_url(self.snapshot), create=False) as store:
-                return [row._asdict() for row in store.trial_rows(study)]
+                return [
+                    row._asdict() | {"number": row.trial_number, "position": row.number}
+                    for row in store.trial_rows(study)
+                ]
         except StoreError:
             # The command is making its tables.
             return []
@@ -334,7 +341,7 @@ class JobFolder:
             for item in outcomes
             if isinstance(item.outcome, Measurement)
         }
-        return [trial | {"edge_interval_rps": intervals.get(trial["number"])} for trial in trials]
+        return [trial | {"edge_interval_rps": intervals.get(trial["position"])} for trial in trials]
 
     # --- what it leaves --------------------------------------------------------------------------
 

@@ -72,6 +72,13 @@ def idempotent(database: Database, project: str, key: str | None, request: str) 
         yield Slot(connection, project, key, request, stored)
 
 
+def is_answered(connection: Connection, project: str, key: str | None) -> bool:
+    """Whether something was created under the key before; what, only :func:`idempotent` tells."""
+    own = IDEMPOTENCY.c.project == project, IDEMPOTENCY.c.key == key
+    answered = select(IDEMPOTENCY.c.key).where(*own, IDEMPOTENCY.c.status.is_not(None))
+    return connection.execute(answered).first() is not None
+
+
 def forget(connection: Connection, project: str, made: str) -> None:
     """Frees the keys under which ``made`` (an id) was created: it is deleted, and may come anew."""
     answer = IDEMPOTENCY.c.response.contains(f'"id": {json.dumps(made)}', autoescape=True)

@@ -209,7 +209,7 @@ def _inspect_onnx(path: Path, *, weights: bool) -> dict[str, Any]:
     """
     import onnx
 
-    from analyzer.variants.graph import external_pieces
+    from analyzer.modelconfig.weights import external_pieces
 
     try:
         proto = onnx.load(path, load_external_data=False)

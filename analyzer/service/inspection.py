@@ -15,11 +15,10 @@ from analyzer.service.child import start_child
 from analyzer.service.folder import JobFolder
 from analyzer.service.inspect_main import FITTED_MAX, NO_ROOM
 from analyzer.service.keeper import NOT_STARTED
+from analyzer.service.limits import INSPECTION_S
 from analyzer.service.problems import Problem, invalid
 from analyzer.service.sandbox import Isolation
 
-# Reading the largest model that is allowed takes seconds.
-_TIME_S = 60.0
 # The libraries' own address space, and what a parser needs per byte of a file.
 _BASE_BYTES, _PER_BYTE = 8 << 30, 4
 _ANSWER_MAX = 1 << 20
@@ -96,10 +95,10 @@ class Inspector:
             task = folder.task(
                 [sys.executable, "-m", "analyzer.service.inspect_main", *arguments],
                 output=folder.answer_file,
-                until=time.monotonic() + _TIME_S,
+                until=time.monotonic() + INSPECTION_S,
                 limits={
                     "RLIMIT_AS": _BASE_BYTES + _PER_BYTE * size_bytes,
-                    "RLIMIT_CPU": int(_TIME_S),
+                    "RLIMIT_CPU": int(INSPECTION_S),
                     # No file in an archive is larger than the archive; a model that is written
                     # anew for Triton, with dimensions for its scalars, hardly so.
                     "RLIMIT_FSIZE": _ANSWER_MAX + size_bytes,
@@ -108,7 +107,7 @@ class Inspector:
                 nice=_NICE,
             )
             with start_child(task) as child:
-                code = child.wait(_TIME_S)
+                code = child.wait(INSPECTION_S)
             answer = folder.answer()
         if answer is not None and (code == 0 or "refused" in answer):
             return answer

@@ -326,7 +326,7 @@ def failing_trial(connection: Connection, number: int) -> str | None:
 
 
 def trials_of(connection: Connection, number: int) -> list[dict[str, Any]]:
-    """The trials of the job, as ``analyze studies show --json`` has them."""
+    """The trials of the job, as :meth:`~analyzer.service.folder.JobFolder.trials` has them."""
     rows = connection.execute(
         select(TRIALS.c.body).where(TRIALS.c.job == number).order_by(TRIALS.c.number)
     )

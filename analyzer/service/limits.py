@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INSPECTION_S = 60.0
+"""Seconds in which an upload, or a job's files together, are looked at: reading the largest model
+that is allowed takes seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:

@@ -232,7 +232,7 @@ SEARCH: Mapping[str, _Check] = {
 VERIFY: Mapping[str, _Check] = _SLA
 TABLES = {"search": SEARCH, "verify": VERIFY}
 # What the commands spend without the option.
-_BUDGETS = {"search": "5m", "verify": "60s"}
+_BUDGETS = {"search": "5m", "verify": "3m"}
 # Only TensorRT has them.
 _GPU_PRECISIONS = frozenset({"bf16", "fp8"})
 # Given by the worker in a form of its own, or used here alone.

@@ -86,10 +86,20 @@ class Queue:
         self.device = device
         self._worker = worker
         self._lease_s = lease_s
+        self._row: dict[str, Any] = {}  # as it was enrolled
 
     def enrol(self, *, pid: int, version: str, isolation: Mapping[str, Any]) -> None:
         """Notes the worker and its device."""
         own = self.device
+        self._row = {
+            "id": self._worker,
+            "host": own.host,
+            "pid": pid,
+            "version": version,
+            "device": own.id,
+            "isolation": json.dumps(isolation),
+            "started_at": DatabaseTime(),
+        }
         with self.database.writing() as connection:
             upsert(
                 connection,
@@ -97,21 +107,18 @@ class Queue:
                 {"id": own.id, "kind": own.kind, "host": own.host, "name": own.name},
                 update=("kind", "host", "name"),
             )
-            upsert(
-                connection,
-                WORKERS,
-                {
-                    "id": self._worker,
-                    "host": own.host,
-                    "pid": pid,
-                    "version": version,
-                    "device": own.id,
-                    "isolation": json.dumps(isolation),
-                    "started_at": DatabaseTime(),
-                    "seen_at": DatabaseTime(),
-                    "lease_until": DatabaseTime() + self._lease_s,
-                },
-            )
+            self._seen(connection)
+            started_at = select(WORKERS.c.started_at).where(WORKERS.c.id == self._worker)
+            self._row["started_at"] = connection.execute(started_at).scalar_one()
+
+    def _seen(self, connection: Connection) -> None:
+        """Notes that the worker answers; anew where its row was swept while it slept."""
+        upsert(
+            connection,
+            WORKERS,
+            self._row | {"seen_at": DatabaseTime(), "lease_until": DatabaseTime() + self._lease_s},
+            update=("seen_at", "lease_until"),
+        )
 
     def leave(self) -> None:
         """Removes the worker's row."""
@@ -217,11 +224,7 @@ class Queue:
                     .where(DEVICES.c.job == claim.number, DEVICES.c.attempt == claim.attempt)
                     .values(lease_until=lease)
                 )
-            connection.execute(
-                update(WORKERS)
-                .where(WORKERS.c.id == self._worker)
-                .values(seen_at=DatabaseTime(), lease_until=lease)
-            )
+            self._seen(connection)
         return until
 
     @contextmanager

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import configuration_sentence
+from analyzer.report.wording import GIVEN, configuration_sentence, milliseconds, number, rate
 
 #: Bytes of a result that a page reads; larger ones are for downloading.
 RESULT_MAX = 16 << 20
@@ -63,6 +63,19 @@ class Fleet(_Part):
     rate_rps: float | None = None
 
 
+class Used(_Part):
+    """What needs memory."""
+
+    memory_bytes_peak: float | None = None
+    gpu_memory_bytes_peak: float | None = None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """What ``max_memory`` limits: GPU memory where it is told, which it is on GPUs alone."""
+        on_gpu = self.gpu_memory_bytes_peak is not None
+        return self.gpu_memory_bytes_peak if on_gpu else self.memory_bytes_peak
+
+
 class Edged(_Part):
     """What has an edge; its interval has an open end where the edge was not bracketed."""
 
@@ -80,7 +93,7 @@ class Edged(_Part):
         return edge_text(self.edge)
 
 
-class Entry(Edged):
+class Entry(Edged, Used):
     """The contract's ENTRY, as far as a page shows it."""
 
     config_id: str = ""
@@ -88,7 +101,6 @@ class Entry(Edged):
     capacity_rps: float | None = None
     measured_at_rps: float | None = None
     latency_ms: Latency = Latency()
-    memory_bytes_peak: float | None = None
     accuracy: Accuracy | None = None
     certificate: Certificate | None = None
     fleet: Fleet | None = None
@@ -111,7 +123,7 @@ class Entry(Edged):
             return self.config_id
 
 
-class Trial(Edged):
+class Trial(Edged, Used):
     """What was measured of one configuration, or why it failed."""
 
     number: int
@@ -124,12 +136,11 @@ class Trial(Edged):
     capacity_rps: float | None = None
     certificate: str | None = None
     latency_ms_sla: float | None = None
-    memory_bytes_peak: float | None = None
 
     @property
     def outcome(self) -> str:
         """What a trial that did not fail came to: its certificate's verdict, or what there is."""
-        known = (self.edge.at_least_rps, self.latency_ms_sla, self.memory_bytes_peak)
+        known = (self.edge.at_least_rps, self.latency_ms_sla, self.memory_bytes)
         if self.certificate or self.state != "measured":
             return self.certificate or self.state
         return "no load test ended" if known == (None, None, None) else "measured"
@@ -142,6 +153,21 @@ class Sla(_Part):
     percentile: float = 99.0
     target_rate_rps: float | None = None
     price_per_hour: float | None = None
+
+    @property
+    def budget(self) -> str:
+        """The latency budget as it was given: ``33.25 ms``."""
+        return milliseconds(self.latency_budget_ms, GIVEN)
+
+    @property
+    def requirement(self) -> str:
+        """The latency limit in words: ``99 % of requests within 33.25 ms``."""
+        return f"{number(self.percentile, 9)} % of requests within {self.budget}"
+
+    @property
+    def target(self) -> str:
+        """The target rate as it was given: ``500 /s``."""
+        return rate(self.target_rate_rps, GIVEN)
 
 
 class Tensor(_Part):

@@ -31,7 +31,7 @@ from analyzer.service.documents import (
     job_document,
     listed_job,
 )
-from analyzer.service.idempotency import idempotent, request_hash
+from analyzer.service.idempotency import idempotent, is_answered, request_hash
 from analyzer.service.job_checks import (
     check_fit,
     check_goes_on,
@@ -76,7 +76,7 @@ async def checked_and_made(
     Raises:
         Problem: It cannot be made.
     """
-    model = await run_in_threadpool(_model_to_fit, context, principal, body)
+    model = await run_in_threadpool(_model_to_fit, context, principal, key, body)
     if model is not None:
         await check_fit(context.inspector, context.content, model, body.options)
     return await run_in_threadpool(made, context, principal, key, body)
@@ -90,12 +90,19 @@ def made(
     return _created(context, principal, key, request, body)
 
 
-def _model_to_fit(context: ServiceContext, principal: Principal, body: NewJob) -> str | None:
-    """The model of a search, where it and the data are the project's; else None."""
+def _model_to_fit(
+    context: ServiceContext, principal: Principal, key: str | None, body: NewJob
+) -> str | None:
+    """The model of a search, where it and the data are the project's; else None.
+
+    None as well where the job was made before, under the same key.
+    """
     if body.kind != "search":
         return None
     options = check_options(body.kind, body.options, context.limits)
     with context.database.reading() as connection:
+        if is_answered(connection, principal.project, key):
+            return None
         try:
             source = _source(connection, principal.project, body)
             model = body.model or (source.model if source is not None else None)

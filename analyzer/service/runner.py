@@ -272,7 +272,7 @@ class Run:
                         TRIALS,
                         {
                             "job": self._claim.number,
-                            "number": trial["number"],
+                            "number": trial["position"],
                             "body": json.dumps(trial),
                         },
                         update=("body",),

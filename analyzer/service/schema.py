@@ -28,6 +28,8 @@ from sqlalchemy.sql import expression
 METADATA = MetaData()
 #: Of a whole number in a column.
 NUMBER_MAX = 2**63 - 1
+#: Characters of the columns that hold a worker's id.
+WORKER_ID_MAX = 64
 
 # SQLite numbers rows by itself only if the key's type is spelt INTEGER.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -131,7 +133,7 @@ JOBS = Table(
     Column("log_tail", Text),
     Column("verdict", String(16)),
     Column("exit_code", Integer),
-    Column("worker", String(64)),
+    Column("worker", String(WORKER_ID_MAX)),
     Column("lease_until", Double),
     Column("events", Integer, nullable=False),  # number of the newest event
     Column("log_bytes", BigInteger, nullable=False),
@@ -209,7 +211,7 @@ DEVICES = Table(
 WORKERS = Table(
     "service_workers",
     METADATA,
-    Column("id", String(64), primary_key=True),
+    Column("id", String(WORKER_ID_MAX), primary_key=True),
     Column("host", String(255), nullable=False),
     Column("pid", Integer, nullable=False),
     Column("version", String(32), nullable=False),

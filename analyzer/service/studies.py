@@ -8,14 +8,16 @@ read, it cannot disturb anything.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, select
 
-from analyzer.service.schema import JOBS
+from analyzer.service.documents import JOB_ID
+from analyzer.service.schema import JOBS, PROJECTS
 from analyzer.store.database import Database, open_database
 from analyzer.store.engine import BUSY_TIMEOUT_S, file_url
 from analyzer.store.optuna_storage import close_optuna_storage, open_optuna_storage
@@ -78,19 +80,31 @@ def keep_study(database: Database, source: Path, study: str, name: str) -> None:
 
 
 def forget_studies(database: Database) -> int:
-    """Removes Optuna's studies of jobs that are gone; returns how many."""
+    """Removes Optuna's studies of jobs that are gone; returns how many.
+
+    The database may hold studies of others: those are left alone.
+    """
     if not _has_optunas_tables(database):
         return 0
     with database.reading() as connection:
         kept = set(connection.execute(select(JOBS.c.id)).scalars())
+        projects = set(connection.execute(select(PROJECTS.c.name)).scalars())
     import optuna
 
     with _storage(ResultStore(database)) as storage:
         gone = [
             name
             for name in optuna.get_all_study_names(storage)
-            if name.count("/") == 2 and name.rpartition("/")[2] not in kept
+            if (job := _job_of(name, projects)) is not None and job not in kept
         ]
         for name in gone:
             optuna.delete_study(study_name=name, storage=storage)
     return len(gone)
+
+
+def _job_of(name: str, projects: Collection[str]) -> str | None:
+    """The job whose study is called ``name``; None where :func:`optuna_name` makes no such name."""
+    project, *others = name.split("/")
+    if project not in projects or len(others) != 2 or not re.fullmatch(JOB_ID, others[1]):
+        return None
+    return others[1]

@@ -23,6 +23,7 @@ from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Device, Queue
 from analyzer.service.runner import Run
 from analyzer.service.sandbox import Isolation, probe
+from analyzer.service.schema import WORKER_ID_MAX
 from analyzer.service.sweeper import SWEEP_S, sweeping
 from analyzer.service.temporary import remove_abandoned
 from analyzer.store.database import Database
@@ -69,6 +70,12 @@ def compiled_twin() -> Path | None:
     return folder
 
 
+def _worker_id(host: str) -> str:
+    """An id that begins with the host's name, or as much of it as there is room for."""
+    own = f"-{uuid.uuid4().hex[:12]}"
+    return f"{host[: WORKER_ID_MAX - len(own)]}{own}"
+
+
 class Worker:
     """One worker.
 
@@ -94,7 +101,7 @@ class Worker:
         #: What its commands are kept from.
         self.isolation = probe() if isolation is None else isolation
         self._analyze = analyze
-        self.id = f"{device.host}-{uuid.uuid4().hex[:12]}"
+        self.id = _worker_id(device.host)
         self._database = database
         self._content = content
         self._limits = limits

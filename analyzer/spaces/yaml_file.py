@@ -69,7 +69,10 @@ class Table(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, where PyYAML would take the last."""
+    """Refuses a key that stands twice in a mapping, where PyYAML would take the last.
+
+    A value that cannot be what it is written like stays text, where PyYAML would fail.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -82,6 +85,14 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, AttributeError):
+            # Like a date, a number or a truth value, and none: 2026-06-31, 0x_, !!bool maybe. As
+            # text it is refused by the rule of its key, which names it.
+            return node.value
 
 
 def read_table(path: Path, kind: type[_Model], error: type[AnalyzerError], hint: str) -> _Model:

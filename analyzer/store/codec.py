@@ -51,7 +51,10 @@ def _plan(kind: Any) -> tuple[tuple[str, bool], ...]:
 
 
 def _encode(value: Any, *, typed: bool) -> object:
-    if value is None or isinstance(value, (str, bool, int)):
+    if isinstance(value, str):
+        # A path may have bytes that are no text, which no database takes.
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         if math.isfinite(value):

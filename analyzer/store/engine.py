@@ -224,13 +224,16 @@ def translated(url: URL) -> Iterator[None]:
     """Turns the database's errors into StoreError, with its cause kept."""
     try:
         yield
-    except (DBAPIError, sqlite3.Error) as error:
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise store_error(error, url) from error
+
+
+def store_error(error: BaseException | None, url: URL) -> StoreError:
+    """What an error of the database, or of SQLAlchemy, means to people."""
+    if isinstance(error, (DBAPIError, sqlite3.Error)):
         sentence, hint = _explain(error.orig if isinstance(error, DBAPIError) else error, url)
-        raise StoreError(f"The results database {safe(url)} {sentence}.", hint=hint) from error
-    except SQLAlchemyError as error:
-        raise StoreError(
-            f"The results database {safe(url)} cannot be used: {error}.", hint=_SPELLING
-        ) from error
+        return StoreError(f"The results database {safe(url)} {sentence}.", hint=hint)
+    return StoreError(f"The results database {safe(url)} cannot be used: {error}.", hint=_SPELLING)
 
 
 def _explain(cause: BaseException | None, url: URL) -> tuple[str, str]:

@@ -26,7 +26,8 @@ def hold(url: URL, engine: Engine, study: str) -> Callable[[], None] | None:
     """
     digest = hashlib.sha256(study.encode()).digest()
     if url.get_backend_name() == "sqlite":
-        return _hold_file(Path(f"{url.database}-{digest[:6].hex()}.lock"))
+        file = os.path.realpath(str(url.database))  # the same one behind every link
+        return _hold_file(Path(f"{file}-{digest[:6].hex()}.lock"))
     return _hold_connection(engine, int.from_bytes(digest[:8], signed=True))
 
 

@@ -27,13 +27,20 @@ def open_optuna_storage(store: ResultStore) -> RDBStorage:
     Raises:
         StoreError: The tables cannot be made or read.
     """
+    from optuna.exceptions import StorageInternalError
+
     from analyzer.store.running_trials import DrivenStorage
 
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
         try:
             return DrivenStorage(store.url_for_optuna(), store.engine_kwargs_for_optuna())
-        except (IntegrityError, OperationalError, ProgrammingError) as error:
+        except (
+            IntegrityError,
+            OperationalError,
+            ProgrammingError,
+            StorageInternalError,  # the others, in Optuna's own tables of versions
+        ) as error:
             failure = error
             time.sleep(_PAUSE_S)
         except RuntimeError as error:  # another version's tables

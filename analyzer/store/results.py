@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError
 
 from analyzer.domain.load_test import RequestLog
 from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.model import ModelInfo
 from analyzer.domain.study import StudyResult, StudyStatus, Verification
 from analyzer.errors import StoreError
 from analyzer.store import codec, rows, schema
@@ -202,8 +203,10 @@ class ResultStore:
         """
         self._database.hold(study)
 
-    def set_status(self, study: str, status: StudyStatus, **told: Mapping[str, Any]) -> None:
-        """Says how far the study is, and where it goes on, its ``provenance`` and ``options``."""
+    def set_status(
+        self, study: str, status: StudyStatus, **told: Mapping[str, Any] | ModelInfo
+    ) -> None:
+        """Says how far it is, and where it goes on, its ``provenance``, ``options``, ``model``."""
         changed = {column: codec.dumps(value) for column, value in told.items()}
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, study)

@@ -20,10 +20,13 @@ from optuna.distributions import (
     check_distribution_compatibility,
     distribution_to_json,
 )
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
+
+from analyzer.store import engine as engines
 
 _Row = models.TrialParamModel | models.TrialSystemAttributeModel
 
@@ -48,12 +51,18 @@ class DrivenStorage(RDBStorage):
 
         At the end, or before the trial's state: one that ended has all that was set. Where it
         cannot be written, or the block raises, nothing of it is.
+
+        Raises:
+            StoreError: The database cannot be read or written.
         """
         assert self._held is None
         self._held = []
         try:
-            yield
-            self._write()
+            with engines.translated(self.engine.url):
+                yield
+                self._write()
+        except StorageInternalError as error:  # Optuna's name for whatever SQLAlchemy raises
+            raise engines.store_error(error.__cause__, self.engine.url) from error
         finally:
             self._held = None
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from analyzer.errors import StoreError
 
-SCHEMA = 2
+SCHEMA = 3
 """The schema number that this version writes."""
 
 # Optuna's tables live in the same database, so each of ours carries a prefix.
@@ -77,7 +77,7 @@ OUTCOMES = Table(
     Column("role", String(32), nullable=False),
     Column("state", String(16), nullable=False),
     Column("config_id", String(12), nullable=False),
-    Column("variant", String(64), nullable=False),
+    Column("variant", Text, nullable=False),
     Column("reason", String(64)),
     Column("message", Text),
     Column("edge_rps", Double),
@@ -233,6 +233,19 @@ def _move_results(connection: Connection) -> None:
     connection.execute(text("DROP TABLE IF EXISTS tritune_documents"))
 
 
+def _lengthen_variants(connection: Connection) -> None:
+    """Labels of variants of any length: they name every setting of an execution.
+
+    SQLite keeps whatever it is given.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("ALTER TABLE tritune_outcomes ALTER COLUMN variant TYPE TEXT"))
+
+
 # From each schema to the next. Schema 0 was the layout before the first release: a subset of the
 # tables and columns of schema 1.
-_UPGRADES: dict[int, Callable[[Connection], None]] = {0: _add_what_is_missing, 1: _move_results}
+_UPGRADES: dict[int, Callable[[Connection], None]] = {
+    0: _add_what_is_missing,
+    1: _move_results,
+    2: _lengthen_variants,
+}

@@ -38,11 +38,7 @@ def unfinished(
         arrivals=told.get("arrivals", "poisson"),
         request_batch_size=told.get("request_batch_size", 1),
         server=told.get("server", "embedded"),
-        baseline_id=baseline_configuration(
-            batchable=record.model.batchable,
-            device=told.get("device", "cpu"),
-            request_batch_size=told.get("request_batch_size", 1),
-        ).config_id,
+        baseline_id=_baseline_id(record, outcomes),
         pricing=Pricing(**told.get(PRICING_KEY, {})),
         explanation=Explanation(),
         search=SearchSummary(
@@ -60,6 +56,19 @@ def unfinished(
         taken_back=stored.taken_back if stored.recommended_id else (),
         conditions=Conditions.pooled([item.outcome.watched for item in outcomes]),
     )
+
+
+def _baseline_id(record: StudyRecord, outcomes: Sequence[StoredOutcome]) -> str:
+    """The baseline that was tried last, a folder's own maybe; without one Triton's default."""
+    tried = [item.outcome.configuration for item in outcomes if item.role == "baseline"]
+    if tried:
+        return tried[-1].config_id
+    told = record.options
+    return baseline_configuration(
+        batchable=record.model.batchable,
+        device=told.get("device", "cpu"),
+        request_batch_size=told.get("request_batch_size", 1),
+    ).config_id
 
 
 def _counted(search: SearchSummary, outcomes: Sequence[StoredOutcome]) -> SearchSummary:

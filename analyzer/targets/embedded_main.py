@@ -32,6 +32,7 @@ from analyzer.engine.policy import BatchingPolicy
 from analyzer.engine.requests import InferenceReply, InferenceRequest
 from analyzer.engine.runtimes.base import Runtime, Tensors
 from analyzer.engine.served_model import ServedModel
+from analyzer.engine.tensor_file import read_tensors
 from analyzer.errors import AnalyzerError, TargetCrashError, TargetMemoryError
 from analyzer.hardware.lifetime import die_with_parent
 from analyzer.hardware.processes import resident_bytes
@@ -195,8 +196,7 @@ class EmbeddedServer:
         """Loads, warms up, says that it is ready and serves until told to close."""
         arrays: dict[str, Any] = {}
         if self._spec.inputs_path is not None:
-            with np.load(self._spec.inputs_path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_tensors(Path(self._spec.inputs_path))
         else:
             # A scripted model tells the size of a batch by the rows of its input.
             arrays = {"rows": np.zeros((256, 1), np.uint8)}

@@ -71,9 +71,10 @@ class EmbeddedSpec:
         model: What runs the batches.
         configuration: How it is deployed.
         batchable: Whether the model's tensors carry a batch axis.
-        inputs_path: A ``.npz`` with an array per input. Its first axis counts rows: single
-            inferences where the model is batchable, else whole inputs. Requests take their rows
-            from it in turn. None where the model needs no inputs.
+        inputs_path: What :func:`~analyzer.engine.tensor_file.write_tensors` made of an array per
+            input. Its first axis counts rows: single inferences where the model is batchable, else
+            whole inputs. Requests take their rows from it in turn. None where the model needs no
+            inputs.
         warmup_batch_sizes: What every instance runs before the server is ready; empty for the
             sizes that follow from the configuration.
         memory_limit_bytes: Resident memory beyond which the server ends itself as out of memory;

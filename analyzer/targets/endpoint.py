@@ -109,6 +109,11 @@ class Endpoint(Protocol):
         """A connection whose requests go to model ``name``."""
 
 
+def authority(host: str, port: int) -> str:
+    """``HOST:PORT`` as in an address, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def describe_model(endpoint: Endpoint, name: str, metadata: Mapping[str, Any]) -> EndpointModel:
     """A model's description from its metadata (in JSON's form), whose shapes carry the batch axis.
 

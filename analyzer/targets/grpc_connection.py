@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 from analyzer.errors import TargetCrashError
-from analyzer.targets.endpoint import ANSWER_S
-from analyzer.targets.http2_calls import UnaryCalls, grpc_message
+from analyzer.targets.endpoint import ANSWER_S, authority
+from analyzer.targets.http2_calls import Call, UnaryCalls, grpc_message
 from analyzer.targets.http2_frames import Http2Error
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
@@ -32,7 +32,8 @@ _PIECES_MAX = 512
 class GrpcConnection:
     """Sends prepared messages as unary calls and collects their ends; used by one thread.
 
-    Requests go out with the next :meth:`receive`, all that were given until then together.
+    Requests go out with the next :meth:`receive`, all that were given until then together. What the
+    server has not begun when it closes a connection is sent again on a new one, once.
 
     Args:
         host, port: The server's.
@@ -106,11 +107,20 @@ class GrpcConnection:
         self._channels.clear()
 
     def _tidy(self) -> None:
-        """Closes channels on which nothing more will end; one is left, or opened anew."""
+        """Starts on another channel what was refused; closes those on which nothing more will end.
+
+        One is left, or opened anew.
+        """
         self._failure = self.failure
+        refused: list[Call] = []
+        for channel in self._channels:
+            refused += channel.calls.refused
+            channel.calls.refused.clear()
         done = [one for one in self._channels if one.calls.closing and not one.calls.in_flight]
-        if len(done) == len(self._channels):
+        if len(done) == len(self._channels) or (refused and self._channels[-1].calls.closing):
             self._open()
+        for call in refused:
+            self._channels[-1].calls.start(*call)
         for channel in done:
             channel.socket.close()
             self._channels.remove(channel)
@@ -119,9 +129,8 @@ class GrpcConnection:
         try:
             self._channels.append(_Channel(*self._where))
         except (OSError, Http2Error) as error:
-            host, port = self._where
             raise TargetCrashError(
-                f"The server at grpc://{host}:{port} does not answer: {error}.",
+                f"The server at grpc://{authority(*self._where)} does not answer: {error}.",
                 hint="See whether it still runs.",
             ) from error
 
@@ -137,8 +146,7 @@ class _Channel:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        name = f"[{host}]" if ":" in host else host
-        self.calls = UnaryCalls(f"{name}:{port}", _INFER)
+        self.calls = UnaryCalls(authority(host, port), _INFER)
         self.lost = False
         self.socket = socket.create_connection((host, port), timeout=_CONNECT_S)
         self.handle = self.socket.fileno()
@@ -148,7 +156,7 @@ class _Channel:
             self.flush()
             while not self.calls.ready and not self.lost:
                 self.take()
-            if self.lost:
+            if self.lost or self.calls.closing:
                 raise ConnectionError("it speaks no HTTP/2, or closed the connection")
             self.socket.setblocking(False)
         except OSError:

@@ -16,6 +16,7 @@ from analyzer.targets.endpoint import (
     ANSWER_S,
     LOAD_S,
     EndpointModel,
+    authority,
     describe_model,
     load_timeout,
     model_states,
@@ -43,7 +44,7 @@ class GrpcEndpoint:
 
     def __init__(self, host: str, port: int) -> None:
         self._where = (host, port)
-        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        name = authority(host, port)
         self.address = f"grpc://{name}"
         self._channel = grpc.insecure_channel(name, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)

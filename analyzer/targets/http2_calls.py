@@ -5,7 +5,8 @@ a request is bytes that were prepared before, a reply is not decoded, and all th
 whether its ``grpc-status`` is 0. The header table for replies has size 0, so that the same block of
 bytes always means the same and is decoded once. Windows for replies are as large as they can be.
 
-Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), grpc/doc/PROTOCOL-HTTP2.md.
+Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), the page PROTOCOL-HTTP2 in grpc's doc folder; what is
+sent again: "transparent retries" of gRFC A6 (client retries).
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ _TABLE_BYTES_INITIAL = 4096
 _RETURN_WINDOW_AFTER = 1 << 30
 _KNOWN_BLOCKS_MAX = 1024
 _SUCCEEDED = HeaderTuple(b"grpc-status", b"0")
+
+#: A call: the number of its request, its :func:`grpc_message`, and whether a server has refused it
+#: before.
+Call = tuple[int, bytes, bool]
 
 
 def grpc_message(serialized: bytes) -> bytes:
@@ -64,6 +69,9 @@ class UnaryCalls:
         closing: No further call can be started here: the server says so (GOAWAY), or the numbers
             of streams are used up.
         failure: What the server said of the first call that failed; empty without one.
+        refused: Calls that the server has not begun and will not begin (GOAWAY), or that were never
+            sent: to be started on another connection, as gRPC's clients do; whoever does so takes
+            them out.
     """
 
     def __init__(self, authority: str, path: str) -> None:
@@ -82,6 +90,7 @@ class UnaryCalls:
         self.ready = False
         self.closing = False
         self.failure = ""
+        self.refused: list[Call] = []
         self._headers = [
             (":method", "POST"),
             (":scheme", "http"),
@@ -105,25 +114,29 @@ class UnaryCalls:
         self._streams_max = h2.STREAM_MAX
         self._frame_bytes_max = h2.FRAME_BYTES_INITIAL
         self._window = self._stream_window = h2.WINDOW_INITIAL
-        self._calls: dict[int, int] = {}
+        self._calls: dict[int, Call] = {}
         self._uploads: dict[int, _Upload] = {}
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[Call] = deque()
         self._ended: list[Completion] = []
 
     @property
     def in_flight(self) -> int:
-        """Calls that have not ended."""
+        """Calls that have neither ended nor been refused."""
         return len(self._calls) + len(self._waiting)
 
-    def start(self, request: int, message: bytes) -> None:
+    def start(self, request: int, message: bytes, refused_before: bool = False) -> None:
         """Starts call ``request`` with a :func:`grpc_message`; for one that is not ``closing``.
 
         It waits its turn where the server allows no more streams at once, or its windows are full.
+
+        Args:
+            refused_before: Whether it was refused already, and another time is a failure.
         """
+        call = (request, message, refused_before)
         if self._waiting or len(self._calls) >= self._streams_max:
-            self._waiting.append((request, message))
+            self._waiting.append(call)
         else:
-            self._open(request, message)
+            self._open(call)
 
     def receive(self, data: bytes) -> list[Completion]:
         """The calls that ended by ``data``, which has arrived.
@@ -144,7 +157,7 @@ class UnaryCalls:
     def abandon(self) -> list[Completion]:
         """All that had not ended, as failed: the connection is gone."""
         self.closing = True
-        requests = (*self._calls.values(), *(request for request, _ in self._waiting))
+        requests = [call[0] for call in (*self._calls.values(), *self._waiting)]
         self._calls.clear()
         self._uploads.clear()
         self._waiting.clear()
@@ -153,15 +166,16 @@ class UnaryCalls:
         ended, self._ended = self._ended, []
         return ended + [Completion(request, STATUS_ERROR) for request in requests]
 
-    def _open(self, request: int, message: bytes) -> None:
+    def _open(self, call: Call) -> None:
         stream = self._next_stream
         self._next_stream = stream + 2
         self.closing = self.closing or self._next_stream > h2.STREAM_MAX
-        self._calls[stream] = request
+        self._calls[stream] = call
         block = self._block
         if self._first_block is not None:
             block, self._first_block = self._first_block, None
         head = frame_head(len(block), h2.HEADERS, h2.END_HEADERS, stream)
+        message = call[1]
         size = len(message)
         most = min(self._window, self._stream_window, self._frame_bytes_max)
         if size <= most and not self._uploads:
@@ -174,12 +188,11 @@ class UnaryCalls:
             self._upload()
 
     def _open_waiting(self) -> None:
-        while self._waiting and len(self._calls) < self._streams_max:
-            request, message = self._waiting.popleft()
-            if self.closing:
-                self._ended.append(Completion(request, STATUS_ERROR))
-            else:
-                self._open(request, message)
+        while self._waiting and not self.closing and len(self._calls) < self._streams_max:
+            self._open(self._waiting.popleft())
+        if self.closing:
+            self.refused += self._waiting
+            self._waiting.clear()
 
     def _upload(self) -> None:
         """Sends as much of the requests as the windows allow, the oldest first."""
@@ -220,18 +233,28 @@ class UnaryCalls:
             self.closing = True
             last = h2.read_number(payload)
             for refused in [number for number in self._calls if number > last]:
-                self._end(refused, STATUS_ERROR)
+                self._refuse(refused)
         elif kind == h2.PUSH_PROMISE:
             raise Http2Error("a push that was not allowed")
 
+    def _refuse(self, stream: int) -> None:
+        """Gives back a call that the server has not begun; the second time it has failed."""
+        request, message, refused_before = self._calls.pop(stream)
+        self._uploads.pop(stream, None)
+        if refused_before:
+            self.failure = self.failure or "two connections were closed before the call began"
+            self._ended.append(Completion(request, STATUS_ERROR))
+        else:
+            self.refused.append((request, message, True))
+
     def _end(self, stream: int, status: int) -> None:
-        request = self._calls.pop(stream, None)
-        if request is None:
+        call = self._calls.pop(stream, None)
+        if call is None:
             return  # ended before
         if self._uploads and self._uploads.pop(stream, None) is not None:
             # The server does not want the rest of the request.
             self.out.append(frame(h2.RST_STREAM, 0, stream, h2.CANCEL.to_bytes(4, "big")))
-        self._ended.append(Completion(request, status))
+        self._ended.append(Completion(call[0], status))
 
     def _status(self, block: bytes) -> int:
         status = self._known_blocks.get(block)

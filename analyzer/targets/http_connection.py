@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.errors import TargetCrashError
+from analyzer.targets.endpoint import authority
 from analyzer.targets.payload import RequestPool, datatype_of
 from analyzer.targets.target import Completion
 from analyzer.targets.waiting import wait_for
@@ -39,6 +40,7 @@ class HttpConnection:
 
     def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
         self._where = (host, port)
+        self._authority = authority(host, port)
         self._model = model
         self._pool = pool
         self._payloads: dict[int, Iterator[bytes]] = {}
@@ -55,7 +57,7 @@ class HttpConnection:
         except OSError as error:
             self.close()
             raise TargetCrashError(
-                f"The server at http://{host}:{port} does not answer: {error}."
+                f"The server at http://{self._authority} does not answer: {error}."
             ) from error
 
     def send(self, request: int, batch_size: int) -> None:
@@ -149,9 +151,8 @@ class HttpConnection:
                 raise self._gone(error) from error
 
     def _gone(self, error: OSError) -> TargetCrashError:
-        host, port = self._where
         return TargetCrashError(
-            f"The server at http://{host}:{port} went away: {error}.",
+            f"The server at http://{self._authority} went away: {error}.",
             hint="Its own log may say why.",
         )
 
@@ -168,8 +169,7 @@ class HttpConnection:
             one.socket.close()  # which also takes it out of the epoll set
 
     def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
-        host, port = self._where
-        return encode_request(f"{host}:{port}", self._model, tensors)
+        return encode_request(self._authority, self._model, tensors)
 
 
 def _failure_of(code: int, data: bytes) -> str:

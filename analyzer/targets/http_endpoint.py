@@ -19,6 +19,7 @@ from analyzer.targets.endpoint import (
     ANSWER_S,
     LOAD_S,
     EndpointModel,
+    authority,
     describe_model,
     load_timeout,
     model_states,
@@ -40,7 +41,7 @@ class HttpEndpoint:
 
     def __init__(self, host: str, port: int) -> None:
         self._where = (host, port)
-        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.address = f"http://{authority(host, port)}"
         self._client = httpx.Client(
             base_url=self.address,
             headers={"Accept-Encoding": "identity"},

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.tensor_file import read_tensors
 from analyzer.errors import UsageError
 from analyzer.targets.target import Target
 
@@ -44,7 +41,7 @@ def open_target(
             alone), or ``grpc://HOST:PORT`` or ``http://HOST:PORT`` of one that runs.
         model: What is served.
         model_path: Its variant's file.
-        inputs_path: A ``.npz`` with an array of rows per input.
+        inputs_path: What :func:`~analyzer.engine.tensor_file.write_tensors` made of rows per input.
         configuration: How it is served.
         exported: The folder of a version in a repository, which a Triton that is started here
             serves with the ``config.pbtxt`` that is there, unmodified; one that runs serves
@@ -119,7 +116,7 @@ def _started_triton(
     elif install.stand_in and backend == "onnxruntime":
         own = "on ONNX Runtime in a Python-based backend"
         notes = (f"Triton here has no onnxruntime backend: the native configuration ran {own}.",)
-    inputs = _read_inputs(model, inputs_path)
+    inputs = read_tensors(inputs_path)
     gpu = first_gpu() if configuration.device == "gpu" else None
     with (
         TritonServer(install, gpu=gpu) as server,
@@ -152,10 +149,5 @@ def _running_server(
         model_files(model, model_path, configuration, backend=backend, name=name)
         for backend in backends
     ]
-    inputs = _read_inputs(model, inputs_path)
+    inputs = read_tensors(inputs_path)
     return attached_target(address, candidates, inputs, model=model, load_s=load_s)
-
-
-def _read_inputs(model: ModelInfo, path: Path) -> Mapping[str, NDArray[Any]]:
-    with np.load(path) as file:
-        return {tensor.name: file[tensor.name] for tensor in model.inputs}

@@ -180,7 +180,7 @@ def judge(
 
     Args:
         labels: Classes of all rows (``[rows]`` or ``[rows, batch]``); longer than the rows scored
-            where the time ran out.
+            where the time ran out. Not used where a row tells another number of classes.
 
     Raises:
         DataError: A label is no class of the model.
@@ -199,16 +199,16 @@ def judge(
             samples=len(errors),
             synthetic=True,
         )
+    labels = _labels_of(scores, labels)
     judged = scores.reference_class != _NO_CLASS
     reference_class, variant_class = scores.reference_class[judged], scores.variant_class[judged]
     if len(judged) and labels is not None:
-        truth = labels.reshape(-1)[: len(judged)]
-        if scores.classes and truth.max() >= scores.classes:
+        if scores.classes and labels.max() >= scores.classes:
             raise DataError(
-                f"The labels go up to {truth.max()}, and the model has {scores.classes} classes.",
+                f"The labels go up to {labels.max()}, and the model has {scores.classes} classes.",
                 hint="Count classes from 0, in the order of the model's output.",
             )
-        truth = truth[judged]
+        truth = labels[judged]
         if not len(truth):
             return Accuracy(metric="label_accuracy")
         right = variant_class == truth
@@ -261,10 +261,24 @@ def unjudged(scores: RowScores, accuracy: Accuracy) -> str:
     return f"its accuracy is unknown, {why} all {rows} rows ({outputs})"
 
 
-def labels_note(model: ModelInfo, scores: RowScores) -> str:
+def _labels_of(scores: RowScores, labels: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """The label of each answer in ``scores``; None where a row has more or fewer than labels."""
+    if labels is None:
+        return None
+    found = labels[: len(scores.cosine)].reshape(-1)
+    return found if len(found) == len(scores.reference_class) else None
+
+
+def labels_note(model: ModelInfo, scores: RowScores, labels: NDArray[np.int64]) -> str:
     """Which of several outputs the labels were held against, or that none was; empty for one."""
     if scores.output is None:
         return "the labels are not used, since no output has a score for each class"
+    if _labels_of(scores, labels) is None:
+        told, rows = len(scores.reference_class), len(scores.cosine)
+        return (
+            f"the labels are not used, since the output {scores.output!r} tells {told} classes for"
+            f" {rows} rows of data"
+        )
     several = len(model.outputs) > 1
     return f"the labels are compared with the output {scores.output!r}" if several else ""
 

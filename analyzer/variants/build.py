@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,34 +10,40 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from analyzer.domain.configuration import Backend, Execution, VariantKey
+from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
-from analyzer.engine.runtimes.providers import onnxruntime_versions
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
-from analyzer.errors import AnalyzerError, BuildError
+from analyzer.errors import AnalyzerError, BuildError, BuildTimeoutError
 from analyzer.hardware.gpus import GpuIdentity, first_gpu
 from analyzer.hardware.machine import inspect_machine, usable_cores
+from analyzer.variants.build_facts import row_facts, variant_facts
 from analyzer.variants.build_process import prepare, run_builds
-from analyzer.variants.cache import building, cache_key, load_entry, publish, write_error
+from analyzer.variants.cache import (
+    building,
+    cache_key,
+    hurried_key,
+    load_entry,
+    load_hurried,
+    publish,
+    write_error,
+)
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.onnx_file import hash_model
-from analyzer.variants.quantize import needs_reduced_range
 from analyzer.variants.tensorrt_build import EngineFacts, EngineOptions, engine_facts
-from analyzer.variants.worker import BuildRequest, BuildResult
+from analyzer.variants.worker import BuildRequest, BuildResult, calibrating_seconds
 
-# Raised when a change of our code changes what is built from the same facts.
-_BUILDER = 8
 _SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
 # Part of the name of a cache entry that says why a variant is of no use on a machine. Machines
 # change (neighbours, clock limits), so it is kept as long as probes are.
 _REFUSED = "-refused-"
 _REFUSED_SECONDS = 7 * 86400.0  # a week
-_LIBRARIES = ("onnx", "numpy")
+# A variant whose calibration the time ended is built anew with so many times as much, which is for
+# about as many times the rows: fewer are no gain, and two searches of one budget differ by less.
+_MORE_TIME = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +130,9 @@ def build_variants(
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
             It is part of what an engine is: another one is another engine.
         faster_only: Refuses, without scoring it, what is slower on the CPU than the model itself.
-        begin_s: What is not begun by then is left out; the model itself and engines are not.
+        begin_s: What is not begun by then is left out; the model itself and engines are not. A
+            variant whose calibration the time ended is built anew where this leaves twice as much;
+            with infinity (for who takes what is there) it is not.
         timeout_s: What is not built by then is ended.
         cores: That the processes share; None for all that this process may use.
         cancelled: Ends what is not built yet (with a BuildError) when it is set.
@@ -133,8 +140,10 @@ def build_variants(
     cache_dir = Path(cache_dir).absolute()
     cores = cores or usable_cores()
     cancelled = cancelled or threading.Event()
-    rows = _row_facts(model, calibration, device, seed)
+    rows = row_facts(model, calibration, device, seed)
     built: dict[VariantKey, Variant | AnalyzerError] = {}
+    hurried: dict[VariantKey, Variant | BuildError] = {}
+    calibrating_s = calibrating_seconds(begin_s)
     orders: list[_Order] = []
     # Keys that differ in nothing that a build or its score depends on.
     same: dict[str, list[VariantKey]] = {}
@@ -152,7 +161,7 @@ def build_variants(
         except AnalyzerError as error:
             built[key] = error
             continue
-        facts = _variant_facts(key, confidence, accuracy_drop_max, options, place)
+        facts = variant_facts(key, confidence, accuracy_drop_max, options, place)
         name = cache_key(rows | facts)
         same.setdefault(name, []).append(key)
         if len(same[name]) > 1:
@@ -163,6 +172,12 @@ def build_variants(
         if found is not None:
             built[key] = _from_record(model, key, name, *found, cached=True)
             continue
+        if (short := load_hurried(cache_dir, name)) is not None:
+            hurried[key] = _from_record(model, key, *short, cached=True)
+            longer = calibrating_s >= _MORE_TIME * short[-1]["calibrating_s"]
+            if not longer or math.isinf(begin_s):
+                built[key] = hurried[key]
+                continue
         request = partial(
             make_request, model, key, calibration, seed,
             device=device,
@@ -177,7 +192,7 @@ def build_variants(
             gpu=gpu,
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
-        orders.append(_Order(key, device, name, name + refused, request, place))
+        orders.append(_Order(key, device, name, name + refused, request, place, calibrating_s))
     labelled = calibration is not None and calibration.labels is not None
     orders.sort(key=lambda order: _turn(order.key, device, labelled=labelled))
     graphs = [order for order in orders if order.place is None]
@@ -197,6 +212,9 @@ def build_variants(
         except BaseException:
             cancelled.set()
             raise
+    for key, stand_in in hurried.items():
+        if isinstance(built[key], BuildTimeoutError):
+            built[key] = stand_in
     for first, *others in same.values():
         variant = built[first]
         for key in others:
@@ -238,7 +256,11 @@ def _turn(key: VariantKey, device: str, *, labelled: bool) -> tuple[bool, int]:
 
 
 class _Order(NamedTuple):
-    """A variant to build, the names of its cache entry and of its refusal's, and what is asked."""
+    """A variant to build, the names of its cache entry and of its refusal's, and what is asked.
+
+    ``calibrating_s`` is the time for calibrating that the command gives, not that of one process:
+    the same in searches of one budget.
+    """
 
     key: VariantKey
     device: str
@@ -246,6 +268,7 @@ class _Order(NamedTuple):
     refused: str
     request: Callable[[], BuildRequest]
     place: EngineFacts | None
+    calibrating_s: float
 
 
 def _build(
@@ -287,11 +310,16 @@ def _publish(
     model: ModelInfo, order: _Order, result: BuildResult, cache_dir: Path, folder: Path
 ) -> Variant | BuildError:
     name = order.refused if result.refused else order.name
+    used, rows = result.calibrated or (0, 0)
+    if used < rows:
+        name = hurried_key(name, order.calibrating_s)
     record = {
         "file": result.file,
         "accuracy": asdict(result.accuracy) if result.accuracy is not None else None,
         "refused": result.refused,
         "notes": list(result.notes),
+        "calibrated": result.calibrated,
+        "calibrating_s": order.calibrating_s,
         "build_seconds": result.seconds,
         "built_for": {"precision": order.key.precision, "device": order.device},
         "engine": asdict(order.place) if order.place is not None else None,
@@ -316,54 +344,6 @@ def make_request(
     """What the builder of one variant is told: its rows, chosen by the seed, and ``facts``."""
     rows = _choose_rows(model, key, calibration, rows_seed)
     return BuildRequest(model=model, key=key, **facts, **rows)
-
-
-def _row_facts(
-    model: ModelInfo, calibration: CalibrationData | None, device: str, seed: int
-) -> dict[str, Any]:
-    """Everything that decides which rows are used, and how the fp32 model answers them."""
-    return {
-        "builder": _BUILDER,
-        "model": model.sha256,
-        "inputs": [asdict(spec) for spec in model.inputs],
-        "batchable": model.batchable,
-        "calibration": calibration.sha256 if calibration else None,
-        "device": device,
-        "seed": seed,
-        "machine": platform.machine(),
-        "libraries": {name: _version(name) for name in _LIBRARIES} | onnxruntime_versions(),
-    }
-
-
-def _variant_facts(
-    key: VariantKey,
-    confidence: float,
-    drop_max: float,
-    engine: EngineOptions | None,
-    place: EngineFacts | None,
-) -> dict[str, Any]:
-    """Everything else that decides what is built and how it is judged."""
-    return {
-        "key": asdict(_built_as(key)),
-        "confidence": confidence,
-        "drop_max": drop_max,
-        "reduced_range": needs_reduced_range(),
-        "engine": asdict(engine) | asdict(place) if engine and place else None,
-    }
-
-
-def _built_as(key: VariantKey) -> VariantKey:
-    """``key`` without what neither changes the file nor its answers."""
-    backend: Backend = "onnxruntime" if key.backend == "python" else key.backend
-    execution = Execution(accelerator=key.execution.accelerator)
-    return replace(key, backend=backend, execution=execution)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _choose_rows(

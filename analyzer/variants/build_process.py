@@ -17,7 +17,13 @@ from analyzer.domain.configuration import VariantKey
 from analyzer.errors import AnalyzerError, BuildError, BuildTimeoutError, TargetMemoryError
 from analyzer.hardware.memory_kills import PERHAPS_STARVED, Likelihood, MemoryKills
 from analyzer.resources import child_environment
-from analyzer.variants.worker import REQUEST_FILE, RESULT_FILE, BuildRequest, BuildResult
+from analyzer.variants.worker import (
+    BEGUN_FILE,
+    REQUEST_FILE,
+    RESULT_FILE,
+    BuildRequest,
+    BuildResult,
+)
 
 # Short against a build, which takes seconds.
 _POLL_S = 0.02
@@ -65,15 +71,18 @@ def run_builds(
             if (folder / RESULT_FILE).is_file():
                 results[key] = pickle.loads((folder / RESULT_FILE).read_bytes())
         waiting = [(key, folder) for key, folder in waiting if key not in results]
+        if not waiting:
+            break
+        # Not always the first: it passes over what it has no time to begin.
+        at = next((key for key, folder in waiting if (folder / BEGUN_FILE).exists()), waiting[0][0])
         if code is None or (code == 0 and time.monotonic() > begin_by):
-            for number, (key, _) in enumerate(waiting):
-                begun = code is None and number == 0
+            for key, _ in waiting:
+                begun = code is None and key == at
                 results[key] = _ended(key, timeout_s, cancelled, begun=begun)
             break
-        if waiting:
-            starved = MemoryKills.until_now().likely_since(kills_before)
-            results[waiting[0][0]] = _death(waiting[0][0], code, log, starved)
-            waiting = waiting[1:]
+        starved = MemoryKills.until_now().likely_since(kills_before)
+        results[at] = _death(at, code, log, starved)
+        waiting = [(key, folder) for key, folder in waiting if key != at]
     return results
 
 

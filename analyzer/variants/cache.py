@@ -19,6 +19,8 @@ from analyzer.errors import BuildError
 
 RECORD_NAME = "variant.json"
 _BUILD_PREFIX = ".build-"
+# In the name of an entry that was made in too little time; the seconds follow.
+HURRIED = "-hurried-"
 # Longer than any build: what is older was left by a process that died.
 _STALE_SECONDS = 24 * 3600
 
@@ -51,6 +53,19 @@ def load_entry(
     if intact:
         return folder, record
     shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def hurried_key(key: str, seconds: float) -> str:
+    """The name of an entry that stands in for ``key``, made in at most ``seconds`` (below 100)."""
+    return f"{key}{HURRIED}{seconds:05.2f}"
+
+
+def load_hurried(cache_dir: Path, key: str) -> tuple[str, Path, dict[str, Any]] | None:
+    """Name, folder and record of the entry that stands in for ``key`` and had the most time."""
+    for folder in sorted(cache_dir.glob(f"{key}{HURRIED}*"), reverse=True):
+        if (found := load_entry(cache_dir, folder.name)) is not None:
+            return folder.name, *found
     return None
 
 

@@ -1,4 +1,4 @@
-"""What an ONNX graph says without running it: its weight files and the tables inputs index."""
+"""What an ONNX graph says without running it: the types of its weights, the tables inputs index."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from analyzer.modelconfig.weights import all_tensors, subgraphs
 from analyzer.variants.categories import categories
 
 # Operators that hand values on unchanged, with the inputs whose values they hand on.
@@ -65,21 +66,6 @@ _KEEPS_VALUES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand"
 _ONE_HOT_CLASSES_MIN = 3
 
 
-def all_tensors(graph: Any) -> Iterator[Any]:
-    """Every constant tensor of ``graph`` (a GraphProto), subgraphs and attributes included."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield sparse.values
-        yield sparse.indices
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for subgraph in _subgraphs(attribute):
-                yield from all_tensors(subgraph)
-
-
 def half_weights(model: Any) -> str:
     """``fp16`` or ``bf16`` where weights have that type and none is float32; empty otherwise."""
     from onnx import TensorProto
@@ -114,24 +100,6 @@ def is_quantized(operator: str) -> bool:
     Those that begin with a Q do (``QLinearConv``, ``QAttention``), of ONNX and of its runtime.
     """
     return "quantize" in operator.lower() or operator.startswith("Q") or "Integer" in operator
-
-
-def external_pieces(graph: Any) -> Iterator[tuple[str, str, int, int | None]]:
-    """``(file, tensor, offset, length)`` of every tensor whose data lies outside the graph.
-
-    The file is relative to the model's folder; the length is None where the graph does not tell.
-    """
-    for tensor in all_tensors(graph):
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        length = entries.get("length")
-        yield (
-            entries.get("location", ""),
-            tensor.name,
-            int(entries.get("offset") or 0),
-            int(length) if length else None,
-        )
 
 
 def table_ranges(model: Any) -> dict[str, tuple[int, int]]:
@@ -420,16 +388,10 @@ class _Tracer:
         return self._shapes
 
 
-def _subgraphs(attribute: Any) -> Iterator[Any]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
-
-
 def all_graphs(graph: Any) -> Iterator[Any]:
     """``graph`` and the graphs inside its nodes (If, Loop, Scan)."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
-            for subgraph in _subgraphs(attribute):
+            for subgraph in subgraphs(attribute):
                 yield from all_graphs(subgraph)

@@ -393,12 +393,20 @@ def _fit_labels(
         )
     output = class_output(model, labelled=True)
     classes = next((o.shape[-1] for o in model.outputs if o.name == output and o.shape), -1)
-    fits = class_output(model, labelled=True, classes_min=1 + int(labels.max())) is not None
-    if output is not None and not fits:
+    fitting = class_output(model, labelled=True, classes_min=1 + int(labels.max()))
+    if output is not None and fitting is None:
         raise DataError(
             f"{where} goes up to {labels.max()}, and the model's output {output!r} has"
             f" {classes} classes.",
             hint="Count classes from 0, in the order of the model's output.",
+        )
+    # Of an unbatched model the first dimension is that of the whole request.
+    told = next((o.shape[0] for o in model.outputs if o.name == fitting and o.shape), -1)
+    if not model.batchable and told not in (-1, batch):
+        raise DataError(
+            f"{where} gives each request {batch} class number{'s' * (batch > 1)}, and the model's"
+            f" output {fitting!r} tells {told}.",
+            hint="Leave the labels out: variants are then compared with what the model answers.",
         )
     return labels.astype(np.int64)
 

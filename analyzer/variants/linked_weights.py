@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from analyzer.modelconfig.weights import external_pieces
 from analyzer.variants.cache import write_error
-from analyzer.variants.graph import external_pieces
 
 
 def beside_weights(file: Path, proto: Any) -> Path:

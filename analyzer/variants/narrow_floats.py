@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from analyzer.errors import BuildError
-from analyzer.variants.graph import all_graphs, all_tensors
-from analyzer.variants.precision import save_model
+from analyzer.modelconfig.weights import all_tensors
+from analyzer.variants.graph import all_graphs
+from analyzer.variants.precision import save_model, with_opset
 
 # The largest finite value of E4M3 without infinities, and the largest step of symmetric int8.
 _E4M3_MAX = 448.0
@@ -67,16 +68,7 @@ def retype_fp8(int8: Path, target: Path) -> None:
     """
     import onnx
 
-    model = onnx.load(str(int8))
-    own = max((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), default=1)
-    if own < _FP8_OPSET:
-        try:
-            model = onnx.version_converter.convert_version(model, _FP8_OPSET)
-        except Exception as error:
-            raise BuildError(
-                f"The graph cannot be brought to operator set {_FP8_OPSET}: {error}",
-                hint="Export the model with a newer operator set, or leave fp8 out.",
-            ) from error
+    model = with_opset(onnx.load(str(int8)), _FP8_OPSET)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     scales: set[str] = set()
     zeros: set[str] = set()

@@ -15,8 +15,8 @@ from typing import Any
 
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import MissingPartError, ModelError
+from analyzer.modelconfig.weights import external_pieces
 from analyzer.variants.cache import file_sha256
-from analyzer.variants.graph import external_pieces
 from analyzer.variants.naming import model_stem, plain_name
 
 

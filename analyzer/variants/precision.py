@@ -9,8 +9,9 @@ from typing import Any
 
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import BuildError
+from analyzer.modelconfig.weights import all_tensors
 from analyzer.variants.cache import write_error
-from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
+from analyzer.variants.graph import all_graphs, is_quantized
 from analyzer.variants.passed_outputs import give_passed_outputs, take_passed_outputs
 
 # Protobuf's limit is 2 GiB for a whole file; weights beyond this go into a file of their own.
@@ -56,7 +57,7 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
     if graph.functions:
         graph = onnx.inliner.inline_local_functions(graph)
     if not keep_quantizers:
-        graph = _with_opset(graph, _HALF_SCALES_OPSET)
+        graph = with_opset(graph, _HALF_SCALES_OPSET)
     if not _has_float32(graph):
         raise BuildError(
             "The model holds no float32 values, so there is nothing to convert to fp16.",
@@ -138,7 +139,7 @@ def _take_defaults(model: Any) -> None:
         model.ir_version = max(model.ir_version, _IR_WEIGHTS_APART)
 
 
-def _with_opset(model: Any, version: int) -> Any:
+def with_opset(model: Any, version: int) -> Any:
     """``model`` at the operator set ``version`` or a later one.
 
     Raises:
@@ -154,7 +155,8 @@ def _with_opset(model: Any, version: int) -> Any:
     except Exception as error:
         raise BuildError(
             f"The graph cannot be brought to operator set {version}: {first_line(error)}.",
-            hint="Export the model with a newer operator set, or leave int8 out with --precisions.",
+            hint="Export the model with a newer operator set, or leave this precision out with"
+            " --precisions.",
         ) from error
 
 

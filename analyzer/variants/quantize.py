@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,20 +61,23 @@ class RowReader:
         self._batchable = batchable
         self._seconds_max = seconds_max
         self._started: float | None = None
+        self._rows_max = ROWS_PER_RUN if batchable else 1
+        self._running = False
         self.used = 0
 
     def get_next(self) -> dict[str, NDArray[np.generic]] | None:
-        """The next row's feeds; None at the end."""
+        """The next rows' feeds; None at the end."""
+        self._running = False
         now = time.monotonic()
         self._started = now if self._started is None else self._started
         rows = len(next(iter(self._inputs.values())))
         first = self.used
-        after = min(first + (ROWS_PER_RUN if self._batchable else 1), rows)
+        after = min(first + self._rows_max, rows)
         ends_s = (now - self._started) * after / max(first, 1)
         late = ends_s > self._seconds_max and first >= _CALIBRATING_ROWS_MIN
         if first >= rows or late:
             return None
-        self.used = after
+        self.used, self._running = after, True
         return {
             name: array[first : self.used] if self._batchable else array[first, ...]
             for name, array in self._inputs.items()
@@ -95,7 +98,20 @@ class RowReader:
     def rewind(self) -> None:
         """Starts again at the first row."""
         self._started = None
+        self._running = False
         self.used = 0
+
+    def halve(self) -> bool:
+        """Starts again with half as many rows a run, and returns whether it does.
+
+        It does where the calibrator stopped at the rows that it was given last: a graph may bear
+        fewer together (as in ``reference.in_parts``).
+        """
+        if not self._running or self._rows_max == 1:
+            return False
+        self._rows_max //= 2
+        self.rewind()
+        return True
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Part of the calibrator's interface; it is only used with strided calibration."""
@@ -156,13 +172,13 @@ def quantize_static(
         extra_options=options,
     )
     try:
-        quantized(calibration_data_reader=reader, per_channel=True)
+        _run_quantizer(quantized, reader, per_channel=True)
         _require_loadable(target)
     except Exception as error:
         notes = (*notes, f"one scale per tensor, since {first_line(error)}")
         reader.rewind()
         try:
-            quantized(calibration_data_reader=reader, per_channel=False)
+            _run_quantizer(quantized, reader, per_channel=False)
             _require_loadable(target)
         except Exception as again:
             raise _failed("static", again, before) from again
@@ -170,7 +186,21 @@ def quantize_static(
         _keep_other_readers_float(target)
     give_passed_outputs_of(source, target)
     _require_change(before, _operators(target))
-    return (*notes, f"calibrated on {reader.used} rows")
+    rows = f"{reader.used} of {len(reader)}" if reader.used < len(reader) else f"{reader.used}"
+    return (*notes, f"calibrated on {rows} rows")
+
+
+def _run_quantizer(
+    quantize: Callable[..., object], reader: RowReader, *, per_channel: bool
+) -> None:
+    """Calls ``quantize`` with as many rows a run as the model bears."""
+    while True:
+        try:
+            quantize(calibration_data_reader=reader, per_channel=per_channel)
+            return
+        except Exception:
+            if not reader.halve():
+                raise
 
 
 def quantize_dynamic(

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.base import Runtime, Tensors
+from analyzer.engine.tensor_file import read_tensors, write_tensors
+from analyzer.errors import TargetError, TargetMemoryError
 from analyzer.variants.cache import building, load_entry, publish
 
 # Rows of one run: enough to fill the cores, little memory.
@@ -34,6 +36,46 @@ def chunks(model: ModelInfo, inputs: Tensors) -> Iterator[dict[str, NDArray[np.g
             name: array[start : start + step] if model.batchable else array[start, ...]
             for name, array in inputs.items()
         }
+
+
+def in_parts(model: ModelInfo, runtime: Runtime) -> Runtime:
+    """``runtime`` of ``model``, with batches in parts where it does not bear all of their rows."""
+    return _PartedRuntime(runtime) if model.batchable else runtime
+
+
+class _PartedRuntime:
+    """Runs fewer rows at a time from the first batch on that fails.
+
+    A graph may bear fewer rows together than :func:`chunks` has: a table of positions ends before.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._rows_max = ROWS_PER_RUN
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """The answers to all rows; raises as :meth:`Runtime.run` where a single one fails."""
+        rows = len(next(iter(inputs.values())))
+        step = min(rows, self._rows_max)
+        try:
+            answers = [
+                self._runtime.run(
+                    {name: array[start : start + step] for name, array in inputs.items()}
+                )
+                for start in range(0, rows, step)
+            ]
+        except TargetError as error:
+            if step == 1 or isinstance(error, TargetMemoryError):
+                raise
+            self._rows_max = step // 2
+            return self.run(inputs)
+        if len(answers) == 1:
+            return answers[0]
+        return {name: np.concatenate([part[name] for part in answers]) for name in answers[0]}
+
+    def close(self) -> None:
+        """Frees the instance."""
+        self._runtime.close()
 
 
 class StoredReference:
@@ -107,25 +149,22 @@ class StoredReference:
 
 
 def _write(path: Path, answers: list[Tensors]) -> None:
-    # Positions instead of names: an output's name may hold characters that a zip entry cannot.
-    names = list(answers[0])
-    arrays = {
-        f"{chunk}-{index}": answer[name]
-        for chunk, answer in enumerate(answers)
-        for index, name in enumerate(names)
-    }
-    with path.open("wb") as stream:
-        np.savez(stream, names=np.array(names), **arrays)  # type: ignore[arg-type]
+    write_tensors(
+        path,
+        {
+            f"{chunk}-{name}": array
+            for chunk, answer in enumerate(answers)
+            for name, array in answer.items()
+        },
+    )
 
 
 def _read(path: Path) -> list[Tensors]:
-    with np.load(path, allow_pickle=False) as archive:
-        names = [str(name) for name in archive["names"]]
-        count = (len(archive.files) - 1) // len(names)
-        return [
-            {name: archive[f"{chunk}-{index}"] for index, name in enumerate(names)}
-            for chunk in range(count)
-        ]
+    answers: dict[str, dict[str, NDArray[np.generic]]] = {}
+    for key, array in read_tensors(path).items():
+        chunk, _, name = key.partition("-")
+        answers.setdefault(chunk, {})[name] = array
+    return list(answers.values())
 
 
 @contextlib.contextmanager

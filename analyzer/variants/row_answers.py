@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.engine.runtimes.base import Tensors
-from analyzer.variants.graph import all_graphs, all_tensors, is_quantized
+from analyzer.modelconfig.weights import all_tensors
+from analyzer.variants.graph import all_graphs, is_quantized
 from analyzer.variants.random_numbers import draws
 
 # A row of whose values more than this share changed is another answer.

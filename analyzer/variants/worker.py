@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -63,23 +62,18 @@ from analyzer.variants.quantize import (
     quantize_dynamic,
     quantize_static,
 )
-from analyzer.variants.reference import ROWS_PER_RUN, StoredReference, chunks
+from analyzer.variants.reference import ROWS_PER_RUN, StoredReference, in_parts
+from analyzer.variants.slowdown import slowdown
 from analyzer.variants.tensorrt_build import EngineOptions, build_engine
 
 REQUEST_FILE = "request.pickle"
 RESULT_FILE = "result.pickle"
+# Is there from the moment on at which the request is worked at.
+BEGUN_FILE = "begun"
 # Of the limit on the accuracy's drop.
 _MARGIN = 0.2
-# Looks at how a variant compares with the model, and rounds of each in which they take turns, of
-# which the shortest counts. The first round before warms them up; a slow model, whose first round
-# takes longer than so many seconds, has one a look, and none at a whole batch of rows.
-_LOOKS = 3
-_ROUNDS = 3
-_SLOW_ROUND_S = 0.1
 # Of the time in which further variants may be begun: what calibrating one may take.
 _CALIBRATING_SHARE = 0.25
-# A smaller gain is lost in what else a machine does.
-_SLOWDOWN_MAX = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,6 +124,7 @@ class BuildResult:
         accuracy: None of a variant that was refused, or that cannot run here.
         seconds: That building and scoring took.
         refused: Why the variant is of no use; empty if it may be.
+        calibrated: How many rows calibrated it, and how many there were; None if none did.
     """
 
     file: str | None
@@ -137,6 +132,12 @@ class BuildResult:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    calibrated: tuple[int, int] | None = None
+
+
+def calibrating_seconds(left_s: float) -> float:
+    """What calibrating a variant may take where others may be begun for ``left_s`` seconds."""
+    return min(_CALIBRATING_SHARE * max(left_s, 0.0), CALIBRATING_SECONDS_MAX)
 
 
 def build(
@@ -156,6 +157,9 @@ def build(
     started = time.monotonic()
     model, key = request.model, request.key
     source = Path(model.path)
+    reader = RowReader(
+        request.calibrating or {}, batchable=model.batchable, seconds_max=calibrating_s
+    )
     out, work = folder / "out", folder / "work"
     graph = source
     notes: tuple[str, ...] = ()
@@ -169,7 +173,7 @@ def build(
         )
     if key.precision != "fp32":
         graph = (work / "graph.onnx") if key.backend == "tensorrt" else (out / "model.onnx")
-        notes = _build_graph(request, source, graph, work, calibrating_s)
+        notes = _build_graph(request, source, graph, work, reader)
     file = graph
     if key.backend == "tensorrt":
         file = out / "model.plan"
@@ -203,14 +207,14 @@ def build(
             reference = _stored_reference(request, folder)
         variant = reference if itself else _open(file, request)
         if request.faster_only and request.device == "cpu" and not itself:
-            slowdown = _slowdown(request, _open_model(request), variant)
-            if slowdown is not None:
+            times = slowdown(model, scoring, _open_model(request), variant)
+            if times is not None:
                 return BuildResult(
                     file=None,
                     accuracy=None,
                     seconds=time.monotonic() - started,
                     refused=f"{key.label} is not considered, since it gains nothing here: it takes "
-                    f"{slowdown:.2f} times as long as fp32.",
+                    f"{times:.2f} times as long as fp32.",
                 )
         scores = compare_rows(
             model,
@@ -242,8 +246,9 @@ def build(
             refused=f"{key.label} is not considered: {left_out}.",
         )
     notes += (left_out,) if left_out else ()
-    if itself and request.labels is not None and (said := labels_note(model, scores)):
-        notes += (said,)
+    if itself and request.labels is not None:
+        said = labels_note(model, scores, request.labels)
+        notes += (said,) if said else ()
     if itself and accuracy.samples:
         accuracy = replace(accuracy, drop=0.0, interval=(0.0, 0.0))
     return BuildResult(
@@ -251,6 +256,7 @@ def build(
         accuracy=accuracy,
         notes=notes,
         seconds=time.monotonic() - started,
+        calibrated=(reader.used, len(reader)) if reader.used else None,
     )
 
 
@@ -285,49 +291,6 @@ def _half_is_cast(key: VariantKey, device: Literal["cpu", "gpu"]) -> bool:
     return key.precision == "fp16" and device == "cpu" and own
 
 
-def _slowdown(request: BuildRequest, model: Runtime, variant: Runtime) -> float | None:
-    """How much longer the variant takes than the model, where it fares best.
-
-    None where it gains, and where what else the machine does leaves that open: every look at every
-    batch must find it slower.
-    """
-    rows = len(next(iter(request.scoring.values())))
-    whole = dict(next(chunks(request.model, request.scoring)))
-    batches = [whole]
-    if request.model.batchable and rows > 1:
-        batches.insert(0, {name: array[:1] for name, array in whole.items()})
-    found: list[float] = []
-    rounds = _ROUNDS
-    try:
-        for batch in batches:
-            if rounds == 1:
-                break
-            warm_s = sum(_round_s(batch, model, variant))
-            rounds = 1 if warm_s > _SLOW_ROUND_S else _ROUNDS
-            looks: list[float] = []
-            for _ in range(_LOOKS):
-                taken = [_round_s(batch, model, variant) for _ in range(rounds)]
-                shortest_s, variants_s = (min(each) for each in zip(*taken, strict=True))
-                looks.append(variants_s / shortest_s)
-                if looks[-1] <= _SLOWDOWN_MAX:
-                    return None
-            found.append(float(median(looks)))
-    finally:
-        model.close()
-    return min(found)
-
-
-def _round_s(
-    batch: dict[str, NDArray[np.generic]], model: Runtime, variant: Runtime
-) -> tuple[float, float]:
-    """Seconds of one execution of each."""
-    began = time.perf_counter()
-    model.run(batch)
-    between = time.perf_counter()
-    variant.run(batch)
-    return between - began, time.perf_counter() - between
-
-
 def _clear(accuracy: Accuracy, drop_max: float) -> bool:
     """Whether the interval of the drop lies on one side of the limit, so that more rows are idle.
 
@@ -342,7 +305,7 @@ def _clear(accuracy: Accuracy, drop_max: float) -> bool:
 
 
 def _build_graph(
-    request: BuildRequest, source: Path, target: Path, work: Path, calibrating_s: float
+    request: BuildRequest, source: Path, target: Path, work: Path, reader: RowReader
 ) -> tuple[str, ...]:
     key = request.key
     source = without_links(source, request.model.external_files, work / "without_links")
@@ -360,11 +323,11 @@ def _build_graph(
     elif key.precision == "fp16":
         notes = convert_fp16(source, target)
     else:
-        assert key.precision == "int8" and rows is not None, key
+        assert key.precision == "int8", key
         notes = quantize_static(
             source,
             target,
-            RowReader(rows, batchable=model.batchable, seconds_max=calibrating_s),
+            reader,
             external=model.external_files,
             backend=key.backend,
             work=work,
@@ -376,7 +339,7 @@ def _build_graph(
 def _open(file: Path, request: BuildRequest) -> Runtime:
     """The variant in ``file`` as its key says."""
     key = request.key
-    return open_runtime(
+    runtime = open_runtime(
         file,
         backend=key.backend,
         device=request.device,
@@ -384,6 +347,7 @@ def _open(file: Path, request: BuildRequest) -> Runtime:
         execution=key.execution,
         accelerator_options=accelerator_settings(request.model, key, ROWS_PER_RUN),
     )
+    return in_parts(request.model, runtime)
 
 
 def _open_model(request: BuildRequest) -> Runtime:
@@ -394,7 +358,10 @@ def _open_model(request: BuildRequest) -> Runtime:
     device = request.device
     if request.key.backend == "tensorrt" and "onnxruntime" not in gpu_backends():
         device = "cpu"
-    return open_runtime(Path(request.model.path), device=device, intra_op_threads=request.threads)
+    runtime = open_runtime(
+        Path(request.model.path), device=device, intra_op_threads=request.threads
+    )
+    return in_parts(request.model, runtime)
 
 
 def main(folder: Path, begin_by: float) -> None:
@@ -409,8 +376,8 @@ def main(folder: Path, begin_by: float) -> None:
     warnings.simplefilter("ignore")
     result: BuildResult | AnalyzerError
     try:
-        calibrating_s = min(_CALIBRATING_SHARE * max(left_s, 0.0), CALIBRATING_SECONDS_MAX)
-        result = build(request, folder, calibrating_s)
+        (folder / BEGUN_FILE).touch()
+        result = build(request, folder, calibrating_seconds(left_s))
     except AnalyzerError as error:
         result = error
     except OSError as error:

@@ -17,6 +17,7 @@ import numpy as np
 from analyzer.domain.configuration import Configuration, Precision, VariantKey
 from analyzer.domain.load_test import STATUS_OK
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.gpus import first_gpu
 from analyzer.hardware.sampler import ResourceSampler, gpu_used_bytes
@@ -76,7 +77,7 @@ def landscape(
     began = time.perf_counter()
     model = inspect_model(models()[model_name], name=model_name)
     inputs = WORK / "gpu" / f"{model_name}.npz"
-    np.savez(inputs, **synthetic_inputs(model, _ROWS, 0))  # type: ignore[arg-type]
+    write_tensors(inputs, synthetic_inputs(model, _ROWS, 0))
     known = _known(path)
     slowest = 0.0
     for configuration in configurations():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -186,6 +187,10 @@ def test_a_password_is_not_kept_with_the_command() -> None:
     assert kept == "analyze m.onnx '--store=postgresql://host/db?password=***&user=me'"
 
 
+def test_bytes_that_are_no_text_are_told_as_escapes() -> None:
+    assert command_line([os.fsdecode(b"r\xe9.onnx")]) == r"analyze 'r\udce9.onnx'"
+
+
 def test_a_claim_knows_the_shapes_that_its_graph_leaves_open(
     facts: StudyResult, folder: Path, save_open_model: Callable[[Path], None]
 ) -> None:
@@ -211,6 +216,9 @@ def test_the_end_of_the_workers_counts_in_the_seconds_that_are_told() -> None:
     plan = TimePlan(budget_s=20.0, started=0.0, clock=lambda: now[0])
     workers = ExitStack()
     workers.callback(end)
-    result = save_at_end(store, replace(facts, search=search), workers, plan)
+    result = replace(facts, search=search)
+    store.save_result(result)
+    with ExitStack() as ending:
+        result = save_at_end(store, result, workers, plan, ending)
     assert saved[-1] is result
     assert "25.4 s of 20 s" in " ".join(render_terminal(make_report(result)).split())

@@ -131,6 +131,10 @@ def test_what_was_measured_is_exported_byte_for_byte_and_verified(
     assert isinstance(measurement, Measurement)
     subject = claim_of_study(study, measurement, cache_dir())
     assert subject.model_path == Path(engine.path)
+    assert not subject.notes
+    told = replace(study, provenance={"calibration_data": str(folder / "gone.npz")})
+    (note,) = claim_of_study(told, measurement, cache_dir()).notes
+    assert "gone.npz: requests carry made-up ones" in note
     again = claim_of_repository(folder / "models", "double")
     assert (again.model_path, again.tensorrt) == (exported, "11.4.0")
     assert (again.model.inputs, again.model.batchable) == (study.model.inputs, True)

@@ -326,3 +326,43 @@ def test_a_model_that_proves_to_be_no_batch_is_served_without_batches(tmp_path: 
     ran, served, inference_s = as_it_runs(model, configuration, None)
     assert not ran.batchable and inference_s > 0
     assert served is not None and (served.max_batch_size, served.dynamic_batching) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("precision", "parameters"),
+    [
+        ("int8", {"tritune_precision": "int8", "tritune_quantization": "static"}),
+        ("fp16", {"tritune_precision": "fp16"}),
+        ("fp32", {"tritune_precision": "fp32"}),
+    ],
+)
+def test_a_folder_that_was_exported_is_searched_as_it_is(
+    folder: Path,
+    call: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    parameters: dict[str, str],
+) -> None:
+    """Its file was quantized again for the baseline; without real data that ended in a fault."""
+    written = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }} '
+        for key, value in parameters.items()
+    )
+    path = _digits(
+        folder, 'backend: "onnxruntime" max_batch_size: 8 dynamic_batching { } ' + written
+    )
+    seen: list[Any] = []
+
+    def make_context(request: SearchRequest, *, baseline: Any, **others: Any) -> None:
+        seen.append(baseline)
+        raise UsageError("seen")
+
+    monkeypatch.setattr("analyzer.search.context.make_context", make_context)
+    answer = call("search", str(path), "--latency-budget", "50ms", "--executor", "in-process")
+    assert answer.code == 2, answer.stderr
+    (baseline,) = seen
+    assert (baseline.precision, baseline.quantization, baseline.max_batch_size) == ("fp32", None, 8)
+    said = f"config.pbtxt says that the file is {precision} already"
+    assert (said in " ".join(answer.stderr.split())) is (precision != "fp32")
+    # What is there is measured, and verified, as the server has it.
+    assert inspect_path(path, {})[1].precision == precision

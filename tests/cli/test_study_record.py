@@ -12,12 +12,14 @@ import pytest
 from analyzer.cli.study_record import begin_study, moved_notes, outcomes_to_keep, price_kept
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Edge, Failure, Measurement
-from analyzer.domain.model import ModelInfo
+from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import Pricing
+from analyzer.errors import UsageError
 from analyzer.hardware.machine import inspect_machine
 from analyzer.store.records import StudyRecord
 from analyzer.store.results import ResultStore, open_store
+from analyzer.variants.cache import file_sha256
 
 MODEL = ModelInfo(
     name="m", path="/m.onnx", sha256="ab" * 32, batchable=True, inputs=(), outputs=(), opset=17
@@ -109,3 +111,61 @@ def test_a_resumed_study_keeps_its_price(tmp_path: Path) -> None:
     with open_store(url) as store:
         other = Pricing(instance_type="other", price_per_hour=2.0, source="--price")
         assert begun(store, other, resume=True, instance_type="other", price=2.0) == other
+
+
+SIZED = replace(MODEL, inputs=(TensorSpec(name="image", datatype="FP32", shape=(3, 224, 224)),))
+
+
+@pytest.mark.parametrize(
+    ("now", "said", "hint"),
+    [
+        (
+            replace(SIZED, inputs=(replace(SIZED.inputs[0], shape=(3, 112, 112)),)),
+            "measured inputs of image:3,224,224, and this command has image:3,112,112.",
+            "Give --input-shape image:3,224,224, or",
+        ),
+        (
+            replace(SIZED, batchable=False),
+            "ran the model in batches; as this command reads it, it runs one request at a time.",
+            "Repeat the options --input-shape, --calibration-data and --budget, or",
+        ),
+    ],
+)
+def test_a_study_does_not_go_on_with_another_size(
+    tmp_path: Path, now: ModelInfo, said: str, hint: str
+) -> None:
+    """Measurements of two sizes were pooled, and the older size was exported."""
+    sla, machine = Sla(latency_budget_ms=50.0), inspect_machine()
+    url = f"sqlite:///{tmp_path / 'results.db'}"
+    with open_store(url) as store:
+        begin_study(options_of(), store, SIZED, sla, machine, "cpu", None)
+        store.set_status("mine", "interrupted")
+    with open_store(url) as store:
+        with pytest.raises(UsageError) as refused:
+            begin_study(options_of(resume=True), store, now, sla, machine, "cpu", None)
+        assert refused.value.message.endswith(said) and refused.value.hint.startswith(hint)
+        assert store.study("mine").status == "interrupted"
+        begin_study(options_of(resume=True), store, SIZED, sla, machine, "cpu", None)
+
+
+def test_what_goes_on_with_files_that_were_moved_is_exported_from_where_they_are(
+    tmp_path: Path,
+) -> None:
+    """The model was looked for at its first path, where it no longer is."""
+    sla, machine = Sla(latency_budget_ms=50.0), inspect_machine()
+    url = f"sqlite:///{tmp_path / 'results.db'}"
+    for place in ("first", "then"):
+        data = tmp_path / place / "rows.npz"
+        data.parent.mkdir()
+        data.write_bytes(b"rows")
+        options = options_of(resume=place == "then", calibration_data=data)
+        model = replace(SIZED, path=f"/{place}/m.onnx")
+        with open_store(url) as store:
+            record = begin_study(options, store, model, sla, machine, "cpu", "the same rows")
+            store.set_status("mine", "interrupted")
+            result = store.load_result("mine")
+        assert record.model == result.model == model
+        assert record.options["model_path"] == model.path
+        assert result.provenance == record.provenance
+        assert result.provenance["calibration_data"] == str(data)
+        assert result.provenance["calibration_data_sha256"] == file_sha256(data)

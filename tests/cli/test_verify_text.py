@@ -111,6 +111,25 @@ def test_a_rate_that_nobody_certified_is_no_claim(
     assert lines[4:] == [f"  differs      from when {when}: it is {now}, not {then}"]
 
 
+def test_a_claim_is_written_as_it_was_given() -> None:
+    """A budget of half an hour was 1.8e+06 ms, and many nines were a confidence of 1."""
+    subject: Any = SimpleNamespace(
+        claimed=True,
+        claim=SimpleNamespace(
+            source="repository models, net version 2",
+            rate_rps=0.25,
+            sla=SimpleNamespace(
+                percentile=99.9, latency_budget_ms=1_800_000.0, confidence=0.9999999
+            ),
+            configuration=SimpleNamespace(config_id="0123456789ab"),
+        ),
+    )
+    assert _claim_line(subject) == (
+        "Claim (repository models, net version 2): 0.25 requests/s, 99.9 % within 1,800,000 ms at "
+        "0.9999999 confidence, 0123456789ab."
+    )
+
+
 def test_what_the_gpu_told_meanwhile_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the GPU throttled in 34% of the run (hw_slowdown)"
     certificate = Certificate(

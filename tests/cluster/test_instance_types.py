@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analyzer.cli.cluster_machines import facts_of
+from analyzer.cli.options import cache_dir
 from analyzer.cluster.instance_types import kinds_of, nodes_by_type
-from analyzer.errors import AnalyzerError, UsageError
+from analyzer.errors import AnalyzerError, ModelError, UsageError
 from analyzer.measure.facts import WorkerFacts, worker_facts
-from analyzer.measure.jobs import Job, JobResult
+from analyzer.measure.jobs import Job, JobResult, WorkerContext
 from benchlib.made_up_cluster import made_up_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +91,7 @@ class Asked:
         )
 
     def submit(self, job: Job) -> None:
-        assert job.run is worker_facts
+        assert isinstance(job.run, partial) and job.run.func is worker_facts
 
     def next_result(self, timeout_s: float) -> JobResult | None:
         return self.answer
@@ -101,13 +103,38 @@ def test_a_machine_that_does_not_tell_or_cannot_run_models_is_a_sentence() -> No
         tensorrt=False, compute_capability=None,
     )  # fmt: skip
     asked: Any = Asked(facts)
-    assert facts_of(asked, "cpu", "The machines of the cluster") is facts
+    assert facts_of(asked, "cpu", "The machines of the cluster", "/m.onnx") is facts
     with pytest.raises(UsageError, match="of the cluster have GPUs, but neither ONNX Runtime's"):
-        facts_of(asked, "gpu", "The machines of the cluster")
+        facts_of(asked, "gpu", "The machines of the cluster", "/m.onnx")
     asked = Asked(error=UsageError("No such worker.", hint="Look."))
     with pytest.raises(AnalyzerError, match="do not tell what they are: No such worker") as caught:
-        facts_of(asked, "gpu", "The machines of the cluster")
+        facts_of(asked, "gpu", "The machines of the cluster", "/m.onnx")
     assert caught.value.hint == "Look."
+
+
+def test_a_model_that_the_machines_do_not_see_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in the cache of the first machine: 'The model itself cannot be served', in the end."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))
+    context = WorkerContext(
+        worker_id="cpu-0", device="cpu", gpu=None, cores=1, cache_dir=tmp_path, node="worker"
+    )
+    own, copied = tmp_path / "m.onnx", cache_dir() / "models" / "0" / "m.onnx"
+    for path, hint in (
+        (own, "Put it into a folder that all"),
+        (copied, "set TRITUNE_CACHE to one"),
+    ):
+        asked: Any = Asked(worker_facts(str(path), context))
+        with pytest.raises(
+            ModelError, match=f"of the cluster do not see the model at {path}"
+        ) as no:
+            facts_of(asked, "cpu", "The machines of the cluster", str(path))
+        assert hint in no.value.hint
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        asked = Asked(worker_facts(str(path), context))
+        assert facts_of(asked, "cpu", "The machines of the cluster", str(path)).has_model
 
 
 PRICES = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,3 +120,38 @@ def test_requests_have_the_sizes_of_their_trace_and_count_with_their_mean() -> N
 def test_requests_without_sizes_of_their_own_have_the_one_asked_for(process: object) -> None:
     assert request_batch_sizes(process, 8, 5).tolist() == [8]  # type: ignore[arg-type]
     assert inferences_per_request(process, 8) == 8  # type: ignore[arg-type]
+
+
+def section(of: Trace, **wanted: float) -> tuple[list[float], list[int]]:
+    asked: dict[str, Any] = {"share": 0.0, "rate_rps": 10.0, "lead_in_s": 0.0, "count_min": 0}
+    times, rows = of.section(**{**asked, "count_max": 10**6, **wanted})
+    return times.round(9).tolist(), rows.tolist()
+
+
+def test_a_section_goes_round_from_where_it_begins() -> None:
+    four = trace(1, 2, 3, 4)
+    assert section(four, seconds=0.35) == ([0.0, 0.1, 0.2, 0.3], [0, 1, 2, 3])
+    assert section(four, share=0.6, seconds=0.35) == ([0.06, 0.16, 0.26], [3, 0, 1])
+    assert section(four, share=0.6, seconds=0.9)[1] == [3, 0, 1, 2, 3, 0, 1, 2, 3]
+    assert section(four, share=0.6, seconds=0.7, rate_rps=20.0)[1] == [3, 0, 1, 2] * 3 + [3, 0]
+    assert section(four, seconds=9.0, count_max=3)[1] == [0, 1, 2]
+
+
+def test_a_section_has_its_least_number_after_the_lead_in() -> None:
+    times, _ = section(trace(1, 1, 1), lead_in_s=1.0, seconds=0.01, count_min=5)
+    assert len([time for time in times if time >= 1.0]) == 5
+
+
+def test_sections_that_begin_anywhere_meet_all_of_a_trace_equally_often() -> None:
+    bursts = Trace(
+        path="t",
+        arrival_s=np.cumsum(np.repeat([1.0, 0.05], 40)),
+        batch_size=np.ones(80, np.int64),
+    )
+    rng = np.random.default_rng(5)
+    met = Counter[int]()
+    for _ in range(20_000):
+        met.update(section(bursts, share=rng.random(), seconds=1.0)[1])
+    told = np.array([met[row] for row in range(80)])
+    assert told.mean() == pytest.approx(20_000 * 10.0 / 80, rel=0.03), "the mean rate is kept"
+    assert told.min() > 0.85 * told.mean() and told.max() < 1.15 * told.mean()

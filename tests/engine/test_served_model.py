@@ -317,6 +317,28 @@ def test_a_hanging_instance_blocks_only_itself() -> None:
     assert not hung.closed
     hung.gate.set()
     assert len(replies.wait(50)) == 50
+    model.close()
+    assert hung.closed
+
+
+def test_a_close_without_a_limit_waits_until_another_has_one() -> None:
+    runtime = Recorded()
+    runtime.gate.clear()
+    replies = Replies()
+    unbatched = policy(max_batch_size=1, dynamic_batching=False)
+    model = ServedModel("m", unbatched, [runtime], batchable=True)
+    for number in range(2):
+        model.submit(replies.request(number))
+    closing = threading.Thread(target=model.close, kwargs={"timeout_s": None})
+    closing.start()
+    model.close(timeout_s=0.05)
+    (refused,) = replies.wait(1)
+    assert refused[0] == 1 and refused[1].fault.message == "the server is stopping"
+    assert closing.is_alive() and not runtime.closed
+    runtime.gate.set()
+    closing.join(60)
+    assert runtime.closed
+    assert replies.wait(2)[1][1].fault is None
 
 
 def test_only_requests_with_the_same_inputs_are_joined_where_some_are_optional() -> None:

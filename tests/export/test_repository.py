@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from facts_example import example_facts
 from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.measurement import Measurement
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import RepositoryError
 from analyzer.export import atomic
@@ -24,6 +26,7 @@ from analyzer.export.manifest import read_manifest
 from analyzer.export.repository import REPLACED, export_repository
 from analyzer.modelconfig.render import configuration_from_config
 from analyzer.modelconfig.text import read_config
+from analyzer.report.document import evidence_document
 
 SMALL = Configuration(max_batch_size=4, dynamic_batching=True, instance_count=2, intra_op_threads=1)
 OTHER = Configuration(max_batch_size=8, dynamic_batching=True, instance_count=1, intra_op_threads=1)
@@ -131,7 +134,12 @@ def test_another_model_of_the_same_name_is_told(tmp_path: Path, variant: Path) -
     """A model in the place of another was called its version 2, without a word."""
     repository = tmp_path / "repository"
     export = partial(export_repository, info(), variant, SMALL, repository)
-    first, other = ({"model": {"sha256": digit * 64}} for digit in "ab")
+    facts = example_facts()
+    measured = next(o for o in facts.outcomes if isinstance(o, Measurement))
+    first, other = (
+        evidence_document(replace(facts, model=replace(facts.model, sha256=digit * 64)), measured)
+        for digit in "ab"
+    )
     assert export(evidence=first).notes == ()
     assert export(evidence=first | ANEW).notes == (), "another study of the same model"
     (note,) = export(evidence=other).notes
@@ -346,13 +354,14 @@ try:
 except RepositoryError as error:
     print(error.message)
 """
+    root = Path(__file__).parents[2]
     helpers = tmp_path / "helpers"
     helpers.mkdir()
     (helpers / "tests_export_helpers.py").write_text(Path(__file__).read_text())
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={
-            "PYTHONPATH": f"{helpers}:{Path(__file__).parents[2]}",
+            "PYTHONPATH": f"{helpers}:{root}:{root / 'tests' / 'report'}",
             "PYTHONDONTWRITEBYTECODE": "1",
         },
         capture_output=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -96,3 +97,27 @@ def test_a_killed_holder_holds_nothing(folder: Path) -> None:
 def test_an_old_name_of_a_mig_instance_and_a_cpu() -> None:
     with gpu_lock.building_on(GpuIdentity(uuid="MIG-GPU-1/1/0")), gpu_lock.measuring_on(None):
         pass
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_another_user_can_lock_the_file(folder: Path, umask: int) -> None:
+    """It had the mode that the umask of the first user left, and the second one's command ended."""
+    before = os.umask(umask)
+    try:
+        with gpu_lock.measuring_on(GPU):
+            pass
+    finally:
+        os.umask(before)
+    assert (folder / "tritune-gpu-GPU-1.lock").stat().st_mode & 0o777 == 0o666
+
+
+def test_without_a_file_to_lock_the_work_goes_on_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_lock, "_FOLDER", folder / "absent")
+    with gpu_lock.building_on(GPU), gpu_lock.measuring_on(GPU):
+        pass
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert said[0].startswith("What others build or measure on GPU GPU-1 meanwhile is not waited")
+    assert said[0].endswith("cannot be locked (No such file or directory).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,13 @@ def test_each_sees_the_other_until_it_ends(tmp_path: Path) -> None:
 def test_nothing_is_known_where_there_is_no_lock() -> None:
     with measuring_here(Path("/proc/nowhere/lock")) as accompanied:
         assert not accompanied()
+
+
+def test_another_user_can_lock_the_file(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with measuring_here(tmp_path / "lock"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666

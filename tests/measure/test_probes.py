@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.domain.configuration import DEFAULT_EXECUTION, Configuration
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.measure import probe_main
 from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.twin.calibration import VariantCalibration
@@ -173,7 +174,7 @@ def test_a_batch_that_the_model_does_not_run_is_known_and_not_tried_again(tmp_pa
     graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [positions, *scalars])
     onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(onnx_model, str(tmp_path / "model.onnx"))
-    np.savez(tmp_path / "inputs.npz", x=np.ones((8, 4), np.float32))
+    write_tensors(tmp_path / "inputs.npz", {"x": np.ones((8, 4), np.float32)})
     probes = tuple(Probe(threads=1, busy=1, batch=batch, seconds=0.05) for batch in (1, 2, 8, 4))
     model = probed_model(tmp_path / "model.onnx", *probes)
     (results,) = run_probes(
@@ -197,7 +198,8 @@ def test_a_batch_that_the_model_does_not_run_is_known_and_not_tried_again(tmp_pa
 
 def test_models_take_turns_in_one_process_and_end_in_time(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.npz"
-    np.savez(inputs, image=np.load(EXAMPLES / "digits.npz")["image"][:8].astype(np.float32))
+    images = np.load(EXAMPLES / "digits.npz")["image"][:8].astype(np.float32)
+    write_tensors(inputs, {"image": images})
     model = probed_model(
         EXAMPLES / "digits.onnx",
         Probe(threads=1, busy=2, batch=1, seconds=0.1),

@@ -18,7 +18,13 @@ from analyzer.domain.workload import Constant, Poisson, Trace
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.errors import TargetCrashError
 from analyzer.measure.live_session import LiveSession
-from analyzer.measure.plan import STREAM_CERTIFY, STREAM_EDGE, STREAM_VERIFY, LoadPlan
+from analyzer.measure.plan import (
+    STREAM_CERTIFY,
+    STREAM_EDGE,
+    STREAM_MEASURE,
+    STREAM_VERIFY,
+    LoadPlan,
+)
 from analyzer.measure.session import Session
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.targets.scripted import ScriptedTarget, constant_delay
@@ -146,9 +152,26 @@ def test_the_rate_is_the_one_that_was_asked(make: MakeSession) -> None:
 def test_a_trace_is_followed_with_its_own_sizes(make: MakeSession) -> None:
     """The simulated session once used the largest size for all, the live one the trace's."""
     session = make(replace(PLAN, arrivals=MIXED, request_batch_size=8))
-    test = session.run(200.0, 0.2, kind="edge", stream=STREAM_EDGE, abort=False)
+    test = session.run(200.0, 0.2, kind="measure", stream=STREAM_MEASURE, abort=False)
     assert session.logs[0].batch_size.tolist() == np.resize(MIXED.batch_size, 40).tolist()
     assert test.throughput_ips == pytest.approx(test.achieved_rps * 3.2, rel=0.01)
+
+
+def test_each_run_of_a_claim_meets_another_section_of_a_trace(make: MakeSession) -> None:
+    """Each began with the first row: what comes late in a trace was never sent, and its start
+    counted again and again. A measurement by hand does begin there."""
+    bursts = Trace(
+        path="bursts.csv",
+        arrival_s=np.cumsum(np.repeat([0.03, 0.01], 500)),
+        batch_size=np.ones(1000, dtype=np.int64),
+    )
+    session = make(replace(PLAN, arrivals=bursts))
+    for stream in (STREAM_CERTIFY,) * 6:
+        session.run(400.0, 0.1, kind="certify", stream=stream, abort=False)
+    counts = {len(log) for log in session.logs}
+    assert len(counts) > 1 and counts <= set(range(19, 82)), "0.5 to 1.5 times the mean of 40"
+    session.run(400.0, 0.1, kind="measure", stream=STREAM_MEASURE, abort=False)
+    assert np.diff(session.logs[-1].intended_s) == pytest.approx(0.03 / 0.02 / 400.0, rel=0.01)
 
 
 def test_a_trace_without_sizes_takes_the_plan_s(make: MakeSession) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analyzer.domain.configuration import baseline_configuration
 from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.model import TensorSpec
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
+from analyzer.engine.tensor_file import read_tensors
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.machine import machine_id
 from analyzer.measure import tasks
@@ -78,3 +82,32 @@ def test_it_tells_how_long_it_took_to_its_first_load_test(
     )
     outcome = task(context).outcome
     assert isinstance(outcome, Measurement) and outcome.start_s == pytest.approx(7.0, abs=1.0)
+
+
+def test_requests_are_made_of_rows_with_any_names(tmp_path: Path) -> None:
+    """An input called "file" ended the search with a TypeError of numpy's."""
+    inputs = tuple(TensorSpec(name=name, datatype="FP32", shape=(3,)) for name in ("file", "a/b"))
+    assets = Assets(model=replace(VIRTUAL_MODEL, inputs=inputs))
+    rows = read_tensors(assets.request_inputs(tmp_path))
+    assert [(name, array.shape[1:]) for name, array in rows.items()] == [
+        ("file", (3,)),
+        ("a/b", (3,)),
+    ]
+
+
+def test_the_same_data_elsewhere_makes_the_same_requests(tmp_path: Path) -> None:
+    """Jobs copy the data to places of their own: each left another file in the cache."""
+    spec = TensorSpec(name="x", datatype="FP32", shape=(3,))
+    model = replace(VIRTUAL_MODEL, inputs=(spec,))
+    cache = tmp_path / "cache"
+
+    def made(folder: str, rows: np.ndarray) -> Path:
+        data = tmp_path / folder / "rows.npz"
+        data.parent.mkdir(exist_ok=True)
+        np.savez(data, x=rows)
+        return Assets(model=model, calibration_path=str(data)).request_inputs(cache)
+
+    first = made("a", np.zeros((4, 3), np.float32))
+    assert made("b", np.zeros((4, 3), np.float32)) == first
+    assert made("a", np.ones((4, 3), np.float32)) != first
+    assert len(list(cache.iterdir())) == 2

@@ -115,6 +115,20 @@ def test_a_true_claim_holds_after_a_restart(make: Any, load: LoadPlan) -> None:
     assert found.certificate.requests == sum(test.requests for test in found.load_tests)
 
 
+def test_it_ends_once_both_starts_have_sent_as_much(make: Any, load: LoadPlan) -> None:
+    """The first start took half of the time, however soon the claim was certain."""
+    machine = make()
+    found = machine.verify(load, 400.0, 240.0)
+    assert found.capacity_rps == 400.0
+    seeds = [test.seed for test in found.load_tests]
+    before, after = (
+        sum(test.requests for test in found.load_tests if test.seed == seed)
+        for seed in sorted(set(seeds))
+    )
+    assert before <= after < 1.1 * before
+    assert machine.clock() < 120.0
+
+
 def test_the_gpu_is_watched_and_its_memory_read_before_each_start(
     make: Any, load: LoadPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

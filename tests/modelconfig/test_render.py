@@ -279,6 +279,15 @@ def test_no_range_is_told_where_another_dimension_is_dynamic() -> None:
     assert "trt_engine_cache_enable" in text and "trt_profile" not in text
 
 
+@pytest.mark.parametrize("name", ["input:0", "x,y"])
+def test_no_range_is_told_of_a_name_that_onnx_runtime_takes_apart(name: str) -> None:
+    """``input:0:1x3`` is read as a range of ``input``, of which there is none."""
+    named = (TensorSpec(name=name, datatype="FP32", shape=(3, 8)),)
+    wanted = Configuration(device="gpu", accelerator="tensorrt", max_batch_size=16)
+    text = render_config(model(inputs=named), wanted)
+    assert "trt_engine_cache_enable" in text and "trt_profile" not in text
+
+
 def test_the_instance_type_that_it_is_for_is_not_told() -> None:
     """Exports of studies that compare types failed: what was read back had none."""
     wanted = Configuration(device="gpu", max_batch_size=8, instance_type="g5.xlarge")

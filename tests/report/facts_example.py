@@ -332,7 +332,8 @@ def example_facts(**changes: Any) -> StudyResult:
             failed=2,
             load_test_seconds=148.2,
             wall_seconds=203.9,
-            bound="no configuration of the 279 in the space is better by more than 4 % (confidence 0.95)",
+            bound="no configuration of the 720 in the space is better by more than 4 % "
+            "(confidence 0.95)",
         ),
         explanation=_explanation(),
         provenance={

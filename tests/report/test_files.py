@@ -55,3 +55,10 @@ def test_a_dash_is_no_file() -> None:
     with pytest.raises(UsageError) as caught:
         format_of(Path("-"), "md")
     assert "without -o" in caught.value.hint
+
+
+def test_a_name_with_bytes_that_are_no_text_is_written_escaped(tmp_path: Path) -> None:
+    """A study with such a path of its data was stored, and its report ended with a fault."""
+    file = tmp_path / "told.out"
+    write_report(file, "rows: " + os.fsdecode(b"caf\xe9.npz"))
+    assert file.read_text() == "rows: caf\\udce9.npz"

@@ -550,6 +550,19 @@ def test_markdown_escapes_what_comes_from_outside() -> None:
     assert "\\<script>" in text
 
 
+def test_markdown_tells_the_memory_that_the_page_tells() -> None:
+    """Of a model on a GPU it told what the server's process took on the host."""
+    on_gpu = replace(WINNER, device="gpu").canonical()
+    best = measurement(on_gpu, 722.0, 6.4, memory_mib=170, drop=0.004, certified=True)
+    use = replace(best.resources, gpu_memory_bytes_peak=3 << 30)
+    outcomes = (*OUTCOMES, replace(best, resources=use))
+    report = make_report(example_facts(outcomes=outcomes, recommended_id=on_gpu.config_id))
+    table = render_markdown(report).partition("## Pareto front")[2]
+    [row] = [line for line in table.splitlines() if f"`{on_gpu.config_id}`" in line]
+    assert "| 3GiB |" in row and "170MiB" not in row
+    assert ">3GiB</td>" in render_html(report)
+
+
 def test_csv_has_a_row_for_every_outcome() -> None:
     rows = list(csv.DictReader(io.StringIO(render_csv(example_facts()))))
     assert len(rows) == len(OUTCOMES)
@@ -729,9 +742,9 @@ def test_a_verification_tells_what_it_measured() -> None:
     """At a tenth of the rate, within twice the budget: it was listed as "holds" all the same."""
     facts = example_facts()
     (told,) = facts.verifications
-    easier = replace(told.claim.sla, percentile=90.0, latency_budget_ms=100.0)
+    easier = replace(told.claim.sla, percentile=90.0, latency_budget_ms=133.25)
     claim = replace(told.claim, sla=easier, rate_rps=60.0)
     report = make_report(replace(facts, verifications=(replace(told, claim=claim),)))
-    said = f"{claim.configuration.config_id} at 60 /s, 90 % within 100 ms"
+    said = f"{claim.configuration.config_id} at 60 /s, 90 % within 133.25 ms"
     for text in (render_markdown(report), render_html(report)):
         assert said in " ".join(text.split())

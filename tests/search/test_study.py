@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -235,6 +236,20 @@ def test_a_server_that_crashes_teaches_the_search_to_go_elsewhere() -> None:
     )
     assert facts.verdict == "found"
     assert winner(facts).configuration.max_batch_size < 32
+
+
+def test_one_fault_does_not_end_what_was_measured_before() -> None:
+    """A worker that was lost in a climb took the best candidate's further steps with it."""
+    starts = Counter[str]()
+
+    def second(configuration: Configuration) -> bool:
+        starts[configuration.config_id] += 1
+        return starts[configuration.config_id] == 2
+
+    sla = Sla(latency_budget_ms=40.0, confidence=0.9999)  # so that climbs are left to do
+    facts, _, _ = run(VirtualWorld(service=service, crash=second), trials_max=1, sla=sla)
+    assert facts.verdict == "found"
+    assert starts[winner(facts).configuration.config_id] > 3, "three without a further try"
 
 
 @pytest.mark.parametrize(

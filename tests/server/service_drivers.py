@@ -84,7 +84,8 @@ class Direct:
         tensors = [InputTensor(n, DATATYPE_OF[a.dtype], a.shape, a) for n, a in ask.inputs.items()]
         call = InferCall(tensors, outputs=ask.outputs, timeout_us=ask.timeout_us)
         loaded = self._service.model(ask.model, ask.version)
-        return dict(self._wait(self._service.infer(loaded, call, self._admission)))
+        running = self._service.infer(loaded, ask.version, call, self._admission)
+        return dict(self._wait(running)[1])
 
     def metadata(self, model: str) -> dict[str, Any]:
         return self._service.metadata(model)

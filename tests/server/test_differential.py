@@ -60,6 +60,33 @@ instance_group [{{ count: 1 kind: KIND_CPU }}]
     "wide": IDENTITY.replace("max_batch_size: 8", "max_batch_size: 0")
     .replace("dynamic_batching { }", "")
     .replace("[16]", "[-1, -1]"),
+    "maybe": f"""
+backend: "{BACKEND}"
+max_batch_size: 8
+input [{{ name: "A" data_type: TYPE_INT32 dims: [2] }},
+       {{ name: "B" data_type: TYPE_INT32 dims: [2] optional: true }}]
+output [{{ name: "S" data_type: TYPE_INT32 dims: [2] }}]
+instance_group [{{ count: 1 kind: KIND_CPU }}]
+""",
+    # One of its members has no batch axis, one an optional input; no output needs all of them.
+    "ensemble": """
+platform: "ensemble"
+max_batch_size: 4
+input [{ name: "A" data_type: TYPE_INT32 dims: [2] },
+       { name: "B" data_type: TYPE_INT32 dims: [2] optional: true }]
+output [{ name: "S" data_type: TYPE_INT32 dims: [2] },
+        { name: "D" data_type: TYPE_INT32 dims: [2] }]
+ensemble_scheduling { step [
+  { model_name: "flat" model_version: -1
+    input_map { key: "INPUT0" value: "A" } output_map { key: "OUTPUT0" value: "between" } },
+  { model_name: "maybe" model_version: -1
+    input_map [{ key: "A" value: "between" }, { key: "B" value: "B" }]
+    output_map { key: "S" value: "S" } },
+  { model_name: "two" model_version: -1
+    input_map [{ key: "A" value: "A" }, { key: "B" value: "B" }]
+    output_map { key: "D" value: "D" } }
+] }
+""",
     "queues": IDENTITY.replace(
         "dynamic_batching { }",
         """dynamic_batching { preferred_batch_size: [2, 4] max_queue_delay_microseconds: 100
@@ -92,8 +119,9 @@ class TritonPythonModel:
     def execute(self, requests):
         replies = []
         for request in requests:
-            arrays = [pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs]
-            pairs = zip(self.outputs, [np.from_dlpack(array) for array in arrays])
+            given = [pb_utils.get_input_tensor_by_name(request, n) for n in self.inputs]
+            arrays = [np.from_dlpack(array) for array in given if array is not None]
+            pairs = zip(self.outputs, arrays)
             replies.append(pb_utils.InferenceResponse([output(n, a) for n, a in pairs]))
         return replies
 """
@@ -167,6 +195,14 @@ GOOD = {"inputs": [tensor(data=ROW)]}
 A = {"name": "A", "shape": [1, 2], "datatype": "INT32", "data": [1, 2]}
 B = A | {"name": "B", "data": [3, 4]}
 HEAD = binary()
+
+
+def of_ensemble(output: str, *inputs: dict[str, Any]) -> tuple[str, str, Any, dict[str, str]]:
+    """A request for one output of the ensemble: of several, the order is a hash table's."""
+    body = {"inputs": inputs, "outputs": [{"name": output}]}
+    return "POST", "/v2/models/ensemble/infer", body, {}
+
+
 # Name -> (method, path, body, headers).
 CASES: dict[str, tuple[str, str, Any, dict[str, str]]] = {
     "server": ("GET", "/v2", None, {}),
@@ -351,6 +387,13 @@ CASES: dict[str, tuple[str, str, Any, dict[str, str]]] = {
     "generate without input": ("POST", "/v2/models/two/generate", {"A": [1, 2]}, {}),
     "generate junk": ("POST", "/v2/models/two/generate", b"junk", {}),
     "generate wrong size": ("POST", "/v2/models/nobatch/generate", {"INPUT0": 1}, {}),
+    "ensemble": of_ensemble("S", A, B),
+    "ensemble without an optional input": of_ensemble("S", A),
+    "ensemble that needs the optional input": of_ensemble("D", A),
+    "ensemble's other output": of_ensemble("D", A, B),
+    "ensemble of a member that does not batch": of_ensemble(
+        "S", A | {"shape": [2, 2], "data": [1, 2, 3, 4]}
+    ),
     **{f"odd: {name}": case for name, case in odd_requests.HTTP.items()},
 }
 # What differs on purpose, and why.
@@ -401,6 +444,8 @@ def test_configuration(pair: Pair) -> None:
             config = json.loads(send(address, "GET", f"/v2/models/{model}/config")[2])
             for key in ("backend", "default_model_filename"):
                 config.pop(key)
+            # A field of later releases.
+            config.get("ensemble_scheduling", {}).pop("max_inflight_requests", None)
             found.append(config)
         assert found[1] == found[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import resource
 import socket
@@ -491,12 +492,18 @@ def test_slow_clients_time_out(repository: Path, start: Any) -> None:
     with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"GET /v2 HTTP/1.1\r\nHo")
         assert client.recv(4096).startswith(b"HTTP/1.1 408")
-    with socket.create_connection((host, int(port)), timeout=60) as client:
-        client.sendall(b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
-        answer = b""
-        while part := client.recv(4096):  # until it closes the connection
-            answer += part
-        assert answer.startswith(b"HTTP/1.1 408")
+    post = b"POST /v2/logging HTTP/1.1\r\nHost: x\r\n"
+    for begun in (
+        b"Content-Length: 10\r\n\r\n{",
+        b"Content-Length: 10\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n",
+    ):
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(post + begun)
+            answer = b""
+            while part := client.recv(4096):  # until it closes the connection
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.timing
@@ -598,6 +605,61 @@ def test_requests_under_way_are_answered_at_the_end(repository: Path, start: Any
     for thread in threads:
         thread.join()
     assert answers == [200, 200, 200]
+
+
+@pytest.mark.parametrize("action", ["infer", "generate"])
+def test_a_model_that_is_loaded_anew_while_a_body_arrives(
+    repository: Path, start: Any, action: str
+) -> None:
+    """The copy that was looked up with the headers is closed by then: it was 503."""
+    folder = repository / "slow"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(SLOW)
+    addresses, _ = start(mode="explicit", load_models=("*",))
+    document = {"inputs": [tensor(data=ROW)]} if action == "infer" else {"INPUT0": ROW}
+    body = json.dumps(document).encode()
+    head = f"POST /v2/models/slow/{action} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, _, port = addresses.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(head.encode() + body[:10])
+        (folder / "2").mkdir()
+        # Its answer also shows that the head before it has been read.
+        assert send(addresses, "POST", "/v2/repository/models/slow/load", {})[0] == 200
+        _wait(lambda: not any(one.name == "unload-slow" for one in threading.enumerate()))
+        client.sendall(body[10:])
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        assert answer.status == 200
+        assert json.loads(answer.read())["model_version"] == "2"
+
+
+RAW = """
+backend: "identity"
+input [{ name: "INPUT0" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "OUTPUT0" data_type: TYPE_STRING dims: [1] }]
+"""
+
+
+def test_a_raw_request_is_completed_once_though_two_copies_look_at_it(
+    repository: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = repository / "raw"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(RAW)
+    addresses, app = start(mode="explicit", load_models=("*",))
+    old, look_up = app.repository.get("raw"), app.repository.get
+    (folder / "2").mkdir()
+    assert send(addresses, "POST", "/v2/repository/models/raw/load", {})[0] == 200
+    old.close()
+    monkeypatch.setattr(
+        app.repository,
+        "get",
+        lambda name, version: look_up(name, version) if old.rejected_count else old,
+    )
+    status, headers, body = send(addresses, "POST", "/v2/models/raw/infer", b"abc", {LENGTH: "0"})
+    size = int(headers[LENGTH.lower()])
+    assert (status, body[size:]) == (200, b"\3\0\0\0abc")
+    assert json.loads(body[:size])["model_version"] == "2"
 
 
 def _wait(condition: Any, timeout_s: float = 60.0) -> None:

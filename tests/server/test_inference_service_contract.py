@@ -209,6 +209,31 @@ def test_a_model_that_is_not_ready(driver: Driver) -> None:
     driver.infer(Ask(model="quick", inputs={"X": ONE}))
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_model_that_stops_between_look_up_and_start(
+    driver: Driver, repository: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    """What has taken its place runs the call; it was refused as unavailable."""
+    old, look_up = driver.repository.get("quick"), driver.repository.get
+    if loaded:
+        (repository / "quick" / "2").mkdir()
+        driver.load("quick")
+    else:
+        driver.unload("quick")
+    old.close()
+    monkeypatch.setattr(
+        driver.repository,
+        "get",
+        lambda name, version="": look_up(name, version) if old.rejected_count else old,
+    )
+    if loaded:
+        outputs = driver.infer(Ask(model="quick", inputs={"X": ONE}))
+        np.testing.assert_array_equal(outputs["Y"], ONE)
+    else:
+        assert refused(driver, "quick", {"X": ONE})[0] == "not_found"
+    assert old.rejected_count == 1
+
+
 def test_a_model_that_cannot_be_loaded(driver: Driver) -> None:
     with pytest.raises(Fault, match="failed to load 'nope', failed to poll from model") as caught:
         driver.load("nope")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,6 +273,39 @@ def test_unload_answers_what_was_taken(repository: Path, opened: Any) -> None:
     assert [answer.fault for answer in answers] == [None, None, None]
 
 
+def test_an_unload_has_no_deadline(
+    repository: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What still waited after ten seconds was answered as unavailable."""
+    put(repository, "m", IDENTITY.replace('backend: "identity"', SLOW))
+    models = opened(mode="explicit", load=("m",))
+    replies = [send(models.get("m"), X=number) for number in range(3)]
+    hurried = SimpleNamespace(
+        monotonic=lambda: time.monotonic() * 100,  # ten seconds are half an execution
+        monotonic_ns=time.monotonic_ns,
+        sleep=time.sleep,
+    )
+    monkeypatch.setattr("analyzer.engine.served_model.time", hurried)
+    models.unload("m")
+    assert [values_of(reply) for reply in replies] == [{"Y": number} for number in range(3)]
+
+
+@pytest.mark.timing
+def test_the_end_of_the_server_has_a_deadline(repository: Path, opened: Any) -> None:
+    slow = SLOW.replace("1=200", "1=1000")
+    put(repository, "m", IDENTITY.replace('backend: "identity"', slow))
+    models = opened(mode="explicit", load=("m",))
+    runs, waits = (send(models.get("m"), X=1) for _ in range(2))
+    models.unload("m")
+    models.close(timeout_s=0.05)
+    with pytest.raises(Fault, match="the server is stopping") as refused:
+        values_of(waits)
+    assert refused.value.kind == "unavailable"
+    assert not runs
+    assert values_of(runs) == {"Y": 1}
+    _wait(lambda: not models._closers)
+
+
 def states_of(models: Repository, name: str) -> list[tuple[str, str, str]]:
     """A model's lines of the index."""
     return [(e.version, e.state, e.reason) for e in models.index() if e.name == name]
@@ -521,6 +556,146 @@ def test_dimensions_of_an_ensemble_that_are_left_to_the_requests(
     assert ask(models, "both", [[1, 2]])["OUT"].tolist() == [[1, 2]]
 
 
+def send(model: Any, *, outputs: tuple[str, ...] = (), **inputs: float) -> list[Any]:
+    """Sends a request of one row of twice that number for each input; its reply gets there."""
+    replies: list[Any] = []
+    tensors = [
+        InputTensor(name, "FP32", (1, 2), np.full((1, 2), value, np.float32))
+        for name, value in inputs.items()
+    ]
+    model.infer(InferCall(tensors, outputs=outputs), replies.append)
+    return replies
+
+
+def values_of(replies: list[Any]) -> dict[str, float]:
+    """The reply's outputs by their first number, waited for."""
+    _wait(lambda: replies)
+    (reply,) = replies
+    if reply.fault is not None:
+        raise reply.fault
+    return {name: float(array.reshape(-1)[0]) for name, array in reply.outputs.items()}
+
+
+PAIR = """
+max_batch_size: 8
+input [{ name: "%s" data_type: TYPE_FP32 dims: [2] }, { name: "%s" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "Y" data_type: TYPE_FP32 dims: [2] }]
+instance_group [{ count: 1 kind: KIND_CPU }]
+"""
+SLOW = 'backend: "scripted" parameters { key: "service_time_ms" value { string_value: "1=200" } }'
+FAST = 'backend: "identity"'
+OF_A_PAIR = """
+platform: "ensemble"
+max_batch_size: 4
+input [{ name: "A" data_type: TYPE_FP32 dims: [2] },
+       { name: "B" data_type: TYPE_FP32 dims: [2] optional: true }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [2] }]
+ensemble_scheduling { step [{ model_name: "pair" model_version: -1
+  input_map [{ key: "A" value: "A" }, { key: "B" value: "B" }]
+  output_map { key: "Y" value: "OUT" } }] }
+"""
+
+
+def test_an_optional_input_of_an_ensemble_may_be_left_out(repository: Path, opened: Any) -> None:
+    """The request never ended."""
+    optional = PAIR.replace("dims: [2] }]", "dims: [2] optional: true }]", 1)
+    put(repository, "pair", FAST + optional % ("A", "B"))
+    put(repository, "both", OF_A_PAIR)
+    models = opened(mode="explicit", load=("both",))
+    assert values_of(send(models.get("both"), A=1)) == {"OUT": 1}
+    assert values_of(send(models.get("both"), A=1, B=2)) == {"OUT": 1}
+    put(repository, "pair", FAST + PAIR % ("A", "B"))
+    models.load("pair")
+    with pytest.raises(Fault, match=r"missing required input\(s\) \['B'\]") as refused:
+        values_of(send(models.get("both"), A=1))
+    assert refused.value.kind == "invalid"
+    server = models.get("both").details().server
+    assert (server.success_count, server.fail_count) == (2, 1)
+
+
+@pytest.mark.parametrize("without", ["first", "second", "first second", "both"])
+def test_models_with_a_batch_axis_and_without_one_make_an_ensemble(
+    repository: Path, opened: Any, without: str
+) -> None:
+    """They were loaded, and no request was answered."""
+
+    def config(name: str, text: str) -> str:
+        if name not in without.split():
+            return text
+        return text.replace("size: 8", "size: 0").replace("size: 4", "size: 0")
+
+    for name, text in (("first", IDENTITY), ("second", IDENTITY), ("both", ENSEMBLE)):
+        put(repository, name, config(name, text))
+    models = opened(mode="explicit", load=("both",))
+    row = [1, 2] if without == "both" else [[1, 2]]
+    assert ask(models, "both", row)["OUT"].tolist() == row
+    if without != "both":
+        with pytest.raises(Fault, match=r"unexpected shape .* Expected \[2\], got \[2,2\]") as no:
+            ask(models, "both", [[1, 2], [3, 4]])
+        assert no.value.kind == "invalid"
+
+
+@pytest.mark.parametrize("change", ["unload first", "unload second", "unload both", "load second"])
+def test_what_an_ensemble_has_taken_is_answered_whatever_goes(
+    repository: Path, opened: Any, change: str
+) -> None:
+    """A step whose member had been unloaded failed."""
+    slow = IDENTITY.replace('backend: "identity"', SLOW)
+    put(repository, "both", ENSEMBLE)
+    put(repository, "first", slow)
+    put(repository, "second", slow)
+    models = opened(mode="explicit", load=("both",))
+    old = models.get("second")
+    replies = [send(models.get("both"), X=number) for number in range(3)]
+    action, name = change.split()
+    put(repository, "second", IDENTITY)
+    getattr(models, action)(name)
+    assert [values_of(reply) for reply in replies] == [{"OUT": number} for number in range(3)]
+    assert old.details().server.success_count == 3
+    _wait(lambda: not models._closers)
+
+
+STEPS = """
+platform: "ensemble"
+max_batch_size: 4
+input [{ name: "X" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "A" data_type: TYPE_FP32 dims: [2] }, { name: "B" data_type: TYPE_FP32 dims: [2] }]
+ensemble_scheduling { step [
+  { model_name: "first" model_version: -1
+    input_map { key: "X" value: "X" } output_map { key: "Y" value: "between" } },
+  { model_name: "second" model_version: -1
+    input_map { key: "X" value: "between" } output_map { key: "Y" value: "A" } },
+  { model_name: "third" model_version: -1
+    input_map { key: "X" value: "X" } output_map { key: "Y" value: "B" } }
+] }
+response_cache { enable: true }
+"""
+
+
+@pytest.mark.parametrize("cache", [None, ResponseCache(1 << 20)])
+def test_steps_that_nobody_asked_for_do_not_run(
+    repository: Path, opened: Any, cache: ResponseCache | None
+) -> None:
+    for name in ("first", "second", "third"):
+        put(repository, name, IDENTITY)
+    put(repository, "both", STEPS)
+    models = opened(settings=LoadSettings(cache=cache))
+
+    def runs() -> list[int]:
+        names = ("first", "second", "third")
+        return [models.get(name).details().server.inference_count for name in names]
+
+    model = models.get("both")
+    assert values_of(send(model, outputs=("A",), X=1)) == {"A": 1}
+    assert runs() == [1, 1, 0]
+    assert values_of(send(model, outputs=("B",), X=1)) == {"B": 1}
+    assert runs() == [1, 1, 1]
+    assert values_of(send(model, X=1)) == {"A": 1, "B": 1}  # no answer to less is kept
+    assert runs() == [2, 2, 2]
+    assert values_of(send(model, outputs=("A",), X=1)) == {"A": 1}
+    assert runs() == ([2, 2, 2] if cache is not None else [3, 3, 2])
+
+
 def test_an_ensemble_says_that_it_is_not_decoupled(repository: Path, opened: Any) -> None:
     """Clients read it of every model; it was absent of ensembles alone."""
     put(repository, "first", IDENTITY)
@@ -541,10 +716,27 @@ def test_response_cache(repository: Path, opened: Any) -> None:
     assert model.details().server.execution_count == 2
 
 
+@pytest.mark.parametrize("name", ["pair", "both"])
+def test_what_an_old_copy_answers_is_not_kept_for_the_new_one(
+    repository: Path, opened: Any, name: str
+) -> None:
+    """It ended after the cache was emptied, and its answer went to the new copy's clients."""
+    cached = "response_cache { enable: true }"
+    put(repository, "pair", SLOW + PAIR % ("A", "B") + (cached if name == "pair" else ""))
+    put(repository, "both", OF_A_PAIR + cached)
+    settings = LoadSettings(cache=ResponseCache(1 << 20))
+    models = opened(mode="explicit", load=("both",), settings=settings)
+    late = send(models.get(name), A=1, B=2)
+    put(repository, "pair", FAST + PAIR % ("B", "A") + (cached if name == "pair" else ""))
+    models.load("pair")
+    assert list(values_of(late).values()) == [1]
+    assert list(values_of(send(models.get(name), A=1, B=2)).values()) == [2]
+
+
 def test_cache_stays_within_its_size() -> None:
     cache = ResponseCache(10_000)
     arrays = [np.full((1, 250), i, np.float32) for i in range(20)]
-    keys = [cache.key("m", 1, {"X": array}) for array in arrays]
+    keys = [cache.key(0, {"X": array}) for array in arrays]
     for key, array in zip(keys, arrays, strict=True):
         cache.put(key, {"Y": array})
     kept = [key for key in keys if cache.get(key) is not None]

@@ -93,6 +93,20 @@ def export() -> int:
     return 0
 
 
+def write_repository(model: Path) -> None:
+    """A repository with one version, as a search exports it."""
+    config = 'backend: "onnxruntime"\nmax_batch_size: 4\n'
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.onnx").write_text("weights")
+    (model / "config.pbtxt").write_text(config)
+    version = {
+        "config_id": "c" * 12, "configuration": {}, "backend": "onnxruntime",
+        "config_pbtxt": config, "files": {}, "evidence": {}, "written_at": "",
+    }  # fmt: skip
+    manifest = {"schema": 1, "model": model.name, "versions": {"1": version}}
+    (model / "tritune.json").write_text(json.dumps(manifest))
+
+
 def undecided_claim(rate_rps: float) -> dict[str, Any]:
     """What ``verify --json`` prints of a claim that it could not decide."""
     counted = {"requests": 1159, "over_budget": 76, "requests_missing": 5000}
@@ -172,9 +186,7 @@ def main() -> int:
         print(json.dumps({"schema": 1, "verdict": script.get("verdict", "found")}))
     if kind == "search" and script.get("export", True):
         model = Path("repository") / Path(sys.argv[2]).stem
-        model.mkdir(parents=True)
-        (model / "tritune.json").write_text('{"schema": 1}')
-        (model / "config.pbtxt").write_text("name: 'x'")
+        write_repository(model)
         if script.get("link"):
             (model / "stolen").symlink_to("/etc/passwd")
         Path(str(option("report"))).write_text("<p>report")

@@ -6,7 +6,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from analyzer.cli.main import main
 from analyzer.errors import TargetError
 from analyzer.service import client as client_module
 from analyzer.service.event_stream import EventHub
+from analyzer.service.limits import INSPECTION_S
 
 pytestmark = pytest.mark.sqlite_alone
 
@@ -220,3 +222,94 @@ def test_without_its_token_a_service_is_of_no_use(
     monkeypatch.delenv("TRITUNE_TOKEN", raising=False)
     code, _, err = run(capsys, "search", str(model), "--latency-budget", "50ms", "--service", url)
     assert code == 2 and "TRITUNE_TOKEN" in err
+
+
+class Broken(httpx.SyncByteStream):
+    """A body whose connection is lost before its end."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"hal"
+        raise httpx.ReadError("the connection was lost")
+
+
+@contextmanager
+def asking(
+    answer: Callable[[httpx.Request], httpx.Response],
+) -> Iterator[client_module.ServiceClient]:
+    """A client of a service that answers like this."""
+    with client_module.ServiceClient("http://service", None) as found:
+        found._http.close()
+        found._http = httpx.Client(
+            base_url="http://service", transport=httpx.MockTransport(answer), timeout=45
+        )
+        yield found
+
+
+def test_what_a_job_has_left_is_fetched_though_the_service_goes_away_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository of a search of an hour was lost with one connection, and in httpx's words."""
+    monkeypatch.setattr(client_module, "_AGAIN_S", 0.0)
+    answers = iter(
+        [
+            httpx.Response(200, stream=Broken()), httpx.ConnectError("refused"),
+            httpx.Response(503), httpx.Response(200, content=b"whole"), httpx.Response(409),
+        ]
+    )  # fmt: skip
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    place = tmp_path / "repository.tar"
+    with asking(answer) as client:
+        assert client.fetch("j", "repository.tar", place) and place.read_bytes() == b"whole"
+        assert not client.fetch("j", "repository.tar", place), "the job has left none"
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 0.05)
+    with (
+        asking(lambda _: httpx.Response(200, stream=Broken())) as client,
+        pytest.raises(TargetError, match="does not answer: the connection was lost"),
+    ):
+        client.fetch("j", "repository.tar", place)
+
+
+def test_what_is_handed_in_may_wait_for_its_inspection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client gave up after 45 s, where one inspection alone may last for 60."""
+    (tmp_path / "m.onnx").write_bytes(b"m")
+    waits_s: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        waits_s.append(request.extensions["timeout"]["read"])
+        return httpx.Response(201, json={"id": "1"})
+
+    with asking(answer) as client:
+        client.upload("models", tmp_path / "m.onnx", "m")
+        client.submit({})
+        client.job("1")
+    assert min(waits_s[:2]) >= 2 * INSPECTION_S > waits_s[2]
+
+
+def test_a_job_whose_answer_was_long_in_coming_is_asked_for_again_where_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The patience was over before there was a reason for it."""
+    monkeypatch.setattr(client_module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 0.1)
+    keys: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            keys.append(request.headers["Idempotency-Key"])
+            if len(keys) == 1:
+                time.sleep(0.2)
+                raise httpx.ReadError("the connection was lost")
+        return httpx.Response(201, json={"id": "1"})
+
+    with asking(answer) as client:
+        client.job("1")
+        assert client.submit({}) == {"id": "1"}
+    assert len(keys) == 2 and keys[0] == keys[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -205,3 +206,29 @@ def test_why_a_job_waits_is_told(client: httpx.Client, service: Any, upload: Any
         assert told in client.get(page).text
     other = asked(client, model=own).json()
     assert other["phase"] == "waiting for a worker"
+
+
+def test_a_job_that_was_made_already_is_not_looked_at_again(
+    service: Any, isolation_here: Isolation
+) -> None:
+    """Each try of a client whose answer was lost had the same files inspected anew."""
+    looked: list[Path] = []
+
+    class Counting(Inspector):
+        async def check_job(self, model: Path, shapes: Any, data: Path | None) -> None:
+            looked.append(model)
+            await super().check_job(model, shapes, data)
+
+    client: httpx.Client = service.client(inspector=Counting(isolation_here))
+    body = {
+        "kind": "search", "model": uploaded(client, "models", model("N", 4)),
+        "options": BUDGET | {"input_shape": "x:4"},
+    }  # fmt: skip
+    key = {"Idempotency-Key": "a-key"}
+    first, again = (client.post("/api/v1/jobs", json=body, headers=key) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json() == first.json() and len(looked) == 1
+    other = body | {"options": BUDGET | {"input_shape": "x:5"}}
+    reused = client.post("/api/v1/jobs", json=other, headers=key)
+    assert reused.status_code == 422 and reused.json()["type"].endswith("key_reused")
+    assert client.post("/api/v1/jobs", json=body).status_code == 201 and len(looked) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sqlite3
 import tarfile
 import time
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from analyzer.cli.machine import constants_folder
+from analyzer.cli.main import main
 from analyzer.cli.options import command_line
 from analyzer.cli.preflight import check_store
 from analyzer.service.folder import CONSTANTS, JobFolder
@@ -55,7 +57,7 @@ def test_a_search_from_upload_to_repository(
     assert report.headers["content-disposition"].startswith("attachment")
     assert report.headers["x-content-type-options"] == "nosniff"
     assert client.get(f"{path}/artifacts/study.db").content.startswith(b"SQLite format 3")
-    assert client.get(f"{path}/artifacts/manifest.json").json() == {"schema": 1}
+    assert list(client.get(f"{path}/artifacts/manifest.json").json()["versions"]) == ["1"]
     packed = client.get(f"{path}/artifacts/repository.tar").content
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         assert "repository/m/config.pbtxt" in archive.getnames()
@@ -71,6 +73,27 @@ def test_a_search_from_upload_to_repository(
     ]
     assert kinds[:2] == ["state", "state"] and kinds[-1] == "state"
     assert kinds.count("trial") == 2 and "phase" in kinds
+
+
+def test_trials_are_numbered_as_the_command_line_numbers_them(
+    client: httpx.Client, submit: Submit, working: Any, wait_for: WaitFor, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """``number`` was the row's place in the database of the study, from 1."""
+    job = submit(outcomes=2, result=True)
+    with working():
+        study = wait_for(job, "SUCCEEDED", "FAILED")["study"]
+    path = f"/api/v1/jobs/{job}"
+    (tmp_path / "left.db").write_bytes(client.get(f"{path}/artifacts/study.db").content)
+    store = f"sqlite:///{tmp_path / 'left.db'}"
+    with pytest.raises(SystemExit) as end:
+        main(["studies", "show", study, "--store", store, "--json"])
+    assert end.value.code == 0
+    told = json.loads(capsys.readouterr().out)["trials"]
+    assert [trial["number"] for trial in told] == [0, 1]
+    found = client.get(f"{path}/trials").json()["trials"]
+    for name in ("number", "position", "config_id", "role", "state"):
+        assert [trial[name] for trial in found] == [trial[name] for trial in told], name
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(3, "infeasible"), (4, "undecided")])

@@ -21,7 +21,7 @@ from analyzer.service.database import VERSION_TABLE, open_service_database
 from analyzer.service.gc import collect
 from analyzer.service.schema import JOBS, METADATA, OBJECTS
 from analyzer.service.sessions import begin_session, find_session
-from analyzer.service.studies import keep_study
+from analyzer.service.studies import keep_study, optuna_name
 from analyzer.service.worker import this_device
 from analyzer.store.database import Database
 from analyzer.store.optuna_storage import open_optuna_storage
@@ -261,3 +261,24 @@ def test_optunas_own_words_are_not_in_the_operators_log(
     (trial,) = optuna.load_study(study_name="default/s/j", storage=storage).trials
     assert trial.value == 1.0
     storage.engine.dispose()
+
+
+def test_retention_leaves_studies_of_others_in_the_same_database(
+    database: Database, content: ContentStore, submit: Callable[..., str]
+) -> None:
+    """Every study with two slashes in its name was taken for one of the service's."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    there, gone = submit(), "a" * 32
+    kept = [
+        optuna_name("default", "s", there), "team/resnet/run-3", f"team/resnet/{gone}",
+        "default/resnet/run-3", f"default/{gone}", f"default/a/b/{gone}", "resnet",
+    ]  # fmt: skip
+    storage = open_optuna_storage(ResultStore(database))
+    for name in (*kept, optuna_name("default", "s", gone)):
+        optuna.create_study(study_name=name, storage=storage)
+    collect(database, content, keep_s=1e6)
+    left = optuna.get_all_study_names(storage)
+    storage.engine.dispose()
+    assert sorted(left) == sorted(kept)

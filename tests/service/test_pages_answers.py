@@ -192,3 +192,32 @@ def test_what_a_job_says_is_a_line_each_and_its_command_stands_alone(
     for part in ("<p>Undecided.</p>", "<p>Closest: fp32.</p>", "<p>More time:</p>"):
         assert part in shown, part
     assert f'<pre class="command">{command}</pre>' in shown
+
+
+def test_limits_are_told_as_they_were_given(client: httpx.Client, example: Example) -> None:
+    """A budget of ``33.25ms`` was told as 33.2 ms, as if somebody had measured it."""
+    found = changed(FOUND, "sla", latency_budget_ms=33.25, target_rate_rps=1234.5)
+    shown = text_of(client, f"/jobs/{example.ended(result=found)}")
+    for part in (
+        "99 % of requests within 33.25 ms", "the budget is 33.25 ms", "machines for 1,234.5 /s",
+        " budget 33.25 ms ", " target 1,234.5 /s ",
+    ):  # fmt: skip
+        assert part in shown, part
+    claimed = changed(VERIFIED, "claim", latency_budget_ms=33.25)
+    assert "failed or took longer than 33.25 ms; " in why_not_held(claimed)[0]
+    shown = text_of(client, f"/jobs/{example.ended(result=claimed, kind='verify')}")
+    assert shown.count("90 % of requests within 33.25 ms") == 2, "the title, and a figure"
+
+
+def test_memory_on_a_gpu_is_the_gpus(client: httpx.Client, example: Example) -> None:
+    """What ``max_memory`` limits there; the pages told what the process took on the host."""
+    on_gpu = {"gpu_memory_bytes_peak": 3 << 30}
+    trials = [trial(1, **on_gpu)]
+    found = changed(FOUND, "recommendation", **on_gpu) | {"pareto": []}
+    answered = text_of(client, f"/jobs/{example.ended(result=found, trials=trials)}")
+    best = FOUND["recommendation"]["config_id"]
+    assert re.search(rf"3GiB \({best}\)", answered)
+    compared = text_of(client, f"/compare?job={example.ended(result=found, trials=trials)}")
+    assert " memory 3GiB " in compared
+    running = text_of(client, f"/jobs/{example.running(trials=trials).id}")
+    assert running.count("3GiB") == 2 and "71.5MiB" not in running, "the chart, and the trials"

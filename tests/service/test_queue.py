@@ -14,10 +14,21 @@ from sqlalchemy import insert, select, update
 
 from analyzer.errors import StoreError
 from analyzer.service import auth, jobs
+from analyzer.service.content import ContentStore
 from analyzer.service.database import open_service_database
-from analyzer.service.queue import Claim, Device, LeaseLostError, Queue, sweep
-from analyzer.service.schema import DEVICES, JOBS, TRIALS, DatabaseTime
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.queue import _FORGET_S, Claim, Device, LeaseLostError, Queue, sweep
+from analyzer.service.sandbox import Isolation
+from analyzer.service.schema import (
+    DEVICES,
+    JOBS,
+    TRIALS,
+    WORKER_ID_MAX,
+    WORKERS,
+    DatabaseTime,
+)
 from analyzer.service.states import Change
+from analyzer.service.worker import Worker
 from analyzer.store.database import Database
 
 MakeJob = Callable[..., str]
@@ -254,6 +265,44 @@ def test_events_are_numbered_without_gaps_whoever_writes(
     with database.reading() as connection:
         found = [event.number for event in jobs.events_after(connection, row.number, 0)]
     assert found == list(range(1, row.events + 1)) and row.events == 2 + 80
+
+
+def test_a_worker_that_slept_for_longer_than_it_is_listed_is_listed_again(
+    database: Database,
+) -> None:
+    """It went on measuring, and was seen by nobody: a beat changed a row that was gone."""
+    queue = a_queue(database, "w")
+
+    def listed() -> Any:
+        with database.reading() as connection:
+            return connection.execute(select(WORKERS)).one_or_none()
+
+    before = listed()
+    with database.writing() as connection:
+        connection.execute(update(WORKERS).values(lease_until=DatabaseTime() - 2 * _FORGET_S))
+    sweep(database)
+    assert listed() is None
+    queue.beat()
+    after = listed()
+    assert after[:-2] == before[:-2], "it is the same, and began when it did"
+    assert after.seen_at >= before.seen_at and after.lease_until >= before.lease_until
+
+
+def test_a_worker_of_a_host_with_a_long_name_can_be_enrolled(
+    database: Database, content: ContentStore, isolation_here: Isolation
+) -> None:
+    """PostgreSQL refused its id: a name of Linux may have 64 characters, and as many has the id."""
+    device = Device(id="boot/cpu", kind="cpu", host="h" * 64, name="a CPU")
+    one, other = (
+        Worker(
+            database, content, device, ServiceLimits(), stopping=lambda: True,
+            isolation=isolation_here,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    one.run()
+    assert max(len(worker.id) for worker in (one, other)) <= WORKER_ID_MAX
+    assert one.id != other.id and one.id.startswith("h" * 40)
 
 
 @pytest.mark.postgres

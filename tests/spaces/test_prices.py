@@ -65,6 +65,11 @@ def test_a_type_that_only_its_price_makes_usable_is_told() -> None:
         ((", devices: 1", ""), ["instances[0].devices", "missing"]),
         (("usd_per_hour: 1.5", "usd_per_hour: .inf"), ["instances[0].usd_per_hour", "inf"]),
         (("as_of: 2026-06-17", "as_of: soon"), ["instances[0].as_of", "'soon'", "2026-06-17"]),
+        # PyYAML takes each for what it is written like, and failed.
+        (("as_of: 2026-06-17", "as_of: 2026-06-31"), ["instances[0].as_of", "'2026-06-31'"]),
+        (("as_of: 2026-06-17", "as_of: !!timestamp soon"), ["instances[0].as_of", "'soon'"]),
+        (("devices: 1", "devices: 0x_"), ["instances[0].devices", "'0x_'"]),
+        (("devices: 1", "devices: !!bool maybe"), ["instances[0].devices", "'maybe'"]),
         (("usd_per_hour", "devices: 2, usd_per_hour"), ["line 2", "'devices' stands twice"]),
         (("instances: [", f"instances: [{ROW}, "), ["a twice"]),
     ],

@@ -96,6 +96,16 @@ def make_measurement(edge_rps: float | None = 320.5, **changes: object) -> Measu
     return Measurement(**(fields | changes))  # type: ignore[arg-type]
 
 
+def make_wordy() -> Measurement:
+    """Of a variant with settings enough that its label has more than 64 characters."""
+    configuration = Configuration(
+        precision="int8", quantization="dynamic", accelerator="openvino", graph_level=-1,
+        execution_mode="parallel", inter_op_threads=16,
+    ).canonical()  # fmt: skip
+    assert len(configuration.variant.label) > 64
+    return make_measurement(configuration=configuration)
+
+
 def make_failure() -> Failure:
     return Failure(
         configuration=Configuration(max_batch_size=4).canonical(),

@@ -54,6 +54,13 @@ branches = st.builds(
 )
 
 
+def test_bytes_that_are_no_text_are_written_as_escapes() -> None:
+    """Of a path, with which a study could not be stored."""
+    text = codec.dumps({"path": "caf\udce9.npz", "text": "é"})
+    assert codec.loads_plain(text) == {"path": r"caf\udce9.npz", "text": "é"}
+    assert text.encode()
+
+
 @given(branches)
 def test_objects_come_back_equal(branch: Branch) -> None:
     text = codec.dumps(branch)

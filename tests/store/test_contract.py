@@ -231,6 +231,19 @@ def test_a_study_that_did_not_end_has_a_result_too(store: ResultStore, make: Mod
     assert search.budget_s == 60.0
 
 
+def test_a_study_that_did_not_end_knows_the_baseline_that_it_measured(
+    store: ResultStore, make: ModuleType
+) -> None:
+    """A folder's own, which was taken for Triton's default."""
+    name = store.create_study(make.make_record()).name
+    own = Configuration(max_batch_size=16, dynamic_batching=True, instance_count=2).canonical()
+    baseline = dataclasses.replace(make.make_measurement(), configuration=own)
+    store.add_outcome(name, -1, {}, baseline, role="baseline")
+    store.add_outcome(name, 0, {}, make.make_measurement())
+    store.set_status(name, "interrupted")
+    assert store.load_result(name).baseline_id == own.config_id
+
+
 def test_a_resumed_study_that_did_not_end_keeps_its_recommendation(
     store: ResultStore, make: ModuleType
 ) -> None:
@@ -250,6 +263,13 @@ def test_a_resumed_study_that_did_not_end_keeps_its_recommendation(
     store.set_status(name, "running")
     result = store.load_result(name)
     assert result.verdict == "undecided" and result.unfinished and result.search.bound is None
+
+
+def test_a_label_may_be_of_any_length(store: ResultStore, make: ModuleType) -> None:
+    """PostgreSQL refused what 64 characters could not hold, and the search ended."""
+    name = store.create_study(make.make_record()).name
+    store.add_outcome(name, 0, {}, make.make_wordy())
+    assert [item.outcome for item in store.outcomes(name)] == [make.make_wordy()]
 
 
 def test_rows_and_result_tell_the_same_edges(store: ResultStore, make: ModuleType) -> None:

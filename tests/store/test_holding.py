@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -31,21 +32,43 @@ time.sleep(60.0)
 """
 
 
+@contextmanager
+def held_elsewhere(url: str, study: str) -> Iterator[None]:
+    """Another process has the study, and is killed at the end."""
+    command = [sys.executable, "-c", HOLDER, url, study]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(30)
+
+
 def test_a_study_that_is_searched_is_refused_until_its_process_ends(
     store: ResultStore, make: ModuleType
 ) -> None:
     name = store.create_study(make.make_record()).name
     other = store.create_study(make.make_record()).name
-    command = [sys.executable, "-c", HOLDER, store.url_for_optuna(), name]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+    with held_elsewhere(store.url_for_optuna(), name):
         with pytest.raises(StoreError, match="being searched by another command") as caught:
             store.hold_study(name)
         assert "--resume" in caught.value.hint and caught.value.exit_code == 2
         store.hold_study(other)
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
     store.hold_study(name)
+
+
+def test_a_link_leads_to_the_same_studies(
+    tmp_path: Path, sqlite_url: str, make: ModuleType
+) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to("results.db")
+    with open_store(sqlite_url) as store:
+        name = store.create_study(make.make_record()).name
+        refused = pytest.raises(StoreError, match="being searched by another command")
+        with held_elsewhere(f"sqlite:///{link}", name), refused:
+            store.hold_study(name)
+        store.hold_study(name)
 
 
 def test_nothing_is_left_beside_the_database(

@@ -49,6 +49,7 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
 def test_a_new_file_that_another_program_writes_is_waited_for(
     tmp_path: Path, sqlite_url: str, opened: Callable[[str], None]
 ) -> None:
+    opened(f"sqlite:///{tmp_path / 'imports.db'}")  # takes longer than the file is held
     with writing(tmp_path / "results.db") as other:
         ends = threading.Timer(HELD_S, lambda: other.execute("COMMIT"))
         begun = time.monotonic()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +19,7 @@ from analyzer.cluster.in_process import InProcessExecutor
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import Parameter, SearchSpace
 from analyzer.domain.workload import Poisson
+from analyzer.errors import StoreError
 from analyzer.search.designer import Designer
 from analyzer.search.optuna_trials import OptunaTrials, open_trials
 from analyzer.search.request import SearchRequest
@@ -44,6 +47,13 @@ def study_in(url: str) -> optuna.Study:
     return optuna.create_study(
         storage=open_optuna_storage(open_store(url)), study_name="s", load_if_exists=True,
         direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1),
+    )  # fmt: skip
+
+
+def request_in(space: SearchSpace) -> SearchRequest:
+    return SearchRequest(
+        study="s", model=VIRTUAL_MODEL, sla=Sla(latency_budget_ms=40.0), arrivals=Poisson(),
+        provenance={}, space=space, sampler="random", seed=3,
     )  # fmt: skip
 
 
@@ -162,10 +172,7 @@ def test_a_random_search_that_goes_on_draws_what_it_has_not_drawn(url: str) -> N
         parameters=(*parameters, Parameter(name="execution_mode", choices=("parallel",))),
     )  # fmt: skip
     allowed = frozenset(space.candidates())
-    request = SearchRequest(
-        study="s", model=VIRTUAL_MODEL, sla=Sla(latency_budget_ms=40.0), arrivals=Poisson(),
-        provenance={}, space=space, sampler="random", seed=3,
-    )  # fmt: skip
+    request = request_in(space)
     done: dict[str, Score] = {}
 
     def more(count: int) -> None:
@@ -186,16 +193,49 @@ def test_what_a_search_wrote_is_in_the_file_itself(tmp_path: Path, url: str) -> 
     """Optuna's connections stayed open to the program's end: a copy of results.db lacked it all."""
     numbers = Parameter(name="instance_count", choices=(1, 2))
     space = SearchSpace(name="s", device="cpu", parameters=(numbers,))
-    request = SearchRequest(
-        study="s", model=VIRTUAL_MODEL, sla=Sla(latency_budget_ms=40.0), arrivals=Poisson(),
-        provenance={}, space=space, sampler="random", seed=3,
-    )  # fmt: skip
+    request = request_in(space)
     executor = InProcessExecutor(device="cpu", cache_dir=tmp_path / "cache", cores=2)
     with open_store(url) as store:
         make = trials_maker(request, store, executor)
         trials = make(frozenset(space.candidates()), Designer([], seed=0))
     # The trials are still there, as in a program that is about to end.
     assert [file.name for file in tmp_path.glob("results.db*")] == ["results.db"], trials
+
+
+USES: dict[str, Callable[[OptunaTrials, int], object]] = {
+    "ask": lambda trials, number: trials.ask({}, frozenset()),
+    "tell": lambda trials, number: trials.tell(number, Score(value=1.0, constraints={})),
+    "reconcile": lambda trials, number: trials.reconcile({}),
+    "abandon": lambda trials, number: trials.abandon(),
+}
+
+
+@pytest.mark.parametrize("use", ["open", *USES])
+def test_what_the_database_refuses_is_told_as_of_our_own_tables(
+    tmp_path: Path, url: str, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna's error was told as a fault of the program."""
+    numbers = Parameter(name="instance_count", choices=(1, 2, 3))
+    space = SearchSpace(name="s", device="cpu", parameters=(numbers,))
+    request = request_in(space)
+    allowed = frozenset(space.candidates())
+
+    def opened(storage: RDBStorage) -> OptunaTrials:
+        return open_trials(request, allowed, Designer([], seed=0), storage=storage)
+
+    storage, again = (open_optuna_storage(open_store(url)) for _ in range(2))
+    trials = opened(storage)
+    proposal = trials.ask({}, frozenset())
+    assert proposal is not None
+    with closing(sqlite3.connect(tmp_path / "results.db")) as other:
+        other.execute("ALTER TABLE trials RENAME TO moved")
+    monkeypatch.setattr("optuna.storages._rdb.storage.time.sleep", lambda seconds: None)
+    with pytest.raises(StoreError, match="did not do what was asked: no such table") as caught:
+        if use == "open":
+            opened(again)
+        else:
+            USES[use](trials, proposal.trial_number)
+    assert str(tmp_path / "results.db") in caught.value.message and caught.value.exit_code == 2
 
 
 def test_a_search_goes_on_where_its_driver_was_killed(url: str) -> None:

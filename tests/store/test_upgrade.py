@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -101,3 +102,9 @@ def test_an_upgraded_study_goes_on(schema_1: str) -> None:
         store.add_outcome("digits-2", 7, {}, before[0].outcome)
         store.save_result(store.load_result("digits-2"))
         assert [item.trial_number for item in store.outcomes("digits-2")] == [0, 1, 7]
+
+
+def test_an_upgraded_study_takes_labels_of_any_length(schema_1: str, make: ModuleType) -> None:
+    with open_store(schema_1) as store:
+        store.add_outcome("digits-2", 7, {}, make.make_wordy())
+        assert store.outcomes("digits-2")[-1].outcome == make.make_wordy()

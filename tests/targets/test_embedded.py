@@ -18,6 +18,7 @@ from analyzer.domain.load_test import (
     STATUS_OK,
     STATUS_TIMEOUT,
 )
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.errors import (
     MissingPartError,
     TargetCrashError,
@@ -323,7 +324,8 @@ def test_real_rows_reach_a_real_model(tmp_path) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).normal(size=(6, 4)).astype("f4"))
+    rows = np.random.default_rng(0).normal(size=(6, 4)).astype("f4")
+    write_tensors(tmp_path / "rows.npz", {"x": rows})
     configuration = Configuration(
         max_batch_size=8, dynamic_batching=True, instance_count=2, intra_op_threads=1
     )

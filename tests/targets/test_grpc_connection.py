@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -137,19 +138,33 @@ def scripted_server(serve: Callable[[int, socket.socket], None]) -> Iterator[int
         acceptor.join(60)
 
 
+def requests_on(connected: socket.socket, streams_max: int = 100) -> Iterator[int]:
+    """Sends settings, then yields the stream of each request as it has come."""
+    connected.sendall(h2.settings({h2.MAX_CONCURRENT_STREAMS: streams_max}))
+    data = connected.recv(1 << 16)[len(h2.PREFACE) :]
+    reader = h2.FrameReader()
+    while data:
+        for kind, _, stream, _, _ in reader.feed(data):
+            if kind == h2.DATA:
+                yield stream
+        data = connected.recv(1 << 16)
+
+
+def success(stream: int) -> bytes:
+    """The answer to a request."""
+    flags = h2.END_HEADERS | h2.END_STREAM
+    return h2.frame(h2.HEADERS, flags, stream, b"\x88\x00\x0bgrpc-status\x010")
+
+
+def goodbye(last: int) -> bytes:
+    """GOAWAY: streams above ``last`` were not begun."""
+    return h2.frame(h2.GOAWAY, 0, 0, last.to_bytes(4, "big") + bytes(4))
+
+
 def answer(connected: socket.socket, requests: int) -> None:
     """Sends settings, then as many successes as are asked for."""
-    connected.sendall(h2.settings({}))
-    rest = connected.recv(1 << 16)[len(h2.PREFACE) :]
-    reader = h2.FrameReader()
-    while requests > 0:
-        for kind, _, stream, _, _ in reader.feed(rest):
-            if kind == h2.DATA and requests > 0:
-                trailers = b"\x88\x00\x0bgrpc-status\x010"
-                flags = h2.END_HEADERS | h2.END_STREAM
-                connected.sendall(h2.frame(h2.HEADERS, flags, stream, trailers))
-                requests -= 1
-        rest = connected.recv(1 << 16) if requests > 0 else b""
+    for stream in islice(requests_on(connected), requests):
+        connected.sendall(success(stream))
 
 
 def test_a_server_that_says_goodbye_gets_no_further_requests() -> None:
@@ -158,7 +173,7 @@ def test_a_server_that_says_goodbye_gets_no_further_requests() -> None:
     def serve(number: int, connected: socket.socket) -> None:
         answer(connected, 2)
         if number == 0:
-            connected.sendall(h2.frame(h2.GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4)))
+            connected.sendall(goodbye(3))
         else:
             over.wait(60)
 
@@ -167,6 +182,62 @@ def test_a_server_that_says_goodbye_gets_no_further_requests() -> None:
         connection.receive(0.2)
         assert exchange(connection, 2, first=2) == {2: STATUS_OK, 3: STATUS_OK}
         over.set()
+
+
+def test_what_a_server_has_not_begun_at_its_goodbye_is_sent_to_the_next() -> None:
+    """Two requests are beyond the last stream that it answers, and two were not sent at all."""
+    over = threading.Event()
+
+    def serve(number: int, connected: socket.socket) -> None:
+        if number == 0:
+            assert list(islice(requests_on(connected, streams_max=3), 3)) == [1, 3, 5]
+            connected.sendall(goodbye(1) + success(1))
+        else:
+            answer(connected, 4)
+            over.wait(60)
+
+    with scripted_server(serve) as port, connection_to(port, "m", pool()) as connection:
+        assert exchange(connection, 5) == dict.fromkeys(range(5), STATUS_OK)
+        assert connection.failure == ""
+        over.set()
+
+
+def test_the_latency_of_what_was_sent_again_counts_from_its_intended_time() -> None:
+    held_s = 0.2
+    over = threading.Event()
+
+    def serve(number: int, connected: socket.socket) -> None:
+        if number == 0:
+            next(requests_on(connected))
+            time.sleep(held_s)
+            connected.sendall(goodbye(0))
+        else:
+            answer(connected, 1)
+            over.wait(60)
+
+    with scripted_server(serve) as port, connection_to(port, "m", pool()) as connection:
+        run = run_open_loop(connection, np.zeros(1), timeout_s=10, drain_s=10)
+        over.set()
+    assert (run.log.status == STATUS_OK).all()
+    assert run.log.latency_s[0] >= held_s
+
+
+def test_a_server_that_begins_nothing_fails_what_it_got_twice() -> None:
+    connections = []
+
+    def serve(number: int, connected: socket.socket) -> None:
+        connections.append(number)
+        if number < 2:
+            assert list(islice(requests_on(connected), 2)) == [1, 3]
+            connected.sendall(goodbye(0))
+        else:
+            answer(connected, 1)
+
+    with scripted_server(serve) as port, connection_to(port, "m", pool()) as connection:
+        assert exchange(connection, 2) == {0: STATUS_ERROR, 1: STATUS_ERROR}
+        assert connection.failure == "two connections were closed before the call began"
+        assert exchange(connection, 1, first=2) == {2: STATUS_OK}
+    assert connections == [0, 1, 2]
 
 
 def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_anew() -> None:

@@ -139,7 +139,8 @@ def test_any_bytes_are_taken_or_refused(pieces: list[bytes], framed: bool) -> No
     except Http2Error:
         pass
     ended += calls.abandon()
-    assert sorted(completion.request for completion in ended) == [0, 1, 2]
+    found = [one.request for one in ended] + [request for request, _, _ in calls.refused]
+    assert sorted(found) == [0, 1, 2]
 
 
 def test_a_call_is_headers_and_data_and_its_reply_a_completion() -> None:
@@ -267,19 +268,44 @@ def test_why_the_first_call_failed_is_told() -> None:
     assert closed.failure == "the connection was closed"
 
 
-def test_reset_and_refused_streams_are_failures() -> None:
+def goodbye(last: int) -> bytes:
+    """GOAWAY: streams above ``last`` were not begun."""
+    return frame(h2.GOAWAY, 0, 0, last.to_bytes(4, "big") + bytes(4))
+
+
+def test_reset_streams_are_failures() -> None:
     calls = connected()
-    for number in range(3):
+    for number in range(2):
         calls.start(number, grpc_message(bytes(30_000)))
     sent(calls)
     ended = calls.receive(frame(h2.RST_STREAM, 0, 1, bytes(4)))
     assert [one[:2] for one in ended] == [(0, STATUS_ERROR)]
-    assert not calls.closing
-    ended = calls.receive(frame(h2.GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4)))
-    assert [one[:2] for one in ended] == [(2, STATUS_ERROR)]
+    assert not calls.closing and calls.refused == []
+
+
+def test_what_a_goodbye_leaves_unbegun_is_given_back() -> None:
+    calls = connected({h2.MAX_CONCURRENT_STREAMS: 3})
+    messages = [grpc_message(bytes(30_000 + number)) for number in range(5)]
+    for number, message in enumerate(messages):
+        calls.start(number, message)
+    sent(calls)
+    assert calls.receive(goodbye(3)) == []
     assert calls.closing
-    assert [one[:2] for one in calls.receive(reply(3))] == [(1, STATUS_OK)]
-    assert calls.in_flight == 0
+    refused_before = {2: True, 3: False, 4: False}
+    assert calls.refused == [(n, messages[n], before) for n, before in refused_before.items()]
+    assert calls.in_flight == 2
+    ended = calls.receive(reply(3) + reply(1))
+    assert [one[:2] for one in ended] == [(1, STATUS_OK), (0, STATUS_OK)]
+    assert calls.in_flight == 0 and calls.failure == ""
+
+
+def test_a_call_that_is_refused_again_has_failed() -> None:
+    calls = connected({h2.MAX_CONCURRENT_STREAMS: 1})
+    calls.start(0, grpc_message(b""), True)
+    calls.start(1, grpc_message(b""), True)
+    assert [one[:2] for one in calls.receive(goodbye(0))] == [(0, STATUS_ERROR)]
+    assert calls.failure == "two connections were closed before the call began"
+    assert calls.refused == [(1, grpc_message(b""), True)], "it was never sent here"
 
 
 def test_a_reply_before_the_end_of_the_request_ends_the_request() -> None:
@@ -307,7 +333,8 @@ def test_used_up_streams_close_the_connection_to_new_calls() -> None:
     assert calls.closing
     calls.start(1, grpc_message(b""))
     ended = calls.receive(reply(h2.STREAM_MAX))
-    assert [one[:2] for one in ended] == [(0, STATUS_OK), (1, STATUS_ERROR)]
+    assert [one[:2] for one in ended] == [(0, STATUS_OK)]
+    assert calls.refused == [(1, grpc_message(b""), False)]
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,30 @@ def test_a_server_that_is_gone_is_a_crash() -> None:
         open_endpoint(f"http://127.0.0.1:{port}")
 
 
+def test_an_ipv6_host_stands_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the Host header and in what is told; the socket gets it without them."""
+    hosts: list[bytes] = []
+
+    def answer(number: int, request: bytes) -> bytes:
+        hosts.append(request.partition(b"\r\nHost: ")[2].partition(b"\r\n")[0])
+        return OK
+
+    connect = socket.create_connection
+    with http_server(answer) as port:
+        # Not every machine that runs the tests has IPv6.
+        reached = {("::1", port): ("127.0.0.1", port)}
+        monkeypatch.setattr(
+            "analyzer.targets.http_connection.socket.create_connection",
+            lambda where, timeout: connect(reached[where], timeout),
+        )
+        connection = HttpConnection("::1", port, "m", pool())
+        assert exchange(connection, 1) == {0: 0}
+        connection.close()
+    assert hosts == [b"[::1]:%d" % port]
+    with pytest.raises(TargetCrashError, match=rf"http://\[::1\]:{port} does not answer"):
+        HttpConnection("::1", port, "m", pool())
+
+
 def test_an_error_of_the_server_is_told() -> None:
     with http_server(lambda number, request: BAD) as port:
         endpoint = HttpEndpoint("127.0.0.1", port)

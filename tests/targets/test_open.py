@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from analyzer.domain.configuration import Backend, Configuration
 from analyzer.domain.model import ModelInfo
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.export.repository import export_repository
 from analyzer.load.generator import run_closed_loop
 from analyzer.modelconfig.files import ModelFiles
@@ -35,7 +36,7 @@ def inputs_path(model: ModelInfo, tmp_path_factory: pytest.TempPathFactory) -> P
     path = tmp_path_factory.mktemp("inputs") / "inputs.npz"
     rng = np.random.default_rng(0)
     rows = {t.name: rng.random((8, *t.shape), np.float32) for t in model.inputs}
-    np.savez(path, **rows)
+    write_tensors(path, rows)
     return path
 
 
@@ -96,7 +97,7 @@ def test_an_input_of_one_number_for_each_inference(
     path, inputs_path = tmp_path / "lengths.onnx", tmp_path / "inputs.npz"
     graph = helper.make_graph(nodes, "lengths", tensors[:2], tensors[2:])
     onnx.save(helper.make_model(graph, ir_version=8), path)
-    np.savez(inputs_path, x=np.ones((8, 3), np.float32), lengths=np.arange(8))
+    write_tensors(inputs_path, {"x": np.ones((8, 3), np.float32), "lengths": np.arange(8)})
     with TritonServer(triton_install) as server:
         address = server.grpc_address if scheme == "grpc" else server.http_address
         statuses, _ = replies(f"{scheme}://{address}", inspect_model(path), inputs_path)

@@ -10,6 +10,7 @@ import pytest
 
 from analyzer.domain.configuration import Backend, Configuration, Execution, VariantKey
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+from analyzer.engine.tensor_file import read_tensors, write_tensors
 from analyzer.errors import AnalyzerError
 from analyzer.export.repository import export_repository
 from analyzer.hardware.processes import is_running
@@ -45,7 +46,7 @@ def openvino(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     rows = np.load(ROOT / "examples" / "digits.npz")["image"][:16].astype(np.float32)
-    np.savez(tmp_path / "images.npz", image=rows)
+    write_tensors(tmp_path / "images.npz", {"image": rows})
     return tmp_path / "images.npz"
 
 
@@ -59,7 +60,7 @@ def answers_as_the_default_provider(address: str, images: Path) -> None:
     from tritonclient import grpc as client
 
     session = OrtRuntime(DIGITS)
-    rows = np.load(images)["image"]
+    rows = read_tensors(images)["image"]
     with client.InferenceServerClient(address) as asking:
         for size in (1, 3, 8):
             tensor = client.InferInput("image", rows[:size].shape, "FP32")
@@ -150,7 +151,7 @@ def test_a_real_triton_runs_it_natively_and_in_its_python_backend(
     if backend not in triton_install.backends:
         pytest.skip(f"the Triton here has no {backend} backend, and takes none in Python")
     model = inspect_model(DIGITS)
-    rows = dict(np.load(images))
+    rows = read_tensors(images)
     files = model_files(model, DIGITS, SERVED, backend=backend)
     assert ('platform: "onnxruntime_onnx"' in files.config_text) == (backend == "onnxruntime")
     assert "cpu_execution_accelerator" in files.config_text

@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import NUMPY_DTYPES, ModelInfo, TensorSpec
+from analyzer.engine.tensor_file import write_tensors
 from analyzer.errors import MissingPartError, TargetError, TargetStartError
 from analyzer.export.repository import export_repository
 from analyzer.hardware.gpus import GpuIdentity
@@ -182,7 +183,7 @@ def test_a_native_repository_runs_unmodified_and_answers_what_onnx_runtime_answe
     written = (exported / "digits" / "config.pbtxt").read_text()
     assert 'platform: "onnxruntime_onnx"' in written
     rows = {"image": np.random.default_rng(0).random((16, 1, 64, 64), np.float32)}
-    np.savez(tmp_path / "inputs.npz", **rows)
+    write_tensors(tmp_path / "inputs.npz", rows)
     session = ort.InferenceSession(str(digits), providers=["CPUExecutionProvider"])
     with open_target(
         "triton", model=info, model_path=digits, inputs_path=tmp_path / "inputs.npz",

@@ -106,8 +106,10 @@ def test_labels_are_of_the_output_that_has_so_many_classes_and_is_no_vector() ->
     same = FunctionRuntime(lambda x: x)
     scores = compare_rows(make_model(), same, same, rows())
     unused, used = (replace(scores, output=name) for name in (None, "logits"))
-    assert "not used" in labels_note(both, unused) and "'logits'" in labels_note(both, used)
-    assert not labels_note(model(logits=4), used)
+    labels = np.zeros(100, np.int64)
+    assert "not used" in labels_note(both, unused, labels)
+    assert "'logits'" in labels_note(both, used, labels)
+    assert not labels_note(model(logits=4), used, labels)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -228,3 +230,24 @@ def test_a_class_that_overflowed_is_wrong() -> None:
     for truth in (None, labels):
         found = judge(scores, labels=truth, synthetic=False)
         assert (found.value, found.drop, found.samples) == (0.0, 1.0, 60)
+
+
+def test_labels_of_rows_that_tell_several_classes_each_are_not_used() -> None:
+    """One label for each row, and a class for each of its steps: an IndexError ended the search."""
+    model = replace(
+        make_model(),
+        batchable=False,
+        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 3)),),
+    )
+    inputs = {"x": np.random.default_rng(0).standard_normal((40, 5, 3)).astype(np.float32)}
+    same = FunctionRuntime(lambda x: x)
+    scores = compare_rows(model, same, FunctionRuntime(lambda x: -x), inputs, classifier=True)
+    labels = np.zeros(40, np.int64)
+    found = judge(scores, labels=labels, synthetic=False)
+    assert (found.metric, found.samples) == ("top1_agreement", 200)
+    assert "not used, since the output 'logits' tells 200 classes" in labels_note(
+        model, scores, labels
+    )
+    # As many as there are, they are.
+    each = judge(scores, labels=np.zeros((40, 5), np.int64), synthetic=False)
+    assert (each.metric, each.samples) == ("label_accuracy", 200)

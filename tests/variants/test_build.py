@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ from analyzer.variants.build import Variant, build_variant, build_variants
 from analyzer.variants.inputs import CalibrationData, load_calibration, split_rows
 from analyzer.variants.inspect import inspect_model
 from analyzer.variants.native_half import computes_half
-from analyzer.variants.worker import BuildResult
+from analyzer.variants.slowdown import slowdown
+from analyzer.variants.worker import BEGUN_FILE, BuildResult
 
 FP32 = VariantKey(precision="fp32")
 FP16 = VariantKey(precision="fp16")
@@ -436,15 +438,15 @@ class Scripted:
 
 @pytest.mark.timing
 def test_a_variant_is_refused_only_where_every_look_finds_it_slower(digits: ModelInfo) -> None:
-    request: Any = SimpleNamespace(model=digits, scoring={"image": np.zeros((9, 1, 64, 64))})
-    assert worker._slowdown(request, Scripted(0.005), Scripted(0.01)) == pytest.approx(2, rel=0.2)
-    assert worker._slowdown(request, Scripted(0.01), Scripted(0.005)) is None
+    rows = {"image": np.zeros((9, 1, 64, 64))}
+    assert slowdown(digits, rows, Scripted(0.005), Scripted(0.01)) == pytest.approx(2, rel=0.2)
+    assert slowdown(digits, rows, Scripted(0.01), Scripted(0.005)) is None
     # As slow as the model on the whole; the machine was slow for one look at the model.
     noisy = Scripted(*[0.01] * 7, *[0.015] * 3)
-    assert worker._slowdown(request, noisy, Scripted(0.0105)) is None
+    assert slowdown(digits, rows, noisy, Scripted(0.0105)) is None
     # Batches of a slow model would take much of a budget.
     slow = Scripted(0.06)
-    assert worker._slowdown(request, Scripted(0.06), slow) is not None
+    assert slowdown(digits, rows, Scripted(0.06), slow) is not None
     assert slow.rows == [1] * 4
 
 
@@ -494,3 +496,168 @@ def test_a_refusal_is_forgotten_after_a_week_and_on_another_machine(
     machine = build_module.inspect_machine()
     monkeypatch.setattr(build_module, "inspect_machine", lambda: replace(machine, cpu="another"))
     assert build() == [FP16]
+
+
+def request_for(model: ModelInfo, key: VariantKey, data: CalibrationData | None) -> Any:
+    return build_module.make_request(
+        model, key, data, 0,
+        device="cpu", confidence=0.95, drop_max=0.01, seed=0, reference_key="r", faster_only=False,
+        threads=1,
+    )  # fmt: skip
+
+
+def test_a_calibration_that_the_time_ended_tells_its_rows(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path
+) -> None:
+    folder = tmp_path / "build"
+    folder.mkdir()
+    build_process.prepare(folder, request_for(digits, STATIC, data))
+    result = worker.build(request_for(digits, STATIC, data), folder, calibrating_s=-1.0)
+    assert result.calibrated == (8, 100)
+    assert "calibrated on 8 of 100 rows" in result.notes
+
+
+def test_a_hurried_calibration_is_made_again_with_twice_the_time(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of a few seconds left a file of 8 rows, which every later one took."""
+    begun: list[float] = []
+    late = False
+
+    def run(
+        folders: Sequence[tuple[VariantKey, Path]], *, begin_s: float, **_: Any
+    ) -> dict[VariantKey, BuildResult | AnalyzerError]:
+        begun.append(begin_s)
+        ((key, folder),) = folders
+        if late:
+            return {key: BuildTimeoutError("too late")}
+        rows = min(int(2 * begin_s), 100)
+        (folder / "out" / "model.onnx").write_text(f"{rows} rows")
+        accuracy = Accuracy(metric="cosine", value=1.0, drop=0.0)
+        found = BuildResult(
+            file="model.onnx", accuracy=accuracy, seconds=1.0, calibrated=(rows, 100)
+        )
+        return {key: found}
+
+    def rows_with(begin_s: float) -> str:
+        found = build_variants(
+            digits, [STATIC], calibration=data, cache_dir=tmp_path, begin_s=begin_s
+        )[STATIC]
+        assert isinstance(found, Variant)
+        record = json.loads((tmp_path / found.entry / "variant.json").read_text())
+        assert record["calibrated"] == [int(Path(found.path).read_text().split()[0]), 100]
+        return Path(found.path).read_text()
+
+    monkeypatch.setattr(build_module, "run_builds", run)
+    assert rows_with(8.0) == "16 rows"
+    for begin_s in (2.0, 8.0, 12.0, math.inf):  # who measures or exports takes what was built
+        assert rows_with(begin_s) == "16 rows"
+    assert begun == [8.0]
+    late = True
+    assert rows_with(16.0) == "16 rows", "better than nothing"
+    late = False
+    assert rows_with(16.0) == "32 rows"
+    assert rows_with(8.0) == rows_with(math.inf) == "32 rows"
+    assert begun == [8.0, 16.0, 16.0]
+    assert rows_with(60.0) == "100 rows"
+    assert rows_with(8.0) == rows_with(1000.0) == "100 rows"
+    assert begun == [8.0, 16.0, 16.0, 60.0]
+
+
+def test_a_calibration_that_had_all_the_time_there_is_stays(
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 s are the most: a search of hours would do no better with a slow model."""
+    begun: list[float] = []
+
+    def run(
+        folders: Sequence[tuple[VariantKey, Path]], *, begin_s: float, **_: Any
+    ) -> dict[VariantKey, BuildResult | AnalyzerError]:
+        begun.append(begin_s)
+        ((key, folder),) = folders
+        (folder / "out" / "model.onnx").write_text("a graph")
+        accuracy = Accuracy(metric="cosine", value=1.0, drop=0.0)
+        return {
+            key: BuildResult(file="model.onnx", accuracy=accuracy, seconds=1.0, calibrated=(9, 100))
+        }
+
+    monkeypatch.setattr(build_module, "run_builds", run)
+    for begin_s in (1000.0, 1e6):
+        found = build_variants(
+            digits, [STATIC], calibration=data, cache_dir=tmp_path, begin_s=begin_s
+        )[STATIC]
+        assert isinstance(found, Variant)
+    assert begun == [1000.0]
+
+
+def test_a_model_that_bears_few_rows_together_is_scored_and_quantized(
+    write_model: Write, tmp_path: Path
+) -> None:
+    """Rows were scored by eights: "The model itself cannot be served", for want of one position."""
+    path = write_model(
+        [
+            helper.make_node("Shape", ["x"], ["shape"], end=1),
+            helper.make_node("Squeeze", ["shape"], ["rows"]),
+            helper.make_node("Range", ["zero", "rows", "one"], ["indices"]),
+            helper.make_node("Gather", ["positions", "indices"], ["own"]),
+            helper.make_node("Add", ["x", "own"], ["a"]),
+            helper.make_node("MatMul", ["a", "w"], ["logits"]),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 8])],
+        [("logits", TensorProto.FLOAT, ["n", 8])],
+        {
+            "positions": np.zeros((4, 8), np.float32),
+            "w": np.eye(8, dtype=np.float32),
+            "zero": np.array(0, np.int64),
+            "one": np.array(1, np.int64),
+        },
+    )
+    model = inspect_model(path)
+    assert model.batchable
+    rows = np.random.default_rng(0).standard_normal((80, 8)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows, labels=rows.argmax(axis=1))
+    found = build_variants(
+        model, [FP32, STATIC, DYNAMIC],
+        calibration=load_calibration(tmp_path / "rows.npz", model),
+        cache_dir=tmp_path / "cache", cores=ONE_PROCESS,
+    )  # fmt: skip
+    for key, variant in found.items():
+        assert isinstance(variant, Variant), (key, variant)
+        assert variant.accuracy.metric == "label_accuracy"
+        assert variant.accuracy.value is not None and variant.accuracy.value > 0.9
+        assert variant.accuracy.samples >= 32
+
+
+def test_a_death_is_told_of_the_variant_that_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process passes over what it has no time to begin; the first was blamed all the same."""
+    folders = [(key, tmp_path / key.label) for key in (STATIC, DYNAMIC, FP32)]
+    for _, folder in folders:
+        folder.mkdir()
+    codes = iter([1, 0])
+
+    def run(waiting: Sequence[Path], *_: object) -> int:
+        if len(waiting) == 3:
+            (tmp_path / "fp32" / BEGUN_FILE).touch()
+            (waiting[0] / "build.log").write_text("double free")
+        return next(codes)
+
+    monkeypatch.setattr(build_process, "_run", run)
+    found = build_process.run_builds(
+        folders, begin_s=0.0, timeout_s=60.0, cancelled=threading.Event()
+    )
+    death = found[FP32]
+    assert isinstance(death, BuildError)
+    assert death.message == "The process that built fp32 ended with code 1: double free"
+    for key in (STATIC, DYNAMIC):
+        assert isinstance(found[key], BuildTimeoutError) and "no time to begin" in str(found[key])
+
+
+def test_what_is_begun_is_marked(digits: ModelInfo, tmp_path: Path) -> None:
+    folders = [(FP16, tmp_path / "fp16"), (FP32, tmp_path / "fp32")]
+    for key, folder in folders:
+        folder.mkdir()
+        build_process.prepare(folder, request_for(digits, key, None))
+    build_process.run_builds(folders, begin_s=0.0, timeout_s=60.0, cancelled=threading.Event())
+    assert [(folder / BEGUN_FILE).exists() for _, folder in folders] == [False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,18 @@ def test_a_length_that_is_taken_for_no_dimension_is_told_with_its_option(tmp_pat
     with pytest.raises(DataError) as caught:
         load_calibration(path, make_model(spec()))
     assert "add --input-shape x:64,3." in caught.value.hint
+
+
+def test_labels_for_another_number_of_classes_than_a_request_tells(tmp_path: Path) -> None:
+    """A class for each of 20 steps, and one label for all: an IndexError ended the search."""
+    path = save(tmp_path / "c.npz", x=np.zeros((6, 20, 3)), labels=np.zeros(6, int))
+
+    def model(first: int) -> ModelInfo:
+        output = TensorSpec(name="y", datatype="FP32", shape=(first, 5))
+        return replace(make_model(spec(shape=(20, 3)), batchable=False), outputs=(output,))
+
+    with pytest.raises(DataError, match=r"gives each request 1 class number, .*'y' tells 20") as e:
+        load_calibration(path, model(20))
+    assert "Leave the labels out" in e.value.hint
+    for first in (1, -1):  # what is open, nobody knows before it runs
+        assert load_calibration(path, model(first)).labels is not None

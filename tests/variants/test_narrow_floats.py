@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from analyzer.domain.configuration import Execution
 from analyzer.engine.runtimes.onnxruntime_ import OrtRuntime
+from analyzer.errors import BuildError
 from analyzer.variants.narrow_floats import retype_bf16, retype_fp8
 from analyzer.variants.precision import convert_fp16
 from analyzer.variants.quantize import RowReader, quantize_static
@@ -97,3 +98,15 @@ def test_fp8_goes_over_a_float16_graph(source: Path, tmp_path: Path) -> None:
     pairs = [n for n in graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert pairs and {kinds[n.input[1]] for n in pairs} == {TensorProto.FLOAT16}
     assert {kinds[n.input[2]] for n in pairs} == {TensorProto.FLOAT8E4M3FN}
+
+
+def test_a_graph_that_stays_at_its_operator_set_says_what_to_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_adapter(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+        raise RuntimeError("No Adapter for Upsample")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", no_adapter)
+    with pytest.raises(BuildError, match=r"to operator set 19: No Adapter for Upsample\.") as e:
+        retype_fp8(source, tmp_path / "fp8.onnx")
+    assert "leave this precision out with --precisions" in e.value.hint

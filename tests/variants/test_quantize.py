@@ -336,3 +336,38 @@ def test_a_model_that_computes_nan_is_told_as_that(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="computes NaN on the rows that calibrate it") as caught:
         quantized_error(source, ROWS)
     assert "--calibration-data" in caught.value.hint
+
+
+def test_a_model_that_bears_few_rows_together_is_calibrated_in_smaller_runs(tmp_path: Path) -> None:
+    """A table of three positions, one for each row: int8 could not be built."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], end=1),
+        helper.make_node("Squeeze", ["shape"], ["rows"]),
+        helper.make_node("Range", ["zero", "rows", "one"], ["indices"]),
+        helper.make_node("Gather", ["positions", "indices"], ["own"]),
+        helper.make_node("Add", ["x", "own"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+    ]
+    weights = {"positions": np.zeros((3, 16), np.float32), "w": normal(16, 4)}
+    counts = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    source = save(tmp_path / "m.onnx", nodes, ROWS[0], weights | counts)
+    target = tmp_path / "int8.onnx"
+    reader = RowReader({"x": normal(20, 16)}, batchable=True)
+    notes = quantize_static(
+        source, target, reader, external=(), backend="onnxruntime", work=tmp_path
+    )
+    assert notes == ("calibrated on 20 rows",)
+    assert relative_error(source, target, ROWS[:3]) < 0.05
+
+
+def test_the_calibrator_stops_for_other_reasons_too() -> None:
+    """Smaller runs are for rows that did not run, not for what comes after them."""
+    reader = RowReader({"x": normal(20, 4)}, batchable=True)
+    assert not reader.halve()
+    reader.get_next()
+    assert reader.halve() and reader.used == 0
+    assert [len(feeds["x"]) for feeds in reader] == [4] * 5
+    assert not reader.halve()
+    alone = RowReader({"x": normal(20, 4)}, batchable=False)
+    alone.get_next()
+    assert not alone.halve()

@@ -10,8 +10,9 @@ import pytest
 
 from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.engine.runtimes.base import Tensors
+from analyzer.errors import TargetError, TargetMemoryError
 from analyzer.variants import reference as reference_module
-from analyzer.variants.reference import StoredReference, chunks
+from analyzer.variants.reference import StoredReference, chunks, in_parts
 
 INPUTS = {"x": np.arange(200, dtype=np.float32).reshape(100, 2)}
 
@@ -87,3 +88,40 @@ def test_large_answers_are_not_stored(tmp_path: Path, monkeypatch: pytest.Monkey
     answers(tmp_path, first, 13, model())
     answers(tmp_path, second, 13, model())
     assert (first.runs, second.runs) == (13, 8)  # the first two blocks were stored
+
+
+class Bearing(Doubling):
+    """Fails on more than ``rows_max`` rows, and notes how many each run has."""
+
+    def __init__(self, rows_max: int, kind: type[TargetError] = TargetError) -> None:
+        super().__init__()
+        self._rows_max, self._kind = rows_max, kind
+        self.sizes: list[int] = []
+
+    def run(self, inputs: Tensors) -> Tensors:
+        self.sizes.append(len(inputs["x"]))
+        if len(inputs["x"]) > self._rows_max:
+            raise self._kind("too many")
+        return super().run(inputs)
+
+
+def test_rows_run_in_parts_where_the_model_bears_no_more_together() -> None:
+    """A table of three positions: the search ended, since the model could not be scored."""
+    runtime = Bearing(3)
+    parted = in_parts(model(), runtime)
+    rows = {"x": INPUTS["x"][:8]}
+    for sizes in ([8, 4, 2, 2, 2, 2], [2, 2, 2, 2]):
+        runtime.sizes.clear()
+        np.testing.assert_array_equal(parted.run(rows)["odd name/0"], 2 * rows["x"])
+        assert runtime.sizes == sizes
+    assert in_parts(model(batchable=False), runtime) is runtime
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(TargetError, [8, 4, 2, 1]), (TargetMemoryError, [8])])
+def test_what_fails_alone_or_for_want_of_memory_fails(
+    kind: type[TargetError], sizes: list[int]
+) -> None:
+    runtime = Bearing(0, kind)
+    with pytest.raises(kind, match="too many"):
+        in_parts(model(), runtime).run({"x": INPUTS["x"][:8]})
+    assert runtime.sizes == sizes

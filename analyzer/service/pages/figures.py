@@ -55,11 +55,7 @@ def figures(result: Result, baseline: str) -> list[Figure]:
 
 
 def _claimed(claim: Claim, sla: Sla) -> Figure:
-    return Figure(
-        "Claimed rate",
-        rate(claim.rate_rps),
-        f"{sla.percentile:g} % of requests within {milliseconds(sla.latency_budget_ms)}",
-    )
+    return Figure("Claimed rate", rate(claim.rate_rps), sla.requirement)
 
 
 def _evidence(found: Certificate | None, sla: Sla) -> list[Figure]:
@@ -90,7 +86,7 @@ def _latency(entry: Entry, sla: Sla) -> Figure:
     return Figure(
         f"Latency, {percentile_name(sla.percentile)}",
         milliseconds(entry.latency_ms.sla),
-        f"at {rate(entry.measured_at_rps)}; the budget is {milliseconds(sla.latency_budget_ms)}",
+        f"at {rate(entry.measured_at_rps)}; the budget is {sla.budget}",
     )
 
 
@@ -125,14 +121,14 @@ def _cost(entry: Entry, sla: Sla) -> Figure:
     machines, rests = counted(fleet.machines, "machine"), _rests_on(entry, fleet)
     if fleet.cost_per_hour is not None:
         million = dollars(fleet.cost_per_million_inferences)
-        note = f"{machines} for {rate(sla.target_rate_rps)}, {million} a million inferences{rests}"
+        note = f"{machines} for {sla.target}, {million} a million inferences{rests}"
         return Figure("Cost", f"{dollars(fleet.cost_per_hour)}/h", note)
     if fleet.cost_per_million_inferences is not None:
         carried = "edge" if fleet.basis == "edges" else "capacity"
         note = f"inferences, every device at its {carried}{rests}"
         return Figure("Cost of a million", dollars(fleet.cost_per_million_inferences), note)
     if fleet.machines is not None:
-        note = f"for {rate(sla.target_rate_rps)}{rests}; no price given"
+        note = f"for {sla.target}{rests}; no price given"
         return Figure("Machines", number(fleet.machines), note)
     if sla.price_per_hour is None and sla.target_rate_rps is None:
         return Figure("Cost", NOT_MEASURED, "give a price (and a target rate) to learn it")
@@ -162,7 +158,7 @@ def comparison_rows(result: Result) -> list[tuple[str, str]]:
         ("latency", milliseconds(entry.latency_ms.sla)),
         ("at", rate(entry.measured_at_rps)),
         ("against the baseline", _ratio(result)),
-        ("memory", size(entry.memory_bytes_peak)),
+        ("memory", size(entry.memory_bytes)),
         ("accuracy", percent(accuracy.value)),
         ("accuracy lost", percent(accuracy.drop)),
         ("cost per hour", dollars(fleet.cost_per_hour)),

@@ -137,9 +137,9 @@ def make_front(
 
     lines = []
     if budget is not None:
-        lines.append(Line("budget", x(budget), f"budget {milliseconds(budget)}"))
+        lines.append(Line("budget", x(budget), f"budget {sla.budget}"))
     if target is not None and near:
-        lines.append(Line("target", y(target), f"target {rate(target)}"))
+        lines.append(Line("target", y(target), f"target {sla.target}"))
     steps = sorted(
         (item for item in shown if item.config_id in front), key=lambda item: item.latency_ms or 0.0
     )
@@ -172,7 +172,7 @@ def _known(trials: Sequence[Trial], result: Result | None) -> dict[str, _Known]:
                 edge_rps=edge_rps,
                 edge_text=_edge_text(trial, edge_rps),
                 latency_ms=trial.latency_ms_sla,
-                memory_bytes=trial.memory_bytes_peak,
+                memory_bytes=trial.memory_bytes,
             )
     for entry in result.entries if result is not None else ():
         if edge_rps := entry.edge.at_least_rps:
@@ -182,7 +182,7 @@ def _known(trials: Sequence[Trial], result: Result | None) -> dict[str, _Known]:
                 edge_rps=edge_rps,
                 edge_text=_edge_text(entry, edge_rps),
                 latency_ms=entry.latency_ms.sla,
-                memory_bytes=entry.memory_bytes_peak,
+                memory_bytes=entry.memory_bytes,
             )
     return found
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import milliseconds, rate
+from analyzer.report.wording import rate
 from analyzer.service import jobs, routes_jobs, routes_service
 from analyzer.service.context import Context
 from analyzer.service.event_stream import PAGE_JOBS
@@ -170,7 +170,7 @@ def _title(view: JobView) -> str:
     if result is None or view.row.state != State.SUCCEEDED:
         return f"{view.row.kind.capitalize()} of {name}"
     sla, entry = promise(view.options, result), result.recommendation
-    kept = f"{sla.percentile:g} % of requests within {milliseconds(sla.latency_budget_ms)}"
+    kept = sla.requirement
     if result.claim is not None and result.verdict in _CLAIMS:
         return f"{_CLAIMS[result.verdict].format(name)}: {rate(result.claim.rate_rps)}, {kept}"
     if entry is not None and entry.capacity_rps is not None:
