@@ -114,17 +114,7 @@ def _document(record: StudyRecord, report: StudyReport, rows: Sequence[TrialRow]
     from analyzer.report.trials import standing_rows
 
     standing = {row.number for row in standing_rows(rows).values()}
-    trials = []
-    for row in rows:
-        values: dict[str, Any] = row._asdict()
-        trials.append(
-            {
-                "number": values.pop("trial_number"),
-                "position": values.pop("number"),
-                **values,
-                "stands": row.number in standing,
-            }
-        )
+    trials = [row.document() | {"stands": row.number in standing} for row in rows]
     return {
         "schema": 1,
         "name": record.name,

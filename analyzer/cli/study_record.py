@@ -173,7 +173,8 @@ def _check_model(record: StudyRecord, model: ModelInfo) -> None:
         )
         raise UsageError(
             f"{told} ran the model {before}; as this command reads it, it runs {now}.",
-            hint=f"Repeat the options --input-shape, --calibration-data and --budget, {anew}",
+            hint="Repeat the options --input-shape and --calibration-data, and give a --budget in "
+            f"which the model can be tried as it was then, {anew}",
         )
     begun, given = (
         [f"{tensor.name}:{','.join(map(str, tensor.shape))}" for tensor in own.inputs]
@@ -295,10 +296,10 @@ def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | 
 
 
 def _spell(sla: Sla) -> str:
-    text = f"--latency-budget {sla.latency_budget_ms:g}ms --percentile {sla.percentile:g}"
-    text += f" --confidence {sla.confidence:g} --max-accuracy-drop {sla.max_accuracy_drop:g}"
+    text = f"--latency-budget {sla.latency_budget_ms:.12g}ms --percentile {sla.percentile:.12g}"
+    text += f" --confidence {sla.confidence:.12g} --max-accuracy-drop {sla.max_accuracy_drop:.12g}"
     if sla.target_rate_rps:
-        text += f" --target-rate {sla.target_rate_rps:g}/s"
+        text += f" --target-rate {sla.target_rate_rps:.12g}/s"
     if sla.max_memory_bytes:
         text += f" --max-memory {sla.max_memory_bytes}B"
     return f"{text} --objective {sla.objective}"
@@ -306,7 +307,7 @@ def _spell(sla: Sla) -> str:
 
 def _provenance(options: SearchOptions, machine: Machine, hardware: str | None) -> dict[str, Any]:
     from analyzer.engine.runtimes.providers import onnxruntime_versions
-    from analyzer.variants.cache import file_sha256
+    from analyzer.variants.cache import data_sha256
 
     data = options.calibration_data
     libraries = onnxruntime_versions()
@@ -322,7 +323,7 @@ def _provenance(options: SearchOptions, machine: Machine, hardware: str | None) 
         "libraries": libraries,
         "seeds": {"study": options.seed, "drawn": not options.seed_given},
         "calibration_data": str(data.absolute()) if data is not None else None,
-        "calibration_data_sha256": file_sha256(data) if data is not None else None,
+        "calibration_data_sha256": data_sha256(data) if data is not None else None,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": options.command,
     }

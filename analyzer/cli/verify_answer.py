@@ -44,7 +44,7 @@ def verification_document(verification: Verification, subject: ClaimedModel) -> 
 
 def print_verification(verification: Verification, subject: ClaimedModel) -> None:
     """The answer for people."""
-    from analyzer.report.wording import milliseconds, number
+    from analyzer.report.wording import GIVEN, milliseconds, number
 
     claim, measured, verdict = verification.claim, verification.measured, verification.verdict
     certificate, test = measured.certificate, measured.headline
@@ -59,7 +59,7 @@ def print_verification(verification: Verification, subject: ClaimedModel) -> Non
     click.echo(
         f"  p{claim.sla.percentile:g}          "
         f"{milliseconds(tail) if tail is not None else 'none'}, budget "
-        f"{claim.sla.latency_budget_ms:g} ms"
+        f"{milliseconds(claim.sla.latency_budget_ms, GIVEN)}"
     )
     click.echo(
         f"  requests     {number(certificate.requests)} "

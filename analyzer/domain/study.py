@@ -237,6 +237,11 @@ class MeasuredEngine:
         return f"{text} (compute capability {capability})" if capability else text
 
 
+def identity(study: str, provenance: Mapping[str, Any]) -> str:
+    """What no other study has: its name, which another database may have too, and its beginning."""
+    return f"{study} {provenance.get('started_at', '')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
     """Everything a study ended with.

@@ -17,6 +17,10 @@ from analyzer.errors import DataError, UsageError
 # million tells nothing of the next.
 GAMMA_CV_MIN = 0.001
 GAMMA_CV_MAX = 100.0
+# A run may take so many times its seconds where a trace pauses; moments are drawn until one does
+# not, in a trace that pauses for most of its time some tens of times.
+_PAUSE_FACTOR = 2.0
+_MOMENTS = 50
 
 
 class ArrivalProcess(Protocol):
@@ -332,6 +336,8 @@ def draw_run(
     Args:
         lead_in_s: Seconds before those that count.
         seconds: As many requests are drawn as ``rate_rps`` has in both, or a trace's section has.
+            One that begins in a pause of the trace, and would take several times as long for the
+            least number, is not taken: nothing is late in a pause.
         counts: How many there are at least and at most.
         from_start: Whether a trace begins with its first row, not anywhere.
 
@@ -346,14 +352,18 @@ def draw_run(
         count = int(np.clip(rate_rps * (lead_in_s + seconds), *counts))
         arrival_s = draw_arrivals_s(process, rate_rps=rate_rps, count=count, rng=rng)
         return arrival_s, request_batch_sizes(process, request_batch_size)
-    arrival_s, rows = process.section(
-        share=0.0 if from_start else rng.random(),
-        rate_rps=rate_rps,
-        lead_in_s=lead_in_s,
-        seconds=seconds,
-        count_min=counts[0],
-        count_max=counts[1],
-    )
+    most_s = _PAUSE_FACTOR * (lead_in_s + max(seconds, counts[0] / rate_rps))
+    for _ in range(_MOMENTS):
+        arrival_s, rows = process.section(
+            share=0.0 if from_start else rng.random(),
+            rate_rps=rate_rps,
+            lead_in_s=lead_in_s,
+            seconds=seconds,
+            count_min=counts[0],
+            count_max=counts[1],
+        )
+        if from_start or arrival_s[-1] <= most_s:
+            break
     sizes = request_batch_sizes(process, request_batch_size)
     return arrival_s, sizes[rows] if len(sizes) > 1 else sizes
 

@@ -10,14 +10,15 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from analyzer.engine.counters import Counters, ModelStatistics
-from analyzer.engine.ensemble_steps import Resolve, Step, fits, needed_steps, steps_of
+from analyzer.engine.ensemble_steps import Resolve, fits, needed_steps, steps_of
 from analyzer.engine.fault import Fault
-from analyzer.engine.loaded_model import LoadedModel
+from analyzer.engine.loaded_model import LoadedModel, Submit
 from analyzer.engine.requests import InferCall, InferenceReply, InferenceRequest, InputTensor
 from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.signature import Signature, signature_of
@@ -47,26 +48,34 @@ def _shaped(tensor: _Tensor, dims: tuple[int, ...], batches: bool) -> NDArray[An
     return array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """The model of a step, which is kept open, and how a request is put to it."""
+
+    model: LoadedModel
+    submit: Submit
+
+
 @dataclass(slots=True, kw_only=True)
 class _Run:
     """One request on its way through the steps; guarded by its lock.
 
     Args:
-        members: The model of each step.
-        held: Lets go of them.
         tensors: Those that are there; None for an optional input that was not sent.
         outputs: Those that the request wants.
         pending: Numbers of the steps that have not started.
+        members: The model of each step.
+        held: Lets go of those that the request holds itself.
         in_flight: The member and its ticket by the number of the step; None while it starts.
     """
 
     request: InferenceRequest
     started_ns: int
-    members: Sequence[LoadedModel]
-    held: ExitStack
     tensors: dict[str, _Tensor | None]
     outputs: tuple[str, ...]
     pending: list[int]
+    members: Sequence[_Member] = ()
+    held: ExitStack = field(default_factory=ExitStack)
     in_flight: dict[int, tuple[LoadedModel, int] | None] = field(default_factory=dict)
     compute_ns: list[int] = field(default_factory=lambda: [0, 0, 0])
     ended: bool = False
@@ -93,35 +102,25 @@ class Ensemble:
         self._stopping = False
 
     def submit(self, request: InferenceRequest) -> int:
-        """Starts a request; see :meth:`ServedModel.submit`.
+        """Starts a request on the members that are loaded now; see :meth:`ServedModel.submit`.
+
+        One whose members are not loaded any more is answered with that fault.
 
         Raises:
-            Fault: A member is not loaded any more, or the ensemble is being closed.
+            Fault: The ensemble is being closed.
         """
-        outputs = request.outputs or tuple(self._signature.outputs)
-        batch_size = request.batch_size if self._signature.batch_size_max else 0
-        tensors: dict[str, _Tensor | None] = dict.fromkeys(self._signature.inputs)
-        for name, array in request.inputs.items():
-            tensors[name] = _Tensor(array=array, batch_size=batch_size)
-        with ExitStack() as held:
-            run = _Run(
-                request=request,
-                started_ns=time.monotonic_ns(),
-                members=[self._hold(step, held) for step in self._steps],
-                held=held,
-                tensors=tensors,
-                outputs=outputs,
-                pending=needed_steps(self._steps, outputs),
-            )
-            with self._lock:
-                if self._stopping:
-                    raise Fault("unavailable", f"model {self._name} is stopping")
-                ticket = next(self._tickets)
-                self._runs[ticket] = run
-                run.held = held.pop_all()
-        with self._answering(ticket, run):
-            self._advance(ticket, run)
-        return ticket
+        return self._submit(request, None)
+
+    def hold_members(self, held: ExitStack) -> Submit:
+        """Keeps the members open, and theirs, until ``held`` is closed.
+
+        Returns:
+            :meth:`submit` on these members.
+
+        Raises:
+            Fault: A member is not loaded.
+        """
+        return partial(self._submit, members=self._hold(held))
 
     def cancel(self, ticket: int) -> bool:
         """Ends a request: steps that wait are taken back, steps that run are not followed up."""
@@ -155,18 +154,49 @@ class Ensemble:
             self._stopping = True
             self._idle.wait_for(lambda: not self._runs, timeout_s)
 
-    def _hold(self, step: Step, held: ExitStack) -> LoadedModel:
-        """The step's model, which stays open until ``held`` is closed.
+    def _submit(self, request: InferenceRequest, members: Sequence[_Member] | None) -> int:
+        """Starts a request on ``members``; None to look them up and hold them.
+
+        Given ones are held by the request that this one is a step of. Once that has ended, nobody
+        follows up what becomes of its steps.
+        """
+        outputs = request.outputs or tuple(self._signature.outputs)
+        batch_size = request.batch_size if self._signature.batch_size_max else 0
+        tensors: dict[str, _Tensor | None] = dict.fromkeys(self._signature.inputs)
+        for name, array in request.inputs.items():
+            tensors[name] = _Tensor(array=array, batch_size=batch_size)
+        run = _Run(
+            request=request,
+            started_ns=time.monotonic_ns(),
+            tensors=tensors,
+            outputs=outputs,
+            pending=needed_steps(self._steps, outputs),
+        )
+        with self._lock:
+            if self._stopping:
+                raise Fault("unavailable", f"model {self._name} is stopping")
+            ticket = next(self._tickets)
+            self._runs[ticket] = run
+        with self._answering(ticket, run):
+            run.members = self._hold(run.held) if members is None else members
+            self._advance(ticket, run)
+        return ticket
+
+    def _hold(self, held: ExitStack) -> list[_Member]:
+        """The model of each step, which stays open until ``held`` is closed.
 
         Raises:
-            Fault: It is not loaded.
+            Fault: One is not loaded.
         """
-        while True:
-            member = self._resolve(step.model, step.version)
+        members = []
+        for step in self._steps:
+            submit = None
             # One that is closed is not to be found any more: another look gives what followed it.
-            if member.hold():
-                held.callback(member.release)
-                return member
+            while submit is None:
+                model = self._resolve(step.model, step.version)
+                submit = model.hold(held)
+            members.append(_Member(model=model, submit=submit))
+        return members
 
     @contextmanager
     def _answering(self, ticket: int, run: _Run) -> Iterator[None]:
@@ -176,6 +206,7 @@ class Ensemble:
         except Fault as fault:
             self._finish(ticket, run, fault)
         except Exception as error:
+            traceback.print_exc(file=sys.stderr)
             self._finish(ticket, run, Fault("internal", f"{type(error).__name__}: {error}"))
 
     def _advance(self, ticket: int, run: _Run) -> None:
@@ -198,7 +229,8 @@ class Ensemble:
             self._start(ticket, run, number)
 
     def _start(self, ticket: int, run: _Run, number: int) -> None:
-        step, member = self._steps[number], run.members[number]
+        step = self._steps[number]
+        member, submit = run.members[number].model, run.members[number].submit
         inputs = [
             _input(member.signature, inner, tensor)
             for inner, tensor in ((inner, run.tensors[outer]) for inner, outer in step.inputs)
@@ -218,7 +250,7 @@ class Ensemble:
             with self._answering(ticket, run):
                 self._on_step(ticket, run, number, batch_size, reply)
 
-        member_ticket = member.infer(call, on_done)
+        member_ticket = member.infer(call, on_done, submit=submit)
         with run.lock:
             if number in run.in_flight:
                 run.in_flight[number] = (member, member_ticket)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from analyzer.engine.runtimes.base import Tensors
 from analyzer.engine.signature import Signature
 
 OnDone = Callable[[InferenceReply], None]
+Submit = Callable[[InferenceRequest], int]  # as Engine.submit
 DONE_TICKET = -1  # of a request that was answered at once
 
 
@@ -29,6 +31,16 @@ class Engine(Protocol):
 
     def submit(self, request: InferenceRequest) -> int:
         """Queues a request and returns its ticket."""
+
+    def hold_members(self, held: ExitStack) -> Submit:
+        """Keeps the models that it needs open until ``held`` is closed.
+
+        Returns:
+            :meth:`submit` on these.
+
+        Raises:
+            Fault: One of them is not loaded.
+        """
 
     def cancel(self, ticket: int) -> bool:
         """Takes a request back; no reply follows a True."""
@@ -80,7 +92,7 @@ class LoadedModel:
         self._inherited_labels = inherited_labels
         self._engine = engine
         self._cache = cache
-        self._copy = cache.new_copy() if cache is not None else 0
+        self._copy_number = cache.new_copy_number() if cache is not None else 0
         self._ordered = _OrderedReplies() if config.dynamic_batching.preserve_ordering else None
         self._lock = threading.Lock()
         self._released = threading.Condition(self._lock)
@@ -97,10 +109,13 @@ class LoadedModel:
             return self.labels.get(output, ())
         return self._inherited_labels(output)
 
-    def infer(self, call: InferCall, on_done: OnDone) -> int:
+    def infer(self, call: InferCall, on_done: OnDone, *, submit: Submit | None = None) -> int:
         """Starts a request; ``on_done`` is called once with its reply, on any thread.
 
         The reply holds the outputs that the call asks for, in the shapes that clients see.
+
+        Args:
+            submit: From :meth:`hold`, where the caller holds the model.
 
         Returns:
             The ticket for :meth:`cancel`.
@@ -114,7 +129,7 @@ class LoadedModel:
         key = b""
         if self._cache is not None:
             start_ns = time.monotonic_ns()
-            key = self._cache.key(self._copy, inputs)
+            key = self._cache.key(self._copy_number, inputs)
             outputs = self._cache.get(key)
             elapsed_ns = time.monotonic_ns() - start_ns
             if outputs is not None:
@@ -134,7 +149,7 @@ class LoadedModel:
 
         on_reply = finish if self._ordered is None else self._ordered.place(finish)
         try:
-            return self._engine.submit(
+            return (submit or self._engine.submit)(
                 InferenceRequest(
                     batch_size, inputs, on_reply, call.priority, call.timeout_us, wanted
                 )
@@ -156,18 +171,21 @@ class LoadedModel:
         """The engine's counters (the cache's are attributes of this object)."""
         return self._engine.details()
 
-    def hold(self) -> bool:
-        """Keeps the model open until :meth:`release`; False where it is closed already."""
-        with self._lock:
-            if not self._closed:
-                self._holds += 1
-            return not self._closed
+    def hold(self, held: ExitStack) -> Submit | None:
+        """Keeps the model open until ``held`` is closed, with the members of an ensemble.
 
-    def release(self) -> None:
-        """Takes back one :meth:`hold`."""
+        Returns:
+            What :meth:`infer` needs to run on these; None where the model is closed already.
+
+        Raises:
+            Fault: A member is not loaded.
+        """
         with self._lock:
-            self._holds -= 1
-            self._released.notify_all()
+            if self._closed:
+                return None
+            self._holds += 1
+        held.callback(self._release)
+        return self._engine.hold_members(held)
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Ends the model after nobody holds it and what it has taken is answered.
@@ -181,6 +199,11 @@ class LoadedModel:
             self._closed = True
             self._released.notify_all()
         self._engine.close(timeout_s=timeout_s)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._holds -= 1
+            self._released.notify_all()
 
     def _store(self, key: bytes, outputs: Tensors) -> None:
         assert self._cache is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from analyzer.engine.backends import TEST_BACKENDS, complete, open_instances, require_backend
 from analyzer.engine.ensemble import Ensemble
-from analyzer.engine.ensemble_steps import labels_of_member, validate_ensemble
+from analyzer.engine.ensemble_steps import Resolve, labels_of_member, validate_ensemble
 from analyzer.engine.loaded_model import Engine, LoadedModel
 from analyzer.engine.model_policy import policy_from_config
 from analyzer.engine.response_cache import ResponseCache
@@ -51,9 +51,6 @@ class LoadSettings:
     config_name: str | None = None
     max_batch_size_default: int = MAX_BATCH_SIZE_DEFAULT
     on_failure: Callable[[Exception], None] | None = None
-
-
-Resolve = Callable[[str, int], LoadedModel]
 
 
 def read_model_config(folder: Path, name: str, settings: LoadSettings, override: Any | None) -> Any:

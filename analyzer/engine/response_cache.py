@@ -31,20 +31,20 @@ class ResponseCache:
         self._entries: OrderedDict[bytes, tuple[int, Mapping[str, NDArray[Any]]]] = OrderedDict()
         self._lock = threading.Lock()
         self._copies = itertools.count()
-        self._age = 0
+        self._generation = 0
 
-    def new_copy(self) -> int:
+    def new_copy_number(self) -> int:
         """A number for a model that was loaded, for :meth:`key`; no other has it."""
         return next(self._copies)
 
-    def key(self, copy: int, inputs: Mapping[str, NDArray[Any]]) -> bytes:
+    def key(self, copy_number: int, inputs: Mapping[str, NDArray[Any]]) -> bytes:
         """Under what an answer to ``inputs`` is kept: their names and raw bytes, as in Triton.
 
         Args:
-            copy: The model's, instead of Triton's name and version: the next one that is loaded
-                under these must not answer with what an old one puts here while it ends.
+            copy_number: Instead of Triton's name and version of the model: the next one that is
+                loaded under these must not answer with what an old one puts here while it ends.
         """
-        digest = hashlib.blake2b(f"{self._age}\0{copy}\0".encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{self._generation}\0{copy_number}\0".encode(), digest_size=16)
         for name in sorted(inputs):
             data = to_bytes(inputs[name])
             digest.update(f"{name}\0{len(data)}\0".encode())
@@ -81,7 +81,7 @@ class ResponseCache:
         An ensemble's answer that is put later may come from a member that is no more.
         """
         with self._lock:
-            self._age += 1
+            self._generation += 1
             self._entries.clear()
             self._bytes = 0
 

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from queue import SimpleQueue
 
 import numpy as np
@@ -22,8 +23,6 @@ from analyzer.engine.scheduler import Execution, Scheduler
 from analyzer.errors import AnalyzerError
 
 _NEVER_NS = 1 << 62  # no clock reaches it
-#: Between two looks at a queue that drains: short beside the seconds that are allowed for it.
-DRAIN_POLL_S = 0.002
 
 Work = list[tuple[InferenceRequest, int]]  # requests with the times of their queueing
 
@@ -75,7 +74,7 @@ class ServedModel:
         self._lock = threading.Lock()
         self._tickets = itertools.count()
         self._waiting: dict[int, tuple[InferenceRequest, int]] = {}
-        self._busy = 0
+        self._drained = threading.Condition(self._lock)  # nothing waits any more
         self._stopping = self._closed = False
         self._counters = Counters() if counters is None else counters
         self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in runtimes]
@@ -129,9 +128,13 @@ class ServedModel:
                         rejected += late
                 tickets.append(ticket)
         for request, reason in refused:
-            self._answer(request, InferenceReply(None, reason))
+            _tell(request.on_done, InferenceReply(None, reason))
         self._reject(rejected)
         return tickets
+
+    def hold_members(self, held: ExitStack) -> Callable[[InferenceRequest], int]:
+        """:meth:`submit`: it has no members."""
+        return self.submit
 
     def cancel(self, ticket: int) -> bool:
         """Takes a request back; False if it runs already or is done. No reply follows a True."""
@@ -174,19 +177,18 @@ class ServedModel:
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             self._stopping = True
-        while drain and time.monotonic() < end_s:
-            with self._lock:
-                if self._closed or not (self._waiting or self._busy):
-                    break
-            time.sleep(DRAIN_POLL_S)
-        with self._lock:
+            if drain:
+                # Not for what runs: an instance takes its end once it has answered, so that one
+                # that hangs keeps no other.
+                self._drained.wait_for(lambda: self._closed or not self._waiting, timeout_s)
             self._closed = True
+            self._drained.notify_all()
             left = [self._waiting.pop(ticket)[0] for ticket in tuple(self._waiting)]
             if self._timer_wake.locked():
                 self._timer_wake.release()
         for request in left:
             fault = Fault("unavailable", "the server is stopping")
-            self._answer(request, InferenceReply(None, fault))
+            _tell(request.on_done, InferenceReply(None, fault))
         for queue in self._queues:
             queue.put(None)
         for thread in self._threads:
@@ -236,7 +238,9 @@ class ServedModel:
         """Hands out what is due; returns the work of instance ``own`` and the rejected requests."""
         mine: Work | None = None
         rejected: list[InferenceRequest] = []
-        again = not self._closed
+        if self._closed:
+            return mine, rejected
+        again = True
         while again:
             again = False
             decisions = self._scheduler.advance(now_ns)
@@ -254,6 +258,8 @@ class ServedModel:
                 self._counters.rejected_count += len(late)
                 self._counters.fail(late, now_ns)
                 rejected += [request for request, _ in late]
+        if self._stopping and not self._waiting:
+            self._drained.notify_all()
         due_ns = self._scheduler.next_timer_ns()
         if due_ns is not None and due_ns < self._armed_ns:
             self._armed_ns = due_ns
@@ -262,10 +268,7 @@ class ServedModel:
 
     def _take(self, execution: Execution) -> Work:
         waiting = self._waiting
-        work = [waiting.pop(ticket) for ticket in execution.tickets if ticket in waiting]
-        if work:
-            self._busy += 1
-        return work
+        return [waiting.pop(ticket) for ticket in execution.tickets if ticket in waiting]
 
     def _wake_timer(self) -> None:
         if self._timer is None:
@@ -295,12 +298,14 @@ class ServedModel:
 
     def _serve(self, index: int, runtime: Runtime) -> None:
         queue = self._queues[index]
-        work = queue.get()
-        while work is not None:
-            work = self._execute(index, runtime, work)
-            if work is None:
-                work = queue.get()
-        runtime.close()
+        try:
+            work = queue.get()
+            while work is not None:
+                work = self._execute(index, runtime, work)
+                if work is None:
+                    work = queue.get()
+        finally:
+            runtime.close()
 
     def _execute(self, index: int, runtime: Runtime, work: Work) -> Work | None:
         """Runs one batch and answers it; returns the instance's next work if there is any."""
@@ -318,32 +323,25 @@ class ServedModel:
             end_ns = time.monotonic_ns()
             known = isinstance(failure, AnalyzerError)
             error = str(failure) if known else f"{type(failure).__name__}: {failure}"
-            if self._on_failure is not None:
-                self._on_failure(failure)
+            _tell(self._on_failure, failure)
         with self._lock:
             now_ns = time.monotonic_ns()
             if error is None:
                 self._counters.succeed(work, start_ns, input_ns, infer_ns, end_ns)
             else:
                 self._counters.fail(work, end_ns)
-            self._busy -= 1
             self._scheduler.release(now_ns, index)
             mine, rejected = self._decide(now_ns, own=index)
         self._reject(rejected)
         spans = (input_ns - start_ns, infer_ns - input_ns, end_ns - infer_ns)
         if error is None:
             for (request, queued_ns), part in zip(work, parts, strict=True):
-                self._answer(request, InferenceReply(part, None, start_ns - queued_ns, *spans))
+                _tell(request.on_done, InferenceReply(part, None, start_ns - queued_ns, *spans))
         else:
             for request, queued_ns in work:
                 fault = Fault("internal", error)
-                self._answer(request, InferenceReply(None, fault, start_ns - queued_ns, *spans))
-        try:
-            if self._after_batch is not None:
-                self._after_batch()
-        except Exception:
-            # A front end's fault must not cost the instance; it shows in the server's log.
-            traceback.print_exc(file=sys.stderr)
+                _tell(request.on_done, InferenceReply(None, fault, start_ns - queued_ns, *spans))
+        _tell(self._after_batch)
         return mine
 
     def _reject(self, requests: list[InferenceRequest]) -> None:
@@ -351,15 +349,18 @@ class ServedModel:
             return
         for request in requests:
             fault = Fault("unavailable", REQUEST_TIMEOUT)
-            self._answer(request, InferenceReply(None, fault))
-        if self._after_batch is not None:
-            self._after_batch()
+            _tell(request.on_done, InferenceReply(None, fault))
+        _tell(self._after_batch)
 
-    def _answer(self, request: InferenceRequest, reply: InferenceReply) -> None:
-        try:
-            request.on_done(reply)
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
+
+def _tell(callback: Callable[..., object] | None, *arguments: object) -> None:
+    """Calls a front end; its fault costs no thread and no reply, and shows in the server's log."""
+    if callback is None:
+        return
+    try:
+        callback(*arguments)
+    except Exception:
+        traceback.print_exc(file=sys.stderr)
 
 
 def _join(work: Work) -> Tensors:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from analyzer.domain.configuration import Backend, Configuration, VariantKey
 from analyzer.domain.measurement import Measurement
-from analyzer.domain.study import StudyResult
+from analyzer.domain.study import StudyResult, identity
 from analyzer.errors import BuildError, DataError, ModelError, UsageError
 from analyzer.export.repository import ExportResult, export_repository
 from analyzer.variants.build import Variant, build_variant, stored_variant
@@ -85,8 +85,8 @@ def calibration_of(result: StudyResult, key: VariantKey) -> CalibrationData | No
     by_rows = key.quantized and key.quantization != "dynamic"
     if by_rows and before is not None and file_sha256(Path(data)) != before:
         raise DataError(
-            f"{data} has changed since the study {result.name!r}: other rows than these calibrated"
-            f" its variant {key.label}.",
+            f"{data} has changed since the study {result.name!r}, whose variant {key.label} was"
+            " calibrated with rows of it.",
             hint="Search again, or put the file back.",
         )
     return calibration
@@ -115,6 +115,7 @@ def variant_of(result: StudyResult, configuration: Configuration, cache_dir: Pat
         device=configuration.device,
         confidence=result.sla.confidence,
         accuracy_drop_max=result.sla.max_accuracy_drop,
+        owner=identity(result.name, result.provenance),
     )
 
 

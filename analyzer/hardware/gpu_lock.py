@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from analyzer.hardware.gpus import GpuIdentity
@@ -43,18 +44,24 @@ def measuring_on(gpu: GpuIdentity | None) -> Iterator[None]:
 def _held(gpu: GpuIdentity, kind: int) -> Iterator[None]:
     # MIG instances of old drivers have slashes in their names (MIG-GPU-…/1/0).
     path = _FOLDER / f"tritune-gpu-{gpu.uuid.replace('/', '-')}.lock"
+    descriptor = None
     try:
         descriptor = open_lock_file(path)
     except OSError as error:
-        print(
+        _tell_once(
             f"What others build or measure on GPU {gpu.uuid} meanwhile is not waited for: {path} "
-            f"cannot be locked ({error.strerror}).",
-            file=sys.stderr,
+            f"cannot be locked ({error.strerror})."
         )
-        yield
+    if descriptor is None:
+        yield  # not in the handler: the error would be told as the cause of one of the work's
         return
     try:
         fcntl.flock(descriptor, kind)
         yield
     finally:
         os.close(descriptor)
+
+
+@cache
+def _tell_once(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -155,7 +155,6 @@ class Session(ABC):
             from_start=stream == STREAM_MEASURE,
             rng=rng,
         )
-        count = len(arrival_s)
         schedule = Schedule(
             kind=kind,
             rate_rps=rate_rps,
@@ -163,21 +162,21 @@ class Session(ABC):
             arrival_s=arrival_s,
             batch_size=batch_size,
             rng=rng,
-            abort=self._abort_rule(count, lead_in_s, seconds, claim=claim) if abort else None,
+            abort=self._abort_rule(arrival_s, lead_in_s, claim=claim) if abort else None,
             claim=claim,
         )
         return self._keep(*self._offer(schedule))
 
     def _abort_rule(
-        self, count: int, lead_in_s: float, seconds: float, *, claim: bool
+        self, arrival_s: NDArray[np.float64], lead_in_s: float, *, claim: bool
     ) -> AbortRule:
-        """When a run of ``count`` requests, its lead-in's included, is given up."""
+        """When a run of these requests, its lead-in's included, is given up."""
         miss_rate_max = self._plan.sla.miss_rate_max
         if not claim:
-            return AbortRule.hopeless(count, miss_rate_max, factor=_HOPELESS_FACTOR)
+            return AbortRule.hopeless(len(arrival_s), miss_rate_max, factor=_HOPELESS_FACTOR)
         share = max(_HOPELESS_CLAIM_SHARE, _HOPELESS_FACTOR * miss_rate_max)
-        counted = count * seconds / (lead_in_s + seconds)
-        rule = AbortRule.hopeless(math.ceil(counted), share, factor=1.0)
+        counted = int(np.count_nonzero(arrival_s >= lead_in_s))
+        rule = AbortRule.hopeless(counted, share, factor=1.0)
         return replace(rule, skip_s=lead_in_s)
 
     def skip_arrivals(self, tests: Iterable[LoadTest]) -> None:

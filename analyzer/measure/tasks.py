@@ -76,6 +76,7 @@ class Assets:
         confidence: Of the interval of the accuracy.
         accuracy_drop_max: The limit that decides how many rows are scored.
         faster_only: Whether variants that are slower than the model itself are of no use.
+        owner: As in :func:`~analyzer.variants.build.build_variants`.
     """
 
     model: ModelInfo
@@ -86,6 +87,7 @@ class Assets:
     seed: int = 0
     batch_sizes: tuple[int, ...] = (1,)
     engines: tuple[MeasuredEngine, ...] = ()
+    owner: str = ""
 
     def build(
         self,
@@ -132,6 +134,7 @@ class Assets:
             faster_only=self.faster_only,
             begin_s=begin_seconds_max,
             timeout_s=seconds_max,
+            owner=self.owner,
             engine=EngineOptions.for_batches(self.batch_sizes),
         )
 
@@ -151,11 +154,11 @@ class Assets:
 
         It is kept by what it is made from, so that all who ask for the same rows share one.
         """
-        from analyzer.variants.cache import file_sha256
+        from analyzer.variants.cache import data_sha256
         from analyzer.variants.inputs import load_calibration, synthetic_inputs
 
         # By content: jobs copy the same data to places of their own.
-        source = file_sha256(Path(self.calibration_path)) if self.calibration_path else self.seed
+        source = data_sha256(Path(self.calibration_path)) if self.calibration_path else self.seed
         text = f"{self.model.sha256}|{self.model.inputs}|{source}"
         path = cache_dir / f"requests-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
         if path.is_file():

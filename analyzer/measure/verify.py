@@ -91,7 +91,7 @@ def verify_claim(
     """The claim's measurement: its certificate rests on runs before and after a restart.
 
     A failure may be certain before the restart. A PASS is given only after it, once as many
-    requests were sent as before it.
+    requests were sent as before it or the time has ended.
 
     Args:
         open_target: Starts the server anew each time.

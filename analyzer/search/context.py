@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from analyzer.domain.configuration import Configuration, baseline_configuration
 from analyzer.domain.measurement import Accuracy, Measurement, Prediction
+from analyzer.domain.study import identity
 from analyzer.measure.jobs import Executor, Job, JobResult
 from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.tasks import Assets, MeasureTask
@@ -224,6 +225,7 @@ def make_context(
             accuracy_drop_max=request.sla.max_accuracy_drop,
             faster_only=not request.precisions_named and request.sla.objective != "memory",
             batch_sizes=tuple(sorted(size for size in sizes if size > 0)),
+            owner=identity(request.study, request.provenance),
         ),
         load=LoadPlan(
             sla=request.sla,

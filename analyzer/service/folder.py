@@ -316,7 +316,7 @@ class JobFolder:
         try:
             with open_store(file_url(self.snapshot), create=False) as store:
                 return [
-                    row._asdict() | {"number": row.trial_number, "position": row.number}
+                    row.document() | {"trial_number": row.trial_number}
                     for row in store.trial_rows(study)
                 ]
         except StoreError:

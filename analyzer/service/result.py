@@ -63,7 +63,7 @@ class Fleet(_Part):
     rate_rps: float | None = None
 
 
-class Used(_Part):
+class MemoryUse(_Part):
     """What needs memory."""
 
     memory_bytes_peak: float | None = None
@@ -93,7 +93,7 @@ class Edged(_Part):
         return edge_text(self.edge)
 
 
-class Entry(Edged, Used):
+class Entry(Edged, MemoryUse):
     """The contract's ENTRY, as far as a page shows it."""
 
     config_id: str = ""
@@ -123,7 +123,7 @@ class Entry(Edged, Used):
             return self.config_id
 
 
-class Trial(Edged, Used):
+class Trial(Edged, MemoryUse):
     """What was measured of one configuration, or why it failed."""
 
     number: int

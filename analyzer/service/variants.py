@@ -26,12 +26,12 @@ from sqlalchemy import Connection, select
 from analyzer.domain.configuration import PRECISIONS
 from analyzer.service.content import copy_file
 from analyzer.service.schema import JOBS, UPLOADS
-from analyzer.variants.cache import HURRIED, RECORD_NAME
+from analyzer.variants.cache import OWN, RECORD_NAME
 
 _LOG = logging.getLogger(__name__)
 # An entry of the cache of variants (:mod:`analyzer.variants.cache`); those that say why a variant
 # is of no use are cheap to make again.
-_ENTRY = re.compile(rf"[0-9a-f]{{24}}({HURRIED}[0-9.]+)?")
+_ENTRY = re.compile(rf"[0-9a-f]{{24}}({OWN}[0-9a-f]{{12}})?")
 _INCOMING = "incoming-"
 _READ_BYTES = 1 << 20
 _DEVICES = frozenset({"cpu", "gpu"})

@@ -135,3 +135,8 @@ class TrialRow(NamedTuple):
     cost_per_hour: float | None
     load_test_seconds: float | None
     created_at: str
+
+    def document(self) -> dict[str, Any]:
+        """The fields as users see them: ``number`` of the trial, ``position`` of the row."""
+        values = self._asdict()
+        return {"number": values.pop("trial_number"), "position": values.pop("number"), **values}

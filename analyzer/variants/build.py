@@ -17,7 +17,7 @@ from analyzer.domain.configuration import VariantKey
 from analyzer.domain.measurement import Accuracy
 from analyzer.domain.model import ModelInfo
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt
-from analyzer.errors import AnalyzerError, BuildError, BuildTimeoutError
+from analyzer.errors import AnalyzerError, BuildError
 from analyzer.hardware.gpus import GpuIdentity, first_gpu
 from analyzer.hardware.machine import inspect_machine, usable_cores
 from analyzer.variants.build_facts import row_facts, variant_facts
@@ -25,25 +25,21 @@ from analyzer.variants.build_process import prepare, run_builds
 from analyzer.variants.cache import (
     building,
     cache_key,
-    hurried_key,
     load_entry,
-    load_hurried,
+    own_key,
     publish,
     write_error,
 )
 from analyzer.variants.inputs import CalibrationData, split_rows, synthetic_inputs, take_rows
 from analyzer.variants.onnx_file import hash_model
 from analyzer.variants.tensorrt_build import EngineFacts, EngineOptions, engine_facts
-from analyzer.variants.worker import BuildRequest, BuildResult, calibrating_seconds
+from analyzer.variants.worker import BuildRequest, BuildResult
 
 _SYNTHETIC_ROWS = 32  # of made-up inputs: they only show the numerical error
 # Part of the name of a cache entry that says why a variant is of no use on a machine. Machines
 # change (neighbours, clock limits), so it is kept as long as probes are.
 _REFUSED = "-refused-"
 _REFUSED_SECONDS = 7 * 86400.0  # a week
-# A variant whose calibration the time ended is built anew with so many times as much, which is for
-# about as many times the rows: fewer are no gain, and two searches of one budget differ by less.
-_MORE_TIME = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +104,7 @@ def build_variants(
     timeout_s: float = 1800.0,
     cores: int | None = None,
     cancelled: threading.Event | None = None,
+    owner: str = "",
 ) -> dict[VariantKey, Variant | AnalyzerError]:
     """The variants ``keys`` of ``model``, from the cache or built now.
 
@@ -130,20 +127,19 @@ def build_variants(
         engine: Batch sizes and limits of a TensorRT engine; the default serves batches up to 8.
             It is part of what an engine is: another one is another engine.
         faster_only: Refuses, without scoring it, what is slower on the CPU than the model itself.
-        begin_s: What is not begun by then is left out; the model itself and engines are not. A
-            variant whose calibration the time ended is built anew where this leaves twice as much;
-            with infinity (for who takes what is there) it is not.
+        begin_s: What is not begun by then is left out; the model itself and engines are not. It
+            bounds how long a variant is calibrated, too.
         timeout_s: What is not built by then is ended.
         cores: That the processes share; None for all that this process may use.
         cancelled: Ends what is not built yet (with a BuildError) when it is set.
+        owner: The study that the variants are for. What is calibrated by a part of its rows alone,
+            since little time was left, serves its owner and nobody else.
     """
     cache_dir = Path(cache_dir).absolute()
     cores = cores or usable_cores()
     cancelled = cancelled or threading.Event()
     rows = row_facts(model, calibration, device, seed)
     built: dict[VariantKey, Variant | AnalyzerError] = {}
-    hurried: dict[VariantKey, Variant | BuildError] = {}
-    calibrating_s = calibrating_seconds(begin_s)
     orders: list[_Order] = []
     # Keys that differ in nothing that a build or its score depends on.
     same: dict[str, list[VariantKey]] = {}
@@ -166,18 +162,10 @@ def build_variants(
         same.setdefault(name, []).append(key)
         if len(same[name]) > 1:
             continue
-        found = load_entry(cache_dir, name)
-        if found is None and faster_only:
-            found = load_entry(cache_dir, name + refused, seconds_kept=_REFUSED_SECONDS)
-        if found is not None:
-            built[key] = _from_record(model, key, name, *found, cached=True)
+        kept = {name: math.inf, name + refused: _REFUSED_SECONDS} if refused else {name: math.inf}
+        if (found := _find(cache_dir, kept, owner)) is not None:
+            built[key] = _from_record(model, key, *found, cached=True)
             continue
-        if (short := load_hurried(cache_dir, name)) is not None:
-            hurried[key] = _from_record(model, key, *short, cached=True)
-            longer = calibrating_s >= _MORE_TIME * short[-1]["calibrating_s"]
-            if not longer or math.isinf(begin_s):
-                built[key] = hurried[key]
-                continue
         request = partial(
             make_request, model, key, calibration, seed,
             device=device,
@@ -192,7 +180,7 @@ def build_variants(
             gpu=gpu,
             timing_cache=cache_dir / "tensorrt-timing.cache" if tensorrt else None,
         )  # fmt: skip
-        orders.append(_Order(key, device, name, name + refused, request, place, calibrating_s))
+        orders.append(_Order(key, device, name, name + refused, request, place, owner))
     labelled = calibration is not None and calibration.labels is not None
     orders.sort(key=lambda order: _turn(order.key, device, labelled=labelled))
     graphs = [order for order in orders if order.place is None]
@@ -212,14 +200,26 @@ def build_variants(
         except BaseException:
             cancelled.set()
             raise
-    for key, stand_in in hurried.items():
-        if isinstance(built[key], BuildTimeoutError):
-            built[key] = stand_in
     for first, *others in same.values():
         variant = built[first]
         for key in others:
             built[key] = replace(variant, key=key) if isinstance(variant, Variant) else variant
     return built
+
+
+def _find(
+    cache_dir: Path, kept: Mapping[str, float], owner: str
+) -> tuple[str, Path, dict[str, Any]] | None:
+    """Name, folder and record of the first entry that serves ``owner``, its own before others'.
+
+    Args:
+        kept: Names of entries, and for how many seconds they hold.
+    """
+    for name, seconds in kept.items():
+        for entry in (own_key(name, owner), name):
+            if (found := load_entry(cache_dir, entry, seconds_kept=seconds)) is not None:
+                return entry, *found
+    return None
 
 
 def stored_variant(
@@ -256,11 +256,7 @@ def _turn(key: VariantKey, device: str, *, labelled: bool) -> tuple[bool, int]:
 
 
 class _Order(NamedTuple):
-    """A variant to build, the names of its cache entry and of its refusal's, and what is asked.
-
-    ``calibrating_s`` is the time for calibrating that the command gives, not that of one process:
-    the same in searches of one budget.
-    """
+    """A variant to build, the names of its cache entry and of its refusal's, and what is asked."""
 
     key: VariantKey
     device: str
@@ -268,7 +264,7 @@ class _Order(NamedTuple):
     refused: str
     request: Callable[[], BuildRequest]
     place: EngineFacts | None
-    calibrating_s: float
+    owner: str
 
 
 def _build(
@@ -310,16 +306,13 @@ def _publish(
     model: ModelInfo, order: _Order, result: BuildResult, cache_dir: Path, folder: Path
 ) -> Variant | BuildError:
     name = order.refused if result.refused else order.name
-    used, rows = result.calibrated or (0, 0)
-    if used < rows:
-        name = hurried_key(name, order.calibrating_s)
+    if result.hurried:
+        name = own_key(name, order.owner)
     record = {
         "file": result.file,
         "accuracy": asdict(result.accuracy) if result.accuracy is not None else None,
         "refused": result.refused,
         "notes": list(result.notes),
-        "calibrated": result.calibrated,
-        "calibrating_s": order.calibrating_s,
         "build_seconds": result.seconds,
         "built_for": {"precision": order.key.precision, "device": order.device},
         "engine": asdict(order.place) if order.place is not None else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -19,8 +20,8 @@ from analyzer.errors import BuildError
 
 RECORD_NAME = "variant.json"
 _BUILD_PREFIX = ".build-"
-# In the name of an entry that was made in too little time; the seconds follow.
-HURRIED = "-hurried-"
+# In the name of an entry that is its owner's alone; a hash of the owner follows.
+OWN = "-of-"
 # Longer than any build: what is older was left by a process that died.
 _STALE_SECONDS = 24 * 3600
 
@@ -56,17 +57,9 @@ def load_entry(
     return None
 
 
-def hurried_key(key: str, seconds: float) -> str:
-    """The name of an entry that stands in for ``key``, made in at most ``seconds`` (below 100)."""
-    return f"{key}{HURRIED}{seconds:05.2f}"
-
-
-def load_hurried(cache_dir: Path, key: str) -> tuple[str, Path, dict[str, Any]] | None:
-    """Name, folder and record of the entry that stands in for ``key`` and had the most time."""
-    for folder in sorted(cache_dir.glob(f"{key}{HURRIED}*"), reverse=True):
-        if (found := load_entry(cache_dir, folder.name)) is not None:
-            return folder.name, *found
-    return None
+def own_key(key: str, owner: str) -> str:
+    """The name of the entry that stands in for ``key`` for ``owner`` alone."""
+    return f"{key}{OWN}{hashlib.sha256(owner.encode()).hexdigest()[:12]}"
 
 
 @contextlib.contextmanager
@@ -128,6 +121,20 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, 64 hex digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def data_sha256(path: Path) -> str:
+    """As :func:`file_sha256`, read once by a process while size and time of the file are the same.
+
+    Data may be large, and every load test asks.
+    """
+    found = path.stat()
+    return _sha256_as_of(path.absolute(), found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _sha256_as_of(path: Path, size: int, mtime_ns: int) -> str:
+    return file_sha256(path)
 
 
 def _remove_stale(cache_dir: Path) -> None:

@@ -124,7 +124,7 @@ class BuildResult:
         accuracy: None of a variant that was refused, or that cannot run here.
         seconds: That building and scoring took.
         refused: Why the variant is of no use; empty if it may be.
-        calibrated: How many rows calibrated it, and how many there were; None if none did.
+        hurried: Whether less time than calibrating may ever take left out some of the rows.
     """
 
     file: str | None
@@ -132,12 +132,7 @@ class BuildResult:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
-    calibrated: tuple[int, int] | None = None
-
-
-def calibrating_seconds(left_s: float) -> float:
-    """What calibrating a variant may take where others may be begun for ``left_s`` seconds."""
-    return min(_CALIBRATING_SHARE * max(left_s, 0.0), CALIBRATING_SECONDS_MAX)
+    hurried: bool = False
 
 
 def build(
@@ -188,6 +183,7 @@ def build(
             notes += build_engine(
                 graph, model, file, request.engine, timing_cache=request.timing_cache
             )
+    hurried = 0 < reader.used < len(reader) and calibrating_s < CALIBRATING_SECONDS_MAX
     judged = partial(
         judge,
         labels=request.labels,
@@ -244,6 +240,7 @@ def build(
             accuracy=None,
             seconds=time.monotonic() - started,
             refused=f"{key.label} is not considered: {left_out}.",
+            hurried=hurried,
         )
     notes += (left_out,) if left_out else ()
     if itself and request.labels is not None:
@@ -256,7 +253,7 @@ def build(
         accuracy=accuracy,
         notes=notes,
         seconds=time.monotonic() - started,
-        calibrated=(reader.used, len(reader)) if reader.used else None,
+        hurried=hurried,
     )
 
 
@@ -377,7 +374,9 @@ def main(folder: Path, begin_by: float) -> None:
     result: BuildResult | AnalyzerError
     try:
         (folder / BEGUN_FILE).touch()
-        result = build(request, folder, calibrating_seconds(left_s))
+        result = build(
+            request, folder, min(_CALIBRATING_SHARE * max(left_s, 0.0), CALIBRATING_SECONDS_MAX)
+        )
     except AnalyzerError as error:
         result = error
     except OSError as error:

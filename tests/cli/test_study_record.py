@@ -127,7 +127,7 @@ SIZED = replace(MODEL, inputs=(TensorSpec(name="image", datatype="FP32", shape=(
         (
             replace(SIZED, batchable=False),
             "ran the model in batches; as this command reads it, it runs one request at a time.",
-            "Repeat the options --input-shape, --calibration-data and --budget, or",
+            "Repeat the options --input-shape and --calibration-data, and give a --budget",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,8 @@ class Member:
         self.closed = closed
         self.holds = 0
 
-    def infer(self, call: Any, on_done: Any) -> int:
+    def infer(self, call: Any, on_done: Any, *, submit: Any) -> int:
+        assert submit == self.infer
         self.on_done = on_done
         self.on_infer()
         return 7
@@ -63,11 +65,14 @@ class Member:
         self.cancelled.append(ticket)
         return True
 
-    def hold(self) -> bool:
-        self.holds += not self.closed
-        return not self.closed
+    def hold(self, held: ExitStack) -> Any:
+        if self.closed:
+            return None
+        self.holds += 1
+        held.callback(self._release)
+        return self.infer
 
-    def release(self) -> None:
+    def _release(self) -> None:
         self.holds -= 1
 
 
@@ -109,7 +114,9 @@ def test_a_cancelled_request_takes_its_steps_back(while_starting: bool) -> None:
         (Fault("unavailable", "full"), "unavailable", "full"),
     ],
 )
-def test_a_step_that_cannot_go_on_is_an_answer(reply: Any, kind: str, message: str) -> None:
+def test_a_step_that_cannot_go_on_is_an_answer(
+    reply: Any, kind: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The exception ended on the member's thread, and the request never."""
     member = Member()
     ensemble = ensemble_of(TWICE, member)
@@ -122,6 +129,8 @@ def test_a_step_that_cannot_go_on_is_an_answer(reply: Any, kind: str, message: s
     assert answer.fault is not None and answer.fault.kind == kind
     assert answer.fault.message.startswith(f"in ensemble 'e', {message}")
     assert ensemble.details().server.fail_count == 1
+    said = capsys.readouterr().err  # the log: nobody else is told where it happened
+    assert ("Traceback" in said and message in said) if not failed else not said
     assert member.holds == 0
     ensemble.close(timeout_s=None)  # nothing is under way
 
@@ -165,6 +174,26 @@ def test_a_member_that_was_replaced_in_between_is_looked_up_again() -> None:
     successor.on_done(InferenceReply({"y": ROW}))
     assert [reply.fault for reply in replies] == [None]
     assert (closed.holds, successor.holds) == (0, 0)
+
+
+def test_a_request_whose_member_is_not_there_is_a_failure() -> None:
+    """It was refused, and counted nowhere."""
+    found, absent = Member(), Fault("not_found", "m is not found")
+
+    def resolve(name: str, version: int) -> Any:
+        if found.holds:
+            raise absent
+        return found
+
+    ensemble = Ensemble(text_format.Parse(TWICE, model_config_pb2.ModelConfig()), resolve)
+    replies: list[InferenceReply] = []
+    ensemble.submit(InferenceRequest(1, {"X": ROW}, replies.append))
+    (answer,) = replies
+    assert answer.fault is not None and answer.fault.kind == "internal"
+    assert answer.fault.message == "in ensemble 'e', m is not found"
+    assert ensemble.details().server.fail_count == 1
+    assert found.holds == 0
+    ensemble.close(timeout_s=None)
 
 
 def test_closing_waits_for_what_is_under_way() -> None:

@@ -20,7 +20,7 @@ class Recorded:
         self.batches: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.closed = False
+        self.ended = threading.Event()
         self.fail = False
 
     def run(self, inputs):
@@ -31,8 +31,12 @@ class Recorded:
             raise ValueError("no")
         return {"y": inputs["x"] * 2}
 
+    @property
+    def closed(self) -> bool:
+        return self.ended.is_set()
+
     def close(self) -> None:
-        self.closed = True
+        self.ended.set()
 
 
 class Replies:
@@ -155,6 +159,48 @@ def test_a_callback_that_raises_costs_neither_the_instance_nor_its_batch(capsys)
         replies.wait(3)
     assert runtime.batches == [1, 2, 1]
     assert "front end" in capsys.readouterr().err
+
+
+def test_what_is_told_of_failures_and_time_outs_may_raise(capsys) -> None:
+    """The instance's thread ended: nothing was answered any more, and its runtime stayed open."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("front end")
+
+    runtime = Recorded()
+    runtime.fail = True
+    replies = Replies()
+    timed = policy(default_queue_policy=QueuePolicy(default_timeout_us=1_000))
+    with ServedModel(
+        "m", timed, [runtime], batchable=True, on_failure=broken, after_batch=broken
+    ) as model:
+        model.submit(replies.request(0))
+        replies.wait(1)
+        runtime.fail = False
+        runtime.gate.clear()
+        model.submit(replies.request(1))
+        model.submit(replies.request(2))  # expires
+        replies.wait(2)
+        runtime.gate.set()
+        replies.wait(3)
+        model.submit(replies.request(3))
+        got = replies.wait(4)
+    assert [number for number, _, _ in got] == [0, 2, 1, 3]
+    assert [reply.fault is None for _, reply, _ in got] == [False, False, True, True]
+    assert capsys.readouterr().err.count("RuntimeError: front end") >= 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_instance_whose_thread_dies_closes_its_runtime() -> None:
+    class Dying(Recorded):
+        def run(self, inputs):
+            raise SystemExit
+
+    runtime = Dying()
+    model = ServedModel("m", policy(), [runtime], batchable=True)
+    model.submit(Replies().request(0))
+    assert runtime.ended.wait(60)
+    model.close()
 
 
 def test_outputs_without_a_row_per_inference_are_an_error() -> None:
@@ -319,6 +365,26 @@ def test_a_hanging_instance_blocks_only_itself() -> None:
     assert len(replies.wait(50)) == 50
     model.close()
     assert hung.closed
+
+
+def test_a_hanging_instance_keeps_no_other_from_its_end() -> None:
+    """A close without a limit waited until nothing ran before it ended any instance."""
+    hung, sound = Recorded(), Recorded()
+    hung.gate.clear()
+    replies = Replies()
+    unbatched = policy(max_batch_size=1, dynamic_batching=False, instance_count=2)
+    model = ServedModel("m", unbatched, [hung, sound], batchable=True)
+    for number in range(10):
+        model.submit(replies.request(number))
+    closing = threading.Thread(target=model.close, kwargs={"timeout_s": None})
+    closing.start()
+    assert len(replies.wait(9)) == 9
+    assert sound.ended.wait(60)
+    assert closing.is_alive() and not hung.closed
+    hung.gate.set()
+    closing.join(60)
+    assert hung.closed and not closing.is_alive()
+    assert [reply.fault for _, reply, _ in replies.wait(10)] == [None] * 10
 
 
 def test_a_close_without_a_limit_waits_until_another_has_one() -> None:

@@ -117,7 +117,9 @@ def test_without_a_file_to_lock_the_work_goes_on_and_says_so(
     monkeypatch.setattr(gpu_lock, "_FOLDER", folder / "absent")
     with gpu_lock.building_on(GPU), gpu_lock.measuring_on(GPU):
         pass
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    assert said[0].startswith("What others build or measure on GPU GPU-1 meanwhile is not waited")
-    assert said[0].endswith("cannot be locked (No such file or directory).")
+    (said,) = capsys.readouterr().err.splitlines()  # once
+    assert said.startswith("What others build or measure on GPU GPU-1 meanwhile is not waited")
+    assert said.endswith("cannot be locked (No such file or directory).")
+    with pytest.raises(ValueError, match="no kernel") as failed, gpu_lock.building_on(GPU):
+        raise ValueError("no kernel")
+    assert failed.value.__context__ is None  # the lock is not why

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from analyzer.engine.fault import Fault
 from analyzer.engine.loader import LoadSettings, load_versions
 from analyzer.engine.requests import InferCall, InputTensor
 from analyzer.engine.response_cache import ResponseCache
+from analyzer.engine.served_model import ServedModel
 from analyzer.errors import MissingPartError, RepositoryError, UsageError
 from analyzer.modelconfig.text import config_to_json
 from analyzer.server.repository import Repository
@@ -280,12 +279,12 @@ def test_an_unload_has_no_deadline(
     put(repository, "m", IDENTITY.replace('backend: "identity"', SLOW))
     models = opened(mode="explicit", load=("m",))
     replies = [send(models.get("m"), X=number) for number in range(3)]
-    hurried = SimpleNamespace(
-        monotonic=lambda: time.monotonic() * 100,  # ten seconds are half an execution
-        monotonic_ns=time.monotonic_ns,
-        sleep=time.sleep,
-    )
-    monkeypatch.setattr("analyzer.engine.served_model.time", hurried)
+    close = ServedModel.close
+
+    def hurried(model: ServedModel, *, timeout_s: float | None = 10.0) -> None:
+        close(model, timeout_s=timeout_s and timeout_s / 100)  # ten seconds: half an execution
+
+    monkeypatch.setattr(ServedModel, "close", hurried)
     models.unload("m")
     assert [values_of(reply) for reply in replies] == [{"Y": number} for number in range(3)]
 
@@ -636,17 +635,20 @@ def test_models_with_a_batch_axis_and_without_one_make_an_ensemble(
 
 
 @pytest.mark.parametrize("change", ["unload first", "unload second", "unload both", "load second"])
+@pytest.mark.parametrize("asked", ["both", "outer"])
 def test_what_an_ensemble_has_taken_is_answered_whatever_goes(
-    repository: Path, opened: Any, change: str
+    repository: Path, opened: Any, change: str, asked: str
 ) -> None:
-    """A step whose member had been unloaded failed."""
+    """A step whose member had been unloaded failed, lately one of an ensemble in an ensemble."""
     slow = IDENTITY.replace('backend: "identity"', SLOW)
     put(repository, "both", ENSEMBLE)
     put(repository, "first", slow)
     put(repository, "second", slow)
-    models = opened(mode="explicit", load=("both",))
+    outer = ENSEMBLE.replace('"second"', '"both"')  # it starts once "first" has answered
+    put(repository, "outer", outer.replace('key: "Y" value: "OUT"', 'key: "OUT" value: "OUT"'))
+    models = opened(mode="explicit", load=(asked,))
     old = models.get("second")
-    replies = [send(models.get("both"), X=number) for number in range(3)]
+    replies = [send(models.get(asked), X=number) for number in range(3)]
     action, name = change.split()
     put(repository, "second", IDENTITY)
     getattr(models, action)(name)

@@ -21,7 +21,7 @@ from analyzer.service.options import check_options
 from analyzer.service.schema import JOBS
 from analyzer.service.variants import KeptVariants
 from analyzer.store.database import Database
-from analyzer.variants.cache import hurried_key
+from analyzer.variants.cache import own_key
 
 pytestmark = pytest.mark.sqlite_alone
 ENGINE, GRAPH = "e" * 24, "f" * 24
@@ -106,14 +106,14 @@ def test_only_files_of_the_job_are_kept_and_no_more_than_there_is_room_for(tmp_p
     assert (root / ("9" * 24)).is_dir()
 
 
-def test_what_was_calibrated_in_a_hurry_is_kept_for_the_next_hurried_job(tmp_path: Path) -> None:
-    """Each job of the same small budget would calibrate anew."""
+def test_what_is_one_study_s_alone_is_kept_for_when_it_goes_on(tmp_path: Path) -> None:
+    """Its variants would be other files than those that were measured."""
     work, root = tmp_path / "work", tmp_path / "variants"
-    hurried = hurried_key("a" * 24, 2.0)
-    entry(work, hurried)
+    own = own_key("a" * 24, "digits-1")
+    entry(work, own)
     entry(work, "b" * 24 + "-refused-machine")
     KeptVariants(root, 3000).take(work, "cache/tritune", nothing)
-    assert [path.name for path in root.iterdir()] == [hurried]
+    assert [path.name for path in root.iterdir()] == [own]
 
 
 def test_a_job_gets_what_it_can_use(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -507,87 +507,68 @@ def request_for(model: ModelInfo, key: VariantKey, data: CalibrationData | None)
 
 
 def test_a_calibration_that_the_time_ended_tells_its_rows(
-    digits: ModelInfo, data: CalibrationData, tmp_path: Path
+    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "build"
     folder.mkdir()
     build_process.prepare(folder, request_for(digits, STATIC, data))
     result = worker.build(request_for(digits, STATIC, data), folder, calibrating_s=-1.0)
-    assert result.calibrated == (8, 100)
-    assert "calibrated on 8 of 100 rows" in result.notes
+    assert result.hurried and "calibrated on 8 of 100 rows" in result.notes
+    # 30 s are the most: no search would do better with a slow model.
+    monkeypatch.setattr(worker, "CALIBRATING_SECONDS_MAX", -1.0)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    build_process.prepare(folder, request_for(digits, STATIC, data))
+    result = worker.build(request_for(digits, STATIC, data), folder, calibrating_s=-1.0)
+    assert not result.hurried and "calibrated on 8 of 100 rows" in result.notes
 
 
-def test_a_hurried_calibration_is_made_again_with_twice_the_time(
-    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", ["", "it loses accuracy"])
+def test_what_was_calibrated_in_a_hurry_is_its_study_s_alone(
+    digits: ModelInfo,
+    data: CalibrationData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: str,
 ) -> None:
-    """A search of a few seconds left a file of 8 rows, which every later one took."""
-    begun: list[float] = []
-    late = False
+    """A search of a few seconds left a file of 8 rows, which every later one took.
+
+    And what a study has measured stays what it exports, whatever other studies build.
+    """
+    builds: list[float] = []
 
     def run(
         folders: Sequence[tuple[VariantKey, Path]], *, begin_s: float, **_: Any
     ) -> dict[VariantKey, BuildResult | AnalyzerError]:
-        begun.append(begin_s)
+        builds.append(begin_s)
         ((key, folder),) = folders
-        if late:
-            return {key: BuildTimeoutError("too late")}
-        rows = min(int(2 * begin_s), 100)
-        (folder / "out" / "model.onnx").write_text(f"{rows} rows")
-        accuracy = Accuracy(metric="cosine", value=1.0, drop=0.0)
-        found = BuildResult(
-            file="model.onnx", accuracy=accuracy, seconds=1.0, calibrated=(rows, 100)
+        hurried = begin_s < 60.0
+        (folder / "out" / "model.onnx").write_text(f"within {begin_s:g} s")
+        result = BuildResult(
+            file=None if refused and hurried else "model.onnx",
+            accuracy=Accuracy(metric="cosine", value=1.0, drop=0.0),
+            seconds=1.0,
+            refused=refused if hurried else "",
+            hurried=hurried,
         )
-        return {key: found}
+        return {key: result}
 
-    def rows_with(begin_s: float) -> str:
+    def file_of(owner: str, begin_s: float = math.inf) -> str:
         found = build_variants(
-            digits, [STATIC], calibration=data, cache_dir=tmp_path, begin_s=begin_s
-        )[STATIC]
-        assert isinstance(found, Variant)
-        record = json.loads((tmp_path / found.entry / "variant.json").read_text())
-        assert record["calibrated"] == [int(Path(found.path).read_text().split()[0]), 100]
-        return Path(found.path).read_text()
+            digits, [STATIC],
+            calibration=data, cache_dir=tmp_path, begin_s=begin_s, owner=owner, faster_only=True,
+        )[STATIC]  # fmt: skip
+        return Path(found.path).read_text() if isinstance(found, Variant) else found.message
 
     monkeypatch.setattr(build_module, "run_builds", run)
-    assert rows_with(8.0) == "16 rows"
-    for begin_s in (2.0, 8.0, 12.0, math.inf):  # who measures or exports takes what was built
-        assert rows_with(begin_s) == "16 rows"
-    assert begun == [8.0]
-    late = True
-    assert rows_with(16.0) == "16 rows", "better than nothing"
-    late = False
-    assert rows_with(16.0) == "32 rows"
-    assert rows_with(8.0) == rows_with(math.inf) == "32 rows"
-    assert begun == [8.0, 16.0, 16.0]
-    assert rows_with(60.0) == "100 rows"
-    assert rows_with(8.0) == rows_with(1000.0) == "100 rows"
-    assert begun == [8.0, 16.0, 16.0, 60.0]
-
-
-def test_a_calibration_that_had_all_the_time_there_is_stays(
-    digits: ModelInfo, data: CalibrationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """30 s are the most: a search of hours would do no better with a slow model."""
-    begun: list[float] = []
-
-    def run(
-        folders: Sequence[tuple[VariantKey, Path]], *, begin_s: float, **_: Any
-    ) -> dict[VariantKey, BuildResult | AnalyzerError]:
-        begun.append(begin_s)
-        ((key, folder),) = folders
-        (folder / "out" / "model.onnx").write_text("a graph")
-        accuracy = Accuracy(metric="cosine", value=1.0, drop=0.0)
-        return {
-            key: BuildResult(file="model.onnx", accuracy=accuracy, seconds=1.0, calibrated=(9, 100))
-        }
-
-    monkeypatch.setattr(build_module, "run_builds", run)
-    for begin_s in (1000.0, 1e6):
-        found = build_variants(
-            digits, [STATIC], calibration=data, cache_dir=tmp_path, begin_s=begin_s
-        )[STATIC]
-        assert isinstance(found, Variant)
-    assert begun == [1000.0]
+    first, second = (refused or f"within {begin_s} s" for begin_s in (8, 16))
+    assert file_of("first", 8.0) == file_of("first") == file_of("first", 90.0) == first
+    assert file_of("second", 16.0) == second
+    assert builds == [8.0, 16.0]
+    assert file_of("third", 60.0) == file_of("fourth", 8.0) == "within 60 s"
+    # What it has measured stays; of what was refused it measured nothing.
+    assert file_of("first") == ("within 60 s" if refused else first)
+    assert builds == [8.0, 16.0, 60.0]
 
 
 def test_a_model_that_bears_few_rows_together_is_scored_and_quantized(
