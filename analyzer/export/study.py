@@ -13,7 +13,7 @@ from analyzer.domain.study import StudyResult, identity
 from analyzer.errors import BuildError, DataError, ModelError, UsageError
 from analyzer.export.repository import ExportResult, export_repository
 from analyzer.variants.build import Variant, build_variant, stored_variant
-from analyzer.variants.cache import file_sha256
+from analyzer.variants.cache import data_sha256
 from analyzer.variants.inputs import CalibrationData, load_calibration
 from analyzer.variants.onnx_file import hash_model
 
@@ -83,7 +83,7 @@ def calibration_of(result: StudyResult, key: VariantKey) -> CalibrationData | No
     calibration = load_calibration(Path(data), result.model)
     before = result.provenance.get("calibration_data_sha256")  # studies of before tell none
     by_rows = key.quantized and key.quantization != "dynamic"
-    if by_rows and before is not None and file_sha256(Path(data)) != before:
+    if by_rows and before is not None and data_sha256(Path(data)) != before:
         raise DataError(
             f"{data} has changed since the study {result.name!r}, whose variant {key.label} was"
             " calibrated with rows of it.",

@@ -26,6 +26,7 @@ from benchlib.packaged_inputs import (
     face,
     file_starts_and_ends,
     log_power,
+    noise,
     page,
     photographs,
     pitch,
@@ -318,19 +319,14 @@ MODELS = (
         what="finds seizures in five minutes of a spectrogram; time comes first in its answer",
         file="brainmaze_eeg_models/seizure/_models/modelA_paper.onnx",
         shapes={"x": (100, 599)}, latency_budget_ms=500,
-        inputs=lambda rows, rng: {
-            "x": rng.standard_normal((rows, 100, 599)).astype(np.float32)
-        },
+        inputs=noise(x=(100, 599)),
     ),
     PackagedModel(
         name="spindles", package="brainmaze-eeg-models", version="0.1.0",
         what="finds spindles in 30 s of sleep",
         file="brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx",
         latency_budget_ms=500,
-        inputs=lambda rows, rng: {
-            "raw_signal": rng.standard_normal((rows, 1, 7500)).astype(np.float32),
-            "spectrogram": rng.standard_normal((rows, 15, 7500)).astype(np.float32),
-        },
+        inputs=noise(raw_signal=(1, 7500), spectrogram=(15, 7500)),
     ),
     PackagedModel(
         name="traffic-signals", package="atspm-detector", version="1.1.0",

@@ -118,6 +118,14 @@ def pitch(rows: int, rng: np.random.Generator) -> Inputs:
     }
 
 
+def noise(**shapes: tuple[int, ...]) -> MakeInputs:
+    """Rows of what was standardized: normal, float32 ``[rows, *shape]`` by input."""
+    return lambda rows, rng: {
+        name: rng.standard_normal((rows, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
 def log_power(sound: Array, frames: int, bins: int, *, hop: int) -> Array:
     """Logarithm of the power in windows of ``sound``, float32 ``[rows, frames, bins]``."""
     starts = hop * np.arange(frames)
