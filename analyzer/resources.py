@@ -48,5 +48,10 @@ def search_path(variable: str, *first: str | Path | None) -> str:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment for a child that imports this package, wherever it lies."""
-    return os.environ | {"PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT)}
+    """This process's environment for a child that imports this package, wherever it lies.
+
+    The child, and every Python that it starts, imports nothing from the folder that it is in: a
+    ``types.py`` of the user's there would take the place of Python's own.
+    """
+    paths = search_path("PYTHONPATH", PACKAGE_ROOT)
+    return os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "analyzer"
 LAYERS = {
     "errors": 0,
     "resources": 0,
+    "paths": 0,
     "domain": 1,
     "buckets": 2,
     "stats": 2,

@@ -35,7 +35,7 @@ _SPACE_KEYS = {
     "precision": "`fp32`, `fp16`, `int8`; with TensorRT also `bf16` and `fp8`, where the GPU has "
     "them.",
     "quantization": "`static`, `dynamic` or `best` (of the two); with `int8` alone.",
-    "backend": "`onnxruntime` or `tensorrt`.",
+    "backend": "`onnxruntime` or `tensorrt`; what is not here is left out.",
     "accelerator": "`none`, `openvino` (on a CPU) or `tensorrt` (on a GPU): an execution "
     "accelerator of ONNX Runtime; what is not here is left out.",
     "instance_count": "A number, or `cores` or `cores/2`.",
@@ -48,8 +48,8 @@ _SPACE_KEYS = {
     "pinned_memory": "`true` or `false`: input and output through pinned memory, on a GPU.",
     "cudnn_search": "`heuristic`, `exhaustive` (Triton's default: slow at each new shape) or "
     "`default`: how cuDNN chooses algorithms for ONNX Runtime on a GPU.",
-    "dynamic_batching": "`true` or `false`.",
-    "max_batch_size": "A number of inferences.",
+    "dynamic_batching": "`true` or `false`; if left out, `true` where `max_batch_size` is given.",
+    "max_batch_size": "A number of inferences; `dynamic_batching: true` needs it.",
     "preferred_batch_size": "A list of batch sizes; empty means the maximum.",
     "max_queue_delay": "A duration with its unit (`5ms`), or 0.",
 }

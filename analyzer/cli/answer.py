@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from analyzer.cli.export import export_with_evidence
 from analyzer.cli.search_options import SearchOptions
+from analyzer.cli.streams import answer
 from analyzer.errors import AnalyzerError
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def deliver(options: SearchOptions, result: StudyResult) -> str:
 
     report = make_report(result)
     if not options.as_json:
-        click.echo(render_terminal(report))
+        answer(render_terminal(report))
     try:
         lines = _write(options, result)
     except AnalyzerError as error:
@@ -32,9 +31,9 @@ def deliver(options: SearchOptions, result: StudyResult) -> str:
         )
         raise error.reworded(error.message, f"{error.hint} {stored}".strip()) from error
     if options.as_json:
-        click.echo(render_json(build_document(report)), nl=False)
+        answer(render_json(build_document(report)), newline=False)
     for line in () if options.as_json else lines:
-        click.echo(line)
+        answer(line)
     return result.verdict
 
 

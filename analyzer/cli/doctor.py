@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
+from analyzer.cli.streams import say
 from analyzer.cli.studies import format_table
 from analyzer.errors import AnalyzerError, InputError
 
@@ -170,9 +171,10 @@ def _database(store_url: str) -> Part:
     try:
         with open_store(store_url, create=False) as store:
             count = len(store.list_studies())
+        studies = "1 study" if count == 1 else f"{count} studies"
         return Part(
             name="Database",
-            version=f"{options.hide_password(store_url)}, {count} studies",
+            version=f"{options.hide_password(store_url)}, {studies}",
             usable=True,
             adds=adds,
         )
@@ -192,7 +194,7 @@ def _calibrated(calibrate: bool, quiet: bool) -> MachineConstants:
 
     def told(what: str, seconds: float) -> None:
         if not quiet:
-            click.echo(f"{what} (about {seconds:.0f} s)", err=True)
+            say(f"{what} (about {seconds:.0f} s)")
 
     found = measure_machine(cores=machine.cores, on_phase=told)
     try:
@@ -234,7 +236,7 @@ def _calibration_rows(constants: MachineConstants) -> list[tuple[str, str]]:
         ("slower with so many cores busy", beside or "one core"),
         ("speed", str(constants.variation or "steady while it was watched")),
         ("a sleeping thread wakes up late by, p99", f"{constants.wake_ms_p99 or 0.0:.3g} ms"),
-        ("the witness takes of one core", f"{constants.witness_share or 0.0:.2%}"),
+        ("watching the machine takes of one core", f"{constants.witness_share or 0.0:.2%}"),
     ]
 
 
@@ -257,6 +259,6 @@ def doctor(calibrate: bool, store_url: str, as_json: bool, verbose: bool, quiet:
     table = [("", "part", "version", "adds")]
     table += [("✓" if p.usable else "–", p.name, p.version or "missing", p.adds) for p in parts]
     click.echo(format_table(table))
-    click.echo("\nWhat the twin supposes of this machine\n")
+    click.echo("\nWhat the simulation assumes about this machine\n")
     for name, value in _calibration_rows(constants):
         click.echo(f"  {name:<40} {value}")

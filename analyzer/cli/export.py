@@ -11,6 +11,7 @@ import click
 
 from analyzer.buckets.location import Location
 from analyzer.cli import options
+from analyzer.cli.streams import say
 from analyzer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def export_with_evidence(
         raise UsageError(
             "--compute-capabilities belongs to --backend tensorrt-rtx.",
             hint="An engine of TensorRT itself is for the GPU that the study measured.",
+        )
+    if rtx and force:
+        raise UsageError(
+            "--force has nothing to replace: each engine is a version of its own.",
+            hint="Leave --force out.",
         )
     if rtx and isinstance(destination, Location):
         raise UsageError(
@@ -82,7 +88,7 @@ def export_with_evidence(
         else:
             done = write(destination)
     for note in () if quiet else done.notes:
-        click.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}")
     return done
 
 

@@ -11,11 +11,11 @@ import errno
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,8 +24,13 @@ from analyzer import __version__
 from analyzer.buckets.location import is_location
 from analyzer.cli.signals import end_program, hear_signals, take_signals
 from analyzer.cli.streams import open_streams, reader_left, say
-from analyzer.errors import AnalyzerError, RunInterruptedError, UsageError
+from analyzer.errors import AnalyzerError, InputError, RunInterruptedError, UsageError
+from analyzer.paths import barred, exists
 
+# Among the flags that one word may hold, -v.
+_VERBOSE = re.compile(r"-[hq]*v[hqv]*")
+# What the system says of paths that the user may not have, or that are none.
+_BARRED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 # Name of the command -> (module, one line for the overview).
 _COMMANDS = {
     "search": ("search", "Find the configuration that keeps a latency SLA (the default)."),
@@ -109,11 +114,12 @@ def _with_command(args: list[str]) -> list[str]:
     if not args or args[0] in _COMMANDS or args[0] in ("--help", "-h", "--version"):
         return args
     first = args[0]
-    if first.startswith("-") or Path(first).exists() or is_location(first):
+    if first.startswith("-") or exists(first) or is_location(first):
         return ["search", *args]
     if first.endswith(".onnx") or "/" in first:
         raise UsageError(
-            f"{first!r} is neither a command nor a model: there is no such file.",
+            f"{first!r} is neither a command nor a model: "
+            f"{barred(first) or 'there is no such file'}.",
             hint="Check the model's path; it is relative to the folder you are in.",
         )
     near = difflib.get_close_matches(first, _COMMANDS, n=3, cutoff=0.5)
@@ -188,6 +194,11 @@ def _unexpected(error: BaseException) -> AnalyzerError:
         wrapped = AnalyzerError(
             f"The disk is full{where}.", hint="Free some space; --resume goes on with a study."
         )
+    elif isinstance(error, OSError) and error.errno in _BARRED and isinstance(error.filename, str):
+        wrapped = InputError(
+            f"{error.filename} cannot be used: {error.strerror}.",
+            hint="Check the path, and the permissions of it and of the folders above it.",
+        )
     else:
         wrapped = AnalyzerError(
             f"A fault of the program: {type(error).__name__}: {error}.",
@@ -213,7 +224,7 @@ def _show(error: AnalyzerError, args: Sequence[str]) -> int:
 
 
 def _wants_trace(args: Sequence[str]) -> bool:
-    return any(arg in ("-v", "--verbose", "-vv") for arg in args)
+    return any(arg == "--verbose" or _VERBOSE.fullmatch(arg) for arg in args)
 
 
 def _hint(error: AnalyzerError, args: Sequence[str]) -> str:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from analyzer.cli import options
 from analyzer.cli.devices import check_instances, default_device, why_on_cpu
 from analyzer.cli.measure_table import print_rows
+from analyzer.cli.streams import say
 from analyzer.domain.units import format_duration
 from analyzer.errors import ModelError, UsageError
 
@@ -103,6 +105,7 @@ def measure(target: str, **values: Any) -> None:
             hint="Write --rate 100/s for an open loop, --concurrency 8 for a closed one.",
         )
     _require_a_day(values)
+    _require_sent(values)
     with _open(target, values) as subject:
         largest = _largest_request(values)
         if largest > 1 and not subject.batchable:
@@ -127,7 +130,7 @@ def measure(target: str, **values: Any) -> None:
             document["perf_analyzer"] = rows[1][1]
         click.echo(json.dumps(document))
         return
-    print_rows(rows)
+    print_rows(rows, quiet=values["quiet"])
 
 
 @contextmanager
@@ -261,7 +264,7 @@ def _real_data(model: ModelInfo, values: dict[str, Any]) -> CalibrationData | No
 
 def _tell(notes: Iterable[str], values: dict[str, Any]) -> None:
     for note in () if values["quiet"] else notes:
-        click.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}")
 
 
 def _local(path: Path, values: dict[str, Any], hardware: str) -> Iterator[Subject]:
@@ -374,9 +377,26 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
     return build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
 
 
+def _require_sent(values: dict[str, Any]) -> None:
+    """Refuses ``--arrivals`` that the load would not have."""
+    arrivals, context = values["arrivals"], click.get_current_context()
+    given = context.get_parameter_source("arrivals") is ParameterSource.COMMANDLINE
+    # The sizes of a trace's requests count in a closed loop, too.
+    if given and values["concurrency"] is not None and not arrivals.startswith("trace:"):
+        raise UsageError(
+            f"--arrivals {arrivals}: with --concurrency each request follows an answer.",
+            hint="Leave --arrivals out, or give --rate in place of --concurrency.",
+        )
+    if values["generator"] != "tritune" and arrivals != "poisson":
+        raise UsageError(
+            f"--arrivals {arrivals}: perf_analyzer sends its requests as a Poisson process alone.",
+            hint="Leave --arrivals out, or measure with --generator tritune.",
+        )
+
+
 def _require_a_day(values: dict[str, Any]) -> None:
     """Refuses a load test that lasts longer: --duration, or the least number of requests."""
-    from analyzer.measure.session import REQUESTS_MIN
+    from analyzer.measure.plan import REQUESTS_MIN
 
     least_s = REQUESTS_MIN / values["rate"] if values["rate"] else 0.0
     if max(values["duration"], least_s) > _DAY_S:
@@ -388,15 +408,14 @@ def _require_a_day(values: dict[str, Any]) -> None:
 
 def _tell_least_time(rate_rps: float, duration_s: float) -> None:
     """Notes how long the least number of requests takes, where that is more than asked for."""
-    from analyzer.measure.session import REQUESTS_MIN
+    from analyzer.measure.plan import REQUESTS_MIN
 
     least_s = REQUESTS_MIN / rate_rps
     if least_s > duration_s:
-        click.echo(
+        say(
             f"Note: {REQUESTS_MIN} requests at least are sent, which takes about "
             f"{format_duration(least_s)} at this rate: longer than --duration "
-            f"{format_duration(duration_s)}.",
-            err=True,
+            f"{format_duration(duration_s)}."
         )
 
 

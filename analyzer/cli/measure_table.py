@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from analyzer.cli.streams import say
 from analyzer.cli.studies import format_table
 
 
-def print_rows(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    """Prints the results ``(generator, entry)``; to stderr what makes them invalid."""
+def print_rows(rows: list[tuple[str, dict[str, Any]]], *, quiet: bool = False) -> None:
+    """Prints the results ``(generator, entry)``; to stderr why one is invalid, if not ``quiet``."""
     table: list[tuple[str, ...]] = [("", *(name for name, _ in rows))]
 
     def line(title: str, ours: Any, theirs: str) -> None:
@@ -45,16 +46,15 @@ def print_rows(rows: list[tuple[str, dict[str, Any]]]) -> None:
     if own.get("gpu_clock_limits"):
         line("GPU clock held down by", lambda r: ", ".join(r["gpu_clock_limits"]), "")
     click.echo(format_table(table))
-    for name, row in rows:
+    for name, row in () if quiet else rows:
         if name == "tritune":
             if row["errors"] and None in row["latency_ms"].values():
-                click.echo(
+                say(
                     "Note: requests that failed or never came back count as infinitely late; "
-                    "a percentile among them is –.",
-                    err=True,
+                    "a percentile among them is –."
                 )
             for reason in row["validity"]["reasons"]:
-                click.echo(f"not valid: {reason}", err=True)
+                say(f"not valid: {reason}")
 
 
 def _cell(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ def find_model(folder: Path) -> Path:
 def _several(paths: list[Path], where: str) -> ModelError:
     return ModelError(
         f"{where} {len(paths)} models: {_names(paths)}.",
-        hint=f"Name the one that is meant, for instance: analyze {paths[0]}.",
+        hint=f"Name the one that is meant, for instance: analyze {shlex.quote(str(paths[0]))} "
+        "--latency-budget 50ms.",
     )
 
 

@@ -19,6 +19,7 @@ from analyzer.report.commands import DEFAULT_STORE
 from analyzer.service.command import TOLD
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_TRACEBACKS = "Tracebacks of errors."
 
 
 class Quantity(click.ParamType[float]):
@@ -56,11 +57,12 @@ class Quantity(click.ParamType[float]):
         except UsageError as error:
             hint = error.hint
             bare = value.strip().removeprefix("-")
-            if self._usual and bare.isdigit():
+            if self._usual and re.fullmatch(units.NUMBER, bare):
                 # The unit that people mean here: a search of 60 ms makes no sense.
-                meant = f"{bare}{self._usual}" if int(bare) else self._example or f"1{self._usual}"
+                small = 0.0 < float(bare) <= units.KEPT_S_MAX
+                meant = f"{bare}{self._usual}" if small else self._example or f"1{self._usual}"
                 hint = f"Write it like {option} {meant}."
-            elif self._example and not bare[:1].isdigit():
+            elif self._example and not re.match("[0-9]", bare):
                 hint = f"Write it like {option} {self._example}."
             raise UsageError(f"{option}: {error.message}", hint=hint) from error
         if self._example and number <= 0:
@@ -173,11 +175,18 @@ def common(function: _F) -> _F:
     """Adds ``--json``, ``-v`` and ``-q``."""
     for option in (
         click.option("-q", "--quiet", is_flag=True, help="No progress, no warnings."),
-        click.option("-v", "--verbose", is_flag=True, help="More detail; tracebacks of errors."),
+        click.option("-v", "--verbose", is_flag=True, help=_TRACEBACKS),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
     ):
         function = option(function)
     return function
+
+
+def tracebacks(function: _F) -> _F:
+    """Adds ``-v``, which :mod:`analyzer.cli.main` reads, to a command without the others."""
+    return click.option("-v", "--verbose", is_flag=True, expose_value=False, help=_TRACEBACKS)(
+        function
+    )
 
 
 def store(function: _F) -> _F:
@@ -188,7 +197,8 @@ def store(function: _F) -> _F:
         metavar="URL",
         default=DEFAULT_STORE,
         show_default=True,
-        help="Database of the results (SQLite or PostgreSQL), a URL: a % in a name is %25.",
+        help="Database of the results: sqlite:///FILE or postgresql://USER@HOST/NAME; write a % in "
+        "it as %25.",
     )(function)
 
 

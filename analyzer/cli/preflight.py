@@ -5,6 +5,7 @@ A search takes minutes; a folder that cannot be written must not be found out at
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from analyzer.buckets.location import Location
 from analyzer.cli.options import cache_dir
 from analyzer.cli.search_options import SearchOptions
 from analyzer.errors import AnalyzerError, MissingPartError, StoreError, TargetError, UsageError
+from analyzer.paths import exists, is_dir
 
 _STUDY_NAME_MAX = 100  # characters; as the service has it
 
@@ -70,7 +72,7 @@ def check_export(path: Path | Location) -> None:
     if isinstance(path, Location):
         check_remote(path)
         return
-    if path.exists() and not path.is_dir():
+    if exists(path) and not is_dir(path):
         raise UsageError(
             f"--export: {path} is a file, where a model repository is a folder.",
             hint="Choose another folder.",
@@ -91,7 +93,7 @@ def check_export_of(name: str, repository: Path | Location, *, force: bool) -> N
 
         present = remote_model_exists(repository, name)
     else:
-        present = Path(there).exists()
+        present = exists(there)
     if isinstance(repository, Path) and present and not Path(there).is_dir():
         raise UsageError(
             f"--export: {there} is a file, where the model's folder should be.",
@@ -108,7 +110,7 @@ def check_export_of(name: str, repository: Path | Location, *, force: bool) -> N
 def _check_writable(folder: Path, what: str, kind: type[AnalyzerError] = UsageError) -> None:
     """Tries to write a file into ``folder``, or into the nearest folder above it that is there."""
     present = folder.absolute()
-    while not present.exists() and present != present.parent:
+    while not exists(present) and present != present.parent:
         present = present.parent
     try:
         with tempfile.TemporaryFile(dir=present):
@@ -153,7 +155,8 @@ def check_store(url: str, *, study: str | None, resume: bool) -> None:
         elif study is not None and store.has_study(study):
             raise StoreError(
                 f"A study named {study!r} exists already in {store.place}.",
-                hint=f"Go on with it (--study {study} --resume), or choose another name.",
+                hint=f"Go on with it (--study {shlex.quote(study)} --resume), or choose another "
+                "name.",
             )
 
 

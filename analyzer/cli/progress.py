@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -9,6 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from analyzer.cli.streams import say
+
+# Of a terminal that does not tell its width; of one that tells less than can be read.
+_COLUMNS, _COLUMNS_MIN = 80, 20
 
 
 class ConsoleProgress:
@@ -78,11 +82,19 @@ class ConsoleProgress:
                 left = max(self._expected_s - elapsed, 0.0)
                 bar = "━" * done + "╌" * (self._WIDTH - done)
                 line = f"{bar} {self._phase}, {left:.0f} s left  {self._detail}"
-            columns = 100
-            self._write(f"\r\x1b[K{line[:columns]}")
+            self._write(f"\r\x1b[K{line[: _columns()]}")
 
     def _write(self, text: str) -> None:
         say(text, newline=False)
+
+
+def _columns() -> int:
+    """Characters of a line that does not wrap: some terminals do so after their last column."""
+    try:
+        found = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        found = 0
+    return max((found or _COLUMNS) - 1, _COLUMNS_MIN)
 
 
 def make_progress(*, quiet: bool) -> ConsoleProgress:

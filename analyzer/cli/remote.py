@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from analyzer.buckets.location import Location
 from analyzer.cli import options as shared
 from analyzer.cli.models import find_model, local_model
 from analyzer.cli.preflight import check_export, check_export_of, check_force, check_report
+from analyzer.cli.streams import answer, say
 from analyzer.errors import (
     AnalyzerError,
     InputError,
@@ -91,7 +93,7 @@ def search_remotely(context: click.Context, exit_codes: Mapping[str, int]) -> in
         if done["state"] != "SUCCEEDED":
             raise _error_of(done)
         if held and not values["quiet"]:
-            click.echo(held, nl=False, err=True)
+            say(held, newline=False)
         _deliver(client, done, values, shared.command_line(context.obj or ()))
     return exit_codes[done["verdict"]]
 
@@ -159,7 +161,7 @@ def _kinds(root: type[AnalyzerError]) -> Iterator[type[AnalyzerError]]:
 
 
 def _go_on(job: Mapping[str, Any]) -> str:
-    return f"Go on with: --study {job['study']} --resume (the same command otherwise)."
+    return f"Go on with: --study {shlex.quote(job['study'])} --resume (the same command otherwise)."
 
 
 def _upload_model(client: ServiceClient, path: Path, name: str) -> str:
@@ -207,7 +209,7 @@ def _follow(client: ServiceClient, job: Mapping[str, Any], *, quiet: bool) -> st
         From its last word on, which is this command's to say where the job failed.
     """
     if not quiet:
-        click.echo(f"Job {job['id']}", err=True)
+        say(f"Job {job['id']}")
     held = ""  # from the beginning of a line on
     try:
         for event in client.events(job["id"]):
@@ -216,7 +218,7 @@ def _follow(client: ServiceClient, job: Mapping[str, Any], *, quiet: bool) -> st
             held += event.body["text"]
             shown, held = _shown(held)
             if shown and not quiet:
-                click.echo(shown, nl=False, err=True)
+                say(shown, newline=False)
     except KeyboardInterrupt as error:
         client.cancel(job["id"])
         raise RunInterruptedError(
@@ -259,17 +261,17 @@ def _deliver(
     with tempfile.TemporaryDirectory(prefix="tritune-") as scratch:
         result = _study(client, done, Path(scratch) / "study.db", command)
         if result is not None and not values["as_json"]:
-            click.echo(render_terminal(make_report(result)))
+            answer(render_terminal(make_report(result)))
         try:
             written = _write(client, done, values, result, Path(scratch))
         except AnalyzerError as error:
             hint = f"{error.hint} The job {done['id']} keeps its report and its repository there."
             raise error.reworded(error.message, hint.strip()) from error
     if values["as_json"]:
-        click.echo(render_json(_document(client, done, result)), nl=False)
+        answer(render_json(_document(client, done, result)), newline=False)
         return
     for line in written:
-        click.echo(line)
+        answer(line)
 
 
 def _write(
@@ -291,7 +293,7 @@ def _write(
     if isinstance(place, Path) and client.fetch(done["id"], packed.name, packed):
         for exported in _unpack(packed, place, force=values["force"]):
             for note in () if values["quiet"] else exported.notes:
-                click.echo(f"Note: {note}", err=True)
+                say(f"Note: {note}")
             written.append(f"repository  {place / exported.model}")
     if done["reason"] == "export":
         raise RepositoryError(done["message"], hint=done["hint"] or "")

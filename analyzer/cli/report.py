@@ -59,6 +59,6 @@ def report(
         return
     write_report(output, text)
     if as_json:
-        click.echo(render_report(result, "json"), nl=False)
+        click.echo(render_report(result, "json", store_url=store_url), nl=False)
     elif not quiet:
         click.echo(f"{output}", err=True)

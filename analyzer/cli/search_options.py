@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.buckets.location import Location
+from analyzer.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +59,20 @@ class SearchOptions:
     def measures_here(self) -> bool:
         """Whether this machine is what is measured: no cluster's, and no server elsewhere."""
         return self.ray_address is None and "://" not in self.server
+
+    def workers_at_once(self) -> int | None:
+        """How many load tests may run at a time; None for one on each device.
+
+        Raises:
+            UsageError: More than one is asked for, on a server that runs already.
+        """
+        if "://" not in self.server:
+            return self.workers
+        if self.workers not in (None, 1):
+            raise UsageError(
+                f"--workers {self.workers}: --server {self.server} is one server, and takes one "
+                "load test at a time: another would disturb what is measured.",
+                hint="Leave --workers out, or let each worker start a server of its own (--server "
+                "embedded or triton).",
+            )
+        return 1

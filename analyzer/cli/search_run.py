@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -321,7 +322,7 @@ def _executor(
     executor = RayExecutor(
         device=device,
         cache_dir=cache_dir(),
-        workers=options.workers,
+        workers=options.workers_at_once(),
         ray_address=options.ray_address,
         cores=machine.cores,
     )
@@ -413,7 +414,7 @@ def study_status(store: ResultStore, study: str, cancel: Callable[[], None]) -> 
         store.set_status(study, "interrupted")
         raise RunInterruptedError(
             "Interrupted. What was measured to its end is stored.",
-            hint=f"Go on with: --study {study} --resume (the same command otherwise).",
+            hint=f"Go on with: --study {shlex.quote(study)} --resume (the same command otherwise).",
         ) from error
     except Exception:
         # A fault as well: "running" would be a lie.

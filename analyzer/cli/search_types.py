@@ -76,6 +76,7 @@ def _searched(options: SearchOptions, ending: ExitStack) -> StudyResult:
     from analyzer.cluster.ray_session import ray_session
     from analyzer.hardware.machine import inspect_machine
     from analyzer.search.instance_types import search_types
+    from analyzer.stats.certificate import confidence_of_each
     from analyzer.store.results import open_store
     from analyzer.twin.precompile import start_compiling
 
@@ -119,8 +120,7 @@ def _searched(options: SearchOptions, ending: ExitStack) -> StudyResult:
                 for name, pricing in prices.items()
             ]
             for own in machines:
-                if "://" not in options.server:  # its machine may have a GPU
-                    check_instances(path, own.device, partial(_leases_none, own))
+                check_instances(path, own.device, partial(_leases_none, own))
             spaces = [_space(options, model, own, largest) for own in machines]
             left_out = [note for space in spaces for note in space.left_out]
             for text in (*_notes(options, machines), *model.notes, *left_out, *read_notes):
@@ -134,10 +134,18 @@ def _searched(options: SearchOptions, ending: ExitStack) -> StudyResult:
                     hardware=told,
                 )  # fmt: skip
                 stop = threading.Event()
+                # The study is one claim, and each type has an equal part of its error.
+                confidence = confidence_of_each(sla.confidence, len(spaces))
+                if len(spaces) > 1:
+                    progress.warn(
+                        f"Each of the {len(spaces)} instance types is certified with a confidence "
+                        f"of {confidence:.6g}, so that all of them together have one of "
+                        f"{sla.confidence:g}."
+                    )
                 parts = [
                     _part(options, record, model, space, arrivals, own, store, stop, progress,
                           baseline_on(path, model, baseline, own.device), twin_ready, machine,
-                          plan, inference_s)
+                          plan, inference_s, confidence)
                     for own, space in zip(machines, spaces, strict=True)
                 ]  # fmt: skip
 
@@ -146,7 +154,7 @@ def _searched(options: SearchOptions, ending: ExitStack) -> StudyResult:
                         own.executor.cancel_all()
 
                 with study_status(store, record.name, cancel):
-                    result = search_types(parts, stop)
+                    result = replace(search_types(parts, stop), sla=sla)
                     store.save_result(result)
                 return save_at_end(store, result, workers, plan, ending)
 
@@ -172,6 +180,12 @@ def _check(options: SearchOptions) -> None:
         raise UsageError(
             "--instance-types needs Ray, and --executor in-process has one worker.",
             hint="Leave --executor out.",
+        )
+    if "://" in options.server:
+        raise UsageError(
+            f"--instance-types compares machines, and --server {options.server} is one, which "
+            "those of all types would load at the same time.",
+            hint="Leave --server out, or use --server triton: each worker then starts its own.",
         )
 
 
@@ -251,6 +265,7 @@ def _part(
     machine: Machine,
     plan: TimePlan,
     inference_s: float,
+    confidence: float,
 ) -> TypePart:
     from analyzer.cli.machine import constants_of
     from analyzer.search.context import make_context
@@ -261,6 +276,7 @@ def _part(
     request = request_of(
         options, record, model, space, own.device, own.pricing, arrivals, inference_s
     )
+    request = replace(request, sla=replace(request.sla, confidence=confidence))
     facts = own.facts
     context = make_context(
         request,

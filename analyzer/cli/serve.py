@@ -80,6 +80,7 @@ def _port(name: str, default: int, what: str) -> Callable[[Any], Any]:
     help="Turn the response cache on, with this size (64MiB).",
 )
 @click.option("--exit-on-error", is_flag=True, help="End if a model cannot be loaded at the start.")
+@shared.tracebacks
 def serve(
     repository: Path,
     host: str,

@@ -7,15 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from analyzer.cli import options as shared
 from analyzer.cli.service_limits import limit_arguments, limit_options
 from analyzer.cli.service_login import login_options
+from analyzer.cli.streams import say
 from analyzer.errors import MissingPartError, UsageError
 
 if TYPE_CHECKING:
     from analyzer.service.limits import ServiceLimits
     from analyzer.service.oidc import OidcOptions
+
+
+def _of_group(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Click's callback: a subcommand takes over what is given before it, not behind it."""
+    name = str(parameter.name)
+    above: click.Context | None = context
+    while above is not None:
+        if above.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            return value if above is context else above.params[name]
+        above = above.parent
+    return value
+
 
 _DATA = click.option(
     "--data",
@@ -23,6 +37,7 @@ _DATA = click.option(
     default=Path("tritune-service"),
     show_default=True,
     metavar="DIR",
+    callback=_of_group,
     help="Folder of the uploaded and made files.",
 )
 _STORE = click.option(
@@ -30,6 +45,7 @@ _STORE = click.option(
     "store_url",
     metavar="URL",
     envvar="TRITUNE_SERVICE_STORE",
+    callback=_of_group,
     help="Database of the jobs (SQLite or PostgreSQL); also TRITUNE_SERVICE_STORE.  "
     "[default: service.db in the folder of --data]",
 )
@@ -143,7 +159,7 @@ def service(
             limits=limits,
             worker_arguments=tuple(limit_arguments(limits)),
         ),
-        say=lambda text: click.echo(text, err=True),
+        say=say,
     )
 
 
@@ -166,6 +182,7 @@ def token() -> None:
 @_STORE
 @_DATA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@shared.tracebacks
 def create_token(
     name: str,
     project: str,
@@ -198,7 +215,7 @@ def create_token(
         )
         place = database.place
     # A service that has another database knows nothing of it.
-    click.echo(f"The token is good for the service whose database is {place}.", err=True)
+    say(f"The token is good for the service whose database is {place}.")
     if as_json:
         click.echo(
             json.dumps(
@@ -226,6 +243,7 @@ def create_token(
 @_STORE
 @_DATA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@shared.tracebacks
 def collect_garbage(keep: float, store_url: str | None, data: Path, as_json: bool) -> None:
     """Remove jobs that ended long ago, and files that nothing needs any more.
 
@@ -235,22 +253,40 @@ def collect_garbage(keep: float, store_url: str | None, data: Path, as_json: boo
     import json
     from dataclasses import asdict
 
-    from analyzer.service.content import ContentStore
+    from analyzer.service.content import ContentStore, is_of
     from analyzer.service.database import open_service_database
     from analyzer.service.gc import collect
 
     with open_service_database(store_of(store_url, data)) as database:
+        with database.reading() as connection:
+            own = is_of(connection, data)
+        if not own:
+            # Rows would go, and their files stay for ever.
+            raise UsageError(
+                f"--data: the folder {data} has none of the files of the database "
+                f"{database.place}.",
+                hint="Give the folder of analyze service; nothing was removed.",
+            )
         done = collect(database, ContentStore(data), keep_s=keep)
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:
-        click.echo(f"Removed {done.jobs} jobs and {done.files} files ({done.bytes:,} bytes).")
+        click.echo(
+            f"Removed {_counted(done.jobs, 'job')} and {_counted(done.files, 'file')} "
+            f"({_counted(done.bytes, 'byte')})."
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 @token.command("list")
 @click.option("--project", default="default", show_default=True, help="Whose tokens.")
 @_STORE
 @_DATA
+@shared.tracebacks
 def list_tokens(project: str, store_url: str | None, data: Path) -> None:
     """List a project's tokens: id, scope, name, and whether each is still good."""
     require_service()
@@ -270,6 +306,7 @@ def list_tokens(project: str, store_url: str | None, data: Path) -> None:
 @click.option("--project", default="default", show_default=True, help="Whose token it is.")
 @_STORE
 @_DATA
+@shared.tracebacks
 def revoke_token(token_id: str, project: str, store_url: str | None, data: Path) -> None:
     """End a token now; ID as `token list` prints it."""
     require_service()

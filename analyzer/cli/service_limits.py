@@ -15,31 +15,40 @@ if TYPE_CHECKING:
     from analyzer.service.limits import ServiceLimits
 
 _ALLOW, _ALLOW_BUCKET = "--allow-endpoint", "--allow-bucket"
-_Limit = tuple[str, str, click.ParamType[Any], str, str]
+# Option, field of the limits, type, spelling of a value, help, what it is by default.
+_Limit = tuple[str, str, click.ParamType[Any], str, str, str]
 _F = TypeVar("_F", bound=Callable[..., Any])
-# Option, field of the limits, type, spelling of a value, help.
 # Of the process that answers requests alone: a worker reads none of them.
 _OF_REQUESTS = frozenset({"upload_bytes_max", "stored_bytes_max", "open_jobs_max"})
 _LIMITS: tuple[_Limit, ...] = (
-    ("--budget-max", "budget_s_max", shared.DURATION_S, "{}s", "Longest budget of a job [1h]."),
-    ("--trials-max", "trials_max", click.IntRange(1), "{}", "Most trials of a job [10000]."),
-    ("--parallel-max", "workers_max", click.IntRange(1), "{}", "Most load tests at once [16]."),
-    ("--upload-max", "upload_bytes_max", shared.SIZE_BYTES, "{}B", "Largest upload [2GiB]."),
-    ("--stored-max", "stored_bytes_max", shared.SIZE_BYTES, "{}B", "Files of a project [64GiB]."),
+    ("--budget-max", "budget_s_max", shared.DURATION_S, "{}s", "Longest budget of a job.", "1h"),
+    ("--trials-max", "trials_max", click.IntRange(1), "{}", "Most trials of a job.", "10000"),
+    ("--parallel-max", "workers_max", click.IntRange(1), "{}", "Most load tests at once.", "16"),
+    ("--upload-max", "upload_bytes_max", shared.SIZE_BYTES, "{}B", "Largest upload.", "2GiB"),
+    ("--stored-max", "stored_bytes_max", shared.SIZE_BYTES, "{}B", "Files of a project.", "64GiB"),
     (
         "--variants-max",
         "variants_bytes_max",
         shared.SIZE_BYTES,
         "{}B",
-        "Variants of a model that are kept from job to job [8GiB].",
+        "Variants of a model that are kept from job to job.",
+        "8GiB",
     ),
-    ("--open-jobs-max", "open_jobs_max", click.IntRange(1), "{}", "Open jobs of a project [1000]."),
+    (
+        "--open-jobs-max",
+        "open_jobs_max",
+        click.IntRange(1),
+        "{}",
+        "Open jobs of a project.",
+        "1000",
+    ),
     (
         "--memory-max",
         "memory_bytes_max",
         shared.SIZE_BYTES,
         "{}B",
-        "Address space of each process of a job [no limit].",
+        "Address space of each process of a job.",
+        "no limit",
     ),
 )
 
@@ -86,7 +95,8 @@ def _with_options(command: _F, table: Sequence[_Limit]) -> _F:
         _ALLOW, "endpoints", multiple=True, metavar="URL",
         help="A Triton that jobs may measure: grpc://HOST:PORT or http://HOST:PORT (repeatable).",
     )(found)  # fmt: skip
-    for option, name, kind, _, help_text in reversed(table):
+    for option, name, kind, _, meaning, default in reversed(table):
+        help_text = f"{meaning}  [default: {default}]"
         found = click.option(option, name, type=kind, help=help_text)(found)
     return found  # type: ignore[no-any-return]
 
@@ -95,7 +105,7 @@ def limit_arguments(limits: ServiceLimits) -> list[str]:
     """The options that give a worker the same limits."""
     given = [
         (option, spelling.format(value))
-        for option, name, _, spelling, _ in _of_workers()
+        for option, name, _, spelling, *_ in _of_workers()
         if (value := getattr(limits, name)) is not None
     ]
     allowed = [(_ALLOW, endpoint) for endpoint in limits.endpoints]

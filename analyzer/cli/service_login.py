@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from analyzer.errors import MissingPartError, UsageError
 
@@ -23,7 +24,12 @@ _OPTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("--oidc-issuer", "oidc_issuer", "TRITUNE_OIDC_ISSUER", "Address of the login provider."),
     ("--oidc-client-id", "oidc_client", "TRITUNE_OIDC_CLIENT_ID", "This service's name there."),
     ("--public-url", "public_url", "TRITUNE_PUBLIC_URL", "Where browsers reach this service."),
-    ("--oidc-scopes", "oidc_scopes", "TRITUNE_OIDC_SCOPES", "Asked for [email,profile]."),
+    (
+        "--oidc-scopes",
+        "oidc_scopes",
+        "TRITUNE_OIDC_SCOPES",
+        "Scopes that are asked for beside openid.  [default: email,profile]",
+    ),
 )
 
 
@@ -35,6 +41,8 @@ def login_options(command: _F) -> _F:
         given = {name: values.pop(name) for _, name, *_ in _OPTIONS}
         rules, secret = values.pop("oidc_allow"), values.pop("oidc_secret_file")
         wanted = values["auth"] == "oidc"
+        if not wanted:
+            _require_none_given()
         return command(oidc=_oidc(given, rules, secret) if wanted else None, **values)
 
     found: Any = with_login
@@ -51,6 +59,18 @@ def login_options(command: _F) -> _F:
     for option, name, variable, help_text in reversed(_OPTIONS):
         found = click.option(option, name, envvar=variable, help=help_text)(found)
     return found  # type: ignore[no-any-return]
+
+
+def _require_none_given() -> None:
+    """Raises UsageError where the command line gives what would be dropped; a variable may stay."""
+    names = {*(name for _, name, *_ in _OPTIONS), "oidc_allow", "oidc_secret_file"}
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{parameter.opts[0]} is for logins with OpenID Connect.", hint="Add --auth oidc."
+            )
 
 
 def _oidc(given: dict[str, str | None], rules: tuple[str, ...], secret: Path | None) -> OidcOptions:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 # Of a study's options: the hash of its real data, None without any.
 _DATA_KEY = "calibration_sha256"
+# Packages whose versions decide what a model carries; that of a Triton is no package's.
+_RUNTIMES = ("onnxruntime", "tritonserver")
+# Of an instant as ISO 8601 has it: up to its seconds.
+_SECONDS = 19
+# What its record keeps of each command that goes on with it.
+_KEPT_OF_RESUMES = ("started_at", "command", "analyzer", "hardware", "libraries")
 # The hash of its space's file and of its trace; None for a shipped space, for other arrivals.
 _CONTENTS = {"space": "space_sha256", "arrivals": "trace_sha256"}
 
@@ -79,7 +85,7 @@ def begin_study(
             )
         store.hold_study(record.name)
         now = _provenance(options, machine, hardware)
-        kept = {key: now[key] for key in ("started_at", "command", "analyzer", "hardware")}
+        kept = {key: now[key] for key in _KEPT_OF_RESUMES}
         resumes = [*record.provenance.get("resumes", ()), kept]
         provenance = {**record.provenance, "resumes": resumes}
         # The same files may lie elsewhere by now: exports and claims start from them.
@@ -225,8 +231,8 @@ def outcomes_to_keep(
     """Outcomes that ``--resume`` does not measure again; none of a new study.
 
     A worker that was lost is no reason to leave its configuration out: it may have been the
-    machine. Nor does what another machine carries say anything of this one; which of its failures
-    do, nobody knows.
+    machine. Nor does what another machine carries say anything of this one, nor what runtimes of
+    other versions did of these; which of the failures there do, nobody knows.
 
     Args:
         hardware: What is measured, for people.
@@ -236,12 +242,14 @@ def outcomes_to_keep(
 
     if not options.resume:
         return []
+    record = store.study(study)
     kept = [
         known
         for known in store.outcomes(study)
         if not (isinstance(known.outcome, Failure) and known.outcome.reason == "worker_lost")
+        and _other_runtimes(options, record, _run_at(record, known.created_at)) is None
     ]
-    if not _other_hardware(options, store.study(study), hardware):
+    if not _other_hardware(options, record, hardware):
         return kept
     return [
         known
@@ -252,11 +260,17 @@ def outcomes_to_keep(
 
 
 def moved_notes(options: SearchOptions, record: StudyRecord, hardware: str) -> tuple[str, ...]:
-    """Of a study that goes on on another machine: a sentence for each that it was on before."""
+    """Of a study that goes on elsewhere: a sentence for each machine that it was on before.
+
+    The same of the runtimes that ran its models, where their versions are others now.
+    """
+    elsewhere = _other_hardware(options, record, hardware)
+    moved = [(f"on {name}", f"on this machine ({hardware})") for name in elsewhere]
+    others = (_other_runtimes(options, record, run) for run in _runs(record))
+    moved += dict.fromkeys(filter(None, others))
     return tuple(
-        f"What was measured on {other} does not count on this machine ({hardware}): it is measured"
-        " again."
-        for other in _other_hardware(options, record, hardware)
+        f"What was measured {before} does not count {now}: it is measured again."
+        for before, now in moved
     )
 
 
@@ -266,9 +280,49 @@ def _other_hardware(options: SearchOptions, record: StudyRecord, hardware: str) 
 
     if not options.measures_here:
         return ()
-    runs = (record.provenance, *record.provenance.get("resumes", ()))
+    runs = _runs(record)
     told = dict.fromkeys(run["hardware"] for run in runs if run.get("hardware"))
     return tuple(name for name in told if not same_hardware(name, hardware))
+
+
+def _runs(record: StudyRecord) -> list[dict[str, Any]]:
+    """What the record tells of each command that searched the study; the last one is this one."""
+    return [record.provenance, *record.provenance.get("resumes", ())]
+
+
+def _run_at(record: StudyRecord, created_at: str) -> dict[str, Any]:
+    """The command that stored something at an instant (ISO 8601, UTC)."""
+    runs = _runs(record)
+    begun = [run for run in runs if run.get("started_at", "")[:_SECONDS] <= created_at[:_SECONDS]]
+    return begun[-1] if begun else runs[0]
+
+
+def _other_runtimes(
+    options: SearchOptions, record: StudyRecord, run: dict[str, Any]
+) -> tuple[str, str] | None:
+    """What ran models in a command of the study, and what does now, for people: where they differ.
+
+    None where nothing tells so, as in a command of an older version, and where this machine is not
+    measured.
+    """
+    on_gpu = record.options.get("device") == "gpu"
+
+    def runtimes(run: dict[str, Any]) -> dict[str, str]:
+        return {
+            name: version
+            for name, version in (run.get("libraries") or {}).items()
+            if name.startswith(_RUNTIMES) or (on_gpu and name == "tensorrt")
+        }
+
+    def spelled(own: dict[str, str], other: dict[str, str]) -> str:
+        changed = {name: told for name, told in own.items() if other.get(name) != told} or own
+        return "with " + " and ".join(f"{name} {told}" for name, told in changed.items())
+
+    before, now = runtimes(run), runtimes(_runs(record)[-1])
+    same = all(now.get(name) == version for name, version in before.items())
+    if not options.measures_here or not now or same:
+        return None
+    return spelled(before, now), spelled(now, before)
 
 
 def _check_data(record: StudyRecord, options: SearchOptions, data_sha256: str | None) -> None:
@@ -307,10 +361,13 @@ def _spell(sla: Sla) -> str:
 
 def _provenance(options: SearchOptions, machine: Machine, hardware: str | None) -> dict[str, Any]:
     from analyzer.engine.runtimes.providers import onnxruntime_versions
+    from analyzer.targets.triton_install import find_triton
     from analyzer.variants.cache import data_sha256
 
     data = options.calibration_data
     libraries = onnxruntime_versions()
+    if options.server == "triton" and (triton := find_triton()) is not None and triton.version:
+        libraries["tritonserver"] = triton.version
     for name in ("numpy", "onnx", "optuna", "ray", "tensorrt"):
         try:
             libraries[name] = metadata.version(name)

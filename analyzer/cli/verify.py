@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzer.cli import options
+from analyzer.cli.streams import answer, say
 from analyzer.cli.verify_answer import print_verification, verification_document
 from analyzer.domain.study import CLAIM_VERDICTS, Claim, Verification
 from analyzer.errors import UsageError
@@ -126,6 +127,12 @@ def verify(study: str | None, **values: Any) -> int:
             f"The study {study!r} and --repository are two claims.",
             hint="Name the study, or --repository with --model.",
         )
+    if repository is not None and values["config_id"] is not None:
+        raise UsageError(
+            f"--config {values['config_id']} names a configuration of a study, and --repository "
+            "holds the one that it verifies.",
+            hint="Leave --config out, or name the study in place of --repository.",
+        )
     result = None
     if repository is not None:
         subject = claim_of_repository(
@@ -151,9 +158,9 @@ def verify(study: str | None, **values: Any) -> int:
     claim = _overridden(subject.claim, values)
     subject = replace(subject, claim=claim)
     for note in () if quiet else notes:
-        click.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}")
     if not quiet:
-        click.echo(_claim_line(subject), err=True)
+        say(_claim_line(subject))
     measured = _measure(subject, values, started=started, quiet=quiet)
     measured = replace(measured, notes=(*notes, *measured.notes))
     assert measured.certificate is not None
@@ -170,21 +177,22 @@ def verify(study: str | None, **values: Any) -> int:
             if "://" not in values["server"]:
                 _keep_speeds(store, verification)
     if values["as_json"]:
-        click.echo(json.dumps(verification_document(verification, subject)))
+        answer(json.dumps(verification_document(verification, subject)))
     else:
         print_verification(verification, subject)
     return _EXIT_CODES[verification.verdict]
 
 
 def _claim_line(subject: ClaimedModel) -> str:
-    from analyzer.report.wording import GIVEN, milliseconds, number
+    from analyzer.report.wording import GIVEN, floored, milliseconds, number
 
     claim, sla = subject.claim, subject.claim.sla
     said = f"Claim ({claim.source})" if subject.claimed else f"No claim of {claim.source}, but"
     colon = ":" if subject.claimed else " what the command names:"
     return (
-        f"{said}{colon} {number(claim.rate_rps)} requests/s, {number(sla.percentile, 9)} % within "
-        f"{milliseconds(sla.latency_budget_ms, GIVEN)} at {number(sla.confidence, 9)} confidence, "
+        f"{said}{colon} {number(floored(claim.rate_rps))} requests/s, "
+        f"{number(sla.percentile, 9)} % within {milliseconds(sla.latency_budget_ms, GIVEN)} at "
+        f"{number(sla.confidence, 9)} confidence, "
         f"{claim.configuration.config_id}."
     )
 
@@ -268,19 +276,15 @@ def _measure(
 
     def told(test: LoadTest, certificate: Certificate) -> None:
         if not quiet:
-            click.echo(
+            say(
                 f"  {test.requests} requests in {test.duration_s:.1f} s, {test.over_budget} over "
                 f"budget; so far {certificate.requests} and {certificate.over_budget}: "
-                f"{certificate.verdict}",
-                err=True,
+                f"{certificate.verdict}"
             )
 
     def beyond(seconds: float) -> None:
         if not quiet:
-            click.echo(
-                f"  The claim lacks little: about {seconds:.0f} s beyond --budget.",
-                err=True,
-            )
+            say(f"  The claim lacks little: about {seconds:.0f} s beyond --budget.")
 
     twin = _twin(subject, values["store_url"], values["server"])
     with measuring_on(gpu):

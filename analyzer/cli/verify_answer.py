@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from analyzer.cli.streams import answer
 from analyzer.domain.conditions import ConditionsSummary, differences, summary_of
 from analyzer.domain.study import Pricing, Verification
 from analyzer.domain.units import format_duration
@@ -44,41 +43,41 @@ def verification_document(verification: Verification, subject: ClaimedModel) -> 
 
 def print_verification(verification: Verification, subject: ClaimedModel) -> None:
     """The answer for people."""
-    from analyzer.report.wording import GIVEN, milliseconds, number
+    from analyzer.report.wording import GIVEN, floored, milliseconds, number
 
     claim, measured, verdict = verification.claim, verification.measured, verification.verdict
     certificate, test = measured.certificate, measured.headline
     assert certificate is not None and test is not None
     tail = test.latency_ms.sla
     subject_words = "The claim" if subject.claimed else "The rate that the command names"
-    click.echo(f"{subject_words} {'holds' if verdict == 'holds' else 'is ' + verdict}.")
-    click.echo(
-        f"  rate         {number(claim.rate_rps)} requests/s offered, "
+    answer(f"{subject_words} {'holds' if verdict == 'holds' else 'is ' + verdict}.")
+    answer(
+        f"  rate         {number(floored(claim.rate_rps))} requests/s offered, "
         f"{number(test.achieved_rps)} done"
     )
-    click.echo(
+    answer(
         f"  p{claim.sla.percentile:g}          "
         f"{milliseconds(tail) if tail is not None else 'none'}, budget "
         f"{milliseconds(claim.sla.latency_budget_ms, GIVEN)}"
     )
-    click.echo(
+    answer(
         f"  requests     {number(certificate.requests)} "
         f"({number(round(certificate.effective_requests))} effective), "
         f"{number(certificate.over_budget)} over budget"
     )
     if missing := _missing(certificate, claim.rate_rps):
-        click.echo(f"  missing      {missing}")
+        answer(f"  missing      {missing}")
     _print_conditions(subject, measured)
     for reason in test.validity.reasons:
-        click.echo(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
+        answer(f"  {'void' if reason in certificate.void_reasons else 'invalid':<12} {reason}")
     if (energy := measured.resources.energy_joules_per_inference) is not None:
-        click.echo(f"  energy       {energy:.3g} J per inference, the whole GPU's")
+        answer(f"  energy       {energy:.3g} J per inference, the whole GPU's")
     if (clock := measured.resources.gpu_clock_mhz) is not None:
         limits = ", ".join(measured.resources.gpu_clock_limits)
         held = f", held down by {limits}" if limits else ""
-        click.echo(f"  GPU clock    {clock:.0f} MHz{held}")
+        answer(f"  GPU clock    {clock:.0f} MHz{held}")
     for note in measured.notes:
-        click.echo(f"  note         {note}")
+        answer(f"  note         {note}")
 
 
 def _print_conditions(subject: ClaimedModel, measured: Measurement) -> None:
@@ -89,9 +88,9 @@ def _print_conditions(subject: ClaimedModel, measured: Measurement) -> None:
     when = "the claim was certified" if subject.claimed else "it was measured before"
     for label, conditions in (("then", then), ("now", _conditions(measured))):
         if conditions is not None:
-            click.echo(f"  machine      {label}: {conditions_sentence(conditions)}")
+            answer(f"  machine      {label}: {conditions_sentence(conditions)}")
     for difference in _differing(subject, measured):
-        click.echo(f"  differs      from when {when}: {difference}")
+        answer(f"  differs      from when {when}: {difference}")
 
 
 def _conditions(measured: Measurement) -> ConditionsSummary | None:

@@ -16,6 +16,7 @@ import psutil
 
 from analyzer.cluster import job_results, processes
 from analyzer.cluster.job_queue import JobQueue
+from analyzer.cluster.left_behind import unload_left
 from analyzer.domain.configuration import DeviceKind
 from analyzer.errors import TargetTimeoutError
 from analyzer.hardware.gpus import GpuIdentity, cuda_environment, first_gpu
@@ -178,6 +179,7 @@ class InProcessExecutor:
         seconds = time.monotonic() - run.started
         if not ended:
             gone = self._end(run)
+            unload_left(job)  # the exceptions that end the thread end its own unloading, too
             return job_results.timed_out(job, seconds=seconds, worker_id=worker_id, gone=gone)
         if run.error is not None:
             return job_results.failed(job, run.error, seconds=seconds, worker_id=worker_id)

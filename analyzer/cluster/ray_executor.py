@@ -14,6 +14,7 @@ from typing import Self
 
 from analyzer.cluster import job_results
 from analyzer.cluster.job_queue import JobQueue
+from analyzer.cluster.left_behind import unload_left
 from analyzer.cluster.ray_lease import Device, Lease, choose_devices, find_devices
 from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
@@ -275,6 +276,8 @@ class RayExecutor:
                 self._running.add(lease)
             try:
                 result = _CANCELLED if cancelled else lease.run(job)
+                if result.lost and not cancelled:
+                    unload_left(job)
             finally:
                 with self._lock:
                     self._running.discard(lease)

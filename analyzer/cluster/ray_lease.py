@@ -32,6 +32,8 @@ _PING_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 15.0
 # "Memory on the node (IP: …) was 22.8GB used / 23.5GB limit (0.95) …", as Ray says it.
 _MEMORY_USED = re.compile(r"was ([\d.]+ ?GB used / [\d.]+ ?GB limit)")
+# Of a core: the finest that Ray counts.
+_RAYS_STEPS = 10_000
 # Ray chooses a number of threads for OpenMP; the server under test shall see the user's setting.
 _RAYS_OWN = ("OMP_NUM_THREADS",)
 
@@ -42,13 +44,16 @@ class Device:
 
     Args:
         node_id: Ray's name of the machine.
-        cores: CPU cores that the lease takes with it.
+        cores: CPU cores that belong to it, at least 1.
+        share: Of a core, what the lease takes where the machine has fewer cores than GPUs; None for
+            all of ``cores``.
     """
 
     worker_id: str
     node_id: str
     kind: DeviceKind
     cores: int
+    share: float | None = None
 
 
 def find_devices(
@@ -76,6 +81,8 @@ def find_devices(
                 node_id=node["NodeID"],
                 kind=kind,
                 cores=max(cores // count, 1),
+                # Rounded down: Ray would keep the last one waiting for what is not there.
+                share=None if cores >= count else cores * _RAYS_STEPS // count / _RAYS_STEPS,
             )
             for index in range(count)
         ]
@@ -213,8 +220,11 @@ class Lease:
             return TreeEnd(not self.alive(), 0)
 
     def alive(self) -> bool:
-        """Whether the device's machine is still there."""
-        nodes = self._ray.nodes()
+        """Whether the device's machine is still there, as far as the cluster's head tells."""
+        try:
+            nodes = self._ray.nodes()
+        except Exception:  # the head does not answer for a moment; Ray raises whatever it likes
+            return True
         return any(node["NodeID"] == self.device.node_id and node["Alive"] for node in nodes)
 
     def _start(self) -> None:
@@ -222,7 +232,7 @@ class Lease:
         mark = uuid.uuid4().hex
         environment = {name: os.environ.get(name) for name in _RAYS_OWN}
         options = {
-            "num_cpus": device.cores,
+            "num_cpus": device.cores if device.share is None else device.share,
             "num_gpus": 1 if device.kind == "gpu" else 0,
             "max_restarts": 0,
             "max_task_retries": 0,

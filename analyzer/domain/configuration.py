@@ -18,6 +18,8 @@ Accelerator = Literal["openvino", "tensorrt"]
 GraphLevel = Literal[-1, 0, 1, 2]
 ExecutionMode = Literal["sequential", "parallel"]
 CudnnSearch = Literal["heuristic", "exhaustive", "default"]
+# The largest batch of the space ``gpu``: nothing that it holds meets a new shape under load.
+_WARMED_EACH_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +215,16 @@ class Configuration:
         """The batch sizes that an instance runs before it is ready, ascending.
 
         On a CPU 1, the preferred sizes and the largest; on a GPU every size, since libraries choose
-        kernels and claim memory for each new shape.
+        kernels and claim memory for each new shape. Above 64 it is the powers of two, the preferred
+        sizes and the largest alone: in Triton a warm-up of size N is N requests, so that all sizes
+        up to 1,024 would be half a million.
         """
         largest = max(self.max_batch_size, 1)
+        sizes = {1, *(self.preferred_batch_size or ()), largest}
         if self.device == "gpu":
-            return tuple(range(1, largest + 1))
-        return tuple(sorted({1, *(self.preferred_batch_size or ()), largest}))
+            sizes.update(range(1, min(largest, _WARMED_EACH_MAX) + 1))
+            sizes.update(2**power for power in range(largest.bit_length()))
+        return tuple(sorted(sizes))
 
     def to_dict(self) -> dict[str, Any]:
         """The canonical configuration as JSON-ready values, keys as in the contract.

@@ -109,12 +109,15 @@ class RateEvidence:
         rate_rps: The rate.
         requests, over_budget: Counted in all of its runs.
         inflation: The variance inflation of these requests; None where none could be found.
-        claim: The rate's number among the claims of its family, from 1; 0 once its runs count for
-            a lower rate's claim, which has its number now: the rate itself is no claim any more.
+        claim: The rate's number among the claims of its family, from 1; 0 once it was given up, or
+            its runs count for a lower rate's claim, which has its number now: it is no claim then.
         blocks: Runs that were made; the next ones draw later arrivals.
         conditions: What the machine was like in all of these runs, those of ``higher`` included;
             None where unknown.
         higher: Runs at higher rates that the rate's claim began with.
+        lagged: Of its requests and of those over budget, what runs counted that broke the SLA and
+            that the generator's lag made invalid: they speak against a PASS, and not for a FAIL.
+        given_up: Claims of the rate that were given up: each keeps its part of the error.
     """
 
     rate_rps: float
@@ -125,6 +128,8 @@ class RateEvidence:
     blocks: int
     conditions: Conditions | None = None
     higher: tuple[HigherRuns, ...] = ()
+    lagged: tuple[int, int] = (0, 0)
+    given_up: int = 0
 
     def below(self, rate_rps: float) -> RateEvidence:
         """The claim of a lower rate that goes on with this one's runs, and with its number."""

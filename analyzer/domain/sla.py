@@ -11,6 +11,11 @@ PERCENTILE_MAX = 99.9999
 """The highest that may be promised: it takes three million requests without one late, a choice."""
 
 
+def tail_share(percentile: float) -> float:
+    """The share of requests that may be over budget: 0.01 for 99."""
+    return round((100.0 - percentile) / 100.0, 12)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sla:
     """What a deployment must keep.
@@ -44,7 +49,7 @@ class Sla:
     @property
     def miss_rate_max(self) -> float:
         """The largest allowed fraction of requests over budget, 0 to 1."""
-        return round(1.0 - self.percentile / 100.0, 12)
+        return tail_share(self.percentile)
 
     @property
     def at_any_rate(self) -> bool:

@@ -122,7 +122,8 @@ class SearchSummary:
     """How the search went; the contract's ``search``.
 
     Args:
-        evaluated_twin: Simulated configurations; None if unknown (a study that did not end).
+        evaluated_twin: Of the space, those that the twin predicts; None if unknown (a study that
+            did not end).
         wall_seconds: None if unknown, as ``evaluated_twin``.
         budget_s: Wall time that the command was given; None in studies of before.
         budget_needed_s: The budget that would prove the best candidate, where it was not proven.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from analyzer.errors import UsageError
 
-_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
+NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
 # What each unit is in the one that its parser returns; binary prefixes as in IEC 80000-13.
 _DURATION_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_BYTES = {
@@ -31,6 +31,8 @@ _SIZE_BYTES = {
 }
 _RATE_PER_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _HOURS = {"h": 1.0, "hour": 1.0}
+# Thousandths that differ from whole ones by less do so by the rounding of the computation.
+_EXACT = 1e-5
 # Two weeks: the operating system waits for 24 days at most (2³¹ ms), and a wait may be a budget and
 # a quarter. A day for a latency, of which some waits are a multiple. Ten years for what is kept.
 DURATION_S_MAX = 14 * 86_400.0
@@ -67,7 +69,7 @@ class _Quantity:
             UsageError: It is none; the message says which of the possible faults it has.
         """
         match = re.fullmatch(
-            rf"\s*(-?)({_NUMBER}|nan|inf(?:inity)?)\s*(/?)\s*([A-Za-zµ\u03bc]*)\s*", text, re.I
+            rf"\s*(-?)({NUMBER}|nan|inf(?:inity)?)\s*(/?)\s*([A-Za-zµ\u03bc]*)\s*", text, re.I
         )
         if match is None:
             raise self._wrong(text, "it is no number with a unit")
@@ -94,7 +96,9 @@ class _Quantity:
         except ValueError:
             shown = ""
         meant = [known for known in self.units if unit.lower().startswith(known.lower())]
-        shown_unit = max(meant, key=len, default=self.unit)
+        # Nothing but the beginning of a unit: the first one that has it (8G: 8GiB).
+        begun = (known for known in self.units if unit and known.lower().startswith(unit.lower()))
+        shown_unit = max(meant, key=len, default=next(begun, self.unit))
         if not shown or shown == "0" or float(shown) * self.units[shown_unit] > self.most:
             shown = self.number
         return UsageError(
@@ -210,11 +214,18 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """``seconds`` as people write it: ``16.2ms``, ``1.5s``, ``5m``."""
-    for unit, scale in (("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale and not (unit in "hm" and seconds % scale):
-            return f"{seconds / scale:.4g}{unit}"
-    return f"{seconds * 1e6:.4g}us"
+    """``seconds`` as people write it: ``16.2ms``, ``1.5s``, ``5m``.
+
+    Exact where it is in thousandths of its unit, as all whole seconds are; else to four digits.
+    """
+    scales = (("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3))
+    fitting = ((u, s) for u, s in scales if seconds >= s and not (u in "hm" and seconds % s))
+    unit, scale = next(fitting, ("us", 1e-6))
+    value = seconds / scale
+    rest = 1e3 * value % 1.0
+    if min(rest, 1.0 - rest) < _EXACT:
+        return f"{value:.3f}".rstrip("0").rstrip(".") + unit
+    return f"{value:.4g}{unit}" if value < 1e3 else f"{value:.0f}{unit}"
 
 
 def format_size(size_bytes: float) -> str:

@@ -17,6 +17,8 @@ from analyzer.errors import DataError, UsageError
 # million tells nothing of the next.
 GAMMA_CV_MIN = 0.001
 GAMMA_CV_MAX = 100.0
+# Inferences of a request are kept as int32 (``RequestLog.batch_size``).
+_BATCH_SIZE_MAX = 2**31 - 1
 # A run may take so many times its seconds where a trace pauses; moments are drawn until one does
 # not, in a trace that pauses for most of its time some tens of times.
 _PAUSE_FACTOR = 2.0
@@ -208,6 +210,11 @@ def read_trace(path: Path) -> Trace:
                 )
             for row in reader:
                 where = f"{path}, row {len(rows) + 1} (line {reader.line_num})"
+                if None in row:
+                    raise DataError(
+                        f"{where}: more fields than {','.join(header)}.",
+                        hint="A number has a decimal point, no comma: 0.5.",
+                    )
                 try:
                     arrival_ms = float(row["arrival_ms"])
                     batch_size = int(row["batch_size"]) if "batch_size" in row else 1
@@ -217,10 +224,11 @@ def read_trace(path: Path) -> Trace:
                         f"{where}: {','.join(fields)!r} is not {','.join(header)}.",
                         hint="An arrival is a number of milliseconds, a batch size an integer.",
                     ) from error
-                if not np.isfinite(arrival_ms) or batch_size < 1:
+                if not np.isfinite(arrival_ms) or not 1 <= batch_size <= _BATCH_SIZE_MAX:
                     raise DataError(
                         f"{where}: arrival_ms {row['arrival_ms']}, batch_size {batch_size}.",
-                        hint="Arrivals are finite and batch sizes at least 1.",
+                        hint="Arrivals are finite and batch sizes at least 1, "
+                        f"at most {_BATCH_SIZE_MAX}.",
                     )
                 rows.append((arrival_ms, batch_size))
     except OSError as error:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from analyzer.paths import is_dir
 
 # From Linux's headers (fcntl.h, fs.h), for renameat2(2).
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-STAGING_PREFIX = ".tritune-"
+# What begins with it is removed where its export was killed; nothing else may be called so.
+STAGING_PREFIX = ".tritune-export-"
+# Ends the name of a model's folder that was moved away for the time of two renames.
+_ASIDE = ".old"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds an exclusive lock on ``folder``, so that two exports into it take turns."""
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Holds an exclusive lock on ``folder``, so that two exports into it take turns.
+
+    Raises:
+        BlockingIOError: Somebody else holds it, and ``wait`` is not set.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(handle)
@@ -33,21 +43,79 @@ def staging_folder(beside: Path) -> Iterator[Path]:
     """A new folder on the file system of ``beside``, removed at the end with what is left in it.
 
     It lies next to ``beside`` rather than in it where that works, since a Triton that polls the
-    repository takes every folder in it for a model.
+    repository takes every folder in it for a model. Those of exports that were killed are removed
+    from both.
     """
     parent = beside.parent
+    for home in (beside, parent):
+        _remove_left(home)
     same_device = parent.stat().st_dev == beside.stat().st_dev
-    home = parent if same_device and os.access(parent, os.W_OK | os.X_OK) else beside
-    folder = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=home))
-    try:
+    with ExitStack() as stack:
+        folder = None
+        if same_device and os.access(parent, os.W_OK | os.X_OK):
+            folder = stack.enter_context(_own_folder(parent))
+        if folder is None or not _can_move(folder, beside):
+            folder = stack.enter_context(_own_folder(beside))
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _own_folder(home: Path) -> Iterator[Path]:
+    """A new folder in ``home``, locked until it is removed at the end."""
+    with ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=home))
+            with suppress(FileNotFoundError):
+                stack.enter_context(locked(folder))
+            if folder.exists():
+                break  # otherwise another export found it before it was locked, and removed it
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(home: Path) -> None:
+    """Removes the staging folders in ``home`` that nobody holds: their exports were killed.
+
+    One with a model's folder that was moved away stays: nothing else may be left of that model.
+    """
+    for folder in home.glob(f"{STAGING_PREFIX}*"):
+        with suppress(OSError), locked(folder, wait=False):
+            if not any(folder.glob(f"*{_ASIDE}")):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _can_move(folder: Path, into: Path) -> bool:
+    """Whether ``folder``, which is empty, can be renamed into ``into``; it is where it was then.
+
+    Not from one mount into another, even of one file system, nor between projects of a quota.
+    """
+    try:
+        folder.rename(into / folder.name).rename(folder)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
+def make_readable(folder: Path) -> None:
+    """Makes ``folder``, and what is missing above it, readable by everybody whatever the umask is.
+
+    Triton runs as a user of its own. What is in the way is found by whoever writes into ``folder``.
+    """
+    if is_dir(folder) or folder == folder.parent:
+        return
+    make_readable(folder.parent)
+    with suppress(FileExistsError):  # another export's by now, or a file
+        folder.mkdir()
+        folder.chmod(0o755)
 
 
 def copy_durably(source: Path | bytes, target: Path) -> None:
     """Writes ``source`` (a file or bytes) to the new file ``target`` and flushes it to the disk."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_readable(target.parent)
     with target.open("xb") as sink:
         if isinstance(source, bytes):
             sink.write(source)
@@ -82,7 +150,7 @@ def put_in_place(staged: Path, target: Path) -> None:
     if not target.exists():
         staged.rename(target)
     elif not _exchange(staged, target):
-        aside = staged.with_name(staged.name + ".old")
+        aside = staged.with_name(staged.name + _ASIDE)
         target.rename(aside)
         try:
             staged.rename(target)

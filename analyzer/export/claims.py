@@ -26,10 +26,11 @@ from analyzer.modelconfig.render import (
     configuration_from_config,
     input_shapes,
 )
-from analyzer.modelconfig.repository import load_config, model_directory
-from analyzer.modelconfig.rules import normalize
+from analyzer.modelconfig.repository import list_versions, load_config, model_directory
+from analyzer.modelconfig.rules import normalize, served_versions
 from analyzer.modelconfig.text import CONFIG_NAME, read_config
 from analyzer.modelconfig.unexpressed import unexpressed_settings
+from analyzer.paths import is_file
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.deployed import deployed_config, inspect_deployed
 
@@ -143,8 +144,9 @@ def claim_of_repository(
         gpus: Usable GPUs; there is where instances without a kind are.
 
     Raises:
-        RepositoryError: There is no such model, its manifest cannot be read; or a ``config.pbtxt``
-            that was changed since cannot.
+        RepositoryError: There is no such model, its manifest cannot be read, or Triton serves
+            another version than the newest exported one; or a ``config.pbtxt`` that was changed
+            since cannot be read.
         UsageError: Rate or latency budget are neither claimed nor given.
         ModelError: There is no manifest, and the model is none that can be measured.
     """
@@ -158,6 +160,7 @@ def claim_of_repository(
             )
         return _without_manifest(folder, rate_rps, latency_budget_ms, gpus)
     manifest = read_manifest(repository, model_name)
+    _require_served(folder, manifest.version)
     budget_ms = latency_budget_ms or manifest.number("sla.latency_budget_ms")
     rate_rps = rate_rps or manifest.number("entry.capacity_rps")
     if budget_ms is None:
@@ -174,6 +177,20 @@ def claim_of_repository(
         return _of_manifest(manifest, rate_rps, budget_ms, gpus)
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise RepositoryError(f"{manifest.place}: {error!r}.", hint=CHANGED_BY_HAND) from error
+
+
+def _require_served(folder: Path, version: int) -> None:
+    """Raises RepositoryError where requests for the model get another version than ``version``."""
+    config = load_config(folder)
+    config.name = config.name or folder.name
+    served = served_versions(config, list_versions(folder))[-1]
+    if served != version:
+        raise RepositoryError(
+            f"Triton serves version {served} of {folder}, and the newest that {MANIFEST_NAME} knows"
+            f" is {version}: that claim is not about what is served.",
+            hint=f"Export the study again, or let {version} be the newest version that is there and"
+            f" that version_policy in {CONFIG_NAME} selects.",
+        )
 
 
 def _of_manifest(
@@ -291,7 +308,7 @@ def _kept_conditions(entry: dict[str, Any]) -> ConditionsSummary | None:
 def _data_path(provenance: dict[str, Any]) -> Path | None:
     """The real inputs of the study, where they are still there."""
     path = Path(provenance.get("calibration_data") or "")
-    return path if path.is_file() else None
+    return path if is_file(path) else None
 
 
 def _absent_data(provenance: dict[str, Any]) -> tuple[str, ...]:

@@ -5,11 +5,13 @@ order of writing. The version is written in a folder of this machine first. Larg
 sent as uploads whose parts nobody sees; only when all of them lie in the store does anything
 appear, in a few short requests: the manifest, on the condition that nobody else wrote it
 meanwhile; the version's files, the one that the backend opens last; ``config.pbtxt`` after all
-others. What fails on the way is taken back.
+others. What fails on the way is taken back. Where the newest version has the same files and
+evidence already, as its manifest and the listing have it, nothing is sent.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from analyzer.buckets.bucket import PART_BYTES, Bucket, ChangedError, Upload
 from analyzer.buckets.location import Location
 from analyzer.errors import AnalyzerError, RepositoryError
 from analyzer.export.manifest import MANIFEST_NAME, read_versions
-from analyzer.export.repository import ExportResult
+from analyzer.export.repository import ELSEWHERE_NAME, ExportResult
 from analyzer.modelconfig.render import MODEL_FILENAMES
 from analyzer.modelconfig.repository import version_number
 from analyzer.modelconfig.text import CONFIG_NAME
@@ -88,7 +90,8 @@ def export_remote(
                     for text in (error.message, error.hint)
                 ]
                 raise type(error)(told[0], hint=told[1]) from None
-            _send(bucket, repository / model, model, done.version, before)
+            if any((repository / model / str(done.version)).rglob("*")):  # else it is there already
+                _send(bucket, repository / model, model, done.version, before)
     except OSError as error:
         raise RepositoryError(
             f"The files for {location} cannot be written on this machine: "
@@ -116,6 +119,8 @@ def _mirror(bucket: Bucket, folder: Path, model: str) -> tuple[dict[str, _Kept],
     present = {name.partition("/")[0] for name in listed if "/" in name}
     for version in filter(version_number, present):
         (folder / version).mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        (folder / ELSEWHERE_NAME).write_text(json.dumps(listed), encoding="utf-8")
     notes = []
     for version, entry in read_versions(folder).items():
         files = entry.get("files", ()) if isinstance(entry, dict) else ()

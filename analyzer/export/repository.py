@@ -25,6 +25,7 @@ from analyzer.export.atomic import (
     copy_durably,
     link_or_copy,
     locked,
+    make_readable,
     put_in_place,
     staging_folder,
 )
@@ -39,10 +40,15 @@ from analyzer.modelconfig.files import ModelFiles, exported_files, model_files
 from analyzer.modelconfig.render import configuration_from_config
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME, parse_config, read_config
+from analyzer.paths import exists, is_dir
 from analyzer.variants.cache import file_sha256
 
 # Key in the manifest's entry of a version: the config.pbtxt that it replaced, if no entry has it.
 REPLACED = "replaced_config_pbtxt"
+# In a copy of a model's folder whose files lie in an object store: their names, a list in JSON.
+# They are taken for what the manifest says of them.
+ELSEWHERE_NAME = ".tritune-elsewhere.json"
+_MADE_ANEW = (CONFIG_NAME, MANIFEST_NAME, ELSEWHERE_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,7 @@ class ExportResult:
 
 def check_destination(destination: Path) -> None:
     """Raises UsageError where ``destination`` is the folder of one model."""
-    if (destination / CONFIG_NAME).exists():
+    if exists(destination / CONFIG_NAME):
         raise UsageError(
             f"{destination} is a model's folder ({CONFIG_NAME} lies in it); a repository is the "
             "folder around it.",
@@ -148,9 +154,9 @@ def _add(
     evidence: dict[str, Any],
     force: bool,
 ) -> ExportResult:
-    made = not destination.exists()
+    made = not exists(destination)
     try:
-        destination.mkdir(parents=True, exist_ok=True)
+        make_readable(destination)
         with locked(destination), staging_folder(destination.resolve()) as staging:
             return _export(files, configuration, destination.resolve(), staging, evidence, force)
     except OSError as error:
@@ -161,7 +167,7 @@ def _add(
             "to write; nothing was changed.",
         ) from error
     finally:
-        if made and destination.is_dir() and not any(destination.iterdir()):
+        if made and is_dir(destination) and not any(destination.iterdir()):
             destination.rmdir()
 
 
@@ -220,7 +226,7 @@ def _export(
             staged,
             symlinks=True,
             copy_function=link_or_copy,
-            ignore=lambda folder, _: (CONFIG_NAME, MANIFEST_NAME) if Path(folder) == target else (),
+            ignore=lambda folder, _: _MADE_ANEW if Path(folder) == target else (),
         )
     copy_durably(files.config_text.encode(), staged / CONFIG_NAME)
     hashes = {CONFIG_NAME: file_sha256(staged / CONFIG_NAME)}
@@ -277,10 +283,16 @@ def _is_there(
     known = {name: digest for name, digest in entry.get("files", {}).items() if name != CONFIG_NAME}
     if known != {name: _sha256(content) for name, content in wanted.items()}:
         return False
+    elsewhere = _elsewhere(target)
     return all(
-        (target / name).is_file() and file_sha256(target / name) == digest
+        name in elsewhere or ((target / name).is_file() and file_sha256(target / name) == digest)
         for name, digest in known.items()
     )
+
+
+def _elsewhere(target: Path) -> frozenset[str]:
+    path = target / ELSEWHERE_NAME
+    return frozenset(json.loads(path.read_bytes())) if path.is_file() else frozenset()
 
 
 def _other_model(entry: Any, evidence: dict[str, Any]) -> str:

@@ -16,11 +16,18 @@ from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult
 from analyzer.engine.runtimes.tensorrt_ import import_tensorrt_rtx, product
 from analyzer.errors import RepositoryError, UsageError
-from analyzer.export.atomic import copy_durably, locked, put_in_place, staging_folder
+from analyzer.export.atomic import (
+    copy_durably,
+    locked,
+    make_readable,
+    put_in_place,
+    staging_folder,
+)
 from analyzer.export.repository import ExportResult
 from analyzer.export.study import calibration_of, require_same_model
 from analyzer.modelconfig.repository import list_versions
 from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.paths import exists, is_dir
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.rtx_build import build_rtx_engine
 from analyzer.variants.tensorrt_build import EngineOptions, known_capabilities
@@ -60,7 +67,7 @@ def export_rtx_engine(
     """
     configuration, model = measurement.configuration, result.model
     target = destination.resolve() / model.name
-    if (target / CONFIG_NAME).exists():
+    if exists(target / CONFIG_NAME):
         raise RepositoryError(
             f"{target} is a model of a Triton repository, which cannot serve this engine.",
             hint="Name another folder with --repository.",
@@ -72,7 +79,7 @@ def export_rtx_engine(
     )
     note = NOT_MEASURED.format(backend=configuration.backend)
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        make_readable(target)
         with locked(target), staging_folder(target) as staging:
             version = max(list_versions(target), default=0) + 1
             built = staging / "built"
@@ -107,7 +114,7 @@ def export_rtx_engine(
             hint="Choose a folder that is yours to write, on a disk with free space.",
         ) from error
     finally:
-        if target.is_dir() and not any(target.iterdir()):
+        if is_dir(target) and not any(target.iterdir()):
             target.rmdir()
     return ExportResult(
         path=str(destination.resolve()),

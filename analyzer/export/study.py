@@ -12,6 +12,8 @@ from analyzer.domain.measurement import Measurement
 from analyzer.domain.study import StudyResult, identity
 from analyzer.errors import BuildError, DataError, ModelError, UsageError
 from analyzer.export.repository import ExportResult, export_repository
+from analyzer.modelconfig.text import CONFIG_NAME
+from analyzer.paths import barred, is_file
 from analyzer.variants.build import Variant, build_variant, stored_variant
 from analyzer.variants.cache import data_sha256
 from analyzer.variants.inputs import CalibrationData, load_calibration
@@ -55,9 +57,11 @@ def require_same_model(result: StudyResult) -> None:
         ModelError: It is gone, or another one is there.
     """
     model, file = result.model, Path(result.model.path)
-    if not file.is_file():
+    if not is_file(file):
         raise ModelError(
-            f"The model of {result.name!r} is no longer at {file}.",
+            f"The model of {result.name!r} at {file} cannot be looked at: {reason}."
+            if (reason := barred(file))
+            else f"The model of {result.name!r} is no longer at {file}.",
             hint="Put it back, or go on with the search from where it lies now: --study "
             f"{shlex.quote(result.name)} --resume.",
         )
@@ -161,8 +165,17 @@ def export_study(
         evidence=evidence,
         force=force,
     )
-    engine = result.engine_of(measurement.configuration)
-    if engine is None:
-        return done
-    note = f"The engine runs on {engine} and on nothing else: serve it with a Triton that has it."
-    return replace(done, notes=(*done.notes, note))
+    notes = [*done.notes]
+    if (engine := result.engine_of(measurement.configuration)) is not None:
+        notes.append(
+            f"The engine runs on {engine} and on nothing else: serve it with a Triton that has it."
+        )
+    pricing = result.pricing_of(measurement.configuration)
+    gpus = pricing.devices_per_machine
+    if measurement.configuration.device == "gpu" and gpus > 1:
+        notes.append(
+            f"{pricing.instance_type or 'The machine'} has {gpus} GPUs, and {CONFIG_NAME} names one"
+            " (gpus: [ 0 ]). The study's machines and costs count on all of them: start a Triton"
+            " for each GPU, or name all of them there, which was not measured."
+        )
+    return replace(done, notes=tuple(notes))

@@ -55,7 +55,7 @@ class Canary:
             file.truncate(_SAMPLES * SAMPLE.size)
             self._ring = mmap.mmap(file.fileno(), _SAMPLES * SAMPLE.size)
             self._started_ns = time.monotonic_ns()
-            command = [sys.executable, "-m", "analyzer.hardware.canary_main"]
+            command = [sys.executable, "-P", "-m", "analyzer.hardware.canary_main"]
             numbers = (file.fileno(), _SAMPLES, self._period_ns, os.getpid())
             self._process = subprocess.Popen(
                 [*command, *map(str, numbers)],

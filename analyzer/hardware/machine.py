@@ -95,8 +95,17 @@ def usable_cores(*, root: Path = Path("/")) -> int:
     Args:
         root: Where ``proc`` and ``sys`` are (tests).
     """
+    return max(1, int(core_seconds_max(root=root)))
+
+
+def core_seconds_max(*, root: Path = Path("/")) -> float:
+    """CPU time that this process may use in a second: :func:`usable_cores`, but not rounded.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are (tests).
+    """
     cores, quota = len(os.sched_getaffinity(0)), _smallest_quota(root)
-    return max(1, cores if quota is None else min(cores, int(quota)))
+    return cores if quota is None else min(cores, quota)
 
 
 def busy_seconds(*, root: Path = Path("/")) -> float | None:

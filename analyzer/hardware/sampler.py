@@ -11,7 +11,7 @@ from typing import Any
 from analyzer.domain.load_test import ResourceUse
 from analyzer.hardware.gpu_meter import GpuMeter
 from analyzer.hardware.gpus import GpuIdentity, open_handle
-from analyzer.hardware.machine import busy_seconds, usable_cores
+from analyzer.hardware.machine import busy_seconds, core_seconds_max
 from analyzer.hardware.nvml import nvml_session
 from analyzer.hardware.processes import (
     cpu_seconds,
@@ -94,7 +94,7 @@ class ResourceSampler:
     def result(self) -> ResourceUse:
         """What was seen; complete after the ``with`` block."""
         elapsed_s = self._end_s - self._start_s
-        cores_s = elapsed_s * usable_cores()
+        cores_s = elapsed_s * core_seconds_max()
 
         def share(used_s: float | None) -> float | None:
             if used_s is None or not self._cpu_last or cores_s <= 0:

@@ -87,6 +87,7 @@ def run_open_loop(
     assert count > 0
     due_ns = np.round(np.asarray(arrivals_s, np.float64) * 1e9).astype(np.int64)
     sizes = np.broadcast_to(np.asarray(batch_size, np.int32), (count,))
+    connection.prepare(np.unique(np.asarray(batch_size, np.int32)).tolist())
     recorder = Recorder.prepared(due_ns, sizes)
     watch = None
     if stop is not None:
@@ -174,6 +175,7 @@ def run_closed_loop(
     """
     assert concurrency >= 1
     assert duration_s is not None or requests is not None
+    connection.prepare((batch_size,))
     limit = requests if requests is not None else 1 << 62
     end_ns = int(duration_s * 1e9) if duration_s is not None else 1 << 62
     recorder = Recorder()

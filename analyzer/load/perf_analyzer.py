@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from analyzer.errors import MissingPartError, TargetError, TargetTimeoutError
 from analyzer.resources import search_path, tool_homes
 from analyzer.targets.address import parse_address
+from analyzer.targets.endpoint import authority
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool
 
 _WINDOWS = 3  # the program's own number of windows that must agree
@@ -144,7 +145,8 @@ def run_perf_analyzer(
     with tempfile.TemporaryDirectory(prefix="tritune-perf-") as folder:
         data, report = Path(folder) / "inputs.json", Path(folder) / "report.csv"
         data.write_text(json.dumps(_input_data(inputs, batchable)), encoding="utf-8")
-        command = [str(install.executable), "-m", model, "-i", scheme, "-u", f"{host}:{port}"]
+        command = [str(install.executable), "-m", model, "-i", scheme]
+        command += ["-u", authority(host, port)]
         command += ["-b", str(request_batch_size), "--input-data", str(data), "-f", str(report)]
         command += ["--measurement-interval", str(round(window_s * 1e3)), "--async"]
         # Without windows that agree it would write no report at all; we judge that ourselves.

@@ -119,7 +119,10 @@ def set_warmup_apart(log: RequestLog, warmup: int) -> RequestLog:
 def statistics_between(
     before: ServerStatistics | None, after: ServerStatistics | None
 ) -> ServerStatistics | None:
-    """Returns what was counted from ``before`` to ``after``; None if either is not known."""
+    """Returns what was counted from ``before`` to ``after``; None if either is not known.
+
+    None as well where a counter fell: the model was loaded anew meanwhile, or another replica told.
+    """
     if before is None or after is None:
         return None
     counts = {
@@ -127,19 +130,21 @@ def statistics_between(
         for field in fields(ServerStatistics)
         if not field.name.startswith("batches")
     }
-    return ServerStatistics(
-        **counts,
-        batches=_between(before.batches, after.batches),
-        batches_ns=_between(before.batches_ns, after.batches_ns),
-    )
+    batches = _between(before.batches, after.batches)
+    batches_ns = _between(before.batches_ns, after.batches_ns)
+    by_size = (number for _, number in (*batches, *batches_ns))
+    if any(number < 0 for number in (*counts.values(), *by_size)):
+        return None
+    return ServerStatistics(**counts, batches=batches, batches_ns=batches_ns)
 
 
 def _between(
     before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[int, int], ...]:
     """By batch size, without those that did not change."""
-    earlier = dict(before)
-    grown = ((size, number - earlier.get(size, 0)) for size, number in after)
+    earlier, later = dict(before), dict(after)
+    sizes = sorted(earlier.keys() | later.keys())
+    grown = ((size, later.get(size, 0) - earlier.get(size, 0)) for size in sizes)
     return tuple(pair for pair in grown if pair[1])
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analyzer.domain.measurement import Certificate
+from analyzer.errors import TargetError
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
 from analyzer.measure.ladder import LOWER_SHARE, SAFER, a_step_up, rates_to_try
 from analyzer.measure.walk_claims import WalkClaims
@@ -27,14 +28,12 @@ _PART_S_MIN = 3.0
 _FIRST_BLOCK_S = 8.0
 # A rate is left, while nothing is proven, for one that needs so much of what is missing to it.
 _LEAVING_SHARE = 0.5
-# Where a rate failed and nothing is proven: the share of the time left in all that the walk may
-# take once more.
+# Where a rate failed and nothing is proven: what the walk takes again of the time left in all.
 _AGAIN_SHARE = 0.5
 # A rate that is so many times what is safe, since others took cores meanwhile, is left while more
 # is missing to it than it has.
 _TOO_BOLD = 1.25
-# Of the time left: what a rate above the slow states' may be expected to take. The rest is for runs
-# that meet them.
+# Of the time left, for a rate above the slow states'. The rest is for runs that meet them.
 _MEETING_SHARE = 0.5
 # A climb whose runs lack no more than this share of what they have goes on with the time that was
 # kept for other steps: less than that would be missing to them for nothing.
@@ -62,17 +61,23 @@ _BOTH_SHARE = 0.5
 def certify_capacity(goal: CertifyGoal, run: Run, judge: Judge) -> Certified:
     """Returns the highest rate that could be certified in the time, with its certificate.
 
-    A PASS of an earlier walk stands while what is known of its rate still passes.
+    A PASS of an earlier walk stands while what is known of its rate still passes, and one of this
+    walk though the server fails in a run after it.
     """
-    return _Certifying(goal, run, judge).certify()
+    result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
+    try:
+        _Certifying(goal, run, judge, result).certify()
+    except TargetError:
+        if not result.passed or not result.blocks:
+            raise
+    return result
 
 
 class _Certifying:
     """One walk over the rates."""
 
-    def __init__(self, goal: CertifyGoal, run: Run, judge: Judge) -> None:
-        self._goal, self._run, self._judge = goal, run, judge
-        self._result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
+    def __init__(self, goal: CertifyGoal, run: Run, judge: Judge, result: Certified) -> None:
+        self._goal, self._run, self._judge, self._result = goal, run, judge, result
         self._claims = WalkClaims(goal, self._result.evidence)
         self._left_s = goal.seconds
         # The goal's, until the machine does not carry what is proven any more.
@@ -93,7 +98,7 @@ class _Certifying:
         # The lowest rate that this walk showed to break the SLA.
         self._failed_rps = math.inf
 
-    def certify(self) -> Certified:
+    def certify(self) -> None:
         result = self._result
         rates = self._rates()
         for rate, certificate in self._judge_known():
@@ -119,7 +124,6 @@ class _Certifying:
                 gain = 1.0 if self._climbs_on() else self._goal.climb_gain
                 rates = [other for other in rates if other > gain * result.rate_rps]
         self._recall()
-        return result
 
     def _taken_back(self) -> bool:
         """Whether rates are proven, and the machine turned out to carry none of them."""
@@ -206,10 +210,8 @@ class _Certifying:
 
     def _safe_now_rps(self) -> float:
         """The highest rate of a first proof by what is known now of the cores that others left."""
-        goal = self._goal
-        if goal.safe_share >= 1.0:
-            return math.inf
-        return goal.safe_share * goal.free_share() * self._edge_rps
+        goal, share = self._goal, self._goal.safe_share
+        return math.inf if share >= 1.0 else share * goal.free_share() * self._edge_rps
 
     def _extend(self, stay_s: float = math.inf) -> None:
         """Takes more of the time that is left in all, while nothing is proven.
@@ -261,9 +263,8 @@ class _Certifying:
         if math.isfinite(late_s) and (rate := self._affordable(rates, late_s)) is not None:
             return rate, self._left_s
         some = {*rates[::3], *filter(self._claims.known, rates)}
-        least_s = min(map(self._seconds, some))
         # Of a slow model lower rates take as long as higher ones, and the bisection may miss some.
-        limit_s = max(least_s, self._goal.shares[-1] * self._left_s)
+        limit_s = max(min(map(self._seconds, some)), self._goal.shares[-1] * self._left_s)
         return max(rate for rate in some if self._seconds(rate) <= limit_s), self._left_s
 
     def _higher(self, rates: list[float]) -> float | None:
@@ -290,8 +291,7 @@ class _Certifying:
             return rate  # without a simulation of each higher rate
         limit_s = min(_ALIKE * rate_s, self._goal.shares[-1] * self._left_s)
         for other in rates[: rates.index(rate)]:
-            other_s = self._seconds(other)
-            if other_s <= limit_s:
+            if (other_s := self._seconds(other)) <= limit_s:
                 return rate if rate_s + other_s <= both_s else other
         return rate
 
@@ -333,8 +333,7 @@ class _Certifying:
             # A fifth of a run at most does not count.
             block_s = min(block_s, limit_s)
             lead_s = min(self._goal.lead_in_s(rate), 0.25 * block_s)
-            if lead_s + block_s > limit_s:
-                block_s = limit_s - lead_s
+            block_s = min(block_s, limit_s - lead_s)
             test = self._run(rate, lead_s, block_s)
             runs.append(test)
             self._left_s -= test.duration_s + lead_s

@@ -43,7 +43,7 @@ class CertifyGoal:
             higher rate at once, with all of it but ``climb_kept_s``.
         climb_kept_s: What it leaves to other steps then, seconds.
         above_rps: No rate up to this is tried, a fixed one excepted.
-        enough_rps: No rate above this is worth a run; itself is tried where the edge is above it.
+        enough_rps: No rate above this is worth a run; itself is tried where the edge carries it.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: As in ``CertifyPlan``.
         lead_in_s: Of a run at a rate: seconds at its start that do not count.

@@ -26,8 +26,10 @@ from analyzer.measure.witness import met_slower
 
 # Share by which the true edge may lie outside the last two rates because runs are short.
 _NOISE = 0.03
-# So many times the misses that the requests behind a side may have are a failure at once.
+# So many times the misses that the requests behind a side may have are a failure at once; but no
+# fewer than three, where one or two are more than that (p99.9): they may be one burst.
 _CLEAR_FACTOR = 3.0
+_CLEAR_MIN = 3
 # Share of the requests that may be sent late where the others are to say something: more of them
 # come in bursts, which make others late.
 _SENT_LATE_MAX = 0.1
@@ -110,7 +112,10 @@ def broken_despite_lag(test: LoadTest, miss_rate_max: float) -> RateOutcome | No
         return None
     requests = test.requests - late
     over = test.over_budget - late - test.stalled_over
-    if late > _SENT_LATE_MAX * test.requests or over <= _CLEAR_FACTOR * miss_rate_max * requests:
+    few = over < _CLEAR_MIN and _CLEAR_FACTOR * miss_rate_max * EVIDENCE_MIN < _CLEAR_MIN
+    if few or over <= _CLEAR_FACTOR * miss_rate_max * requests:
+        return None
+    if late > _SENT_LATE_MAX * test.requests:
         return None
     return replace(RateOutcome.of(test), requests=requests, over_budget=over, latency_ms=None)
 
@@ -243,7 +248,7 @@ class EdgeSearch:
         if self.keeps(outcome):
             above = (f.requests for f in self._kept() if f.rate_rps >= outcome.rate_rps)
             return sum(above) >= EVIDENCE_MIN
-        clear = _CLEAR_FACTOR * self._goal.miss_rate_max * EVIDENCE_MIN
+        clear = max(_CLEAR_FACTOR * self._goal.miss_rate_max * EVIDENCE_MIN, _CLEAR_MIN)
         return outcome.over_budget >= clear or outcome.requests >= EVIDENCE_MIN
 
     def next_rate_rps(self) -> float | None:

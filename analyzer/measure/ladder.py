@@ -30,7 +30,7 @@ def rates_to_try(
         edge_rps: The rungs are shares of it, and lie below ``enough_rps``, the highest of them.
     """
     span_rps = min(enough_rps / _LADDER[0], edge_rps)
-    highest = min(enough_rps, _LADDER[0] * span_rps)
+    highest = enough_rps if edge_rps >= enough_rps else _LADDER[0] * span_rps
     known = [rate for rate in tried if rate <= min(span_rps, enough_rps)]
     ladder = [
         rate

@@ -33,6 +33,7 @@ from analyzer.targets.target import Connection, Target
 # A request that takes this many budgets is given up; it is over budget long before.
 _TIMEOUT_BUDGETS = 20.0
 _TIMEOUT_S_MIN = 2.0
+# Where no budget is judged, and in a warm-up: a model that is far too slow is none that fails.
 _TIMEOUT_S_UNBUDGETED = 30.0
 
 
@@ -99,12 +100,13 @@ class LiveSession(Session):
 
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
         """As :meth:`Session.warm_up`."""
-        run = self._closed_loop(concurrency, seconds)
+        timeout_s = max(self._timeout_s, min(_TIMEOUT_S_UNBUDGETED, self.left_s))
+        run = self._closed_loop(concurrency, seconds, timeout_s)
         self.seconds += run.wall_s
         self._require_alive(run.log)
         good = int(np.isfinite(run.log.latency_s).sum())
         if good == 0:
-            silent = f" within {self._timeout_s:g} s."
+            silent = f" within {timeout_s:.3g} s."
             why = f": {self._failure}" if self._failure else silent
             raise TargetCrashError(
                 f"Not one of {len(run.log)} warm-up requests was answered{why}",
@@ -160,7 +162,7 @@ class LiveSession(Session):
         """Keeps ``concurrency`` requests in flight for ``seconds``."""
         before, started_ns = self._target.statistics(), time.monotonic_ns()
         with self._sampler() as sampler:
-            run = self._closed_loop(concurrency, seconds)
+            run = self._closed_loop(concurrency, seconds, self._timeout_s)
         warmup = detect_warmup(run.log.latency_s)
         resources = sampler.result()
         return self._keep(
@@ -177,14 +179,14 @@ class LiveSession(Session):
     def _budget_s(self) -> float:
         return self._plan.sla.latency_budget_ms / 1e3
 
-    def _closed_loop(self, concurrency: int, seconds: float) -> LoadRun:
+    def _closed_loop(self, concurrency: int, seconds: float, timeout_s: float) -> LoadRun:
         with self._target.connect() as connection:
             run = run_closed_loop(
                 connection,
                 concurrency,
                 duration_s=seconds,
                 batch_size=self._plan.batch_size_typical,
-                timeout_s=self._timeout_s,
+                timeout_s=timeout_s,
             )
             self._note_failure(connection, run.log)
         return run

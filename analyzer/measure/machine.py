@@ -187,7 +187,7 @@ class _Spinner:
     def __enter__(self) -> _Spinner:
         single = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "analyzer.measure.spin_main", str(os.getpid())],
+            [sys.executable, "-P", "-m", "analyzer.measure.spin_main", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

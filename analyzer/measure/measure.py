@@ -22,11 +22,12 @@ from analyzer.measure.edge import (
     raised_edge,
     telling,
 )
-from analyzer.measure.plan import STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan, warm_up_concurrency
+from analyzer.measure.plan import REQUESTS_MIN, STREAM_EDGE, CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.prove import Proof, certify_target
 from analyzer.measure.refute import refute_target
-from analyzer.measure.session import REQUESTS_MIN, Session
+from analyzer.measure.session import Session
 from analyzer.measure.virtual_session import VirtualSession
+from analyzer.measure.warm_up import warm_up
 from analyzer.measure.witness import (
     lasting_work_us,
     slower_rates,
@@ -120,7 +121,7 @@ def measure_edge(
         if plan.within:
             seconds = min(seconds, max(plan.seconds - spent_s, low_s))
         begun = search.tried or invalid or stalled
-        if begun and session.left_s < max(seconds, REQUESTS_MIN / rate):
+        if begun and not _in_time(session, load, rate, seconds):
             break
         test = session.run(rate, seconds, kind="edge", stream=STREAM_EDGE)
         spent_s += test.duration_s
@@ -158,6 +159,12 @@ def measure_edge(
     return edge
 
 
+def _in_time(session: Session, load: LoadPlan, rate_rps: float, seconds: float) -> bool:
+    """Whether the replies to a run's requests, of which there are a few at least, come in time."""
+    run_s = max(seconds, REQUESTS_MIN / rate_rps)
+    return run_s + load.sla.latency_budget_ms / 1e3 <= session.left_s
+
+
 def _edge_search(
     plan: EdgePlan, load: LoadPlan, saturation_rps: float, known: Sequence[RateOutcome]
 ) -> EdgeSearch:
@@ -169,7 +176,7 @@ def _edge_search(
         step=_step(plan),
         step_down=_STEP_DOWN_TRUSTED if plan.trusted else 2.0,
         precision=1.04,
-        floor_rps=REQUESTS_MIN / plan.run_seconds[1],
+        floor_rps=plan.floor_rps,
     )
     runs = telling(plan.known, load.sla.miss_rate_max)
     return EdgeSearch(goal, [*runs, *known], goes_on=bool(runs))
@@ -246,15 +253,16 @@ def measure_configuration(
     Args:
         edge_plan: How the edge is searched; None to leave it out.
         certify: What is proven; None for nothing.
-        target_seconds: How long to run at the SLA's target rate; None for not at all.
+        target_seconds: How long to run at the SLA's target rate, if that ends in time; None for not
+            at all.
 
     Raises:
         TargetError: The server failed, or not one run was valid.
     """
     session.served = configuration
-    saturation = session.warm_up(
-        concurrency=warm_up_concurrency(configuration, load, edge_plan, certify)
-    )
+    known = certify is not None and (certify.edge or certify.rate_rps or certify.refute)
+    known = known or (edge_plan is not None and edge_plan.start_rps)
+    saturation = warm_up(session, configuration, load, saturating=not known)
     edge = Edge(rate_rps=None, interval_rps=(None, None))
     headline = proof = None
     if certify is not None and certify.refute is not None:
@@ -276,10 +284,13 @@ def measure_configuration(
             load,
             served=session.served,
         )
-    if target_seconds is not None and load.sla.target_rate_rps is not None:
-        headline = session.run(
-            load.sla.target_rate_rps, target_seconds, kind="target", stream=STREAM_EDGE
-        )
+    target_rps = load.sla.target_rate_rps
+    if (
+        target_seconds is not None
+        and target_rps is not None
+        and _in_time(session, load, target_rps, target_seconds)
+    ):
+        headline = session.run(target_rps, target_seconds, kind="target", stream=STREAM_EDGE)
     if proof is None:
         proof = Proof(evidence=certify.earlier if certify is not None else ())
         if certify is not None and (certify.rate_rps or edge.at_least_rps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ STREAM_EDGE = 1
 STREAM_CERTIFY = 2
 STREAM_VERIFY = 3
 STREAM_MEASURE = 4
+
+#: Requests of one load test at least: fewer say nothing.
+REQUESTS_MIN = 20
 
 # A warm-up's closed loop: more requests in flight would keep our own client busy.
 _CONCURRENCY_MAX = 64
@@ -98,6 +102,11 @@ class EdgePlan:
     twin: ServerModel | None = None
     twin_edge_rps: float | None = None
 
+    @property
+    def floor_rps(self) -> float:
+        """The lowest rate whose fewest requests come within the longest run."""
+        return REQUESTS_MIN / self.run_seconds[1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefutePlan:
@@ -148,6 +157,7 @@ class CertifyPlan:
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
+        enough_rps: As in ``CertifyGoal``: one machine that carries the target rate is the cheapest.
         exceeds: Whether rates may be tried that the twin, or a slow state of the machine, lets
             expect no proof of (``CertifyGoal.may_exceed``).
         climb_gain, climbs_within_s, climb_kept_s: As in ``CertifyGoal``.
@@ -180,6 +190,7 @@ class CertifyPlan:
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0
+    enough_rps: float = math.inf
     exceeds: bool = False
     climb_gain: float = 1.0
     climbs_within_s: float = 0.0
@@ -210,16 +221,3 @@ def certifying_runs(known: Measurement | None) -> int:
     """Runs of a configuration that drew from the certificate's arrivals, invalid ones included."""
     tests = known.load_tests if known is not None else ()
     return sum(test.kind in ("certify", "refute") for test in tests)
-
-
-def warm_up_concurrency(
-    configuration: Configuration,
-    load: LoadPlan,
-    edge_plan: EdgePlan | None,
-    certify: CertifyPlan | None,
-) -> int:
-    """Requests in flight to reach every instance; to saturate it where nobody predicts the edge."""
-    known = certify is not None and (certify.edge or certify.rate_rps or certify.refute)
-    if known or (edge_plan is not None and edge_plan.start_rps):
-        return 2 * configuration.instance_count
-    return load.saturating_concurrency(configuration)

@@ -75,7 +75,7 @@ def run_probes(
     names = ", ".join(model.path.name for model in models)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "analyzer.measure.probe_main"],
+            [sys.executable, "-P", "-m", "analyzer.measure.probe_main"],
             input=json.dumps(spec),
             capture_output=True,
             text=True,

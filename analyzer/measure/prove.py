@@ -21,8 +21,8 @@ from analyzer.measure.correlation import (
 )
 from analyzer.measure.hopeless import answered_rps, may_abort
 from analyzer.measure.judge import judge_runs, merge_tests
-from analyzer.measure.plan import CertifyPlan, LoadPlan
-from analyzer.measure.session import REQUESTS_MIN, Session
+from analyzer.measure.plan import REQUESTS_MIN, CertifyPlan, LoadPlan
+from analyzer.measure.session import Session
 from analyzer.measure.slow_states import (
     MET_SHARE,
     least_met,
@@ -121,7 +121,14 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         if found.verdict == "FAIL" and indices:  # having met more slow states says too much
             found = judged(correlation.inflation(rate, met=False))
         if found.verdict == "PASS":
-            proven = evidence_of(found, (known, claim), tests, rate_rps=rate, blocks=len(tests))
+            proven = evidence_of(
+                found,
+                (known, claim),
+                tests,
+                rate_rps=rate,
+                blocks=len(tests),
+                miss_rate_max=sla.miss_rate_max,
+            )
             if not upheld(proven):
                 return replace(found, verdict="UNDECIDED")
         return found
@@ -145,8 +152,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             climbs_within_s=plan.climbs_within_s if measured else 0.0,
             climb_kept_s=plan.climb_kept_s,
             above_rps=plan.above_rps,
-            # One machine that carries the target rate is the cheapest.
-            enough_rps=sla.enough_rps or math.inf,
+            enough_rps=plan.enough_rps,
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
@@ -158,7 +164,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             goes_on=answer_stands,
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
-            left_s=lambda: session.left_s,
+            # The replies to the last requests come up to a latency budget later.
+            left_s=lambda: session.left_s - sla.latency_budget_ms / 1e3,
             kept_s=plan.kept_s,
             later_s=plan.later_s,
         ),

@@ -32,8 +32,8 @@ from analyzer.domain.measurement import (
 from analyzer.measure.correlation import Correlation, relaxation_s
 from analyzer.measure.edge import RateOutcome, telling
 from analyzer.measure.judge import judge_runs, merge_tests
-from analyzer.measure.plan import CertifyPlan, LoadPlan, RefutePlan
-from analyzer.measure.session import REQUESTS_MIN, Session
+from analyzer.measure.plan import REQUESTS_MIN, CertifyPlan, LoadPlan, RefutePlan
+from analyzer.measure.session import Session
 from analyzer.measure.walk_claims import evidence_of
 from analyzer.measure.witness import USUAL_QUANTILE
 from analyzer.stats.certificate import certify
@@ -174,7 +174,7 @@ class _Walk:
         reasons: dict[str, None] = {}
         for position, rate in enumerate(self._refute.rates_rps):
             known = self._earlier.get(rate)
-            blocks = known.blocks if known is not None else 0
+            blocks, given_up = (known.blocks, known.given_up) if known is not None else (0, 0)
             if known is not None and not known.claim:
                 known = None  # its runs count for a lower rate, and it begins anew
             claim = known.claim if known is not None else self._plan.open_claims + 1 + position
@@ -186,6 +186,8 @@ class _Walk:
                     [test for test, _ in counted],
                     rate_rps=rate,
                     blocks=blocks + len(counted),
+                    miss_rate_max=self._load.sla.miss_rate_max,
+                    given_up=given_up,
                 )
             if runs:
                 certificates[rate] = self._judge(rate, runs, None, claim)

@@ -23,10 +23,9 @@ from analyzer.domain.load_test import (
 from analyzer.domain.workload import draw_run
 from analyzer.load.generator import AbortRule
 from analyzer.load.growth import exceeds_capacity
-from analyzer.measure.plan import STREAM_EDGE, STREAM_MEASURE, LoadPlan
+from analyzer.measure.plan import REQUESTS_MIN, STREAM_EDGE, STREAM_MEASURE, LoadPlan
 
-# Requests of one load test: fewer say nothing, more do not fit into memory.
-REQUESTS_MIN = 20
+# More requests of one load test do not fit into memory.
 _REQUESTS_MAX = 2_000_000
 # A run is hopeless with this many times the misses that its requests may have; one of a claim with
 # so large a share of all its requests besides, which no burst of a well-chosen rate reaches.
@@ -170,11 +169,16 @@ class Session(ABC):
     def _abort_rule(
         self, arrival_s: NDArray[np.float64], lead_in_s: float, *, claim: bool
     ) -> AbortRule:
-        """When a run of these requests, its lead-in's included, is given up."""
-        miss_rate_max = self._plan.sla.miss_rate_max
+        """When a run of these requests, its lead-in's included, is given up.
+
+        Where so many times what may be late is nearly all, once half of the others is late besides.
+        """
+        allowed = self._plan.sla.miss_rate_max
+        most = (1.0 + allowed) / 2.0
         if not claim:
-            return AbortRule.hopeless(len(arrival_s), miss_rate_max, factor=_HOPELESS_FACTOR)
-        share = max(_HOPELESS_CLAIM_SHARE, _HOPELESS_FACTOR * miss_rate_max)
+            factor = min(_HOPELESS_FACTOR, most / allowed)
+            return AbortRule.hopeless(len(arrival_s), allowed, factor=factor)
+        share = min(max(_HOPELESS_CLAIM_SHARE, _HOPELESS_FACTOR * allowed), most)
         counted = int(np.count_nonzero(arrival_s >= lead_in_s))
         rule = AbortRule.hopeless(counted, share, factor=1.0)
         return replace(rule, skip_s=lead_in_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ from analyzer.measure.plan import CertifyPlan, EdgePlan, LoadPlan
 from analyzer.measure.probe import ProbedModel, run_probes
 from analyzer.measure.session import Session
 from analyzer.modelconfig.execution import accelerator_settings
+from analyzer.targets.address import is_elsewhere
 from analyzer.targets.open import open_target
 from analyzer.targets.target import Target
 from analyzer.targets.triton_install import require_triton
@@ -294,6 +296,7 @@ class MeasureTask:
         label: A name that people know the configuration by.
         asked: The machine and its monotonic clock when the task was made: a worker may still have
             been starting.
+        token: Of the model's name on a server that runs: whoever kills the task knows it.
     """
 
     assets: Assets
@@ -309,6 +312,7 @@ class MeasureTask:
     seconds_max: float = math.inf
     label: str = ""
     asked: tuple[str, float] = field(default_factory=lambda: (machine_id(), time.monotonic()))
+    token: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def __call__(self, context: WorkerContext) -> MeasureResult:
         # Other machines have other clocks.
@@ -324,8 +328,9 @@ class MeasureTask:
             stage = "start"
             # The server takes its time to start; between load tests that of the kernel would show.
             compiled = start_compiling() if self._simulates else None
+            gpu = None if is_elsewhere(self.server) else context.gpu
             with (
-                telling_gpu_memory(context.gpu, gpu_base),
+                telling_gpu_memory(gpu, gpu_base),
                 _nothing_built(context),
                 self._open(variant, inputs) as target,
             ):
@@ -336,13 +341,16 @@ class MeasureTask:
                 session = LiveSession(
                     target,
                     self.load,
-                    gpu=context.gpu,
+                    gpu=gpu,
                     gpu_base_bytes=gpu_base,
                     first=self.certify.runs_before if self.certify is not None else 0,
                     seconds_max=self.seconds_max - (time.monotonic() - started),
                 )
                 with session:
                     outcome = self.measure(session)
+            # Of the end: a model that could not be unloaded.
+            notes = dict.fromkeys((*outcome.notes, *target.notes))
+            outcome = replace(outcome, notes=tuple(notes))
             if session.tests:
                 since_s = time.time() - session.tests[0].started_at
                 outcome = replace(outcome, start_s=time.monotonic() - started - since_s)
@@ -372,7 +380,21 @@ class MeasureTask:
             model_path=Path(variant.path),
             inputs_path=inputs,
             configuration=self.configuration,
+            token=self.token,
         )
+
+    def unload_left(self) -> str:
+        """Unloads what the task has left on a server that runs, if it was killed meanwhile.
+
+        Returns:
+            Why it may still be loaded there, as a sentence; empty where it is not.
+        """
+        if "://" not in self.server:
+            return ""
+        from analyzer.targets.endpoint_target import temporary_name, unload_left
+
+        name = temporary_name(self.assets.model.name, self.configuration, self.token)
+        return unload_left(self.server, name)
 
     def measure(self, session: Session) -> Measurement:
         """The measurement on a session that is ready, with what the task knows of it."""

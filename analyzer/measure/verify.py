@@ -22,6 +22,7 @@ from analyzer.measure.judge import judge_runs, merge_tests
 from analyzer.measure.live_session import LiveSession
 from analyzer.measure.plan import STREAM_VERIFY, LoadPlan
 from analyzer.measure.session import combine
+from analyzer.measure.warm_up import warm_up
 from analyzer.targets.target import Target
 from analyzer.twin.server_model import ServerModel
 
@@ -118,7 +119,7 @@ def verify_claim(
             load = replace(plan.load, seed=plan.load.seed + start)
             until = begun + plan.seconds * (start + 1) / STARTS
             with LiveSession(target, load, gpu=plan.gpu, gpu_base_bytes=gpu_base) as session:
-                session.warm_up(concurrency=load.saturating_concurrency(configuration))
+                warm_up(session, configuration, load, saturating=True)
                 first, sent_before, sent = len(tests), sent, 0
                 while len(tests) == first or until - clock() > _BLOCK_S_MIN / 2:
                     length_s = max(min(block_s, until - clock()), _BLOCK_S_MIN)

@@ -75,14 +75,25 @@ def evidence_of(
     *,
     rate_rps: float,
     blocks: int,
+    miss_rate_max: float,
+    given_up: int = 0,
 ) -> RateEvidence:
     """What is known of a rate once ``tests`` were judged together with what its claim began with.
 
     Args:
         certificate: The judgement.
         blocks: Runs at the rate that were made so far.
+        miss_rate_max: The fraction of requests that may be late.
+        given_up: As of :class:`RateEvidence`.
     """
     known, claim = opening
+    lagged = [
+        (test.requests, test.over_budget or 0)
+        for test in tests
+        if not test.validity.valid and (test.over_budget or 0) > miss_rate_max * test.requests
+    ]
+    if known is not None:
+        lagged.append(known.lagged)
     return RateEvidence(
         rate_rps=rate_rps,
         requests=certificate.own_requests,
@@ -92,6 +103,8 @@ def evidence_of(
         blocks=blocks,
         conditions=conditions_met(known, tests),
         higher=certificate.higher,
+        lagged=(sum(count for count, _ in lagged), sum(late for _, late in lagged)),
+        given_up=given_up,
     )
 
 
@@ -159,9 +172,14 @@ class WalkClaims:
         self._open += opening[0] is None
 
     def give_up(self, rate: float) -> None:
-        """No later walk goes on with what is known of ``rate``."""
-        if (known := self._evidence.get(rate)) is not None:
-            self._evidence[rate] = replace(known, claim=0)
+        """No later walk goes on with what is known of ``rate``.
+
+        The claim keeps its part of the error, unless it passed and gave that back.
+        """
+        if (known := self.known(rate)) is not None:
+            open_ = bool(known.higher) or not self._goal.proves(known)
+            given_up = known.given_up + open_
+            self._evidence[rate] = replace(known, claim=0, given_up=given_up)
 
     def passed(self, certificate: Certificate, opening: Opening) -> None:
         """A claim that passed gives its part of the error back.
@@ -196,4 +214,6 @@ class WalkClaims:
             tests,
             rate_rps=rate,
             blocks=(before.blocks if before is not None else 0) + 1,
+            miss_rate_max=self._goal.miss_rate_max,
+            given_up=before.given_up if before is not None else 0,
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from analyzer.errors import RepositoryError
 from analyzer.modelconfig.text import CONFIG_NAME, ModelConfig, read_config
+from analyzer.paths import is_dir
 
 # Triton takes any folder name; what could leave the folder or hide is refused by us.
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
@@ -39,7 +40,7 @@ def model_directory(repository: Path, name: str) -> Path:
         RepositoryError: The name is none, or there is no such folder.
     """
     folder = repository / check_model_name(name)
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise RepositoryError(
             f"There is no model {name!r} in {repository}.",
             hint=f"It holds: {', '.join(list_models(repository)) or 'no model'}.",

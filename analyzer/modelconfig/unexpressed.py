@@ -55,6 +55,10 @@ def unexpressed_settings(proto: Any) -> tuple[str, ...]:
     found = list(dict.fromkeys(_others(proto, "")))
     if len(proto.instance_group) > 1:
         found.append("instance_group (more than one)")
+    # What is exported names GPU 0. Without gpus Triton takes all GPUs of a machine: where there is
+    # one that is the same, and every claim is about one (docs/gpu.md).
+    if any(gpu != 0 for group in proto.instance_group for gpu in group.gpus):
+        found.append("instance_group.gpus")
     if unexpressed_accelerators(proto):
         found.append("optimization.execution_accelerators")
     policy = proto.version_policy

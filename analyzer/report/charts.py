@@ -25,9 +25,9 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import configuration_label, rate
+from analyzer.report.wording import configuration_label, explanation_in_words, rate
 
-Role = Literal["recommended", "baseline", "front", "other"]
+Role = Literal["recommended", "closest", "baseline", "front", "other"]
 
 # What a chart can be read with; the CSV has all.
 POINTS_MAX = 600
@@ -106,13 +106,17 @@ class Charts:
     """All charts of a report.
 
     Args:
-        points: Of the trade-off chart, the recommendation and the baseline last (drawn on top).
+        baseline_name: What the baseline is called.
+        closest_name: What came closest is called, where nothing is recommended.
+        points: Of the trade-off chart, the baseline and what the report speaks of last (drawn on
+            top).
         points_total: How many configurations have an edge; more than ``points`` if some are left
             out.
-        baseline_name: What the baseline is called.
+        best: Of the table, the best first; ``ranked_total`` is of how many.
     """
 
     baseline_name: str
+    closest_name: str
     points: tuple[FrontPoint, ...]
     points_total: int
     curves: tuple[Curve, ...]
@@ -120,6 +124,7 @@ class Charts:
     steps: tuple[StepBar, ...]
     importance: tuple[tuple[str, float], ...]
     best: tuple[Measurement, ...]
+    ranked_total: int
 
 
 def make_charts(report: StudyReport) -> Charts:
@@ -130,10 +135,13 @@ def make_charts(report: StudyReport) -> Charts:
     )
     front = [entry.measurement for entry in report.front]
     recommended = find(report.measured, result.recommended_id)
+    closest = report.closest.entry.measurement if report.closest is not None else None
     baseline = find(report.measured, result.baseline_id)
     roles: dict[int, Role] = {id(m): "front" for m in front}
     if baseline is not None:
         roles[id(baseline)] = "baseline"
+    if closest is not None:
+        roles[id(closest)] = "closest"
     if recommended is not None:
         roles[id(recommended)] = "recommended"
 
@@ -142,17 +150,19 @@ def make_charts(report: StudyReport) -> Charts:
 
     with_edge = [m for m in ranked if m.edge.at_least_rps]
     shown = _sample(with_edge, [m for m in with_edge if id(m) in roles])
-    order: dict[Role, int] = {"other": 0, "front": 1, "baseline": 2, "recommended": 3}
+    order: dict[Role, int] = {"other": 0, "front": 1, "baseline": 2, "closest": 3, "recommended": 3}
     points = [_point(m, role(m), result) for m in shown]
     points.sort(key=lambda point: (order[point.role], -point.edge_rps))
 
-    # The recommendation, the baseline, then the front: the ones a reader compares.
-    leaders = [m for m in (recommended, baseline) if m is not None]
-    leaders += [m for m in (front or ranked) if all(m is not known for known in leaders)]
+    # What the report speaks of, the baseline, then the front: the ones a reader compares. One may
+    # be several of these.
+    named = (m for m in (recommended, closest, baseline) if m is not None)
+    leaders = list({id(m): m for m in (*named, *(front or ranked))}.values())
     curves = [_curve(m, role(m)) for m in leaders[:CURVES_MAX]]
     bars = [_bar(m, role(m), result) for m in leaders[:BARS_MAX]]
     return Charts(
         baseline_name=report.baseline_name,
+        closest_name=report.closest_name,
         points=tuple(points),
         points_total=len(with_edge),
         curves=tuple(curve for curve in curves if curve.offered_rps),
@@ -160,6 +170,7 @@ def make_charts(report: StudyReport) -> Charts:
         steps=make_steps(report),
         importance=tuple(sorted(result.explanation.importance, key=lambda item: -item[1])),
         best=ranked[:25],
+        ranked_total=len(ranked),
     )
 
 
@@ -277,7 +288,7 @@ def make_steps(report: StudyReport) -> tuple[StepBar, ...]:
     }
     bars: list[StepBar] = []
     before: float | None = None
-    for step in report.result.explanation.contributions:
+    for step in explanation_in_words(report.result.explanation).contributions:
         known = step.edge_rps is not None and before is not None
         edge = open_edges.get(step.config_id) if step.measured else None
         bars.append(

@@ -157,6 +157,13 @@ class StudyReport:
             return "Triton's default"
         return "its own config.pbtxt"
 
+    @property
+    def closest_name(self) -> str:
+        """What came closest is called: of a search that did not end it may be certified."""
+        if self.closest is not None and not self.closest.misses:
+            return "certified so far"
+        return "closest"
+
 
 def _is_automatic(configuration: Configuration, result: StudyResult) -> bool:
     """Whether Triton would serve the model so without a ``config.pbtxt``."""

@@ -16,11 +16,15 @@ Figure = dict[str, Any]
 DOMINATED = "dominated"
 """What configurations are called that another one beats in everything."""
 
-# Points that are told in words; the tables have the rest.
+NAMED_ROLES: tuple[Role, ...] = ("recommended", "closest", "baseline")
+"""Of single configurations, which charts tell by name."""
+
+# Points that are told in words.
 _TOLD_MAX = 40
 
 ROLE_COLOURS: dict[Role, str] = {
     "recommended": "var(--accent)",
+    "closest": "var(--accent)",
     "baseline": "var(--baseline)",
     "front": "var(--front)",
     "other": "var(--faint)",

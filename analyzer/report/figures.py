@@ -7,9 +7,10 @@ from typing import Any
 from analyzer.domain.load_test import STAGES
 from analyzer.domain.sla import Sla
 from analyzer.report.charts import Charts, FrontPoint, Role
-from analyzer.report.figure_style import DOMINATED, ROLE_COLOURS, Figure, layout_of
+from analyzer.report.figure_style import DOMINATED, NAMED_ROLES, ROLE_COLOURS, Figure, layout_of
 from analyzer.report.wording import (
     dollars,
+    floored,
     milliseconds,
     percent,
     percentile_name,
@@ -19,14 +20,10 @@ from analyzer.report.wording import (
 )
 
 _MIB = 1 << 20  # bytes
-_ROLE_NAMES: dict[Role, str] = {
-    "recommended": "recommended",
-    "front": "on the front",
-    "other": DOMINATED,
-}
 # Symbol, and its size in pixels.
 _ROLE_MARKERS: dict[Role, tuple[str, int]] = {
     "recommended": ("star", 17),
+    "closest": ("star-open", 17),
     "baseline": ("diamond", 12),
     "front": ("circle", 10),
     "other": ("circle-open", 7),
@@ -54,11 +51,18 @@ def front_figure(charts: Charts, sla: Sla) -> Figure | None:
     if not charts.points:
         return None
     tail = percentile_name(sla.percentile)
+    names: dict[Role, str] = {
+        "other": DOMINATED,
+        "front": "on the front",
+        "baseline": charts.baseline_name,
+        "closest": charts.closest_name,
+        "recommended": "recommended",
+    }
     traces = []
-    for role in ("other", "front", "baseline", "recommended"):
+    for role, name in names.items():
         points = [point for point in charts.points if point.role == role]
         if points:
-            traces.append(_front_trace(role, _ROLE_NAMES.get(role, charts.baseline_name), points))
+            traces.append(_front_trace(role, name, points))
     priced = any(point.cost_per_million is not None for point in charts.points)
     axes = [{"key": "latency", "title": f"latency {tail} at the rate measured, ms"}]
     axes.append({"key": "memory", "title": "peak memory, MiB"})
@@ -106,7 +110,7 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
             "line": {"width": 1.5, "color": ROLE_COLOURS[role]},
         },
     }
-    if role in ("recommended", "baseline"):
+    if role in NAMED_ROLES:
         trace["mode"] = "markers+text"
         trace["texttemplate"] = name
         trace["textposition"] = "top center"
@@ -126,12 +130,12 @@ def _front_trace(role: Role, name: str, points: list[FrontPoint]) -> dict[str, A
 
 
 def _hover(point: FrontPoint, name: str) -> str:
-    named = point.role in ("recommended", "baseline")
+    named = point.role in NAMED_ROLES
     lines = [
         f"<b>{name}: {point.label}</b>" if named else f"<b>{point.label}</b>",
         f"edge {point.edge}",
-        f"certified {rate(point.capacity_rps)}",
-        f"{milliseconds(point.latency_ms)} at {rate(point.measured_at_rps)}",
+        f"certified {rate(floored(point.capacity_rps))}",
+        f"{milliseconds(point.latency_ms)} at {rate(floored(point.measured_at_rps))}",
         f"memory {size(point.memory_bytes)}",
     ]
     if point.cost_per_million is not None:
@@ -172,6 +176,7 @@ def stage_figure(charts: Charts) -> Figure | None:
         return None
     names = {
         "recommended": "<b>★ recommended</b>, ",
+        "closest": f"<b>☆ {charts.closest_name}</b>, ",
         "baseline": f"<b>◆ {charts.baseline_name}</b>, ",
     }
     rows = list(range(len(bars)))
@@ -206,7 +211,7 @@ def stage_figure(charts: Charts) -> Figure | None:
             yaxis=_row_axis(len(bars)),
             hovermode="closest",
             annotations=[
-                _above(row, f"{names.get(bar.role, '')}at {rate(bar.rate_rps)}", bar.label)
+                _above(row, f"{names.get(bar.role, '')}at {rate(floored(bar.rate_rps))}", bar.label)
                 for row, bar in enumerate(bars)
             ],
             legend={

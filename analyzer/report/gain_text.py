@@ -9,7 +9,7 @@ from analyzer.domain.refutation import lowest_late
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import Entry, StudyReport
-from analyzer.report.wording import NOT_MEASURED, interval, number, rate, times
+from analyzer.report.wording import NOT_MEASURED, floored, interval, number, rate, times
 
 # What a ratio above 1 is of; else what it is of, and what the recommendation then is not.
 _GAINS = {
@@ -44,7 +44,7 @@ def edge_text(edge: Edge, *, bounded: bool = True) -> str:
 def rate_text(measurement: Measurement) -> str:
     """The rate that a configuration carries and what says so: ``556 /s certified``."""
     if measurement.capacity_rps is not None:
-        return f"{rate(measurement.capacity_rps)} certified"
+        return f"{rate(floored(measurement.capacity_rps))} certified"
     edge = edge_text(measurement.edge)
     if edge != NOT_MEASURED:
         return f"edge {edge}, not certified"
@@ -87,7 +87,7 @@ def gain_sentence(report: StudyReport) -> str:
                 return "no gain to tell, since no configuration keeps the SLA"
             if failure.reason == OUT_OF_TIME:
                 return "no gain to tell, since the budget ended before the baseline was measured"
-            return f"it has no gain to tell: {failure.message.rstrip('.')}"
+            return f"no gain to tell, since the baseline failed: {failure.message.rstrip('.')}"
     if baseline.test is None and baseline.measurement.certificate is None:
         return "the baseline could not be measured"
     return f"no gain to tell, since {_shortfall(baseline.measurement, report.result)}"

@@ -10,7 +10,6 @@ from typing import Any
 from analyzer.domain.answer import memory_bytes, representative_test
 from analyzer.domain.measurement import Measurement
 from analyzer.domain.sla import Sla
-from analyzer.domain.study import StudyResult
 from analyzer.report.charts import Charts, Role, make_charts
 from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
@@ -26,6 +25,7 @@ from analyzer.report.load_figure import load_figure
 from analyzer.report.page import render_template
 from analyzer.report.wording import (
     configuration_label,
+    floored,
     milliseconds,
     percent,
     rate,
@@ -77,11 +77,10 @@ def render_html(report: StudyReport, *, config_pbtxt: str | None = None) -> str:
         "figures": figures,
         "in_words": {name: text_of(figure) for name, figure in figures.items()},
         "figures_json": Markup(_script_json(figures)),
-        "explanation": result.explanation,
         "predicted_steps": any(not step.measured for step in charts.steps),
         "importance_caption": IMPORTANCE_CAPTION,
         "config_pbtxt": config_pbtxt,
-        "table": [_table_row(measurement, result) for measurement in charts.best],
+        "table": [_table_row(measurement, report) for measurement in charts.best],
         "failures_caption": _failures_caption(report),
         "failures_shown": FAILURES_SHOWN,
         "css": Markup((folder / "report.css").read_text(encoding="utf-8")),
@@ -103,13 +102,16 @@ def draw_figures(charts: Charts, sla: Sla) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _table_row(measurement: Measurement, result: StudyResult) -> TableRow:
+def _table_row(measurement: Measurement, report: StudyReport) -> TableRow:
+    result, closest = report.result, report.closest
     config_id = measurement.configuration.config_id
     test = representative_test(measurement, result.sla)
     accuracy = measurement.real_accuracy
     role: Role = "other"
     if config_id == result.recommended_id:
         role = "recommended"
+    elif closest is not None and measurement is closest.entry.measurement:
+        role = "closest"
     elif config_id == result.baseline_id:
         role = "baseline"
     return TableRow(
@@ -117,9 +119,9 @@ def _table_row(measurement: Measurement, result: StudyResult) -> TableRow:
         label=configuration_label(measurement.configuration),
         role=role,
         edge=edge_text(measurement.edge, bounded=False),
-        certified=rate(measurement.capacity_rps),
+        certified=rate(floored(measurement.capacity_rps)),
         latency=milliseconds(test.latency_ms.sla if test else None),
-        at=rate(test.offered_rps if test else None),
+        at=rate(floored(test.offered_rps if test else None)),
         memory=size(memory_bytes(measurement)),
         accuracy=percent(accuracy.value if accuracy else None),
         predicted=rate(measurement.predicted.edge_rps),

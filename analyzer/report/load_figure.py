@@ -8,12 +8,10 @@ from typing import Any
 
 from analyzer.domain.sla import Sla
 from analyzer.report.charts import Charts, Curve
-from analyzer.report.figure_style import ROLE_COLOURS, Figure, layout_of
+from analyzer.report.figure_style import NAMED_ROLES, ROLE_COLOURS, Figure, layout_of
 from analyzer.report.wording import GIVEN, milliseconds, percentile_name, rate
 
 _MEDIAN = 50.0  # a percentile
-# Roles that are named in the legend, and have a colour of their own.
-_NAMED = ("recommended", "baseline")
 _CURVE_COLOURS = ("var(--front)", "var(--curve-a)", "var(--curve-b)", "var(--curve-c)")
 
 
@@ -26,8 +24,12 @@ def load_figure(charts: Charts, sla: Sla) -> Figure | None:
     ceiling_ms = _ceiling(charts.curves, sla.latency_budget_ms)
     traces: list[dict[str, Any]] = []
     left_out: list[str] = []
+    names = {
+        "recommended": "recommended: ",
+        "closest": f"{charts.closest_name}: ",
+        "baseline": f"{charts.baseline_name}: ",
+    }
     for curve, colour in zip(charts.curves, _colours(charts.curves), strict=True):
-        names = {"recommended": "recommended: ", "baseline": f"{charts.baseline_name}: "}
         name = names.get(curve.role, "") + curve.label
         if not _visible(curve, ceiling_ms):
             left_out.append(name)
@@ -57,7 +59,9 @@ def load_figure(charts: Charts, sla: Sla) -> Figure | None:
 def _colours(curves: Sequence[Curve]) -> list[str]:
     """A colour for each curve: that of its role, else the next of those without one."""
     others = itertools.cycle(_CURVE_COLOURS)
-    return [ROLE_COLOURS[curve.role] if curve.role in _NAMED else next(others) for curve in curves]
+    return [
+        ROLE_COLOURS[curve.role] if curve.role in NAMED_ROLES else next(others) for curve in curves
+    ]
 
 
 def _budget_line(budget_ms: float) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def _curve_trace(
     curve: Curve, name: str, colour: str, said: str, latency_ms: Sequence[float | None]
 ) -> dict[str, Any]:
     """A solid line with points; ``said`` is what its latency is called."""
-    strong = curve.role in _NAMED
+    strong = curve.role in NAMED_ROLES
     return {
         "type": "scatter",
         "mode": "lines+markers",

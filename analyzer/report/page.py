@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from analyzer.domain.study import StudyResult
@@ -15,6 +16,7 @@ from analyzer.report.wording import (
     claim_text,
     configuration_label,
     configuration_rows,
+    explanation_in_words,
     failure_label,
     percentile_name,
     rate,
@@ -50,15 +52,17 @@ def render_template(
         finalize=finalize,
     )
     environment.filters.update(filters or {})
-    result: StudyResult = report.result
+    explanation = explanation_in_words(report.result.explanation)
+    result: StudyResult = replace(report.result, explanation=explanation)
     summary = summarize(report)
     text: str = environment.get_template(name).render(
         report=report,
         result=result,
+        explanation=explanation,
         summary=summary,
-        caution=caution(result.explanation),
-        what_if_base=what_if_base(result.explanation),
-        trust=trust_sentence(result.explanation),
+        caution=caution(explanation),
+        what_if_base=what_if_base(explanation),
+        trust=trust_sentence(explanation),
         state=result.status if result.unfinished else result.verdict,
         configuration_rows=configuration_rows(report.shown.configuration) if report.shown else [],
         sla_rows=sla_rows(result),

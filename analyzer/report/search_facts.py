@@ -53,7 +53,7 @@ def search_rows(report: StudyReport, conditions: str) -> list[Row]:
         ("search space", search.space or "–"),
         ("configurations in it", number(search.space_size, 9)),
         ("measured", number(search.evaluated_live, 9)),
-        ("simulated", number(search.evaluated_twin, 9)),
+        ("predicted", number(search.evaluated_twin, 9)),
         ("left out", variants(left_out)),
         ("failed", number(failed, 9)),
         ("time under load", f"{number(search.load_test_seconds)} s"),

@@ -37,6 +37,7 @@ from analyzer.report.wording import (
     configuration_label,
     configuration_sentence,
     dollars,
+    floored,
     interval,
     milliseconds,
     number,
@@ -137,7 +138,7 @@ def _title(report: StudyReport) -> tuple[str, str]:
         required = required.replace("of requests", "of them")
         measurement = entry.measurement
         if measurement.capacity_rps is not None:
-            carried = f"carries {number(measurement.capacity_rps)} requests/s, {required}"
+            carried = f"carries {number(floored(measurement.capacity_rps))} requests/s, {required}"
         else:
             about = "at least" if measurement.edge.rate_rps is None else "about"
             at_least = number(measurement.edge.at_least_rps)
@@ -209,7 +210,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
     figures = [
         KeyFigure(
             label="Certified capacity" if certified else "Estimated edge, not proven",
-            value=rate(measurement.capacity_rps or measurement.edge.at_least_rps),
+            value=rate(floored(measurement.capacity_rps) or measurement.edge.at_least_rps),
             note=f"edge {edge}"
             if certified
             else f"edge {edge}, from {evidence_requests(measurement, sla):,} requests",
@@ -217,7 +218,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
         KeyFigure(
             label=f"Latency, {percentile_name(sla.percentile)}",
             value=milliseconds(entry.latency_ms.sla),
-            note=f"at {rate(entry.measured_at_rps)}; the budget is "
+            note=f"at {rate(floored(entry.measured_at_rps))}; the budget is "
             f"{milliseconds(sla.latency_budget_ms, GIVEN)}",
         ),
         KeyFigure(
@@ -272,7 +273,7 @@ def _measured_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     tail = percentile_name(sla.percentile)
     percentiles = {"p50": milliseconds(latency.p50), tail: milliseconds(latency.sla)}
     rows: list[Row] = [
-        ("measured at", rate(entry.measured_at_rps)),
+        ("measured at", rate(floored(entry.measured_at_rps))),
         ("throughput", f"{number(test.throughput_ips if test else None)} inferences/s"),
         ("latency", ", ".join(f"{name} {value}" for name, value in percentiles.items())),
         ("errors", number(test.errors if test else None, 9)),
@@ -340,7 +341,7 @@ def _certified_text(measurement: Measurement) -> str:
     certificate = measurement.certificate
     if measurement.capacity_rps is None and certificate and certificate.verdict == "PASS":
         return f"none. {NOT_UPHELD}"
-    return rate(measurement.capacity_rps)
+    return rate(floored(measurement.capacity_rps))
 
 
 def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
@@ -362,8 +363,8 @@ def statement(measurement: Measurement, result: StudyResult) -> str:
     if measurement.capacity_rps is None:
         return estimate_sentence(measurement, sla)
     return (
-        f"Certified with a confidence of {sla.confidence:g}: at {rate(measurement.capacity_rps)} "
-        f"{requirement(sla)}."
+        f"Certified with a confidence of {sla.confidence:g}: at "
+        f"{rate(floored(measurement.capacity_rps))} {requirement(sla)}."
     )
 
 
@@ -415,7 +416,9 @@ def _type_row(one: TypeEntry) -> Row:
     measurement, fleet = entry.measurement, entry.fleet
     proven = measurement.capacity_rps is not None
     verdict = one.result.verdict or "failed"
-    carried = f"{rate(measurement.capacity_rps)} certified" if proven else "nothing certified"
+    carried = "nothing certified"
+    if proven:
+        carried = f"{rate(floored(measurement.capacity_rps))} certified"
     parts = [f"{verdict}: {carried}, edge {edge_text(measurement.edge)}"]
     if fleet is not None and fleet.machines is not None:
         parts.append(_machines(fleet.machines))

@@ -66,7 +66,7 @@ def render_terminal(report: StudyReport) -> str:
     search = result.search
     left_out, failed = left_out_and_failed(report)
     parts = [f"{search.evaluated_live:,} measured"]
-    parts += [f"{search.evaluated_twin:,} simulated"] if search.evaluated_twin is not None else []
+    parts += [f"{search.evaluated_twin:,} predicted"] if search.evaluated_twin is not None else []
     parts += [f"{variants(left_out)} left out"] if left_out else []
     parts += [f"{failed:,} failed"] if failed else []
     done = ", ".join(parts)

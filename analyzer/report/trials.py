@@ -9,7 +9,7 @@ from analyzer.domain.measurement import Measurement
 from analyzer.hardware.machine import same_hardware
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import NOT_MEASURED, rate
+from analyzer.report.wording import NOT_MEASURED, floored, rate
 from analyzer.store.records import TrialRow
 
 HEAD = ("trial", "role", "state", "config", "variant", "edge", "certified", "reason")
@@ -57,7 +57,7 @@ def trial_table(report: StudyReport, trials: Sequence[TrialRow]) -> list[tuple[s
                 config_id,
                 row.variant,
                 edge_text(measurement.edge) if measurement is not None else NOT_MEASURED,
-                rate(measurement.capacity_rps if measurement is not None else None),
+                rate(floored(measurement.capacity_rps) if measurement is not None else None),
                 _shortened(row.message or row.reason or "")
                 or _where(measurement if moved else None),
             )

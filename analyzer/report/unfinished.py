@@ -5,7 +5,7 @@ from __future__ import annotations
 from analyzer.domain.study import StudyStatus
 from analyzer.report.commands import export_command
 from analyzer.report.entries import StudyReport
-from analyzer.report.wording import configuration_sentence, number, precision_label
+from analyzer.report.wording import configuration_sentence, floored, number, precision_label
 
 _HEADS: dict[StudyStatus, str] = {
     "interrupted": "Interrupted",
@@ -31,7 +31,8 @@ def unfinished_title(report: StudyReport, required: str) -> tuple[str, str]:
     if closest.misses or capacity_rps is None:
         title = f"{head}: no configuration was proven yet to keep {required}"
         return title, f"Closest so far: {sentence}."
-    proven = f"{number(capacity_rps)} requests/s, {required.replace('of requests', 'of them')}"
+    of_them = required.replace("of requests", "of them")
+    proven = f"{number(floored(capacity_rps))} requests/s, {of_them}"
     title = f"{head}: as {precision_label(configuration)}, {name} is certified so far for {proven}"
     return title, f"Certified so far: {sentence}."
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from decimal import Decimal
+from dataclasses import fields, replace
+from decimal import ROUND_FLOOR, Decimal
 
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.measurement import Failure
-from analyzer.domain.study import Claim
+from analyzer.domain.study import Claim, Explanation, WhatIf
 from analyzer.domain.units import format_duration, format_size, parse_size_bytes
 
 NOT_MEASURED = "–"
@@ -25,6 +25,14 @@ _DIGITS, _DIGITS_MAX = 3, 9
 _ACCELERATORS = {"openvino": "OpenVINO", "tensorrt": "TensorRT"}
 _BACKENDS = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "python": "Python backend"}
 
+# Threads that are not given: what a runtime then takes.
+_ONE_PER_CORE = "one per core"
+_STEPS = {
+    "0 threads": "one thread per core",
+    "as many threads as the runtime takes": "one thread per core",
+    "1 inter-op threads": "1 inter-op thread",
+}
+
 
 def number(value: float | None, digits: int = _DIGITS) -> str:
     """``value`` with ``digits`` significant digits, thousands apart, without an exponent."""
@@ -37,6 +45,15 @@ def number(value: float | None, digits: int = _DIGITS) -> str:
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
+def floored(value: float | None) -> float | None:
+    """A rate that was proven, as :func:`number` spells it: rounded down, as no higher one was."""
+    if not value or not math.isfinite(value):
+        return value
+    exact = Decimal(str(value))
+    decimals = max(_DIGITS - 1 - exact.adjusted(), 0)
+    return float(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
 
 
 def digits_apart(value: float, limit: float) -> int:
@@ -124,7 +141,7 @@ def claim_text(claim: Claim) -> str:
     """What a verification measured: ``34b4d3aecd69 at 516 /s, 99 % within 50 ms``."""
     budget = milliseconds(claim.sla.latency_budget_ms, GIVEN)
     kept = f"{number(claim.sla.percentile, 9)} % within {budget}"
-    return f"{claim.configuration.config_id} at {rate(claim.rate_rps)}, {kept}"
+    return f"{claim.configuration.config_id} at {rate(floored(claim.rate_rps))}, {kept}"
 
 
 def percentile_name(percentile: float) -> str:
@@ -200,6 +217,29 @@ def configuration_sentence(configuration: Configuration) -> str:
     return ", ".join((f"{precision} in {backend} on {place}", batching, instances, *further))
 
 
+def explanation_in_words(explanation: Explanation) -> Explanation:
+    """The explanation as people read it: in the JSON, threads that are not given are 0."""
+
+    def value(item: WhatIf, text: str) -> str:
+        return _ONE_PER_CORE if (item.setting, text) == ("intra_op_threads", "0") else text
+
+    return replace(
+        explanation,
+        contributions=tuple(
+            replace(step, setting=_STEPS.get(step.setting, step.setting))
+            for step in explanation.contributions
+        ),
+        what_if=tuple(
+            replace(
+                item,
+                from_value=value(item, item.from_value),
+                to_value=value(item, item.to_value),
+            )
+            for item in explanation.what_if
+        ),
+    )
+
+
 def configuration_rows(configuration: Configuration) -> list[tuple[str, str]]:
     """Each setting under its own name, as Triton spells it; those without effect are left out."""
     preferred = configuration.preferred_batch_size
@@ -219,7 +259,7 @@ def configuration_rows(configuration: Configuration) -> list[tuple[str, str]]:
         rows.append(("max_queue_delay", delay(configuration.max_queue_delay_us)))
     rows.append(("instance_count", str(configuration.instance_count)))
     if threads is not None:
-        rows.append(("intra_op_threads", str(threads) if threads else "one per core"))
+        rows.append(("intra_op_threads", str(threads) if threads else _ONE_PER_CORE))
     if configuration.instance_type is not None:
         rows.append(("instance_type", configuration.instance_type))
     execution = configuration.execution

@@ -46,21 +46,27 @@ class Bound:
     def __str__(self) -> str:
         if self.fraction > _TELLING_MAX:
             return (
-                f"too little is known of the {self.space} configurations in the space to claim "
+                f"too little is known of the {_counted(self.space)} in the space to claim "
                 "anything: another may be more than twice as good"
             )
         digits = 0 if self.fraction >= _WHOLE_FROM else 1
         fraction = f"{100 * self.fraction:.{digits}f} %"
         said = f"is better by more than {fraction} (confidence {self.confidence:g})"
         unbuilt = f"; {self.unbuilt} more had no time to be built" if self.unbuilt else ""
-        if self.covered < self.space:
+        if (without := self.space - self.covered) > 0:
             return (
-                f"of the {self.covered} configurations with a prediction or a measurement none "
-                f"{said}; {self.space - self.covered} of {self.space} have neither{unbuilt}"
+                f"of the {_counted(self.covered)} with a prediction or a measurement none "
+                f"{said}; {without} of {self.space} {'has' if without == 1 else 'have'} neither"
+                f"{unbuilt}"
             )
         if self.unbuilt:
-            return f"of the {self.space} configurations that were built none {said}{unbuilt}"
+            were = "was" if self.space == 1 else "were"
+            return f"of the {_counted(self.space)} that {were} built none {said}{unbuilt}"
         return f"no configuration of the {self.space} in the space {said}"
+
+
+def _counted(count: int) -> str:
+    return "1 configuration" if count == 1 else f"{count} configurations"
 
 
 def plausible_gain(

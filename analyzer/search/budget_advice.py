@@ -39,12 +39,14 @@ def tell_at_start(context: SearchContext, enough_s: float) -> None:
     if request.device == "cpu" and inference_ms > budget_ms:
         context.log.warn(
             f"One inference took {inference_ms:,.0f} ms when the model was tried, and the latency "
-            f"budget is {budget_ms:,.0f} ms: few configurations may keep that, if any."
+            f"budget is {budget_ms:,.0f} ms: few configurations may keep that, if any.",
+            until_proven=True,
         )
     elif proof_s > plan.left_s - plan.least_s("workers"):
         context.log.warn(
             f"One inference took {inference_ms:,.0f} ms: a proof is expected "
-            f"to take {_spelled(proof_s)} under load, for which --budget leaves no room."
+            f"to take {_spelled(proof_s)} under load, for which --budget leaves no room.",
+            until_proven=True,
         )
         context.progress.warn(suffices.capitalize())
 
@@ -72,7 +74,8 @@ def plan_proof(context: SearchContext, screening: Screening) -> None:
     if context.plan.left_s < needed_s and context.log.certified(screening.recommendable) is None:
         context.log.warn(
             f"A first proof is expected to take {needed_s:.0f} s, its server's start included; "
-            f"{max(context.plan.left_s, 0.0):.0f} s of --budget were left for it."
+            f"{max(context.plan.left_s, 0.0):.0f} s of --budget were left for it.",
+            until_proven=True,
         )
 
 

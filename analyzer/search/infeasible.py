@@ -14,6 +14,9 @@ from analyzer.search.twin_refuted import contradicted, too_slow
 
 # Scores' limits that no rate changes.
 _LASTING = ("memory", "accuracy")
+# What rules configurations out, as the sentence ends.
+_AS_MUCH = "at least as much as one that exceeds the memory limit"
+_NOTHING = "the SLA at no rate as the twin predicts"
 
 
 def prove_infeasible(
@@ -123,19 +126,22 @@ def ruled_out(context: SearchContext, built: BuiltVariants, screening: Screening
             by_measurement, by_twin = by_measurement + bool(known), by_twin + (not known)
         else:
             return None
-    were = "configuration was" if by_measurement == 1 else "configurations were"
-    parts = [f"{by_measurement} {were} measured and break{'s' * (by_measurement == 1)} a limit"]
-    if by_failure:
-        parts.append(f"{by_failure} did not run")
-    if too_slow_ms:
-        parts.append(
-            f"{len(too_slow_ms)} cannot answer in time (no execution took less than "
-            f"{min(too_slow_ms):.3g} ms, the budget is {sla.latency_budget_ms:g} ms)"
-        )
-    if by_memory:
-        parts.append(f"{by_memory} hold at least as much as one that exceeds the memory limit")
-    if by_twin:
-        parts.append(f"{by_twin} keep the SLA at no rate as the twin predicts")
+    least_ms = min(too_slow_ms, default=0.0)
+    cannot = (
+        f"cannot answer in time (no execution took less than {least_ms:.3g} ms, the budget is "
+        f"{sla.latency_budget_ms:g} ms)"
+    )
+    parts: list[str] = []
+    for count, one, more in (
+        (by_measurement, "was measured and breaks a limit", "were measured and break a limit"),
+        (by_failure, "did not run", "did not run"),
+        (len(too_slow_ms), cannot, cannot),
+        (by_memory, f"holds {_AS_MUCH}", f"hold {_AS_MUCH}"),
+        (by_twin, f"keeps {_NOTHING}", f"keep {_NOTHING}"),
+    ):
+        if count:
+            noun = "" if parts else f" configuration{'s' * (count > 1)}"
+            parts.append(f"{count}{noun} {one if count == 1 else more}")
     return "; ".join(parts)
 
 

@@ -231,12 +231,14 @@ class Measuring:
     def _share(self, measurement: Measurement | None) -> float | None:
         """Certified rate over the edge at all speeds met; None where no rate was kept.
 
-        1 where one machine carries the target rate: more makes nothing cheaper.
+        1 where it is the one rate that is asked for, or a machine carries the target rate: more
+        makes nothing better.
         """
         if measurement is None or not measurement.edge.at_least_rps:
             return None
         capacity_rps = measurement.capacity_rps or 0.0
-        enough_rps = self._context.request.sla.enough_rps
+        request = self._context.request
+        enough_rps = request.sla.fixed_rps or request.enough_rps
         if enough_rps and capacity_rps >= enough_rps:
             return 1.0
         factor = self._screening.speed_factor(measurement.configuration)
@@ -394,10 +396,11 @@ class Measuring:
         if known is not None:
             outcome = merged(known, outcome)
         edge = revised_edge(outcome.edge, outcome.load_tests, miss_rate_max=sla.miss_rate_max)
-        if edge != outcome.edge:
+        before = outcome.edge
+        if (edge.rate_rps, edge.at_least_rps) != (before.rate_rps, before.at_least_rps):
             context.log.warn(
                 f"{describe(outcome.configuration)}: further runs broke the SLA below "
-                f"the edge that shorter runs gave ({spell_edge(outcome.edge)}), so it was lowered. "
+                f"the edge that shorter runs gave ({spell_edge(before)}), so it was lowered. "
                 "This machine's speed may drift."
             )
         completed = self._screening.twin.completed(replace(outcome, edge=edge))

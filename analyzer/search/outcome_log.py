@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from analyzer.domain import answer
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import Conditions, RequestLog
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import OUT_OF_TIME, Failure, Measurement
 from analyzer.domain.space import Params
 from analyzer.domain.speeds import restated
 from analyzer.measure.failures import as_failure
@@ -58,7 +58,8 @@ class OutcomeLog:
     """Outcomes by configuration, warnings, and where they are kept.
 
     Args:
-        stored: Outcomes of an interrupted run of this study; none of them is stored again.
+        stored: Outcomes of an interrupted run of this study; none of them is stored again. What was
+            left for want of time is none: it may be done now.
         watch: Who watches the machine; what is seen up to an outcome is stored with it.
         earlier_us: The canary's work in earlier studies on this machine; an attribute as well.
 
@@ -91,6 +92,7 @@ class OutcomeLog:
         self.latest: dict[str, Measurement | Failure] = {}
         self.first: dict[str, Measurement | Failure] = {}
         self.warnings: list[str] = []
+        self._until_proven: set[str] = set()
         self.slow_edge: Callable[[Configuration], SlowEdge] = lambda _: in_proportion
         self.response: Callable[[], float] = lambda: 1.0
         self.start_s: float | None = None
@@ -103,7 +105,11 @@ class OutcomeLog:
         self._scores: dict[str, Score] = {}
         self._ranked: list[Measurement] | None = None
         for earlier in stored:
-            self._remember(earlier.outcome)
+            if isinstance(earlier.outcome, Failure) and earlier.outcome.reason == OUT_OF_TIME:
+                # There may be time for it now; what was watched until then counts.
+                self._watched = Conditions.pooled([self._watched, earlier.outcome.watched])
+            else:
+                self._remember(earlier.outcome)
 
     def record(
         self,
@@ -123,8 +129,10 @@ class OutcomeLog:
         watched = self._watch.take()
         known = (s for s in self.stored if s.role == role)
         if any(replace(s.outcome, watched=None) == outcome for s in known):
-            # It is remembered already; what was watched meanwhile counts.
+            # It is stored already; what was watched meanwhile counts.
             self._watched = Conditions.pooled([self._watched, watched])
+            if outcome.configuration.config_id not in self.latest:
+                self._remember(outcome)  # once more it lacked the time
         else:
             outcome = replace(outcome, watched=watched)
             self._store.add_outcome(
@@ -149,11 +157,21 @@ class OutcomeLog:
             self._scores[config_id] = score_of(outcome, self._request.sla)
             self._ranked = None
 
-    def warn(self, text: str) -> None:
-        """Keeps a sentence that qualifies the result, and tells it."""
+    def warn(self, text: str, *, until_proven: bool = False) -> None:
+        """Keeps a sentence that qualifies the result, and tells it.
+
+        Args:
+            until_proven: Whether it says that a proof may not be, which one refutes.
+        """
         if text not in self.warnings:
             self.warnings.append(text)
             self._progress.warn(text)
+        if until_proven:
+            self._until_proven.add(text)
+
+    def take_back_doubts(self) -> None:
+        """Something is proven: what said that it may not be qualifies the result no more."""
+        self.warnings = [text for text in self.warnings if text not in self._until_proven]
 
     @property
     def outcomes(self) -> tuple[Measurement | Failure, ...]:
@@ -243,11 +261,14 @@ class OutcomeLog:
         return tuple(found)
 
     def open_claims(self, config_ids: Collection[str]) -> int:
-        """Claims that these configurations, together one family, have begun and that are open."""
+        """Claims that these configurations, together one family, have begun and that are open.
+
+        Those that were given up are: they ended without a PASS, and nothing gave their part back.
+        """
         sla = self._request.sla
         measured = filter(None, map(self.measurement, config_ids))
         return sum(
-            is_open(known, percentile=sla.percentile, confidence=sla.confidence)
+            known.given_up + is_open(known, percentile=sla.percentile, confidence=sla.confidence)
             for measurement in measured
             for known in measurement.evidence
         )

@@ -17,8 +17,7 @@ from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.refutation import low_rps, quiet_rps, shown
 from analyzer.errors import BudgetEndedError
 from analyzer.measure.jobs import Job
-from analyzer.measure.plan import CertifyPlan, RefutePlan, certifying_runs
-from analyzer.measure.session import REQUESTS_MIN
+from analyzer.measure.plan import REQUESTS_MIN, CertifyPlan, RefutePlan, certifying_runs
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.outcome_log import merged, outcome_of

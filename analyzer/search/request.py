@@ -67,6 +67,12 @@ class SearchRequest:
         """Inferences of the requests, as :func:`request_batch_sizes` without a count."""
         return request_batch_sizes(self.arrivals, self.request_batch_size)
 
+    @property
+    def enough_rps(self) -> float | None:
+        """The rate of a device beyond which a machine is no cheaper; None without one."""
+        enough_rps = self.sla.enough_rps
+        return enough_rps and enough_rps / self.pricing.devices_per_machine
+
 
 class Progress(Protocol):
     """Where a search tells what it is doing."""

@@ -327,6 +327,12 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
             f"{unknown} of {len(allowed)} configurations have no prediction, since their variants "
             "could not be probed; what is said of the space leaves them out."
         )
+    # The most promising first: of the objective latency each is a simulation of its own.
+    until = context.clock() + seconds
+    order = sorted(allowed, key=lambda key: -(predicted[key] or 0.0))
+    values = {
+        key: _value(context, built, twin, allowed[key], predicted[key], until) for key in order
+    }
     designer = Designer(
         [
             Candidate(
@@ -334,7 +340,7 @@ def screen(context: SearchContext, built: BuiltVariants) -> Screening:
                 features=features(configuration),
                 groups=groups(configuration),
                 preference=preference(configuration, request.sla),
-                predicted=_value(context, built, twin, configuration, predicted[config_id]),
+                predicted=values[config_id],
             )
             for config_id, configuration in allowed.items()
         ],
@@ -366,10 +372,11 @@ def _value(
     twin: Twin,
     configuration: Configuration,
     edge_rps: float | None,
+    until: float,
 ) -> float | None:
     """The predicted objective as :class:`~analyzer.search.score.Score` has it.
 
-    0 where the SLA is kept at no rate, None where the twin cannot say.
+    0 where the SLA is kept at no rate, None where the twin cannot say, or not before ``until``.
     """
     sla = context.request.sla
     if edge_rps is None or sla.at_any_rate:
@@ -378,6 +385,8 @@ def _value(
     if edge_rps < sla.target_rate_rps:
         return 0.0
     if sla.objective == "latency":
+        if context.clock() >= until:
+            return None
         amount = twin.latency_ms(configuration, sla.target_rate_rps)
     else:
         # Each instance holds the weights; what else a server needs hardly varies.

@@ -5,23 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import Edge, Measurement
 from analyzer.domain.speeds import EVIDENCE_MIN
 from analyzer.measure.certify_goal import AT_ONCE, BOLD, CLIMBING
-from analyzer.measure.plan import CertifyPlan, EdgePlan, ProvenAnswer, certifying_runs
+from analyzer.measure.plan import (
+    REQUESTS_MIN,
+    CertifyPlan,
+    EdgePlan,
+    ProvenAnswer,
+    certifying_runs,
+)
 from analyzer.measure.tasks import MeasureTask
 from analyzer.search.build import BuiltVariants
 from analyzer.search.context import SearchContext
 from analyzer.search.next_step import COMPARABLE, PROVING, Step
 from analyzer.search.screening import Screening
 
-# Seconds under load of one search for an edge: this share of the budget, within limits.
+# Seconds under load of one search for an edge: this share of the budget, within limits; of a slow
+# model it may be as many as four runs of the fewest requests take at half of the expected edge.
 _EDGE_SHARE = 0.08
 _EDGE_S = (2.5, 20.0)
+_EDGE_RUNS = 4
+_EDGE_REACH = 0.5
 # With a target rate to be judged at: the shares of the edge and of the run at that rate.
 _TARGET_SHARES = (0.6, 0.5)
 # A first certificate gets so many times what it is expected to take, so that it ends in a PASS and
@@ -80,12 +87,24 @@ class StepTasks:
         self._context = context
         self._built = built
         self._screening = screening
-        budget_s = context.request.budget_s
         # What a proof takes by configuration and share of its edge: each costs simulations, and is
         # asked at every step.
         self._proofs_s: dict[tuple[str, float | None], float | None] = {}
-        #: Seconds under load of one search for an edge.
-        self.edge_s = float(np.clip(_EDGE_SHARE * budget_s, *_EDGE_S))
+
+    @property
+    def edge_s(self) -> float:
+        """Seconds under load of one search for an edge, of the best that is predicted."""
+        screening = self._screening
+        edges = [screening.predicted.get(config_id) or 0.0 for config_id in screening.allowed]
+        return self._edge_s(max(edges, default=0.0))
+
+    def _edge_s(self, expected_rps: float | None) -> float:
+        """Seconds under load of a search for an edge that is expected at ``expected_rps``."""
+        shortest_s, longest_s = _EDGE_S
+        if expected_rps:
+            slow_s = _EDGE_RUNS * REQUESTS_MIN / (_EDGE_REACH * expected_rps)
+            longest_s = max(longest_s, slow_s)
+        return min(max(_EDGE_SHARE * self._context.request.budget_s, shortest_s), longest_s)
 
     def task(
         self,
@@ -111,8 +130,9 @@ class StepTasks:
             shares = AT_ONCE if step == "baseline_proof" else CLIMBING
             task = self.certificate(configuration, known.edge, seconds, shares)
             assert task.certify is not None
-            exceeds = step == "climb_beyond"
-            certify = replace(task.certify, kept_s=kept_s, exceeds=exceeds)
+            certify = replace(task.certify, kept_s=kept_s, exceeds=step == "climb_beyond")
+            if step == "baseline_proof":  # no completion follows it
+                certify = replace(certify, later_s=0.0)
             return seconds, replace(task, certify=certify)
         if step in ("edge", "baseline_edge"):
             assert known is not None
@@ -122,7 +142,9 @@ class StepTasks:
             # What the SLA allows of a rate is judged by runs of the same kind.
             runs = tuple(test for test in known.load_tests if test.kind == "edge")
             return seconds, self._edge_task(configuration, seconds, known=runs)
-        wanted_s = _LOAD_S_MIN if self._screening.hopeless else self.edge_s
+        wanted_s = _LOAD_S_MIN
+        if not self._screening.hopeless:
+            wanted_s = self._edge_s(self._predicted(configuration))
         if step == "baseline" and self._nothing_fits_after(wanted_s):
             wanted_s *= _BASELINE_FACTOR
         edge_s = min(wanted_s, left_s)
@@ -132,6 +154,9 @@ class StepTasks:
         proof_s = self._proof_s(configuration)
         supposed_rps = task.predicted.edge_rps and _SUPPOSED_SHARE * task.predicted.edge_rps
         scarce = proof_s is not None and left_s < _EDGE_FACTOR * edge_s + _PROOF_FACTOR * proof_s
+        if supposed_rps and task.edge_plan is not None:
+            # No run of this search would be slow enough.
+            scarce |= supposed_rps < task.edge_plan.floor_rps
         kept_s = self._kept_s(left_s)
         if scarce and supposed_rps and task.target_seconds is None:
             seconds = left_s - kept_s
@@ -182,10 +207,11 @@ class StepTasks:
             seconds: Under load.
         """
         task = self.certificate(candidate.configuration, candidate.edge, seconds, AT_ONCE)
+        assert task.certify is not None
         rate_rps = _open_rate(candidate, self._context.request.sla.miss_rate_max)
-        if task.certify is None or task.certify.rate_rps is not None or rate_rps is None:
-            return task
-        return replace(task, certify=replace(task.certify, rate_rps=rate_rps))
+        # Nothing comes after it.
+        certify = replace(task.certify, rate_rps=task.certify.rate_rps or rate_rps, later_s=0.0)
+        return replace(task, certify=certify)
 
     def certificate(
         self, configuration: Configuration, edge: Edge, seconds: float, shares: tuple[float, ...]
@@ -257,11 +283,11 @@ class StepTasks:
 
         Args:
             share: What is certified of the recommendation's edge; 0 where nothing is yet, which any
-                certificate equals.
+                certificate equals. One rate that is asked for is the same for both.
             seconds: That it may take.
         """
         fits = self.baseline_proof_fits(seconds)
-        if not fits or not share:
+        if not fits or not share or self._context.request.sla.fixed_rps:
             return fits
         # In hundredths, so that few are simulated.
         least = math.ceil(100.0 * COMPARABLE * share) / 100.0
@@ -348,12 +374,12 @@ class StepTasks:
         # A baseline that may be recommended is one of the family.
         family = self._screening.recommendable
         winner = log.certified(family)
-        above_rps = 0.0
+        above_rps, enough_rps = 0.0, self._context.request.enough_rps or math.inf
         if winner is not None and winner.capacity_rps and not baseline:
             # A candidate that proves hardly more than what is proven already changes nothing.
             same = winner.configuration.config_id == config_id
             above_rps = winner.capacity_rps * (1.0 if same else WORTH_A_CHANGE)
-            if sla.enough_rps and winner.capacity_rps < sla.enough_rps <= above_rps:
+            if winner.capacity_rps < enough_rps <= above_rps:
                 above_rps = winner.capacity_rps  # the target makes a machine less
         answer = None
         if winner is not None and winner.configuration.config_id != config_id:
@@ -367,6 +393,7 @@ class StepTasks:
             twin=self._screening.server_model(configuration, rate_scale=scale),
             shares=shares,
             above_rps=above_rps,
+            enough_rps=enough_rps,
             earlier=known.evidence if known is not None else (),
             open_claims=log.open_claims(family if config_id in family else [config_id]),
             slowness=twin.slowness,

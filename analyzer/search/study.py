@@ -142,6 +142,7 @@ def _search(context: SearchContext, built: BuiltVariants, make_trials: MakeTrial
             if together := scaled_together(winner.configuration):
                 context.log.warn(together)
         if verdict == "found":
+            context.log.take_back_doubts()
             _tell_slower_before(context)
     if proven is not None:
         verdict, sentence = "infeasible", proven
@@ -208,6 +209,7 @@ def _unmeasured(context: SearchContext, enough_s: float) -> StudyResult:
     verdict: Verdict = "undecided"
     if (winner := log.settled(allowed)) is not None:
         verdict = "found"
+        log.take_back_doubts()
     elif context.request.accept == "estimated":
         winner = log.best_by_evidence(allowed)
         verdict = "estimated" if winner is not None else verdict
@@ -245,10 +247,10 @@ def _overrun(context: SearchContext, measuring: Measuring) -> None:
 
 def _tell_gain(context: SearchContext, measuring: Measuring) -> None:
     """Measures the baseline beyond the budget where a late proof left no time for it."""
-    plan = context.plan
+    plan, log, config_id = context.plan, context.log, context.baseline.config_id
     beyond_s = measuring.baseline_s - plan.left_s
-    measured = context.baseline.config_id in context.log.latest
-    if measured or not 0.0 < beyond_s <= plan.beyond_s:
+    tried = log.measurement(config_id) is not None or log.failed(config_id)
+    if tried or not 0.0 < beyond_s <= plan.beyond_s:
         return
     context.log.warn(
         "The proof left no time for the baseline, so that its edge is measured beyond --budget: "
@@ -327,7 +329,7 @@ def _result(
             space=request.space.name,
             space_size=len(context.candidates),
             evaluated_live=load_tested(outcomes),
-            evaluated_twin=sum(edge is not None for edge in predicted.values()),
+            evaluated_twin=sum(predicted.get(key) is not None for key in context.candidates),
             failed=failed,
             load_test_seconds=sum(outcome.load_test_seconds for outcome in outcomes),
             wall_seconds=context.plan.spent_s,

@@ -25,7 +25,8 @@ def describe(configuration: Configuration) -> str:
     count = configuration.instance_count
     instances = f"{count} instance{'s' * (count > 1)}"
     if configuration.intra_op_threads:
-        instances += f" × {configuration.intra_op_threads} threads"
+        threads = configuration.intra_op_threads
+        instances += f" × {threads} thread{'s' * (threads > 1)}"
     return f"{configuration.variant.label}, {instances}, {batching}"
 
 

@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -73,9 +73,20 @@ def pack(
         _Written(target, between) as stream,
         tarfile.open(fileobj=stream, mode="w", dereference=follow) as archive,
     ):
-        for path in (folder, *sorted(folder.rglob("*"))):
+        below = _linked(folder, frozenset({folder.resolve()})) if follow else folder.rglob("*")
+        for path in (folder, *sorted(below)):
             where = Path(name) / path.relative_to(folder)
             archive.add(path, arcname=str(where), recursive=False, filter=_plain)
+
+
+def _linked(folder: Path, above: Set[Path]) -> Iterator[Path]:
+    """What lies below a folder, in linked ones too; not in one that leads back ``above`` itself."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            yield path
+        elif (real := path.resolve()) not in above:
+            yield path
+            yield from _linked(path, above | {real})
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -77,8 +77,8 @@ class Child:
 
     def _say(self, word: bytes) -> None:
         assert self._process.stdin is not None
-        # It has ended already.
-        with contextlib.suppress(BrokenPipeError):
+        # It has ended already, or was closed while another thread speaks.
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(word)
             self._process.stdin.flush()
 

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from analyzer.service.schema import OBJECTS, DatabaseTime
 _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system call will do
 _LOOKED_AT = 20  # newest files: one may be lost, and all of them are not
 _RANGE_BYTES = 16 << 20  # that the kernel copies at a time: well below a second on a slow disk
+_HASH = re.compile(r"[0-9a-f]{64}")
 # The kernel does not copy between these two files.
 _NOT_IN_KERNEL = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -214,6 +216,11 @@ class ContentStore:
             between()
         between()  # reaching the disk may take as long as all of that
         return incoming.finish()
+
+    def files(self) -> Iterator[tuple[str, list[Path]]]:
+        """All that were noted once, by what their hashes begin with."""
+        for folder in sorted((self.root / "objects").iterdir()):
+            yield folder.name, [path for path in folder.iterdir() if _HASH.fullmatch(path.name)]
 
     def remove(self, sha256: str) -> None:
         """Removes the content with this hash, if it is there."""

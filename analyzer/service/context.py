@@ -51,6 +51,12 @@ def context_of(request: Request) -> ServiceContext:
     return found
 
 
+def bearer_of(request: Request) -> str:
+    """The token that a request brings; empty without one: a proxy's own login is no token."""
+    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else ""
+
+
 def principal_of(request: Request) -> Principal:
     """Who asks.
 
@@ -60,11 +66,11 @@ def principal_of(request: Request) -> Principal:
     context = context_of(request)
     if not context.tokens:
         return LOCAL
-    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    secret = bearer_of(request)
     cookie = request.cookies.get(COOKIE)
-    if kind.lower() == "bearer" and secret:
+    if secret:
         with context.database.reading() as connection:
-            found = find_token(connection, secret.strip())
+            found = find_token(connection, secret)
         if found is not None:
             return found
     elif cookie:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import Connection, delete, exists, select
 
 from analyzer.service import audit, idempotency, jobs, states
-from analyzer.service.content import ContentStore
+from analyzer.service.content import ContentStore, is_of
+from analyzer.service.problems import Problem
+from analyzer.service.rows import upsert
 from analyzer.service.schema import (
     ARTIFACTS,
     IDEMPOTENCY,
@@ -22,8 +26,10 @@ from analyzer.service.studies import forget_studies
 from analyzer.service.variants import needed_models, remove_unused
 from analyzer.store.database import Database
 
+_LOG = logging.getLogger(__name__)
 # A file that is noted in the database is referred to moments later; one that is being uploaded is
-# written to all the time. Long beside both.
+# written to all the time. Long beside both. A study that was superseded stays as long, too: a
+# backup of the database may refer to it whose files are still being copied.
 _SETTLED_S = 3600.0
 _ABANDONED_S = 86_400.0
 _AT_A_TIME = 200  # rows of a transaction: others write in between
@@ -54,14 +60,16 @@ def collect(
         old = IDEMPOTENCY.c.created_at < DatabaseTime() - idempotency.KEPT_S
         connection.execute(delete(IDEMPOTENCY).where(old))
         connection.execute(delete(SESSIONS).where(SESSIONS.c.expires_at < DatabaseTime()))
-    files, size_bytes = _unused_files(database, content)
     now = time.time() if clock is None else clock
+    own = _note_lost_files(database, content, now)
+    files, size_bytes = remove_unused_files(database, content)
     for path in content.abandoned(older_than_s=_ABANDONED_S, now=now):
         path.unlink(missing_ok=True)
         files += 1
     with database.reading() as connection:
         needed = needed_models(connection)
-    size_bytes += remove_unused(content.variants, needed, keep_s=keep_s, now=now)
+    if own:
+        size_bytes += remove_unused(content.variants, needed, keep_s=keep_s, now=now)
     return Collected(jobs=removed, files=files, bytes=size_bytes)
 
 
@@ -81,21 +89,71 @@ def _old_jobs(database: Database, keep_s: float) -> int:
         )
         .order_by(JOBS.c.number)
         .limit(_AT_A_TIME)
+        # One that changes meanwhile can wait for the next time.
+        .with_for_update(skip_locked=True)
     )
     while True:
         with database.writing() as connection:
             rows = connection.execute(old).all()
-            for row in rows:
-                jobs.delete_job(connection, row.project, row.id)
-                audit.note(connection, row.project, "retention", "job.delete", row.id)
-        removed += len(rows)
-        if len(rows) < _AT_A_TIME:
+            done = sum(_delete(connection, *row, keep_s=keep_s) for row in rows)
+        removed += done
+        if len(rows) < _AT_A_TIME or not done:
             return removed
 
 
-def _unused_files(database: Database, content: ContentStore) -> tuple[int, int]:
-    """Files and bytes removed; each goes in the transaction that removes its row."""
+def _delete(connection: Connection, job: str, project: str, *, keep_s: float) -> bool:
+    """Removes an old job; False where another one has come to need it."""
+    try:
+        jobs.delete_job(connection, project, job)
+    except Problem:
+        return False
+    if keep_s < idempotency.KEPT_S:
+        idempotency.forget(connection, project, job)
+    audit.note(connection, project, "retention", "job.delete", job)
+    return True
+
+
+def _note_lost_files(database: Database, content: ContentStore, now: float) -> bool:
+    """Notes files that the database does not know, for :func:`remove_unused_files` to remove.
+
+    To remove them here could meet an upload of the same file. Returns whether the folder is the
+    database's, which knows most of its files then.
+    """
+    known = 0
+    lost: list[tuple[str, int]] = []
+    for prefix, files in content.files():
+        # Behind every digit of a hash, in each order of letters.
+        own = OBJECTS.c.sha256.between(prefix, f"{prefix}g")
+        with database.reading() as connection:
+            noted = set(connection.execute(select(OBJECTS.c.sha256).where(own)).scalars())
+        known += sum(path.name in noted for path in files)
+        for path in files:
+            with contextlib.suppress(FileNotFoundError):
+                if path.name not in noted and (found := path.stat()).st_mtime < now - _ABANDONED_S:
+                    lost.append((path.name, found.st_size))
+    if len(lost) > known:
+        _LOG.warning(
+            "%d files in %s are not in the database %s, which has %d: are they another service's? "
+            "They were left.", len(lost), content.root, database.place, known,
+        )  # fmt: skip
+        return False
+    for start in range(0, len(lost), _AT_A_TIME):
+        with database.writing() as connection:
+            for sha256, size_bytes in lost[start : start + _AT_A_TIME]:
+                values = {"sha256": sha256, "size_bytes": size_bytes, "created_at": 0.0}
+                upsert(connection, OBJECTS, values)
+    return True
+
+
+def remove_unused_files(database: Database, content: ContentStore) -> tuple[int, int]:
+    """Files and bytes removed; each goes in the transaction that removes its row.
+
+    None is where the folder is another database's: their rows alone would go.
+    """
     files = size_bytes = 0
+    with database.reading() as connection:
+        if not is_of(connection, content.root):
+            return 0, 0
     unused = (
         select(OBJECTS)
         .where(

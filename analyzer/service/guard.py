@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from analyzer.service.metrics import Metrics
 from analyzer.service.problems import Problem, answer
+from analyzer.targets.address import is_loopback
 
 _SAFE = {"GET", "HEAD", "OPTIONS"}
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _BODY_S = 30.0  # for the whole of a body that is no upload: a thousandth of that is usual
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -98,7 +98,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._loopback_only and _host_name(host) not in _LOOPBACK:
+        if self._loopback_only and not is_loopback(_host_name(host) or ""):
             raise Problem(
                 421,
                 "host",
@@ -109,9 +109,10 @@ class Guard:
             return
         site = headers.get("sec-fetch-site", "none")
         origin = headers.get("origin")
-        if site not in ("same-origin", "none") or (
-            origin is not None and origin.partition("://")[2] != host
-        ):
+        # A browser's own word, which no page can write; a proxy may change the name in "host".
+        if site == "same-origin":
+            return
+        if site != "none" or (origin is not None and origin.partition("://")[2] != host):
             raise Problem(403, "cross_site", "Another site's page asked for this.")
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:

@@ -9,7 +9,7 @@ from analyzer.service.folder import STUDY
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Claim, Queue
 from analyzer.service.rows import upsert
-from analyzer.service.schema import ARTIFACTS, JOBS, TRIALS
+from analyzer.service.schema import ARTIFACTS, JOBS, OBJECTS, TRIALS, DatabaseTime
 
 
 def artifact(queue: Queue, claim: Claim, name: str, *, of: str | None = None) -> str | None:
@@ -36,6 +36,14 @@ def artifact(queue: Queue, claim: Claim, name: str, *, of: str | None = None) ->
 
 def note_artifact(connection: Connection, claim: Claim, name: str, staged: Staged) -> None:
     """Notes a file that the job has left, in the transaction that keeps it."""
+    own = ARTIFACTS.c.job == claim.number, ARTIFACTS.c.name == name
+    # It stays for a while from now on: a backup of the database may refer to it.
+    superseded = select(ARTIFACTS.c.sha256).where(*own, ARTIFACTS.c.sha256 != staged.sha256)
+    connection.execute(
+        update(OBJECTS)
+        .where(OBJECTS.c.sha256 == superseded.scalar_subquery())
+        .values(created_at=DatabaseTime())
+    )
     values = {"sha256": staged.sha256, "size_bytes": staged.size_bytes}
     upsert(
         connection,
@@ -44,6 +52,12 @@ def note_artifact(connection: Connection, claim: Claim, name: str, staged: Stage
         update=tuple(values),
     )
     _sum_up(connection, claim)
+
+
+def stay_with(connection: Connection, claim: Claim, kind: str) -> None:
+    """Lets a job that any worker could measure go on, once measured, with that kind of device."""
+    own = JOBS.c.number == claim.number, JOBS.c.device == "auto"
+    connection.execute(update(JOBS).where(*own).values(device=kind))
 
 
 def forget_artifacts(connection: Connection, claim: Claim) -> None:

@@ -16,6 +16,7 @@ from analyzer.buckets.location import parse_location
 from analyzer.domain import units
 from analyzer.domain.configuration import PRECISIONS
 from analyzer.domain.sla import PERCENTILE_MAX
+from analyzer.domain.workload import GAMMA_CV_MAX, GAMMA_CV_MIN
 from analyzer.errors import DataError, UsageError
 from analyzer.search.samplers import SAMPLERS
 from analyzer.service.limits import ServiceLimits
@@ -110,7 +111,7 @@ def _number(
     def check(text: str) -> float:
         try:
             value = float(int(text) if whole else float(text))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise UsageError(f"{text!r} is no {'whole ' if whole else ''}number.") from None
         above = low < value if open_low else low <= value
         if not (above and (value < high if open_high else value <= high)):
@@ -145,7 +146,7 @@ def _precisions(text: str, _: ServiceLimits) -> None:
 def _arrivals(text: str, _: ServiceLimits) -> None:
     name, separator, value = text.partition(":")
     if name == "gamma" and separator:
-        _number(0, 1e6, open_low=True, open_high=True)(value)
+        _number(GAMMA_CV_MIN, GAMMA_CV_MAX)(value)
     elif text not in ("poisson", "constant") and not _trace_id(text):
         raise UsageError(
             f"{text!r} is none of poisson, constant, gamma:CV, trace:ID.",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import threading
+import time
 from typing import NamedTuple
 
 from analyzer.hardware.lifetime import die_with_parent
@@ -21,8 +23,10 @@ from analyzer.targets.address import parse_address
 _PORTS = {"grpc": 8001, "http": 8000}
 _READ_BYTES = 1 << 16
 _BACKLOG = 128
-_CONNECTIONS_MAX = 512  # beyond what a load test holds open
-_CONNECT_S = 10.0
+_CONNECTIONS_MAX = 4096  # as many as a load test opens (analyzer.targets.http_connection)
+_STACK_BYTES = 1 << 18  # of a thread, of which there are two for each connection: they call little
+_AGAIN_S = 0.05  # after which connections may have ended, where no more can be opened: a choice
+_CONNECT_S = 10.0  # a server that takes longer is lost
 
 
 class Endpoint(NamedTuple):
@@ -61,6 +65,9 @@ def start_relay(host: str, port: int) -> socket.socket:
     try:
         own.close()
         die_with_parent()
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        threading.stack_size(_STACK_BYTES)
         _, (handle, *_), _, _ = socket.recv_fds(other, 1, 1)
         _serve(socket.socket(fileno=handle), host, port)
     except BaseException as error:
@@ -82,8 +89,19 @@ def _serve(listener: socket.socket, host: str, port: int) -> None:
     room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
     while True:
         room.acquire()
-        inner, _ = listener.accept()
-        threading.Thread(target=_join, args=(inner, host, port, room), daemon=True).start()
+        try:
+            inner, _ = listener.accept()
+        except OSError:
+            # No handle is left: who comes waits until others have ended.
+            room.release()
+            time.sleep(_AGAIN_S)
+            continue
+        try:
+            threading.Thread(target=_join, args=(inner, host, port, room), daemon=True).start()
+        except RuntimeError:
+            # Nor is a thread.
+            inner.close()
+            room.release()
 
 
 def _join(inner: socket.socket, host: str, port: int, room: threading.BoundedSemaphore) -> None:
@@ -97,7 +115,7 @@ def _join(inner: socket.socket, host: str, port: int, room: threading.BoundedSem
             back.start()
             _carry(inner, outer)
             back.join()
-    except OSError:
+    except (OSError, RuntimeError):
         pass  # the command sees a connection that ends
     finally:
         room.release()

@@ -31,7 +31,7 @@ from analyzer.service.documents import (
     job_document,
     listed_job,
 )
-from analyzer.service.idempotency import idempotent, is_answered, request_hash
+from analyzer.service.idempotency import forget, idempotent, is_answered, request_hash
 from analyzer.service.job_checks import (
     check_fit,
     check_goes_on,
@@ -175,31 +175,38 @@ def _insert(
         raise invalid("Neither a model nor a job is given.", pointer="/model")
     if source is not None and source.model != model:
         raise conflict("source", "The job is about another model.", hint="Leave 'model' out.")
-    upload = get_upload(connection, project, "model", model)
+    upload = None
+    model_name, device = "", options.device
+    if body.kind == "search":  # what is verified is in a repository: its model may be gone
+        upload = get_upload(connection, project, "model", model)
+        model_name = upload.name
     for kind, named in (("calibration", options.calibration), ("scenario", options.trace)):
         if named is not None:
             found = get_upload(connection, project, kind, named)
             if kind == "scenario":
                 check_trace(found, body.options)
     going_on = source if body.kind == "search" else None
-    if body.kind == "search":
+    if upload is not None:
         check_shapes_given(upload, body.options)
         check_study(connection, project, options, going_on)
         check_workers(connection, options)
     if going_on is not None:
         check_goes_on(connection, going_on, body.options)
+    if source is not None:
+        # A study and a repository go on under the name that they have, and where they were made.
+        model_name = source.model_name
+        device = source.device if device == "auto" else device
     return jobs.create_job(
         connection,
         project=project,
         actor=principal.actor,
         kind=body.kind,
         model=model,
-        # A study and a repository go on under the name that they have.
-        model_name=source.model_name if source is not None else upload.name,
+        model_name=model_name,
         options=body.options,
         study=going_on.study if going_on is not None else options.study,
         source_job=source.id if source is not None else None,
-        device=options.device,
+        device=device,
     )
 
 
@@ -268,6 +275,7 @@ def delete(job: JobId, context: Context, principal: Writer) -> Response:
     """Removes a job that has ended, with its trials, log and artifacts."""
     with context.database.writing() as connection:
         jobs.delete_job(connection, principal.project, job)
+        forget(connection, principal.project, job)
         audit.note(connection, principal.project, principal.actor, "job.delete", job)
     return Response(status_code=204)
 

@@ -126,19 +126,21 @@ async def store_upload(
         Problem: It is too large, too slow, or nothing that a job can use.
     """
     with context.content.incoming() as incoming:
-        staged = await _receive(body, context, principal, incoming)
+        staged = await _receive(body, context, principal, kind, incoming)
         details = await context.inspector.inspect(kind, staged.path, staged.size_bytes, name)
         return await run_in_threadpool(_keep, context, principal, staged, kind, name, details, key)
 
 
 async def _receive(
-    request: Body, context: ServiceContext, principal: Principal, incoming: Incoming
+    request: Body, context: ServiceContext, principal: Principal, kind: str, incoming: Incoming
 ) -> Staged:
     """Writes the body to disk piece by piece, within the limits."""
     announced = request.headers.get("content-length", "0")
     expected = int(announced) if announced.isdecimal() and len(announced) < 19 else 0
     limit = context.limits.upload_bytes_max
-    await run_in_threadpool(_check_room, context, principal, expected)
+    most = await run_in_threadpool(_bytes_at_most, context, principal, kind)
+    if expected > most:
+        await run_in_threadpool(_check_room, context, principal, expected)
     waiting = bytearray()
     stream = request.stream()
     started = time.monotonic()
@@ -152,11 +154,15 @@ async def _receive(
             elapsed = time.monotonic() - started
             if elapsed > _SILENCE_S and incoming.size_bytes + len(waiting) < elapsed * _SLOWEST:
                 raise TimeoutError
-            if max(expected, incoming.size_bytes + len(waiting)) > limit:
+            size_bytes = max(expected, incoming.size_bytes + len(waiting))
+            if size_bytes > limit:
                 raise Problem(
                     413, "too_large", f"The file is larger than {limit:,} bytes.",
                     headers={"Connection": "close"},
                 )  # fmt: skip
+            if size_bytes > most:
+                await run_in_threadpool(_check_room, context, principal, size_bytes)
+                most = limit  # some has become free
             if len(waiting) >= _PIECE_BYTES:
                 await to_thread.run_sync(incoming.write, waiting, limiter=context.writers)
                 waiting = bytearray()
@@ -170,13 +176,24 @@ async def _receive(
         await to_thread.run_sync(incoming.write, waiting, limiter=context.writers)
     if incoming.size_bytes == 0:
         raise Problem(422, "empty", "The body is empty: it is the file itself.")
-    await run_in_threadpool(_check_room, context, principal, incoming.size_bytes)
-    return await to_thread.run_sync(incoming.finish, limiter=context.writers)
+    staged = await to_thread.run_sync(incoming.finish, limiter=context.writers)
+    await run_in_threadpool(_check_new, context, principal, kind, staged)
+    return staged
+
+
+def _bytes_at_most(context: ServiceContext, principal: Principal, kind: str) -> int:
+    with context.database.reading() as connection:
+        return uploads.bytes_at_most(connection, principal.project, kind, context.limits)
 
 
 def _check_room(context: ServiceContext, principal: Principal, size_bytes: int) -> None:
     with context.database.reading() as connection:
         uploads.check_room(connection, principal.project, size_bytes, context.limits)
+
+
+def _check_new(context: ServiceContext, principal: Principal, kind: str, staged: Staged) -> None:
+    with context.database.reading() as connection:
+        uploads.check_new(connection, principal.project, kind, staged, context.limits)
 
 
 def _keep(

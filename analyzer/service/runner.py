@@ -18,6 +18,7 @@ from analyzer.service.child import Child, start_child
 from analyzer.service.command import command_text
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import JobFolder
+from analyzer.service.heartbeat import Heart
 from analyzer.service.jobs import failing_trial
 from analyzer.service.keeper import NOT_STARTED
 from analyzer.service.limits import ServiceLimits
@@ -37,7 +38,6 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.1  # between looks at a job: a choice, a hundredth of a heartbeat
 _SAY_S = 0.5  # events are written this often: live enough for people
 _LOOK_S = 1.0  # users' wishes and the study are looked at this often
-_BEATS = 6  # per lease: a few may fail before it runs out
 # A command that was asked to pause ends its load test and writes its study; one that does not in
 # this time is killed (what it measured is in its study all the same).
 _PAUSE_S = 60.0
@@ -89,10 +89,11 @@ class Run:
         self._claim = claim
         self._limits = limits
         self._lease_s = lease_s
-        self._until = claim.until
+        self._heart = Heart(queue, claim, lease_s)
         self._stopping = stopping
         self._asked: Change | None = None
         self._asked_at = 0.0
+        self._looked_at = 0.0
         self._late = False
         self._stamp: tuple[int, ...] = ()
         self._trials = 0
@@ -104,18 +105,22 @@ class Run:
         Raises:
             StoreError: The database could not be reached for longer than the lease.
         """
-        try:
+        with self._heart:
             try:
-                with JobFolder(self._isolation, self._analyze) as folder:
-                    self._run_in(folder)
-            except (DataError, OSError) as error:
-                message = error.message if isinstance(error, DataError) else str(error)
-                hint = error.hint if isinstance(error, DataError) else _DISK_HINT
-                self._fail("prepare", message, hint, LogReader(0), None)
-            except _CancelledError:
-                self._finish(Change.STOP, LogReader(0), None)
-        except LeaseLostError as error:
-            _LOG.warning("%s It goes on elsewhere.", error)
+                self._run()
+            except LeaseLostError as error:
+                _LOG.warning("%s It goes on elsewhere.", error)
+
+    def _run(self) -> None:
+        try:
+            with JobFolder(self._isolation, self._analyze) as folder:
+                self._run_in(folder)
+        except (DataError, OSError) as error:
+            message = error.message if isinstance(error, DataError) else str(error)
+            hint = error.hint if isinstance(error, DataError) else _DISK_HINT
+            self._fail("prepare", message, hint, LogReader(0), None)
+        except _CancelledError:
+            self._finish(Change.STOP, LogReader(0), None)
 
     def _run_in(self, folder: JobFolder) -> None:
         """Runs the job.
@@ -126,15 +131,14 @@ class Run:
         options = stored_options(self._claim.kind, self._claim.options, self._limits)
         command = self._command(folder, options)
         endpoint = self._endpoint(options, command)
-        self._stay()
         task = folder.task(
-            command, output=folder.answer_file, until=self._until,
+            command, output=folder.answer_file, until=self._heart.until,
             limits=self._limits.of_processes(), endpoint=endpoint, told=self._told(),
             triton=options.triton,
         )  # fmt: skip
         log = LogReader(kept.log_left(self._queue, self._claim, self._limits))
         self._trials = kept.stored_trials(self._queue, self._claim)
-        with start_child(task) as child:
+        with start_child(task) as child, self._heart.keeping(child):
             code = self._watch(child, folder, log, options)
         self._end_patiently(code, folder, log, options)
         if self._trials:
@@ -179,17 +183,20 @@ class Run:
         command.append(f"--server={found}")
         return found.host, found.port, port
 
-    def _stay(self) -> None:
-        """Lengthens the lease when it is time, beside something else than the command."""
-        if self._until - time.monotonic() < self._lease_s * (1 - 1 / _BEATS):
-            self._until = self._queue.beat(self._claim)
-
     def _prepare(self) -> None:
-        """As :meth:`_stay`, and looks each time whether the job is still wanted."""
-        before = self._until
-        self._stay()
-        if self._until != before and self._queue.state(self._claim) is State.CANCELLING:
-            raise _CancelledError
+        """Called between pieces: the run goes on, unless the job is no longer wanted."""
+        self._heart.stay()
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        try:
+            if self._queue.state(self._claim) is State.CANCELLING:
+                raise _CancelledError
+        except StoreError as error:
+            if now > self._heart.until:
+                raise
+            _LOG.warning("%s Trying again.", error.message)
 
     # --- while it runs ---------------------------------------------------------------------------
 
@@ -197,27 +204,24 @@ class Run:
         """The command's exit code, once it has ended; all that it said until then is stored."""
         started = time.monotonic()
         ends_at = started + 1.25 * options.budget_s + _TIME_GRACE_S
-        beaten = said = looked = started
+        said = looked = started
         waiting: list[tuple[str, dict[str, Any]]] = []
         while True:
             code = child.wait(_TICK_S)
+            self._heart.stay()
             waiting += log.feed(child.read_log())
             now = time.monotonic()
             try:
                 if waiting and (code is not None or now - said > _SAY_S):
                     self._queue.say(self._claim, waiting)
                     waiting, said = [], now
-                if now - beaten > self._lease_s / _BEATS:
-                    self._until = self._queue.beat(self._claim)
-                    child.live_until(self._until)
-                    beaten = now
                 if now - looked > _LOOK_S and code is None:
                     looked = now
                     self._obey(child, now)
                     self._look_at_study_if_room(folder)
             except StoreError as error:
                 # The database restarts: the lease holds for a while.
-                if now > self._until:
+                if now > self._heart.until:
                     raise
                 _LOG.warning("%s Trying again.", error.message)
                 said = looked = now
@@ -262,9 +266,9 @@ class Run:
             return
         new = folder.with_edges(self._claim.study, trials[self._trials :])
         # First: who goes on with the study needs the engines that were measured in it.
-        self._variants.take(folder.work, files.VARIANTS, self._stay)
+        self._variants.take(folder.work, files.VARIANTS, self._heart.stay)
         with folder.snapshot.open("rb") as stream, self._content.incoming() as incoming:
-            staged = self._content.stage_file(incoming, stream, between=self._stay)
+            staged = self._content.stage_file(incoming, stream, between=self._heart.stay)
             with self._queue.writing(self._claim) as connection:
                 for trial in new:
                     upsert(
@@ -279,6 +283,8 @@ class Run:
                     )
                 self._content.keep(connection, staged)
                 kept.note_artifact(connection, self._claim, files.STUDY, staged)
+                if trials:
+                    kept.stay_with(connection, self._claim, self._queue.device.kind)
             self._queue.say(self._claim, [("trial", trial) for trial in new])
         self._trials = len(trials)
 
@@ -288,14 +294,14 @@ class Run:
         self, code: int, folder: JobFolder, log: LogReader, options: JobOptions
     ) -> None:
         """Ends the run; waits for a database that restarts, as long as the lease lasts."""
-        if code == _KILLED and time.monotonic() > self._until - _LATE_S:
+        if code == _KILLED and time.monotonic() > self._heart.until - _LATE_S:
             raise LeaseLostError(f"The command of job {self._claim.id} ended with its lease.")
         while True:
             try:
                 self._end(code, folder, log, options)
                 return
             except StoreError as error:
-                if time.monotonic() > self._until:
+                if time.monotonic() > self._heart.until:
                     raise
                 _LOG.warning("%s Trying again.", error.message)
                 time.sleep(_LOOK_S)
@@ -306,7 +312,7 @@ class Run:
                 return
 
     def _end(self, code: int, folder: JobFolder, log: LogReader, options: JobOptions) -> None:
-        self._variants.take(folder.work, files.VARIANTS, self._stay)
+        self._variants.take(folder.work, files.VARIANTS, self._heart.stay)
         self._look_at_study(folder, last=True)
         answer = folder.answer()
         state = self._queue.state(self._claim)
@@ -349,14 +355,14 @@ class Run:
         ]
         if claim.kind == "search":
             left += [
-                (files.REPOSITORY, folder.repository(between=self._stay)),
+                (files.REPOSITORY, folder.repository(between=self._heart.stay)),
                 (files.MANIFEST, folder.manifest(claim.model_name)),
             ]
         for name, opened in left:
             with opened as stream, self._content.incoming() as incoming:
                 if stream is None:
                     continue
-                staged = self._content.stage_file(incoming, stream, between=self._stay)
+                staged = self._content.stage_file(incoming, stream, between=self._heart.stay)
                 with self._queue.writing(claim) as connection:
                     self._content.keep(connection, staged)
                     kept.note_artifact(connection, claim, name, staged)
@@ -385,7 +391,7 @@ class Run:
             )  # fmt: skip
             while not wait([done], _LOOK_S).done:
                 try:
-                    self._stay()
+                    self._heart.stay()
                     if self._queue.state(self._claim) is State.CANCELLING:
                         stop.set()
                 except StoreError as error:

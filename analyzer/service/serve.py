@@ -157,18 +157,27 @@ async def _keep_workers(options: ServiceOptions) -> None:
             for worker in ended:
                 _LOG.warning("A worker ended with code %s; another one starts.", worker.returncode)
                 running.remove(worker)
-            running += [_start_worker(options) for _ in range(options.workers - len(running))]
+            try:
+                while len(running) < options.workers:
+                    running.append(_start_worker(options))
+            except OSError as error:
+                _LOG.error("A worker could not be started: %s. Trying again.", error)
             await asyncio.sleep(_RESTART_S)
     finally:
-        for worker in running:
-            worker.terminate()
-        ends_at = time.monotonic() + _DRAIN_S
-        for worker in running:
-            try:
-                worker.wait(max(ends_at - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        await asyncio.to_thread(_end, running)
+
+
+def _end(running: list[subprocess.Popen[bytes]]) -> None:
+    """Lets workers end their load tests, and waits for them."""
+    for worker in running:
+        worker.terminate()
+    ends_at = time.monotonic() + _DRAIN_S
+    for worker in running:
+        try:
+            worker.wait(max(ends_at - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
 
 
 def _start_worker(options: ServiceOptions) -> subprocess.Popen[bytes]:

@@ -127,7 +127,7 @@ def apply(job: Lifecycle, change: Change) -> Lifecycle:
     if following is None:
         raise NotAllowed(job.state, change)
     losses = job.losses + (change is Change.LOSE)
-    if following is State.QUEUED and losses > LOSSES_MAX:
+    if change is Change.LOSE and following is State.QUEUED and losses > LOSSES_MAX:
         return replace(job, state=State.FAILED, losses=losses)
     again = following is State.QUEUED
     return Lifecycle(state=following, attempt=job.attempt + again, losses=losses)

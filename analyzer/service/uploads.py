@@ -53,6 +53,23 @@ def check_room(connection: Connection, project: str, more: int, limits: ServiceL
         )
 
 
+def check_new(
+    connection: Connection, project: str, kind: str, staged: Staged, limits: ServiceLimits
+) -> None:
+    """Raises Problem 413 where a file is not there yet, and has no room."""
+    if _find(connection, project, kind, staged.sha256) is None:
+        check_room(connection, project, staged.size_bytes, limits)
+
+
+def bytes_at_most(connection: Connection, project: str, kind: str, limits: ServiceLimits) -> int:
+    """What an upload of a kind can have: there is room for it, or it may be there already."""
+    there = select(func.max(UPLOADS.c.size_bytes)).where(
+        UPLOADS.c.project == project, UPLOADS.c.kind == kind
+    )
+    largest: int = connection.execute(there).scalar_one() or 0
+    return max(limits.stored_bytes_max - stored_bytes(connection, project), largest)
+
+
 def add_upload(
     connection: Connection,
     content: ContentStore,
@@ -71,8 +88,7 @@ def add_upload(
         Problem: 413: others that came meanwhile have taken the project's room.
     """
     lock_project(connection, project)
-    if _find(connection, project, kind, staged.sha256) is None:
-        check_room(connection, project, staged.size_bytes, limits)
+    check_new(connection, project, kind, staged, limits)
     content.keep(connection, staged)
     upsert(
         connection,

@@ -37,6 +37,11 @@ _READ_BYTES = 1 << 20
 _DEVICES = frozenset({"cpu", "gpu"})
 _RECORD_MAX = 1 << 20  # bytes; one has thousands, and as many hashes as the entry has files
 _FILES_MAX = 10_000  # of one entry; weights may lie in a file for each tensor
+_ABANDONED_S = 86_400.0  # as for half-written uploads (:mod:`analyzer.service.gc`)
+
+
+class _UnfitError(OSError):
+    """An entry that cannot be kept, however often it is tried."""
 
 
 class KeptVariants:
@@ -50,6 +55,7 @@ class KeptVariants:
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self._folder = folder
         self._bytes_max = bytes_max
+        self._unfit: set[str] = set()
 
     def give(
         self,
@@ -94,13 +100,15 @@ class KeptVariants:
             for part in below.split("/"):
                 folder = ends.enter_context(_opened(part, os.O_DIRECTORY, folder))
             for name in sorted(os.listdir(folder)):  # noqa: PTH208 - of a handle
-                if _ENTRY.fullmatch(name) is None or name in known:
+                if _ENTRY.fullmatch(name) is None or name in known | self._unfit:
                     continue
                 incoming = self._folder / f"{_INCOMING}{uuid.uuid4().hex}"
                 try:
                     room -= _copy(folder, name, incoming, room, between)
                     incoming.rename(self._folder / name)
                 except OSError as error:
+                    if isinstance(error, _UnfitError):
+                        self._unfit.add(name)
                     _LOG.warning("The variant %s was not kept: %s", name, error)
                 finally:
                     shutil.rmtree(incoming, ignore_errors=True)
@@ -126,8 +134,9 @@ def remove_unused(root: Path, needed: Set[tuple[str, str]], *, keep_s: float, no
     for own in root.glob("*/*"):
         gone = (own.parent.name, own.name) not in needed
         for entry in list(own.iterdir()):
+            old_s = _ABANDONED_S if entry.name.startswith(_INCOMING) else keep_s
             with contextlib.suppress(FileNotFoundError):
-                if gone or entry.stat().st_mtime < now - keep_s:
+                if gone or entry.stat().st_mtime < now - old_s:
                     removed += _size(entry)
                     shutil.rmtree(entry, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -175,13 +184,13 @@ def _copy(folder: int, name: str, target: Path, room: int, between: Callable[[],
     """Copies an entry of an opened folder to a new one that has reached the disk; its bytes.
 
     Raises:
-        OSError: It cannot be read, has anything but files in it, or is larger than ``room``.
+        _UnfitError: It has anything but files in it, too many, or is larger than ``room``.
+        OSError: It cannot be read, or not be written.
     """
     size_bytes = 0
     with _opened(name, os.O_DIRECTORY, folder) as entry:
         files = os.listdir(entry)  # noqa: PTH208 - of a handle
-        if len(files) > _FILES_MAX:
-            raise OSError(f"it has {len(files):,} files")
+        _check_fits(entry, files, room)
         target.mkdir(mode=0o700, parents=True)
         for file in files:
             with _opened(file, 0, entry) as handle, (target / file).open("xb") as written:
@@ -190,10 +199,21 @@ def _copy(folder: int, name: str, target: Path, room: int, between: Callable[[],
                 while data := os.read(handle, _READ_BYTES):
                     size_bytes += len(data)
                     if size_bytes > room:
-                        raise OSError("the model's variants have no room for it")
+                        raise OSError("it grows beyond its room")
                     written.write(data)
                     between()
                 written.flush()
                 os.fsync(written.fileno())
     os.utime(target, (time.time(), time.time()))
     return size_bytes
+
+
+def _check_fits(entry: int, files: list[str], room: int) -> None:
+    """Raises _UnfitError where an entry cannot be kept: before gigabytes of it are copied."""
+    if len(files) > _FILES_MAX:
+        raise _UnfitError(f"it has {len(files):,} files")
+    found = [os.stat(file, dir_fd=entry, follow_symlinks=False) for file in files]
+    if not all(stat.S_ISREG(one.st_mode) for one in found):
+        raise _UnfitError("it has something else than files in it")
+    if sum(one.st_size for one in found) > room:
+        raise _UnfitError("the model's variants have no room for it")

@@ -19,6 +19,7 @@ from analyzer.hardware.machine import machine_id
 from analyzer.resources import child_environment
 from analyzer.service.content import ContentStore
 from analyzer.service.folder import ANALYZE, Program
+from analyzer.service.gc import remove_unused_files
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Device, Queue
 from analyzer.service.runner import Run
@@ -31,6 +32,8 @@ from analyzer.store.database import Database
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 0.5  # how often an idle worker looks for a job
 _COMPILE_S = 120.0  # compiling takes seconds
+# Between looks for files that nothing needs: as long as those stay (:mod:`analyzer.service.gc`).
+_COLLECT_S = 3600.0
 LEASE_S = 30.0
 """Seconds that a job stays with a worker that does not answer: several restarts of a database, and
 short beside a search. A choice."""
@@ -124,6 +127,7 @@ class Worker:
     def _work(self) -> None:
         """Takes one job after the other until the worker is told to end."""
         beaten = tidied = time.monotonic()
+        collected = -float("inf")
         while not self._stopping():
             try:
                 claim = self._queue.claim()
@@ -141,8 +145,18 @@ class Worker:
                 if now - tidied > SWEEP_S:
                     remove_abandoned()  # not beside a measurement: it may have much to remove
                     tidied = now
+                if now - collected > _COLLECT_S:
+                    collected = now
+                    self._collect()
             except StoreError as error:
                 _LOG.warning("%s Trying again.", error.message)
                 claim = None
             if claim is None:
                 time.sleep(_LOOK_S)
+
+    def _collect(self) -> None:
+        """Removes superseded studies of jobs, and what else nothing refers to for an hour."""
+        try:
+            remove_unused_files(self._database, self._content)
+        except OSError as error:
+            _LOG.warning("Files that nothing needs were left: %s", error)

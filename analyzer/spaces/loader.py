@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from analyzer.domain.configuration import PRECISIONS, Backend, DeviceKind
 from analyzer.domain.space import Choice, ListedConfiguration, Parameter, SearchSpace
 from analyzer.errors import SpaceError
+from analyzer.paths import barred, is_file
 from analyzer.resources import search_spaces_dir
 from analyzer.spaces.space_file import PER_CORE, SpaceFile
 from analyzer.spaces.yaml_file import read_table
@@ -20,6 +21,9 @@ from analyzer.spaces.yaml_file import read_table
 _PARAMETER_OF = {"max_queue_delay": "max_queue_delay_us"}
 # From which on TensorRT has the precision (its support matrix, hardware and precision).
 _CAPABILITIES = {"bf16": (8, 0), "fp8": (8, 9)}
+_BACKEND_ABSENT = (
+    "the backend tensorrt needs an NVIDIA GPU and TensorRT, which is not here (extra gpu)."
+)
 _ACCELERATOR_ABSENT = {
     "openvino": "the accelerator openvino needs a CPU and ONNX Runtime's OpenVINO provider, which "
     "is not here (extra openvino).",
@@ -77,9 +81,9 @@ def load_space(name_or_path: str, context: SpaceContext) -> SearchSpace:
         SpaceError: It cannot be read, a key is unknown or a value is unusable.
     """
     path = search_spaces_dir() / f"{name_or_path}.yaml"
-    if not path.is_file():
+    if not is_file(path):
         path = Path(name_or_path)
-    if not path.is_file():
+    if not is_file(path) and not barred(path):
         near = difflib.get_close_matches(name_or_path, space_names(), n=1)
         raise SpaceError(
             f"There is no search space {name_or_path!r}, neither shipped nor as a file.",
@@ -165,9 +169,11 @@ class _Resolver:
         return space
 
     def _parameters(self, written: SpaceFile) -> tuple[Parameter, ...]:
+        bodies = dict(written.parameters.items()) if written.parameters is not None else {}
+        self._check_batching("parameters", {key: body.choices for key, body in bodies.items()})
         found: list[Parameter] = []
-        for key, body in written.parameters.items() if written.parameters is not None else ():
-            before = [parameter.name for parameter in found]
+        before: list[str] = []
+        for key, body in bodies.items():
             conditions = body.when.model_dump(exclude_unset=True)
             for name in conditions:
                 if name not in before:
@@ -176,15 +182,41 @@ class _Resolver:
                         f"unknown key {name!r}: the parameter does not stand before {key}.",
                         f"Known: {', '.join(before) or 'none here'}.",
                     )
+            before.append(key)
             choices = self._available(key, body.choices)
             when = tuple(
-                (name, tuple(self._choice(value) for value in values))
+                (_PARAMETER_OF.get(name, name), tuple(self._choice(value) for value in values))
                 for name, values in conditions.items()
             )
-            if choices:
-                name = _PARAMETER_OF.get(key, key)
-                found.append(Parameter(name=name, choices=choices, when=when))
+            if key == "max_batch_size" and "dynamic_batching" not in bodies:
+                found.append(Parameter(name="dynamic_batching", choices=(True,), when=when))
+            found.append(Parameter(name=_PARAMETER_OF.get(key, key), choices=choices, when=when))
         return tuple(found)
+
+    def _check_batching(self, where: str, given: Mapping[str, Sequence[Any]]) -> None:
+        """Raises SpaceError where a setting of batches cannot have an effect.
+
+        A ``max_batch_size`` alone means dynamic batching, as Triton completes it.
+
+        Args:
+            where: Of the settings, in the file.
+            given: Settings by their keys, each with its choices.
+        """
+        sized = "max_batch_size" in given
+        batching = True in given.get("dynamic_batching", [sized])
+        if batching and not sized:
+            raise self._fail(
+                f"{where}.dynamic_batching",
+                "batches have no largest size.",
+                "Add max_batch_size, the most inferences of a batch.",
+            )
+        for key in ("max_batch_size", "preferred_batch_size", "max_queue_delay"):
+            if key in given and not batching:
+                raise self._fail(
+                    f"{where}.{key}",
+                    "it has no effect without dynamic batching.",
+                    f"Give max_batch_size without dynamic_batching: false, or leave {key} out.",
+                )
 
     def _available(self, key: str, values: Sequence[Any]) -> tuple[Choice, ...]:
         """The choices that this machine and ``--precisions`` leave, each once."""
@@ -199,14 +231,12 @@ class _Resolver:
                     f"It allows {', '.join(allowed)} and the file lists "
                     f"{', '.join(map(str, values))}: widen one of them.",
                 )
-        if key == "backend" and not self._context.tensorrt:
-            found.pop("tensorrt", None)
         request = self._context.request_batch_size
         if key == "max_batch_size" and all(0 < int(choice) < request for choice in found):
             # No batch holds a request: those that hold one to four of them do.
             found = {request * requests: None for requests in _REQUESTS_OF_A_BATCH}
         refused = {choice: self._refusal(key, choice) for choice in found}
-        if found and all(refused.values()):
+        if all(refused.values()):
             sentence = next(iter(refused.values()))
             raise self._fail(f"parameters.{key}", sentence, "Add a choice that can be measured.")
         self._left_out |= dict.fromkeys(filter(None, refused.values()))
@@ -222,6 +252,8 @@ class _Resolver:
                     f"the precision {choice} needs TensorRT and a GPU of compute capability "
                     f"{needs[0]}.{needs[1]} or more."
                 )
+        if key == "backend" and choice == "tensorrt" and not self._context.tensorrt:
+            return _BACKEND_ABSENT
         if key == "accelerator" and choice not in ("none", *self._context.accelerators):
             return self._context.accelerator_absent or _ACCELERATOR_ABSENT[str(choice)]
         if key == "cuda_graphs" and choice is True and not self._context.cuda_graphs:
@@ -246,9 +278,13 @@ class _Resolver:
             values = item.model_dump(exclude_unset=True)
             label = str(values.pop("label", number))
             accelerated = values.pop("accelerated", False)
+            given = {key: [value] for key, value in values.items()}
+            self._check_batching(f"configurations[{number - 1}]", given)
             params = {
                 _PARAMETER_OF.get(key, key): self._choice(value) for key, value in values.items()
             }
+            if "max_batch_size" in params:
+                params["dynamic_batching"] = True
             if accelerated:
                 params.update(self._accelerated())
                 if not self._context.tensorrt:
@@ -260,6 +296,12 @@ class _Resolver:
                 continue
             if params.get("precision", "fp32") in self._context.precisions:
                 found.append(ListedConfiguration(label=label, params=tuple(params.items())))
+        if written.configurations and not found:
+            raise self._fail(
+                "configurations",
+                next(iter(self._left_out), "--precisions leaves none of them."),
+                "Add a configuration that can be measured.",
+            )
         return tuple(found)
 
     def _accelerated(self) -> dict[str, Choice]:

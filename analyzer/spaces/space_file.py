@@ -21,10 +21,9 @@ def _word(*words: str) -> Any:
     return says(f"is none of {', '.join(words)}.", hint, words=words)
 
 
-def _count(smallest: int, hint: str = "", *, largest: int | None = None) -> Any:
+def _count(smallest: int, hint: str = "", *, largest: int) -> Any:
     whole = "Write whole numbers without quotation marks, like [1, 2, 4]."
-    end = f"of at least {smallest}" if largest is None else f"from {smallest} to {largest:,}"
-    return says(f"is no integer {end}.", whole + hint)
+    return says(f"is no integer from {smallest} to {largest:,}.", whole + hint)
 
 
 def _delay_us(value: Any) -> int:
@@ -43,7 +42,10 @@ def _as_list(value: Any) -> Any:
 _CORES_HINT = " 'cores' and 'cores/2' stand for what the machine has."
 # More than any machine has cores for; each instance holds the model once, each thread a stack.
 _PARALLEL_MAX = 1024
-_Positive = Annotated[int, Field(ge=1)]
+_PER_CORE_MAX = _PARALLEL_MAX**2  # no choices of instances × threads have more
+# Triton's max_batch_size is an int32 (model_config.proto).
+_BATCH_MAX = 2**31 - 1
+_Batch = Annotated[int, Field(ge=1, le=_BATCH_MAX)]
 _Parallel = Annotated[int, Field(ge=1, le=_PARALLEL_MAX)]
 _PerCore = Literal["cores", "cores/2"]
 
@@ -69,9 +71,9 @@ Threads = Annotated[_ThreadCount | _PerCore, _count(0, _CORES_HINT, largest=_PAR
 Switch = Annotated[
     bool, says("is neither true nor false.", "Write [true, false], without quotation marks.")
 ]
-BatchSize = Annotated[_Positive, _count(1)]
+BatchSize = Annotated[_Batch, _count(1, largest=_BATCH_MAX)]
 BatchSizes = Annotated[
-    list[_Positive],
+    list[_Batch],
     BeforeValidator(_as_list),
     says("is no list of batch sizes.", "Write [] or [4, 8]."),
 ]
@@ -207,9 +209,9 @@ class SpaceFile(Table):
         ),
     ] = "auto"
     threads_per_core: Annotated[
-        Annotated[float, Field(gt=0)] | None,
+        Annotated[float, Field(gt=0, le=_PER_CORE_MAX, allow_inf_nan=False)] | None,
         says(
-            "is no number above 0.",
+            f"is no number above 0, up to {_PER_CORE_MAX:,}.",
             "It bounds instances × threads by a multiple of the cores: threads_per_core: 1.",
         ),
     ] = None

@@ -78,10 +78,19 @@ def variance_inflation(
         if len(sums) < count // 2:
             continue
         usable = True
-        estimate = float(np.var(sums, ddof=1)) / (length * share * (1.0 - share))
+        estimate = over_independent(sums, length, share)
         point = max(point, estimate)
         upper = max(upper, estimate * _margin(len(sums)))
     return Inflation(point=point, upper=upper) if usable else None
+
+
+def over_independent(sums: NDArray[np.integer], length: int, share: float) -> float:
+    """Variance of sums of ``length`` flags each, shape (n,), over that of independent flags.
+
+    Args:
+        share: Of the flags that are true, between 0 and 1.
+    """
+    return float(np.var(sums, ddof=1)) / (length * share * (1.0 - share))
 
 
 def _margin(batches: int) -> float:

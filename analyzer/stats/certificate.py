@@ -48,6 +48,11 @@ class UsedInflation:
     source: str
 
 
+def confidence_of_each(confidence: float, claims: int) -> float:
+    """The confidence of each of some claims that together have ``confidence`` (Bonferroni)."""
+    return 1.0 - (1.0 - confidence) / claims
+
+
 def claim_confidence(confidence: float, claim: int) -> float:
     """Returns the confidence of the ``claim``-th of a family that is right with ``confidence``.
 
@@ -116,13 +121,20 @@ def certify(
         requests += earlier.requests
         misses += earlier.over_budget
     higher = earlier.higher if earlier is not None else ()
+    lagged = earlier.lagged if earlier is not None else (0, 0)
     counted, late = all_counts(requests, misses, higher)
     found: CertificateVerdict = "UNDECIDED"
     missing: int | None = None
     if used is not None and requests:
         own = claim_confidence(confidence, claim)
         found = decide(
-            requests, misses, used.value, percentile=percentile, confidence=own, higher=higher
+            requests,
+            misses,
+            used.value,
+            percentile=percentile,
+            confidence=own,
+            higher=higher,
+            lagged=lagged,
         )
         if found == "UNDECIDED":
             missing = expected_requests(
@@ -133,6 +145,7 @@ def certify(
                 requests=requests,
                 over_budget=misses,
                 higher=higher,
+                lagged=lagged,
             )
     effective = _effective(requests, misses, used.value, higher)[0] if used is not None else 0.0
     return Certificate(
@@ -236,17 +249,23 @@ def decide(
     percentile: float,
     confidence: float,
     higher: Sequence[HigherRuns] = (),
+    lagged: tuple[int, int] = (0, 0),
 ) -> CertificateVerdict:
     """Returns the verdict on counts whose variance inflation is known.
 
     A larger inflation never turns UNDECIDED into a verdict (Jensen's inequality: a mixture of
     powers 1/f of ratios is at most the power 1/f of their mixture). Runs at ``higher`` rates do not
     speak for a FAIL, and do not suffice for a PASS where too many of those at the rate are late.
+
+    Args:
+        lagged: Of the requests, and of those over budget, what speaks for no FAIL
+            (``RateEvidence.lagged``).
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
     if _for_pass(requests, over_budget, inflation, higher, share) >= needed:
         return "PASS"
+    requests, over_budget = requests - lagged[0], over_budget - lagged[1]
     if evidence_above(requests / inflation, over_budget / inflation, share) >= needed:
         return "FAIL"
     return "UNDECIDED"
@@ -330,6 +349,7 @@ def expected_requests(
     requests: int = 0,
     over_budget: int = 0,
     higher: Sequence[HigherRuns] = (),
+    lagged: tuple[int, int] = (0, 0),
 ) -> int | None:
     """Returns how many further requests decide at ``miss_rate``; None where no number does.
 
@@ -340,6 +360,7 @@ def expected_requests(
         percentile, confidence: As in ``decide``.
         requests, over_budget: What was counted so far.
         higher: What was counted at higher rates, which speaks for a PASS alone.
+        lagged: As in ``decide``.
     """
     share = mlperf.tail_share(percentile)
     needed = 1.0 / (1.0 - confidence)
@@ -348,6 +369,7 @@ def expected_requests(
         total, over = requests + further, over_budget + further * miss_rate
         if miss_rate < share:
             return _for_pass(total, over, inflation, higher, share) >= needed
+        total, over = total - lagged[0], over - lagged[1]
         return evidence_above(total / inflation, over / inflation, share) >= needed
 
     further = _least(decided, _REQUESTS_MAX)

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from analyzer.domain.sla import tail_share as tail_share
+
 MlperfVerdict = Literal["PASS", "FAIL", "UNDECIDED"]
-
-
-def tail_share(percentile: float) -> float:
-    """Returns the share of requests that may be over budget: 0.01 for 99."""
-    return round((100.0 - percentile) / 100.0, 12)
 
 
 def pass_probability(requests: float, over_budget: float, share: float) -> float:

@@ -102,7 +102,8 @@ class ResultStore:
         """What goes with it, so that Optuna too waits for another study's lock."""
         if self._database.sqlite:
             return {"connect_args": {"timeout": engines.BUSY_TIMEOUT_S}}
-        return {"pool_pre_ping": True}
+        arguments = engines.postgres_arguments(self._database.url)
+        return {"pool_pre_ping": True, "connect_args": arguments}
 
     # --- studies ---------------------------------------------------------------------------------
 

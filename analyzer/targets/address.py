@@ -42,6 +42,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_elsewhere(server: str) -> bool:
+    """Whether ``--server`` names one of another machine, whose GPU and memory are not ours.
+
+    Raises:
+        UsageError: It is no address.
+    """
+    return "://" in server and not is_loopback(parse_address(server)[1])
+
+
 def open_endpoint(address: str) -> Endpoint:
     """The endpoint at ``grpc://HOST:PORT`` or ``http://HOST:PORT``; close it in the end.
 

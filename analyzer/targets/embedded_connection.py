@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from analyzer.errors import TargetError
 from analyzer.targets.embedded_wire import RECEIVE_BYTES, REPLY, REQUEST
@@ -31,6 +31,9 @@ class EmbeddedConnection:
         self._fd = connection.fileno()
         self._unsent = bytearray()
         self._rest = b""
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Nothing: the server has the inputs."""
 
     def send(self, request: int, batch_size: int) -> None:
         """Takes a request; it leaves with the others at the next :meth:`receive`."""

@@ -37,6 +37,11 @@ _UNLOAD_S = 30.0  # a python backend takes more than a second per instance
 _UNLOAD_LOCAL_S = 3.0
 _POLL_S = 0.02  # short against loading a model
 _CORRECT = "Correct the model or its config.pbtxt: Triton does not serve them as they are."
+# How Triton's core says that it has no such backend (backend_model.cc, newer and older versions).
+_NO_BACKEND = (
+    "unable to find backend library for backend '{}'",
+    "unable to find 'libtriton_{}.so'",
+)
 # Of the log of a load that failed: so many lines, and none of Triton's that only inform or warn.
 _LOG_LINES = 6
 _INFORMS = re.compile(r"[IVW]\d{4} |[+|]")
@@ -114,9 +119,35 @@ class EndpointTarget:
             return error.message
 
 
-def temporary_name(model: str, configuration: Configuration) -> str:
-    """A name for a model that is loaded to be measured, unlike any that may be there."""
-    return f"tritune_{model[:64]}_{configuration.config_id}_{secrets.token_hex(4)}"
+def temporary_name(model: str, configuration: Configuration, token: str = "") -> str:
+    """A name for a model that is loaded to be measured, unlike any that may be there.
+
+    Args:
+        token: What makes it so, for who must know the name before; drawn where it is empty.
+    """
+    return f"tritune_{model[:64]}_{configuration.config_id}_{token or secrets.token_hex(4)}"
+
+
+def unload_left(address: str, name: str) -> str:
+    """Unloads a model whose measurement was killed before it could.
+
+    The load may still be going on, which a server finishes first. That there is none of that name
+    is no error.
+
+    Args:
+        name: Its :func:`temporary_name`.
+
+    Returns:
+        Why it may still be loaded, as a sentence; empty where it is not.
+    """
+    try:
+        endpoint = open_endpoint(address)
+    except AnalyzerError as error:
+        return f"The model {name} may still be loaded: {error.message}"
+    try:
+        return _unload(endpoint, name)
+    finally:
+        endpoint.close()
 
 
 @contextmanager
@@ -208,7 +239,8 @@ def attached_target(
 ) -> Iterator[EndpointTarget]:
     """A model sent to a running server under a name of its own, and unloaded at the end.
 
-    Models that were there before are never touched: the name is new, and only it is unloaded.
+    Models that were there before are never touched: the name is new, and only it is unloaded. Where
+    that fails, a note of the target says so afterwards.
 
     Args:
         address: ``grpc://HOST:PORT`` or ``http://HOST:PORT``.
@@ -236,7 +268,7 @@ def attached_target(
                 _send(endpoint, files, min(load_s, LOAD_S))
             except TargetLoadError as error:
                 last = number == len(candidates) - 1
-                if last or "backend" not in error.message:
+                if last or not _lacks_backend(error, files.configuration.backend):
                     raise
                 instead = candidates[number + 1].configuration.backend
                 without = f"{address} has no {files.configuration.backend} backend"
@@ -245,18 +277,25 @@ def attached_target(
             loaded = files
             break
         assert loaded is not None
+        target = EndpointTarget(
+            endpoint,
+            loaded.name,
+            RequestPool(inputs, batchable=model.batchable),
+            configuration=loaded.configuration,
+            notes=notes,
+        )
         try:
-            yield EndpointTarget(
-                endpoint,
-                loaded.name,
-                RequestPool(inputs, batchable=model.batchable),
-                configuration=loaded.configuration,
-                notes=notes,
-            )
+            yield target
         finally:
-            _unload(endpoint, loaded.name)
+            if left := _unload(endpoint, loaded.name):
+                target.notes = (*target.notes, left)
     finally:
         endpoint.close()
+
+
+def _lacks_backend(error: TargetLoadError, backend: str) -> bool:
+    """Whether a model was refused since the server has no such backend, in Triton's own words."""
+    return any(said.format(backend) in error.message for said in _NO_BACKEND)
 
 
 def _load_here(server: TritonServer, endpoint: Endpoint, name: str, load_s: float) -> None:
@@ -298,12 +337,22 @@ def _send(endpoint: Endpoint, files: ModelFiles, load_s: float) -> None:
         raise
 
 
-def _unload(endpoint: Endpoint, name: str, *, timeout_s: float = _UNLOAD_S) -> None:
-    """Unloads a model and waits until it no longer answers; a server that is gone is no error."""
+def _unload(endpoint: Endpoint, name: str, *, timeout_s: float = _UNLOAD_S) -> str:
+    """Unloads a model and waits until it no longer answers.
+
+    Returns:
+        Why it may still be loaded, as a sentence; empty where it is not.
+    """
     deadline = time.monotonic() + timeout_s
-    with suppress(TargetError):
+    why = f"it was still there after {timeout_s:g} s."
+    try:
         endpoint.unload(name)
         while time.monotonic() < deadline:
-            if endpoint.models().get(name, "UNAVAILABLE") in ("", "UNAVAILABLE"):
-                return
+            # One whose files were sent has no folder, and is not in the index of a Triton.
+            state = endpoint.models().get(name, "UNAVAILABLE")
+            if state in ("", "UNAVAILABLE") and not endpoint.ready(name):
+                return ""
             time.sleep(_POLL_S)
+    except TargetError as error:
+        why = error.message
+    return f"The model {name} may still be loaded at {endpoint.address}: {why}"

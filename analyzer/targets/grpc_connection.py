@@ -7,7 +7,8 @@ call, and one call takes all replies that are there.
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -46,13 +47,19 @@ class GrpcConnection:
 
     def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
         self._where = (host, port)
-        self._model = model
+        self._encode = MessageEncoder(model)
         self._pool = pool
         self._payloads: dict[int, Iterator[bytes]] = {}
         # The last takes new calls; those before it, which the server wants to close, only end.
         self._channels: list[_Channel] = []
         self._failure = ""
         self._open()
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Encodes the requests of these sizes, which :meth:`send` would do else."""
+        for size in batch_sizes:
+            if size not in self._payloads:
+                self._payloads[size] = self._pool.payloads(size, self._encode)
 
     def send(self, request: int, batch_size: int) -> None:
         """Gives a request to the connection; waits only where a new socket must be opened.
@@ -62,8 +69,8 @@ class GrpcConnection:
         """
         payloads = self._payloads.get(batch_size)
         if payloads is None:
-            payloads = self._pool.payloads(batch_size, self._encode)
-            self._payloads[batch_size] = payloads
+            self.prepare((batch_size,))
+            payloads = self._payloads[batch_size]
         if self._channels[-1].calls.closing:
             self._open()
         self._channels[-1].calls.start(request, next(payloads))
@@ -134,9 +141,6 @@ class GrpcConnection:
                 hint="See whether it still runs.",
             ) from error
 
-    def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
-        return grpc_message(encode_request(self._model, tensors))
-
 
 class _Channel:
     """One socket and the calls on it.
@@ -201,6 +205,16 @@ class _Channel:
         if self.lost:
             ended += self.calls.abandon()
         return ended
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEncoder:
+    """:func:`encode_request` as gRPC transfers it; equal ones make the same of the same tensors."""
+
+    model: str
+
+    def __call__(self, tensors: Mapping[str, NDArray[Any]]) -> bytes:
+        return grpc_message(encode_request(self.model, tensors))
 
 
 def encode_request(model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:

@@ -33,6 +33,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     # Each endpoint gets a TCP connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
+    # As the load, and as over HTTP: a proxy would stand between us and what is measured.
+    ("grpc.enable_http_proxy", 0),
 )
 
 

@@ -24,9 +24,10 @@ from analyzer.targets import http2_frames as h2
 from analyzer.targets.http2_frames import Frame, FrameReader, Http2Error, frame, frame_head
 from analyzer.targets.target import Completion
 
-# RFC 7541's default; then: windows are returned in bulk, and reply headers hardly differ, so that
-# few decoded blocks are kept.
+# RFC 7541's default, and what an entry takes beside its name and value; then: windows are returned
+# in bulk, and reply headers hardly differ, so that few decoded blocks are kept.
 _TABLE_BYTES_INITIAL = 4096
+_ENTRY_BYTES = 32
 _RETURN_WINDOW_AFTER = 1 << 30
 _KNOWN_BLOCKS_MAX = 1024
 _SUCCEEDED = HeaderTuple(b"grpc-status", b"0")
@@ -101,10 +102,9 @@ class UnaryCalls:
             ("user-agent", "tritune"),
         ]
         self._encoder = Encoder()
-        # The first block fills the server's table, the others refer to it.
-        self._first_block: bytes | None = None
-        self._block = b""
-        self._encode_headers(_TABLE_BYTES_INITIAL)
+        self._encoder.header_table_size = _TABLE_BYTES_INITIAL
+        # The headers as they refer to the server's table; None until a call has filled that.
+        self._block: bytes | None = None
         self._decoder = Decoder()
         self._decoder.max_allowed_table_size = self._decoder.header_table_size = 0
         self._known_blocks: dict[bytes, int] = {}
@@ -172,8 +172,10 @@ class UnaryCalls:
         self.closing = self.closing or self._next_stream > h2.STREAM_MAX
         self._calls[stream] = call
         block = self._block
-        if self._first_block is not None:
-            block, self._first_block = self._first_block, None
+        if block is None:
+            # Only now: what the encoder has given out once must be sent, as it refers to it next.
+            block = self._encoder.encode(self._headers)
+            self._block = self._encoder.encode(self._headers)
         head = frame_head(len(block), h2.HEADERS, h2.END_HEADERS, stream)
         message = call[1]
         size = len(message)
@@ -295,12 +297,15 @@ class UnaryCalls:
             elif key == h2.MAX_CONCURRENT_STREAMS:
                 self._streams_max = value
             elif key == h2.HEADER_TABLE_SIZE:
-                self._encode_headers(min(value, _TABLE_BYTES_INITIAL))
+                self._resize_table(min(value, _TABLE_BYTES_INITIAL))
         self.ready = True
         self.out.append(frame(h2.SETTINGS, h2.ACK, 0, b""))
         self._upload()
 
-    def _encode_headers(self, table_bytes: int) -> None:
-        self._encoder.header_table_size = table_bytes
-        self._first_block = self._encoder.encode(self._headers)
-        self._block = self._encoder.encode(self._headers)
+    def _resize_table(self, table_bytes: int) -> None:
+        if table_bytes < sum(_ENTRY_BYTES + len(name + value) for name, value in self._headers):
+            table_bytes = 0  # entries would push each other out, and no block mean the same twice
+        # The encoder forgets to tell a change where the same size is set once more.
+        if table_bytes != self._encoder.header_table_size:
+            self._encoder.header_table_size = table_bytes
+            self._block = None

@@ -11,8 +11,9 @@ import json
 import resource
 import select
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -36,12 +37,15 @@ _TOLD_CHARACTERS = 200
 
 
 class HttpConnection:
-    """Sends prepared requests over a pool of sockets; used by one thread."""
+    """Sends prepared requests over a pool of sockets; used by one thread.
+
+    All sockets go to the address that the first one reached: a name is looked up once.
+    """
 
     def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
         self._where = (host, port)
         self._authority = authority(host, port)
-        self._model = model
+        self._encode = RequestEncoder(self._authority, model)
         self._pool = pool
         self._payloads: dict[int, Iterator[bytes]] = {}
         self._poll = select.epoll()
@@ -53,12 +57,20 @@ class HttpConnection:
         self.failure = ""
         _allow_open_files()
         try:
-            self._idle.append(self._open())
-        except OSError as error:
+            first = self._open()
+            self._where = first.socket.getpeername()[:2]
+        except (OSError, UnicodeError) as error:  # the latter of a name that can be none
             self.close()
             raise TargetCrashError(
                 f"The server at http://{self._authority} does not answer: {error}."
             ) from error
+        self._idle.append(first)
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Encodes the requests of these sizes, which :meth:`send` would do else."""
+        for size in batch_sizes:
+            if size not in self._payloads:
+                self._payloads[size] = self._pool.payloads(size, self._encode)
 
     def send(self, request: int, batch_size: int) -> None:
         """Sends a request; waits only where a new socket must be opened.
@@ -68,8 +80,8 @@ class HttpConnection:
         """
         payloads = self._payloads.get(batch_size)
         if payloads is None:
-            payloads = self._pool.payloads(batch_size, self._encode)
-            self._payloads[batch_size] = payloads
+            self.prepare((batch_size,))
+            payloads = self._payloads[batch_size]
         one: _Socket | None = None
         try:
             one = self._idle.pop() if self._idle else self._open()
@@ -119,7 +131,8 @@ class HttpConnection:
 
     def _read(self, one: _Socket) -> None:
         data = one.socket.recv(_RECEIVE_BYTES)
-        if not data:
+        # What comes without a request (408 before the server closes an idle socket) answers none.
+        if not data or one.request < 0:
             self._lost(one)
             return
         one.parser.feed_data(data)
@@ -167,9 +180,6 @@ class HttpConnection:
     def _drop(self, one: _Socket) -> None:
         if self._by_handle.pop(one.handle, None) is not None:
             one.socket.close()  # which also takes it out of the epoll set
-
-    def _encode(self, tensors: dict[str, NDArray[Any]]) -> bytes:
-        return encode_request(self._authority, self._model, tensors)
 
 
 def _failure_of(code: int, data: bytes) -> str:
@@ -226,6 +236,17 @@ class _Socket:
         self.done = True
         # The parser forgets it when this returns.
         self.kept_alive = self.parser.should_keep_alive()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEncoder:
+    """:func:`encode_request` for one model; equal ones make the same of the same tensors."""
+
+    host: str
+    model: str
+
+    def __call__(self, tensors: Mapping[str, NDArray[Any]]) -> bytes:
+        return encode_request(self.host, self.model, tensors)
 
 
 def encode_request(host: str, model: str, tensors: Mapping[str, NDArray[Any]]) -> bytes:

@@ -42,15 +42,21 @@ class HttpEndpoint:
     def __init__(self, host: str, port: int) -> None:
         self._where = (host, port)
         self.address = f"http://{authority(host, port)}"
-        self._client = httpx.Client(
-            base_url=self.address,
-            headers={"Accept-Encoding": "identity"},
-            timeout=ANSWER_S,
-            verify=False,  # never https, whose certificates take 50 ms to load
-            trust_env=False,  # a proxy would stand between us and what is measured
-            # A server under load keeps no idle connection for us, and we trust none to be alive.
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=self.address,
+                headers={"Accept-Encoding": "identity"},
+                timeout=ANSWER_S,
+                verify=False,  # never https, whose certificates take 50 ms to load
+                trust_env=False,  # a proxy would stand between us and what is measured
+                # A server under load keeps no idle connection for us, and we trust none to live.
+                limits=httpx.Limits(max_keepalive_connections=0),
+            )
+        except (httpx.InvalidURL, UnicodeError) as error:  # of a host such as 10.0.0.256
+            raise TargetCrashError(
+                f"No server can be reached at {self.address}: {error}.",
+                hint="Correct the address.",
+            ) from error
 
     def close(self) -> None:
         """Ends the client."""
@@ -168,7 +174,8 @@ class HttpEndpoint:
             raise TargetCrashError(f"The connection to {self.address} is closed.")
         try:
             return self._client.request(method, path, **options)
-        except httpx.HTTPError as error:
+        # UnicodeError: a name that can be no host's (triton..svc), from the resolver.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise TargetCrashError(
                 f"The server at {self.address} does not answer: {error or type(error).__name__}.",
                 hint="See whether it still runs.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from analyzer.targets.local import LocalTarget
@@ -27,6 +27,9 @@ class NullConnection:
     def __init__(self, target: NullTarget) -> None:
         self._count = target.count
         self._replies: list[Completion] = []
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Nothing: requests have no content."""
 
     def send(self, request: int, batch_size: int) -> None:
         """Takes a request; its reply waits for the next :meth:`receive`."""

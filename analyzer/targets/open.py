@@ -33,6 +33,7 @@ def open_target(
     configuration: Configuration,
     exported: Path | None = None,
     load_s: float = math.inf,
+    token: str = "",
 ) -> AbstractContextManager[Target]:
     """The target, to be entered and left on one thread.
 
@@ -47,6 +48,8 @@ def open_target(
             serves with the ``config.pbtxt`` that is there, unmodified; one that runs serves
             ``configuration`` on the backend that is named there.
         load_s: What a Triton may take to load the model, up to its own limit.
+        token: Of the name under which one that runs loads it
+            (:func:`~analyzer.targets.endpoint_target.temporary_name`).
 
     Raises (all but the first also on entering):
         UsageError: ``server`` names none.
@@ -59,7 +62,9 @@ def open_target(
         return _embedded(model, model_path, inputs_path, configuration)
     if server == "triton":
         return _started_triton(model, model_path, inputs_path, configuration, exported, load_s)
-    return _running_server(server, model, model_path, inputs_path, configuration, exported, load_s)
+    return _running_server(
+        server, model, model_path, inputs_path, configuration, exported, load_s, token
+    )
 
 
 def _embedded(
@@ -136,11 +141,12 @@ def _running_server(
     configuration: Configuration,
     exported: Path | None,
     load_s: float,
+    token: str,
 ) -> AbstractContextManager[Target]:
     from analyzer.modelconfig.files import exported_files, model_files
     from analyzer.targets.endpoint_target import attached_target, temporary_name
 
-    name = temporary_name(model.name, configuration)
+    name = temporary_name(model.name, configuration, token)
     wanted = configuration.backend
     if exported is not None:
         wanted = exported_files(exported).configuration.backend

@@ -15,6 +15,7 @@ from analyzer.errors import TargetError
 # A few different requests are enough to keep caches honest; more would only take memory.
 PAYLOADS_MAX = 32
 _PAYLOAD_BYTES_MAX = 64 << 20  # of all prepared requests of one size together
+_KEPT_BYTES_MAX = 256 << 20  # of those of all sizes, from one connection to the next
 _DATATYPES = {name: datatype for datatype, name in NUMPY_DTYPES.items()}
 
 
@@ -52,6 +53,8 @@ class RequestPool:
             name: np.ascontiguousarray(rows[:, None] if batchable and rows.ndim == 1 else rows)
             for name, rows in inputs.items()
         }
+        self._kept: dict[tuple[Callable[..., bytes], int], list[bytes]] = {}
+        self._kept_bytes = 0
 
     @property
     def inputs(self) -> Mapping[str, NDArray[Any]]:
@@ -77,7 +80,26 @@ class RequestPool:
     def payloads(
         self, batch_size: int, encode: Callable[[dict[str, NDArray[Any]]], bytes]
     ) -> Iterator[bytes]:
-        """Encoded requests of ``batch_size`` inferences, in turn, without end."""
+        """Encoded requests of ``batch_size`` inferences, in turn, without end.
+
+        They are kept: for an equal ``encode`` the next connection has nothing left to encode.
+
+        Raises:
+            TargetError: As of :meth:`tensors`.
+        """
+        prepared = self._kept.get((encode, batch_size))
+        if prepared is None:
+            prepared = self._encoded(batch_size, encode)
+            self._kept_bytes += sum(map(len, prepared))
+            if self._kept_bytes > _KEPT_BYTES_MAX:
+                self._kept.clear()
+                self._kept_bytes = sum(map(len, prepared))
+            self._kept[encode, batch_size] = prepared
+        return cycle(prepared)
+
+    def _encoded(
+        self, batch_size: int, encode: Callable[[dict[str, NDArray[Any]]], bytes]
+    ) -> list[bytes]:
         prepared = [encode(self.tensors(0, batch_size))]
         wanted = min(PAYLOADS_MAX, _PAYLOAD_BYTES_MAX // max(len(prepared[0]), 1))
         # Beyond this many requests the rows repeat.
@@ -86,4 +108,4 @@ class RequestPool:
             encode(self.tensors(number, batch_size))
             for number in range(1, min(wanted, repeats_after))
         ]
-        return cycle(prepared)
+        return prepared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from analyzer.domain.load_test import STATUS_OK
@@ -50,6 +50,9 @@ class ScriptedConnection:
         self._target = target
         self.failure = target.failure
         self._due: list[tuple[float, int, int, int]] = []
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Nothing: requests have no content."""
 
     def send(self, request: int, batch_size: int) -> None:
         """Takes a request; its reply comes after its delay."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -29,6 +29,15 @@ class Connection(Protocol):
 
     The generator numbers requests from 0 in each run and stamps send and receipt itself.
     """
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Makes what requests of these numbers of inferences need, before a run.
+
+        What was not prepared is made with the first request that needs it, which is late by that.
+
+        Raises:
+            TargetError: There are no such requests.
+        """
 
     def send(self, request: int, batch_size: int) -> None:
         """Sends request ``request`` with ``batch_size`` inferences; never waits for a reply.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ _KILLED_S = 30.0  # the kernel frees a large process's memory first
 _START_ATTEMPTS = 3  # another process may take a port between our choice and the server's start
 _STRICT = "--disable-auto-complete-config"
 _FOLDER_PREFIX = "tritune-triton-"
+_LOCK_NAME = "lock"
 _SHARED_MEMORY = Path("/dev/shm")
 # Runs in the child before it becomes the server. The server's end is tied to ours by the kernel;
 # its python stubs notice that their parent is gone and end by themselves within seconds, also in
@@ -40,9 +42,9 @@ _LAUNCHER = (
     "import os, sys\n"
     "from analyzer.hardware.lifetime import die_with_parent\n"
     "from analyzer.hardware.timing import give_way\n"
-    "die_with_parent()\n"
+    "die_with_parent(parent_pid=int(sys.argv[1]))\n"
     "give_way()\n"
-    "os.execv(sys.argv[1], sys.argv[1:])\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
 
 
@@ -83,12 +85,15 @@ class TritonServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: threading.Thread | None = None
         self._folder: Path | None = None
+        self._folder_lock: int | None = None
         self._log = ServerLog()
 
     def __enter__(self) -> TritonServer:
         try:
             _sweep()
             self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+            with suppress(OSError):  # where nothing can be locked, nobody sweeps either
+                self._folder_lock = _lock(self._folder)
             self.repository.mkdir()
             for attempt in range(_START_ATTEMPTS):
                 if self._start(last=attempt == _START_ATTEMPTS - 1):
@@ -191,6 +196,9 @@ class TritonServer:
         if self._folder is not None:
             _remove_traces(self._folder)
             self._folder = None
+        if self._folder_lock is not None:
+            os.close(self._folder_lock)
+            self._folder_lock = None
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         family = [process.pid]
@@ -220,8 +228,10 @@ class TritonServer:
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         command = [
             sys.executable,
+            "-P",  # nothing of the user's folder takes the place of a module of ours
             "-c",
             _LAUNCHER,
+            str(os.getpid()),
             str(self.install.executable),
             f"--model-repository={self.repository}",
             f"--backend-directory={self._backend_dir()}",
@@ -352,13 +362,36 @@ def _end_rest(pid: int) -> None:
 
 
 def _sweep() -> None:
-    """Removes the folders of servers whose process was killed before it could."""
+    """Removes the folders of servers whose process was killed before it could.
+
+    That no process has its number does not tell it: it may be one of another container with the
+    same folder of temporary files. A lock does.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
         owner = folder.name.removeprefix(_FOLDER_PREFIX).split("-")[0]
         with suppress(OSError):
             ours = owner.isdecimal() and folder.stat().st_uid == os.getuid()
             if ours and not psutil.pid_exists(int(owner)):
-                _remove_traces(folder)
+                descriptor = _lock(folder)
+                try:
+                    _remove_traces(folder)
+                finally:
+                    os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that keeps a server's folder from others until it is closed.
+
+    Raises:
+        OSError: It is kept already, or nothing can be locked there.
+    """
+    descriptor = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _remove_traces(folder: Path) -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.sla import tail_share
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.service import ServiceTime
@@ -21,6 +22,8 @@ from analyzer.twin.speed import SpeedPath
 
 #: Rates above this are not simulated: one request per nanosecond of virtual time is no load test.
 _RATE_RPS_MAX = 1e8
+# Virtual time ends here: half of what int64 holds, so that what is added to it fits in.
+_TIME_NS_MAX = 2.0**62
 #: Blocks of a run whose means give its standard error.
 _BLOCKS = 32
 #: Requests per rate: to scan, and to pin an edge at first.
@@ -95,7 +98,7 @@ class RateScan:
         self._limit_ns = round(budget_ms * 1e6) - self._prepared.overhead_ns
         self._memory = memory or ScanMemory()
         self._noise = service.noise_at(arrivals.quantile)
-        self.allowed = 1.0 - percentile / 100.0
+        self.allowed = tail_share(percentile)
         self._path = path
         speed = path.mean_speed if path is not None else 1.0
         self.saturation_rps = min(
@@ -121,7 +124,9 @@ class RateScan:
         path = self._path
         if path is not None and math.isfinite(path.period_s):
             requests = max(requests, math.ceil(path.period_s * rate_rps))
-        n = min(requests, len(self._arrivals.time_s))
+        # At rare rates fewer: virtual time is in whole nanoseconds.
+        within = int(np.searchsorted(self._arrivals.time_s, _TIME_NS_MAX * rate_rps / 1e9))
+        n = min(requests, len(self._arrivals.time_s), max(within, 1))
         arrival_ns = self._memory.arrival_ns(self._arrivals.time_s[:n], rate_rps)
         due_ns, limit_ns = arrival_ns, self._limit_ns
         if path is not None:

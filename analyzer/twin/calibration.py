@@ -74,9 +74,10 @@ class VariantCalibration:
             )
         if service is None or configuration.device != "cpu":
             return service
+        # ONNX Runtime's own choice of threads (0) is in no row of the fit: nothing is added to it.
         if threads * instances >= cores:
             share_max = math.inf if in_python else HOST_SHARE_MAX
-            service = beside_host(service, threads or 1, constants.host_ms, share_max=share_max)
+            service = beside_host(service, threads, constants.host_ms, share_max=share_max)
         if (threads or cores) * instances > cores:
             # Where threads share cores, what the server adds waits for one as well.
             service = replace(service, steady_ms=())
@@ -93,8 +94,8 @@ class VariantCalibration:
         """Service times with ``threads`` threads and up to ``instances`` busy; None if unknown.
 
         Of the model alone, without server and generator. The curve comes from one busy instance. A
-        thread count that was not probed (the variant was too slow to be worth it) is taken from one
-        that was, with a usual gain from threads.
+        thread count that was not probed (the variant was too slow to be worth it) is taken from the
+        nearest one that was, with the gain that two of them show, or a usual one.
         """
         curve = self._curve(threads)
         if curve is None:
@@ -142,11 +143,7 @@ class VariantCalibration:
         """
         own = self._timed(threads)
         if not own:
-            probed = [r.probe.threads for r in self.results if r.probe.threads and r.samples_ms]
-            other = min(probed, default=None)
-            if not threads or other is None or not (found := self._timed(other)):
-                return None
-            return fitted_curve(found).scaled((threads / other) ** -THREADS_GAIN)
+            return self._untimed_curve(threads)
         curve = fitted_curve(own)
         if len(own) > 1:
             return curve
@@ -156,6 +153,29 @@ class VariantCalibration:
             shape = fitted_curve(most)
             return shape.scaled(curve.times_ms[0] / shape.times_ms[shape.sizes.index(size)])
         return curve
+
+    def _untimed_curve(self, threads: int) -> Curve | None:
+        """The curve of a thread count that was not timed alone; None where nothing tells it.
+
+        That of the nearest one that was, and the gain that it shows beside the next: the power of
+        the threads that times fall with. Between two it is taken as measured. Beyond them more
+        threads are neither slower than fewer nor faster than in proportion.
+        """
+        timed = {r.probe.threads for r in self.results if r.probe.busy == 1 and r.samples_ms} - {0}
+        if not threads or not timed:
+            return None
+        near, *others = _nearest(threads, timed)
+        across = [other for other in others if (other > threads) != (near > threads)]
+        gain = THREADS_GAIN
+        if others:
+            next_to = (across or others)[0]
+            here, there = (fitted_curve(self._timed(count)) for count in (near, next_to))
+            shown = here.log_ratio(there)
+            if shown is not None:
+                gain = shown / math.log(next_to / near)
+                gain = gain if across else min(max(gain, 0.0), 1.0)
+        curve = self._curve(near)
+        return curve.scaled((threads / near) ** -gain) if curve is not None else None
 
     def _timed(self, threads: int) -> dict[int, Timed]:
         """What was timed of one busy instance, by batch size.
@@ -222,14 +242,9 @@ class VariantCalibration:
         Between probed numbers of instances it grows as what was measured of the machine does, else
         as a straight line; beyond them the last one.
         """
-        known: dict[int, dict[int, float]] = {}
-        for busy in {result.probe.busy for result in self.results} - {1}:
-            crowded = busy * (threads or cores) > cores
-            for size in self._means(threads, busy).keys() & set(sizes):
-                beside = self._typical(threads, 1, size, crowded)
-                if beside > 0:
-                    ratio = self._typical(threads, busy, size, crowded) / beside
-                    known.setdefault(size, {1: 1.0})[busy] = max(1.0, ratio)
+        known = self._side_by_side(threads, sizes, cores)
+        if not known and instances > 1:
+            known = self._side_by_side_elsewhere(threads, instances, cores)
         most = max([instances, *(k for at in known.values() for k in at)])
         cores_of = threads or cores
         slower: Sequence[float] = [float(k) for k in range(1, most + 1)]
@@ -242,6 +257,45 @@ class VariantCalibration:
             if not constants.interference:
                 known[1][instances] = shared
         return tuple((size, _filled(at, slower)[:instances]) for size, at in sorted(known.items()))
+
+    def _side_by_side(
+        self, threads: int, sizes: Iterable[int], cores: int
+    ) -> dict[int, dict[int, float]]:
+        """Slow-down by batch size and busy instances as probed with ``threads`` threads."""
+        known: dict[int, dict[int, float]] = {}
+        for busy in {result.probe.busy for result in self.results} - {1}:
+            crowded = busy * (threads or cores) > cores
+            for size in self._means(threads, busy).keys() & set(sizes):
+                beside = self._typical(threads, 1, size, crowded)
+                if beside > 0:
+                    ratio = self._typical(threads, busy, size, crowded) / beside
+                    known.setdefault(size, {1: 1.0})[busy] = max(1.0, ratio)
+        return known
+
+    def _side_by_side_elsewhere(
+        self, threads: int, instances: int, cores: int
+    ) -> dict[int, dict[int, float]]:
+        """The same as the nearest thread count showed it for as many busy cores; or empty.
+
+        Nothing is taken over where threads share a core, or shared one there.
+        """
+        places = {(result.probe.threads, result.probe.busy) for result in self.results}
+        others = {other for other, busy in places if other and busy > 1 and other * busy <= cores}
+        if not threads or instances * threads > cores:
+            return {}
+        wanted = threads * np.arange(1, instances + 1)
+        for other in _nearest(threads, others):
+            found: dict[int, dict[int, float]] = {}
+            for size, at in self._side_by_side(other, self._means(other, 1), cores).items():
+                busy = sorted(k for k in at if other * k <= cores)
+                if len(busy) == 1:
+                    continue
+                slower = np.interp(wanted, other * np.array(busy), [at[k] for k in busy])
+                over = np.maximum(slower / slower[0], 1.0)
+                found[size] = {k: float(factor) for k, factor in enumerate(over, start=1)}
+            if found:
+                return found
+        return {}
 
     def _residuals(self, threads: int) -> tuple[float, ...]:
         """Single executions over their probe's mean, thinned to 256, ascending."""
@@ -342,6 +396,11 @@ def _filled(at: dict[int, float], slower: Sequence[float]) -> tuple[float, ...]:
             share = (slower[k - 1] - slower[low - 1]) / rise
         found.append(at[low] + share * (at[high] - at[low]))
     return tuple(found)
+
+
+def _nearest(threads: int, others: Iterable[int]) -> list[int]:
+    """Thread counts by how far they are from ``threads``, as factors."""
+    return sorted(others, key=lambda other: (abs(math.log(other / threads)), other))
 
 
 def _place(probe: Probe) -> tuple[int, int, int]:

@@ -65,6 +65,13 @@ class Curve:
         times = tuple(factor * ms for ms in self.times_ms)
         return Curve(sizes=self.sizes, times_ms=times, beyond_ms=factor * self.beyond_ms)
 
+    def log_ratio(self, other: Curve) -> float | None:
+        """The mean logarithm of its times over those of ``other``; None without a size of both."""
+        theirs = dict(zip(other.sizes, other.times_ms, strict=True))
+        both = zip(self.sizes, self.times_ms, strict=True)
+        ratios = [math.log(ms / theirs[size]) for size, ms in both if size in theirs]
+        return math.fsum(ratios) / len(ratios) if ratios else None
+
 
 def fitted_curve(timed: Mapping[int, Timed]) -> Curve:
     """The curve of ``timed``, by batch size: at least one.

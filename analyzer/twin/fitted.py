@@ -43,8 +43,8 @@ REQUEST_MS = 0.02
 PYTHON_BACKEND_MS = 0.5
 PYTHON_BACKEND_ITEM_MS = 0.1
 
-#: An execution's time falls with this power of the threads, where nobody probed. Assumed; any probe
-#: takes its place.
+#: An execution's time falls with this power of the threads, where one thread count alone was
+#: probed. Assumed; what two of them show takes its place.
 THREADS_GAIN = 0.8
 
 #: Percent of a probe's executions, the quickest, that its mean counts; the rest is the machine's.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.sla import tail_share
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.twin.service import ServiceTime
 
@@ -130,7 +131,7 @@ def heavy_traffic_edges(
         batch=batch,
         instances=instances,
         budget_s=budgets / 1e3,
-        miss_rate_max=max(1.0 - percentile / 100.0, 1e-6),
+        miss_rate_max=max(tail_share(percentile), 1e-6),
         service_scv=scvs,
         arrival_scv=arrival_scv,
     )

@@ -9,24 +9,28 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.stats.batchmeans import over_independent
 from analyzer.stats.percentiles import nearest_rank_position
 
 #: The numbers of batches whose means are compared.
 _BATCHES = (64, 128)
+# A threshold that fewer exceed says nothing of how they cluster. Ten times what is asked of real
+# requests (``batchmeans.MISSES_MIN``): simulated ones cost little.
+_MISSES_MIN = 100
 
 
 def batch_means_inflation(over: NDArray[np.bool_], batches: int) -> float:
     """Variance of batch means of ``over`` [n], relative to that of independent indicators.
 
-    ``length · var(means) / (m (1 - m))`` with the overall mean m; at least 1, and 1 where all
-    requests have one fate. Right where a batch is much longer than the correlation.
+    At least 1, and 1 where all requests have one fate. Right where a batch is much longer than the
+    correlation.
     """
     length = len(over) // batches
-    means = over[: length * batches].reshape(batches, length).mean(axis=1)
-    m = float(means.mean())
-    if not 0.0 < m < 1.0:
+    sums = over[: length * batches].reshape(batches, length).sum(axis=1)
+    share = float(sums.sum()) / max(length * batches, 1)
+    if not 0.0 < share < 1.0:
         return 1.0
-    return max(1.0, float(means.var(ddof=1)) * length / (m * (1.0 - m)))
+    return max(1.0, over_independent(sums, length, share))
 
 
 def late_inflation(
@@ -35,9 +39,10 @@ def late_inflation(
     """The variance inflation of "late" among simulated requests, at least 1.
 
     What a certificate must survive is a server that just misses the promise at this rate. So the
-    threshold is where the twin's own fraction of late requests equals 1 - p/100; the budget itself
-    counts too where at least a hundred requests miss it. The larger inflation is returned, and of
-    several batch lengths the one that finds most.
+    threshold is where the twin's own fraction of late requests equals 1 - p/100, or the highest
+    that a hundred requests exceed, should these be more; the budget itself counts too where at
+    least as many miss it. The larger inflation is returned, and of several batch lengths the one
+    that finds most.
 
     Args:
         latency_ns: Of all requests in the order of arrival, int64 [n].
@@ -46,12 +51,13 @@ def late_inflation(
             exceed it.
     """
     rank = nearest_rank_position(len(latency_ns), percentile) - 1
+    rank = min(rank, max(len(latency_ns) - _MISSES_MIN - 1, 0))
     just_missing = int(np.partition(latency_ns, rank)[rank])
     thresholds = [just_missing] if just_missing >= least_ns else []
     thresholds += [
         threshold
         for threshold in ({limit_ns, least_ns} if least_ns else {limit_ns})
-        if np.count_nonzero(latency_ns > threshold) >= 100
+        if np.count_nonzero(latency_ns > threshold) >= _MISSES_MIN
     ]
     return max(
         (

@@ -125,9 +125,15 @@ def _near(expected: dict[int, float], batch_size: int, service: ServiceTime) -> 
     return float(expected[near] * curve[1] / curve[0]) if curve[0] > 0 else 0.0
 
 
-def light_overhead_ms(model: ServerModel, tests: Sequence[LoadTest]) -> list[float]:
-    """What requests took outside queue and model in the runs at light load, milliseconds."""
-    limit = _LIGHT_LOAD * model.saturation_rps()
+def light_overhead_ms(
+    model: ServerModel, tests: Sequence[LoadTest], request_batch_size: NDArray[np.int64]
+) -> list[float]:
+    """What requests took outside queue and model in the runs at light load, milliseconds.
+
+    Args:
+        request_batch_size: Inferences of each request, int64 [n], or [1] if all are equal.
+    """
+    limit = _LIGHT_LOAD * model.saturation_rps(request_batch_size)
     return [
         test.breakdown_ms.overhead
         for test in tests
@@ -143,12 +149,12 @@ class ServiceCorrection:
     """
 
     def __init__(self, observed: Sequence[Observed]) -> None:
-        self._observed = tuple(observed)
-        values = np.array([o.log_ratio for o in observed])
-        keys = [(o.place, o.batch_size) for o in observed]
-        noise = np.diag([o.variance for o in observed])
-        self._solved: Floats = np.linalg.solve(_covariance(keys, keys) + noise, values)
-        self._keys = keys
+        self._observed = pooled(observed)
+        self._keys = [(o.place, o.batch_size) for o in self._observed]
+        values = np.array([o.log_ratio for o in self._observed])
+        noise = np.diag([o.variance for o in self._observed])
+        table = _covariance(self._keys, self._keys)
+        self._solved: Floats = np.linalg.solve(table + noise, values)
 
     def log_factor(self, place: Place, batch_sizes: Sequence[int]) -> Floats:
         """Expected log(true / probed) time of each batch size there, shape (n,)."""
@@ -173,6 +179,22 @@ class ServiceCorrection:
             beyond_ms=beyond_ms * float(factors[-1]) if beyond_ms is not None else None,
             change_ms=tuple(service.changes_ms(np.array(sizes))) if service.change_ms else (),
         )
+
+
+def pooled(observed: Sequence[Observed]) -> tuple[Observed, ...]:
+    """One observation of each place and batch size: the mean of several by inverse variance.
+
+    What they observe is one number, so that nothing else of them counts in the estimate.
+    """
+    by_key: dict[tuple[Place, int], list[Observed]] = {}
+    for each in observed:
+        by_key.setdefault((each.place, each.batch_size), []).append(each)
+    found = []
+    for several in by_key.values():
+        weight = sum(1.0 / each.variance for each in several)
+        log_ratio = sum(each.log_ratio / each.variance for each in several) / weight
+        found.append(replace(several[0], log_ratio=log_ratio, variance=1.0 / weight))
+    return tuple(found)
 
 
 def _covariance(left: Sequence[tuple[Place, int]], right: Sequence[tuple[Place, int]]) -> Floats:

@@ -43,7 +43,7 @@ def _prepare() -> None:
     from analyzer.twin import kernel
 
     folder = kernel.run.stats.cache_path  # type: ignore[attr-defined]
-    if folder is not None and not any(Path(folder).glob("kernel._run-*.nbi")):
+    if folder is not None and not _is_cached(Path(folder), Path(kernel.__file__)):
         with suppress(OSError, subprocess.TimeoutExpired):  # then it is compiled here
             subprocess.run(
                 [sys.executable, "-m", "analyzer.twin.precompile"],
@@ -54,6 +54,12 @@ def _prepare() -> None:
                 env=child_environment(),
             )
     compile_kernel()
+
+
+def _is_cached(folder: Path, source: Path) -> bool:
+    """Whether ``folder`` has compiled code of ``source``: that of an earlier one is of no use."""
+    changed_ns = source.stat().st_mtime_ns
+    return any(index.stat().st_mtime_ns >= changed_ns for index in folder.glob("kernel._run-*.nbi"))
 
 
 def compile_kernel() -> None:

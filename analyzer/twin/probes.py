@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ PROBES_MAX = 20
 MEAN_COUNT_MIN = 10
 #: Executions of a probe below which the machine's part in single ones is left out.
 EXECUTIONS_FEW = 40
+# Batch sizes of a curve: all of 1 to 32; of 1 to 64, which are seven, four.
+_SIZES_MAX = 6
 _MS_MIN = 1e-9
 # Of few executions one that took so many times the median is the machine's.
 _STALLED_FACTOR = 3.0
@@ -148,34 +151,67 @@ def plan_probes(
 ) -> list[Probe]:
     """The probes of one variant, at most 20, where they inform most.
 
-    For the first (simplest) deployment the curve over the batch sizes; for the others the ends and
-    the middle of the curve, alone and side by side: the ratio is the interference.
+    For the first (simplest) thread count the curve over the batch sizes; for the others the ends
+    and the middle of the curve, alone and side by side: the ratio is the interference. Where these
+    are too many, what every deployment's prediction needs comes first (:func:`_rank`).
 
     Args:
-        deployments: (instances, threads) pairs of the space, the simplest first.
+        deployments: (instances, threads) pairs of the space.
         batch_max: Largest batch of the space; 1 for a model that cannot be batched.
         on_gpu: Whether the instances run on a GPU.
     """
-    smallest = min(request_batch_size, batch_max)
-    sizes = sorted({smallest, *(s for s in (2, 4, 8, 16, 32, 64) if smallest < s <= batch_max)})
-    if len(sizes) > 5:
-        sizes = [sizes[0], *sizes[2:-1:2], sizes[-1]] if len(sizes) > 6 else sizes
+    sizes = _sizes(min(request_batch_size, batch_max), batch_max)
     ends = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
-    probes: dict[Probe, None] = {}
+    instances: dict[int, set[int]] = {}
+    for count, threads in deployments:
+        instances.setdefault(threads, {1}).add(count)
+    first = min(instances, key=_turn)
+    ranked = [
+        (_rank(busy, max(counts), sizes, size), (_turn(threads), busy, size), threads)
+        for threads, counts in instances.items()
+        for busy in counts
+        for size in (sizes if (threads, busy) == (first, 1) else ends)
+    ]
+    kept = sorted(ranked)[:PROBES_MAX]
+    return [
+        Probe(threads=threads, busy=busy, batch=size, seconds=seconds, on_gpu=on_gpu)
+        for _, (_, busy, size), threads in sorted(kept, key=itemgetter(1))
+    ]
 
-    def probe(threads: int, busy: int, size: int) -> Probe:
-        return Probe(threads=threads, busy=busy, batch=size, seconds=seconds, on_gpu=on_gpu)
 
-    threads_seen: set[int] = set()
-    # ONNX Runtime's own default (0) comes last: it is the baseline's, hardly ever the winner's.
-    for instances, threads in sorted(deployments, key=lambda pair: (pair[1] or 1 << 30, pair[0])):
-        if threads not in threads_seen:
-            threads_seen.add(threads)
-            first = len(threads_seen) == 1
-            for size in sizes if first else ends:
-                probes[probe(threads, 1, size)] = None
-        if instances > 1:
-            for size in ends:
-                probes[probe(threads, instances, size)] = None
-    ordered = sorted(probes, key=lambda p: (p.threads or 1 << 30, p.busy, p.batch))
-    return ordered[:PROBES_MAX]
+def _sizes(smallest: int, batch_max: int) -> list[int]:
+    """The batch sizes of a curve, ascending: doublings of the smallest, and the largest.
+
+    Of more than six every second one between the ends.
+    """
+    sizes = [smallest]
+    while 2 * sizes[-1] <= batch_max:
+        sizes.append(2 * sizes[-1])
+    if sizes[-1] < batch_max:
+        sizes.append(batch_max)
+    while len(sizes) > _SIZES_MAX:
+        sizes = [sizes[0], *sizes[2:-1:2], sizes[-1]]
+    return sizes
+
+
+def _turn(threads: int) -> int:
+    """Where a thread count comes: few first, ONNX Runtime's own choice (0) last.
+
+    That is the baseline's, hardly ever the winner's.
+    """
+    return threads or 1 << 30
+
+
+def _rank(busy: int, most: int, sizes: Sequence[int], size: int) -> int:
+    """How soon a probe is needed; 0 comes first.
+
+    Of each thread count the time of the smallest batch alone, then of the largest; the same with as
+    many instances as it has (``most``), between which and one the interference is interpolated; the
+    sizes between; and other numbers of instances.
+    """
+    if busy not in (1, most):
+        return 6
+    outer = (sizes[0], sizes[-1])
+    if size not in outer:
+        return 4 if busy == 1 else 5
+    return outer.index(size) + (0 if busy == 1 else 2)

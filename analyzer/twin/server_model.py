@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analyzer.domain.configuration import Configuration
+from analyzer.domain.sla import tail_share
 from analyzer.engine.policy import BatchingPolicy
-from analyzer.stats.mlperf import tail_share
 from analyzer.stats.percentiles import nearest_rank
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.bands import RateScan, ScanMemory

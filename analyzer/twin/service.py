@@ -242,16 +242,19 @@ class ServiceTime:
         can form, each at most what ``serial`` lets through. Infinite if a batch takes no time.
 
         Args:
-            request_batch_size: Inferences of each request; where they differ (int64 [n]) the rate
-                is that of as many inferences in the smallest requests, which fill batches best.
+            request_batch_size: Inferences of each request. Where they differ (int64 [n]) batches
+                may have any size from the smallest request on, and without batching each request
+                takes its own time.
         """
+        smallest, largest = int(np.min(request_batch_size)), int(np.max(request_batch_size))
+        if smallest < largest and not policy.dynamic_batching:
+            return self._unbatched_rps(policy.instance_count, np.asarray(request_batch_size))
         per_request = float(np.mean(request_batch_size))
-        size, per_batch = max(int(per_request), 1), 1
+        step = smallest if smallest == largest else 1
+        sizes = np.array([smallest])
         if policy.dynamic_batching:
-            size = int(np.min(request_batch_size))
-            per_batch = max(policy.batch_limit // size, 1)
-        sizes = np.arange(1, per_batch + 1) * size
-        requests = sizes / (per_request if policy.dynamic_batching else size)
+            sizes = np.arange(smallest, max(policy.batch_limit, smallest) + 1, step)
+        requests = sizes / per_request
         busy = np.arange(1, policy.instance_count + 1)[:, None]
         with np.errstate(divide="ignore"):
             each = busy * requests / self.busy_ms(policy.instance_count, sizes)
@@ -259,3 +262,13 @@ class ServiceTime:
         if self.serial is not None:
             rates = np.minimum(rates, self.serial.rate_max_rps(requests))
         return float(np.max(rates))
+
+    def _unbatched_rps(self, instances: int, request_batch_size: NDArray[np.int64]) -> float:
+        """The same of requests of several sizes, int64 [n], each of which is an execution."""
+        sizes, counts = np.unique(request_batch_size, return_counts=True)
+        mean_ms = np.average(self.busy_ms(instances, sizes), axis=1, weights=counts)
+        with np.errstate(divide="ignore"):
+            rate_rps = float(np.max(np.arange(1, instances + 1) / mean_ms)) * 1e3
+        if self.serial is None:
+            return rate_rps
+        return min(rate_rps, float(self.serial.rate_max_rps(np.ones(1))[0]))

@@ -115,16 +115,10 @@ class Twin:
         Args:
             rate_scale: Predicted over measured edge, where that is known.
         """
-        service = self._service(configuration)
-        if service is None:
+        model = self._usual_model(configuration)
+        if model is None:
             return None
-        return ServerModel.of(
-            configuration,
-            service,
-            overhead_ms=self._overhead_ms,
-            rate_scale=rate_scale,
-            path=self._speeds,
-        )
+        return replace(model, rate_scale=rate_scale, path=self._speeds)
 
     @property
     def _speeds(self) -> SpeedPath | None:
@@ -214,8 +208,11 @@ class Twin:
         return everywhere, there
 
     def _usual_model(self, configuration: Configuration) -> ServerModel | None:
-        model = self.server_model(configuration)
-        return replace(model, path=None) if model is not None else None
+        """The simulated server at the machine's usual speed; None without probes."""
+        service = self._service(configuration)
+        if service is None:
+            return None
+        return ServerModel.of(configuration, service, overhead_ms=self._overhead_ms)
 
     def _service(self, configuration: Configuration) -> ServiceTime | None:
         """Service times, computed once for all configurations that differ in batching only."""
@@ -228,10 +225,22 @@ class Twin:
         )
         if place not in self._services:
             service = self._probed(configuration)
-            if service is not None and self._correction is not None:
-                service = self._correction.applied(Place.of(configuration), service)
+            if service is not None and (correction := self._learned()) is not None:
+                service = correction.applied(Place.of(configuration), service)
             self._services[place] = service
         return self._services[place]
+
+    def _learned(self) -> ServiceCorrection | None:
+        """What all runs told of service times, estimated when it is asked for; None of nothing."""
+        if self._correction is None and any(self._observed.values()):
+            self._correction = ServiceCorrection(
+                [
+                    replace(each, log_ratio=each.log_ratio - math.log(self.level(config_id)))
+                    for config_id, found in self._observed.items()
+                    for each in found
+                ]
+            )
+        return self._correction
 
     def _probed(self, configuration: Configuration) -> ServiceTime | None:
         known = self._calibrations.get(configuration.variant)
@@ -266,21 +275,22 @@ class Twin:
         self._path = path_of(self.slowness)
         self._edges_met.clear()
         self._observed[configuration.config_id] = observe(
-            configuration, model, tests, self._arrivals, traces
+            configuration,
+            model,
+            tests,
+            self._arrivals,
+            # What varies by itself says nothing of the machine's speed.
+            traces if self.tells_speed(configuration) else None,
         )
-        self._overheads_ms[configuration.config_id] = light_overhead_ms(model, tests)
+        self._overheads_ms[configuration.config_id] = light_overhead_ms(
+            model, tests, self._arrivals.batch_size
+        )
         overheads = [ms for found in self._overheads_ms.values() for ms in found]
-        everything = [
-            replace(each, log_ratio=each.log_ratio - math.log(self.level(config_id)))
-            for config_id, found in self._observed.items()
-            for each in found
-        ]
-        if not everything and not overheads:
+        if not any(self._observed.values()) and not overheads:
             return False
         if overheads:
             self._overhead_ms = float(np.median(overheads))
-        if everything:
-            self._correction = ServiceCorrection(everything)
+        self._correction = None
         self._services.clear()
         for config_id, edge in self._edges.items():
             self._earlier[config_id] = edge, self._models[config_id]
@@ -313,7 +323,8 @@ class Twin:
     def _changed(self, models: Mapping[str, ServerModel], seconds_max: float) -> list[float]:
         """Edges of models: those known before learning change as their approximations do.
 
-        Only the best of these are simulated again, and what was never simulated.
+        Only the best of these are simulated again, and what was never simulated or seemed to keep
+        the SLA at no rate with longer times: nothing in proportion to 0 is more than that.
         """
         new = [config_id for config_id in models if config_id not in self._earlier]
         old = [config_id for config_id in models if config_id in self._earlier]
@@ -323,7 +334,11 @@ class Twin:
             after = self._screen([models[config_id] for config_id in old], 0.0)
             for config_id, was, is_now in zip(old, before, after, strict=True):
                 edge = self._earlier[config_id][0]
-                edges[config_id] = edge * is_now / was if was > 0 else is_now
+                if not edge and is_now > was:
+                    new.append(config_id)
+                else:
+                    edges[config_id] = edge * is_now / was if was > 0 else is_now
+            old = [config_id for config_id in old if config_id in edges]
             best = sorted(old, key=lambda config_id: -edges[config_id])[:_SIMULATED_AGAIN]
             if len(old) > len(best):
                 edges |= dict(zip(best, self._screen_ids(models, best, seconds_max), strict=True))

@@ -94,11 +94,12 @@ def _run(
     cancelled: threading.Event,
 ) -> int | None:
     """The exit code of a process that builds in ``folders``; None if it was ended by us."""
+    command = [sys.executable, "-P", "-m", "analyzer.variants.worker"]
     # The requests' process group goes with it: builders start processes of their own.
     with (
         log.open("wb") as stream,
         subprocess.Popen(
-            [sys.executable, "-m", "analyzer.variants.worker", str(begin_by), *map(str, folders)],
+            [*command, str(begin_by), *map(str, folders)],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,

@@ -24,7 +24,7 @@ def fetch_model(location: Location, cache_dir: Path) -> Path:
 
     Args:
         location: An object ending in ``.onnx``, or a folder as in a Triton repository, of which
-            ``config.pbtxt`` and the newest version that it serves are taken.
+            ``config.pbtxt``, the newest version that it serves and ``warmup/`` are taken.
         cache_dir: Where it is kept.
 
     Returns:
@@ -79,17 +79,16 @@ def _directory(location: Location, folder: Path) -> None:
         bucket.download(CONFIG_NAME, folder / CONFIG_NAME)
         versions = _served(location, folder / CONFIG_NAME, versions)
     newest = max(versions, default=None)
-    wanted = [
-        name
-        for name in listed
-        if name.startswith(f"{newest}/") and ".." not in PurePosixPath(name).parts
-    ]
+    inside = [name for name in listed if ".." not in PurePosixPath(name).parts]
+    wanted = [name for name in inside if name.startswith(f"{newest}/")]
     if not wanted:
         found = ", ".join(sorted({name.partition("/")[0] for name in listed})[:10]) or "nothing"
         raise ModelError(
             f"There is no model at {location} (found: {found}).",
             hint=f"Name an .onnx file, or a folder that holds VERSION/{ONNX_FILENAME}.",
         )
+    # Triton's folder for the files that warm-ups read.
+    wanted += [name for name in inside if name.startswith("warmup/")]
     for name in wanted:
         bucket.download(name, folder / name)
 

@@ -64,6 +64,8 @@ _ARITHMETIC = (
 _KEEPS_VALUES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand")
 # Fewer constants in a row are more likely flags or special tokens than classes.
 _ONE_HOT_CLASSES_MIN = 3
+# The 64-bit integers, in which inputs are made up, end before it.
+_INTEGERS_END = 2**63
 
 
 def half_weights(model: Any) -> str:
@@ -213,8 +215,11 @@ class _Tracer:
         """
         for node, value, shift, _ in self._readers(name):
             compared = self._compared(node, value)
-            if compared is not None and compared.size == 1:
-                constant = int(compared.reshape(-1)[0]) - shift
+            if compared is None or compared.size != 1 or compared.dtype.kind in "OU":
+                continue  # strings are no numbers
+            number = compared.reshape(-1)[0]
+            if abs(float(number)) < _INTEGERS_END:  # neither infinite nor NaN
+                constant = int(number) - shift
                 if constant not in (0, 1):
                     return constant, constant
         return None

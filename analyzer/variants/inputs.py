@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,6 +230,8 @@ def _read_npz(path: Path, inputs: list[str]) -> dict[str, NDArray[Any]]:
         KeyError,
         RuntimeError,
         zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
         MemoryError,
     ) as error:  # RuntimeError: an encrypted archive
         raise DataError(f"{path} cannot be read as .npz: {error}.", hint=hint) from error
@@ -362,7 +366,13 @@ def _fit_labels(
     path: Path, labels: NDArray[Any], model: ModelInfo, rows: int, rows_max: int
 ) -> NDArray[np.int64]:
     where = f"{path}: the array 'labels'"
-    shown = _show(labels.shape)
+    batch = 1 if model.batchable else model.fixed_batch or 1
+    misshapen = DataError(
+        f"{where} has the shape {_show(labels.shape)}, and ({rows * batch},) is needed.",
+        hint="One class number per example; take the argmax of one-hot labels.",
+    )
+    if labels.ndim == 0:
+        raise misshapen
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         row = int(np.argwhere(~np.isfinite(labels))[0][0])
         raise DataError(f"{where} has NaN or infinity in row {row}.", hint="Leave that row out.")
@@ -373,17 +383,13 @@ def _fit_labels(
             f"{where} has the type {labels.dtype}; class numbers are needed.",
             hint="Save integers from 0, in the order of the model's classes.",
         )
-    batch = 1 if model.batchable else model.fixed_batch or 1
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 1 and batch > 1:
         labels = labels[: len(labels) // batch * batch].reshape(-1, batch)
     labels = labels[:rows_max]
     if labels.shape != ((rows, batch) if batch > 1 else (rows,)):
-        raise DataError(
-            f"{where} has the shape {shown}, and ({rows * batch},) is needed.",
-            hint="One class number per example; take the argmax of one-hot labels.",
-        )
+        raise misshapen
     if (labels < 0).any():
         raise DataError(f"{where} has negative class numbers.", hint="Count classes from 0.")
     if int(labels.max()) > np.iinfo(np.int64).max:

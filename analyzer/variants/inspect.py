@@ -381,13 +381,13 @@ def _declared(proto: Any, value: Any, role: str) -> Declared:
 
 def _inlined(proto: Any) -> Any:
     """``proto`` without functions of its own; None where they cannot be replaced."""
-    import onnx
+    from onnx import checker, inliner
 
     if not proto.functions:
         return proto
     try:
-        return onnx.inliner.inline_local_functions(proto)
-    except Exception:
+        return inliner.inline_local_functions(proto)
+    except (RuntimeError, ValueError, checker.ValidationError):  # what ONNX's library raises
         return None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from analyzer.engine.runtimes.onnxruntime_ import first_line
 from analyzer.errors import MissingPartError, ModelError
 from analyzer.modelconfig.weights import external_pieces
+from analyzer.paths import barred, exists
 from analyzer.variants.cache import file_sha256
 from analyzer.variants.naming import model_stem, plain_name
 
@@ -32,9 +33,10 @@ def locate_onnx(path: Path) -> Path:
         ModelError: There is none, or none that ONNX Runtime could open by its path.
         RepositoryError: ``config.pbtxt`` cannot be read, or its policy serves none of the versions.
     """
-    if not path.exists():
+    if not exists(path):
+        reason = barred(path)
         raise ModelError(
-            f"{path} does not exist.",
+            f"{path} cannot be looked at: {reason}." if reason else f"{path} does not exist.",
             hint="Give the path of an ONNX file or a Triton model folder.",
         )
     _refuse_bytes(path.absolute())

@@ -50,12 +50,13 @@ def convert_fp16(source: Path, target: Path, *, keep_quantizers: bool = True) ->
         OSError: ``target`` cannot be written.
     """
     import onnx
+    from onnx import inliner  # unlike the others, onnx does not import it
     from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     graph = onnx.load(str(source), load_external_data=False)
     if graph.functions:
-        graph = onnx.inliner.inline_local_functions(graph)
+        graph = inliner.inline_local_functions(graph)
     if not keep_quantizers:
         graph = with_opset(graph, _HALF_SCALES_OPSET)
     if not _has_float32(graph):

@@ -33,6 +33,7 @@ from analyzer.variants.inspect import inspect_model
 
 SMALL = Configuration(max_batch_size=4, dynamic_batching=True, instance_count=2, intra_op_threads=1)
 OTHER = Configuration(max_batch_size=8, dynamic_batching=True, instance_count=1, intra_op_threads=1)
+ANEW = {"study": "digits-2"}
 
 
 @dataclass(slots=True)
@@ -115,7 +116,9 @@ def test_versions_lie_beside_each_other_and_another_configuration_needs_force(
     assert s3_server.files(place.bucket) == before
     done = export(place, adder, OTHER, force=True)
     assert done.version == 2 and str(place) in done.notes[0]
-    assert export(place, adder, OTHER).version == 3
+    again = export(place, adder, OTHER)
+    assert again.version == 2 and f"{place}/adder/2 is already there" in again.notes[0]
+    assert export(place, adder, OTHER, evidence=ANEW).version == 3
     names = ["1/model.onnx", "2/model.onnx", "3/model.onnx", "config.pbtxt", "tritune.json"]
     assert s3_server.files(place.bucket) == [f"repository/adder/{name}" for name in names]
     manifest = json.loads(Bucket(place).read("adder/tritune.json")[0])
@@ -153,7 +156,7 @@ def test_ensembles_in_the_store_that_an_export_leaves_behind_are_named(
         raise RepositoryError("It cannot be listed.")
 
     monkeypatch.setattr(Bucket, "folders", refused)
-    done = export(place, adder, SMALL)
+    done = export(place, adder, SMALL, evidence=ANEW)
     assert done.version == 3
     (note,) = done.notes
     assert note == f"Ensembles of adder in {place} were not looked for: It cannot be listed."
@@ -191,6 +194,26 @@ def test_the_configuration_appears_last_and_what_a_backend_opens_just_before(
     export(place, file, backend="python")
     files = ("tritune.json", "1/weights.bin", "1/model.onnx", "1/model.py", "config.pbtxt")
     assert writes.names == [f"adder/{name}" for name in files]
+
+
+def test_of_an_unchanged_export_nothing_is_sent(
+    place: Location, tmp_path: Path, writes: Writes
+) -> None:
+    """Each one was sent anew, since its files are not on this machine."""
+    file = write_adder(tmp_path / "adder.onnx", weights=100, external=True)
+    for served in ("onnxruntime", "python"):
+        done = export(place, file, backend=served, evidence=ANEW, force=True)
+        before = contents(place)
+        writes.names.clear()
+        again = export(place, file, backend=served, evidence=ANEW)
+        assert (again.version, again.config_id) == (done.version, done.config_id)
+        assert "is already there, the same" in again.notes[0] and str(place) in again.notes[0]
+        assert writes.names == [] and contents(place) == before
+    # Other weights in a file of the same name are something else.
+    changed = bytearray((tmp_path / "weights.bin").read_bytes())
+    changed[-1] ^= 1
+    (tmp_path / "weights.bin").write_bytes(changed)
+    assert export(place, file, backend="python", evidence=ANEW).version == 3
 
 
 @pytest.mark.parametrize("first", [True, False])

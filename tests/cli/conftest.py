@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,32 @@ def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> N
 def program() -> Any:
     """``start`` and ``finish``, ``measured`` and ``wait_for``."""
     return sys.modules[__name__]
+
+
+@pytest.fixture
+def reader_gone() -> Callable[[], AbstractContextManager[None]]:
+    """Makes standard output and error pipes whose reader has left, as of ``2>&1 | head -1``."""
+
+    @contextmanager
+    def gone() -> Iterator[None]:
+        read, write = os.pipe()
+        os.close(read)
+        names = {1: "stdout", 2: "stderr"}
+        before = {number: (os.dup(number), getattr(sys, name)) for number, name in names.items()}
+        for number, name in names.items():
+            os.dup2(write, number)
+            raw: Any = io.FileIO(number, "w", closefd=False)  # keeps nothing that it cannot write
+            setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+        os.close(write)
+        try:
+            yield
+        finally:
+            for number, (kept, stream) in before.items():
+                setattr(sys, names[number], stream)
+                os.dup2(kept, number)
+                os.close(kept)
+
+    return gone
 
 
 @pytest.fixture

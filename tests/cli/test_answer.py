@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import pytest
 from facts_example import BASELINE, example_facts
 
 from analyzer.cli.answer import deliver
+from analyzer.cli.export import export_with_evidence
 from analyzer.cli.options import command_line
 from analyzer.cli.search import EXIT_CODES
 from analyzer.cli.search_run import save_at_end
@@ -28,6 +29,8 @@ from analyzer.report.entries import make_report
 from analyzer.report.terminal import render_terminal
 from analyzer.search.time_plan import TimePlan
 from analyzer.variants.inspect import inspect_model
+
+ReaderGone = Callable[[], AbstractContextManager[None]]
 
 ROOT = Path(__file__).parents[2]
 
@@ -222,3 +225,60 @@ def test_the_end_of_the_workers_counts_in_the_seconds_that_are_told() -> None:
         result = save_at_end(store, result, workers, plan, ending)
     assert saved[-1] is result
     assert "25.4 s of 20 s" in " ".join(render_terminal(make_report(result)).split())
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_answer_that_nobody_reads_is_delivered_all_the_same(
+    facts: StudyResult, folder: Path, reader_gone: ReaderGone, as_json: bool
+) -> None:
+    """``analyze … --export models | less``, left early, exported nothing and ended with 0."""
+    chosen = options(folder, force=True)
+    chosen.as_json, chosen.report_file = as_json, folder / "report.md"
+    (folder / "models" / "digits" / "1").mkdir(parents=True)  # so that the export has a note
+    (folder / "models" / "digits" / "config.pbtxt").write_text('name: "digits"')
+    with reader_gone():
+        verdict = deliver(chosen, replace(facts, verdict="undecided"))
+    assert EXIT_CODES[verdict] == 4
+    assert (folder / "report.md").is_file()
+    assert (folder / "models" / "digits" / "2" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 3), ("UNDECIDED", 4)])
+def test_a_claim_is_refuted_whoever_reads_it(
+    facts: StudyResult,
+    folder: Path,
+    call: Callable[..., Any],
+    reader_gone: ReaderGone,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Any,
+    code: int,
+    more: tuple[str, ...],
+) -> None:
+    """``analyze verify | head -1`` could end with 0, and with ``2>&1`` before it had measured."""
+    (measured,) = (
+        outcome
+        for outcome in facts.outcomes
+        if isinstance(outcome, Measurement)
+        and outcome.configuration.config_id == facts.recommended_id
+    )
+    assert measured.certificate is not None
+    measured = replace(measured, certificate=replace(measured.certificate, verdict=verdict))
+    monkeypatch.setattr("analyzer.cli.verify._measure", lambda *_, **__: measured)
+    deliver(options(folder, force=False), facts)
+    with reader_gone():
+        answer = call("verify", "--repository", "models", "--model", "digits", *more)
+    assert answer.code == code
+
+
+def test_an_engine_replaces_nothing(facts: StudyResult, folder: Path) -> None:
+    """``--force`` was dropped: each engine of TensorRT for RTX becomes a version of its own."""
+    with pytest.raises(UsageError, match="--force has nothing to replace") as refused:
+        export_with_evidence(
+            facts,
+            folder / "rtx",
+            backend="tensorrt-rtx",
+            compute_capabilities="8.6",
+            force=True,
+        )
+    assert refused.value.hint == "Leave --force out." and not (folder / "rtx").exists()

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from analyzer.hardware.machine import inspect_machine
+from analyzer.store.results import open_store
 
 Answer = Any  # conftest.Answer
 Call = Callable[..., Answer]
@@ -25,6 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 BUDGET = ("--latency-budget", "50ms")
 TYPES = (*BUDGET, "--instance-types", "a,b")
 OF_CLUSTER = (*TYPES, "--ray-address", "x:1")
+SENT = ("measure", "grpc://localhost:1", "--model", "m")
 NO_SUCH = Path("/proc/nowhere")  # nothing can be made there, not even by root
 
 
@@ -141,6 +144,7 @@ def save_model(
         ([*OF_CLUSTER, "--price", "1/h"], ["--price"]),
         ([*OF_CLUSTER, "--instance-type", "a"], ["--instance-type "]),
         ([*OF_CLUSTER, "--executor", "in-process"], ["--executor"]),
+        ([*OF_CLUSTER, "--server", "grpc://h:8001"], ["--server grpc://h:8001 is one"]),
         ([*BUDGET, "--calibration-data", "nope.npz"], ["--calibration-data", "nope.npz"]),
         ([*BUDGET, "--calibration-data", "/dev/null"], ["/dev/null is no regular file"]),
         ([*BUDGET, "--space", "cpuu"], ["cpuu", "cpu"]),
@@ -256,9 +260,10 @@ def test_no_model_and_several_models(call: Call, folder: Path) -> None:
     refused(call("--json", *BUDGET), "No MODEL", "nothing")
     (folder / "notes.txt").touch()
     refused(call("--json", *BUDGET), "notes.txt")
-    for name in ("a.onnx", "b.onnx"):
+    for name in ("a b.onnx", "b.onnx"):
         (folder / name).touch()
-    refused(call("--json", *BUDGET), "2 models", "a.onnx", "b.onnx")
+    again = f"analyze '{folder / 'a b.onnx'}' --latency-budget 50ms"
+    refused(call("--json", *BUDGET), "2 models: a b.onnx, b.onnx", again)
     for name in ("one", "two"):
         version = folder / "model_repository" / name / "1"
         version.mkdir(parents=True)
@@ -370,7 +375,6 @@ def stored(folder: Path) -> Path:
     """A database with a study that was stopped at once."""
     from analyzer.domain.sla import Sla
     from analyzer.store.records import StudyRecord
-    from analyzer.store.results import open_store
     from analyzer.variants.inspect import inspect_model
 
     with open_store("sqlite:///results.db") as store:
@@ -390,6 +394,12 @@ def stored(folder: Path) -> Path:
 def test_a_study_of_that_name(good: str, call: Call, stored: Path) -> None:
     refused(call(good, "--json", *BUDGET, "--study", "mine"), "'mine'", "exists", "--resume")
     refused(call(good, "--json", *BUDGET, "--study", "other", "--resume"), "'other'", "mine")
+
+
+def test_a_name_that_a_shell_would_split_is_quoted(good: str, call: Call, stored: Path) -> None:
+    with open_store("sqlite:///results.db") as store:
+        store.create_study(replace(store.study("mine"), name="my study"))
+    refused(call(good, "--json", *BUDGET, "--study", "my study"), "--study 'my study' --resume")
 
 
 def test_another_promise_or_model_is_no_resumption(
@@ -478,6 +488,8 @@ def test_a_trace_s_own_sizes_are_those_of_the_requests(good: str, call: Call, fo
     measured = ("measure", good, "--rate", "100/s", "--duration", "1s", *sized)
     refused(call(*measured, "--request-batch-size", "2"), "sizes of its own")
     refused(call(*measured), "8 inferences", "4 inferences at most")
+    closed = ("measure", good, "--concurrency", "2", "--duration", "1s", *sized)
+    refused(call(*closed), "8 inferences", "4 inferences at most")
 
 
 def test_a_newer_database_is_left_alone(good: str, call: Call, stored: Path) -> None:
@@ -556,10 +568,27 @@ def test_the_database_of_another_program_is_left_alone(good: str, call: Call, fo
         (["verify", "--repository", "nowhere", "--model", "m"], ["nowhere"]),
         (["verify", "--server", "http://localhost:1"], ["does not answer"]),
         (["verify", "s", "--repository", "models", "--model", "m"], ["two claims"]),
+        (
+            ["verify", "--repository", "models", "--model", "m", "--config", "abc"],
+            ["--config abc", "--repository"],
+        ),
         (["verify", "--server", "tritn"], ["tritn"]),
         (["verify", "--budget", "1e99s"], ["--budget", "336h"]),
         (["measure", "good.onnx"], ["--rate", "--concurrency"]),
         (["measure", "good.onnx", "--rate", "5/s", "--concurrency", "2"], ["--rate"]),
+        # Each was measured as if the option were not there.
+        (
+            ["measure", "good.onnx", "--concurrency", "2", "--arrivals", "poisson"],
+            ["--arrivals poisson", "--concurrency", "--rate"],
+        ),
+        (
+            [*SENT, "--rate", "5/s", "--generator", "perf_analyzer", "--arrivals", "constant"],
+            ["--arrivals constant", "perf_analyzer", "--generator tritune"],
+        ),
+        (
+            [*SENT, "--concurrency", "2", "--generator", "both", "--arrivals", "trace:t.csv"],
+            ["--arrivals trace:t.csv", "perf_analyzer"],
+        ),
         (["measure", "good.onnx", "--rate", "5"], ["5/s"]),
         (["measure", "good.onnx", "--rate", "5/s", "--duration", "5"], ["--duration 5s"]),
         (["measure", "good.onnx", "--rate", "5/s", "--duration", "1e9h"], ["--duration", "336h"]),
@@ -591,8 +620,10 @@ def test_without_json_standard_output_stays_empty(call: Call, good: str) -> None
     assert (answer.code, answer.stdout) == (2, "")
 
 
-def test_verbose_adds_the_traceback(call: Call, good: str) -> None:
-    assert "Traceback" in call(good, "--latency-budget", "500", "-v").stderr
+@pytest.mark.parametrize("flag", ["-v", "--verbose", "-qv", "-vq"])
+def test_verbose_adds_the_traceback(call: Call, good: str, flag: str) -> None:
+    assert "Traceback" in call(good, "--latency-budget", "500", flag).stderr
+    assert "Traceback" not in call("report", "-q", "-ov.md").stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -14,7 +14,7 @@ from analyzer.cli.measure import measure as measure_command
 from analyzer.cli.measure_table import print_rows
 from analyzer.domain.model import TensorSpec
 from analyzer.errors import UsageError
-from analyzer.measure.session import REQUESTS_MIN
+from analyzer.measure.plan import REQUESTS_MIN
 from analyzer.modelconfig.text import parse_config
 from analyzer.targets.endpoint import EndpointModel, describe_model
 
@@ -56,7 +56,8 @@ def test_what_a_gpu_tells_is_printed_where_it_tells(capsys: pytest.CaptureFixtur
         "gpu_clock_limits": ["sw_power_cap", "sync_boost"],
     }
     reason = "the GPU throttled in 34% of the run (hw_slowdown)"
-    print_rows([("tritune", row(**told, validity={"valid": False, "reasons": [reason]}))])
+    invalid = [("tritune", row(**told, validity={"valid": False, "reasons": [reason]}))]
+    print_rows(invalid)
     out, err = capsys.readouterr()
     cells = dict(line.rsplit("  ", 1) for line in out.splitlines() if "  " in line)
     cells = {title.strip(): cell.strip() for title, cell in cells.items()}
@@ -66,6 +67,8 @@ def test_what_a_gpu_tells_is_printed_where_it_tells(capsys: pytest.CaptureFixtur
     assert cells["GPU clock, MHz"] == "1980.000"
     assert cells["GPU clock held down by"] == "sw_power_cap, sync_boost"
     assert cells["valid"] == "no" and reason in err
+    print_rows(invalid, quiet=True)
+    assert capsys.readouterr() == (out, "")
 
 
 def test_a_percentile_among_failures_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +76,8 @@ def test_a_percentile_among_failures_is_explained(capsys: pytest.CaptureFixture[
     print_rows([("tritune", row(errors=190, latency_ms=none))])
     out, err = capsys.readouterr()
     assert "None" not in out and "infinitely late" in err
+    print_rows([("tritune", row(errors=190, latency_ms=none))], quiet=True)
+    assert capsys.readouterr() == (out, "")
 
 
 def test_a_model_without_batches_takes_no_request_of_several(call: Call, folder: Path) -> None:
@@ -243,9 +248,10 @@ def test_why_requests_fail_is_told(call: Call, folder: Path) -> None:
     options = ("--concurrency", "1", "--duration", "0.3s", "--calibration-data", "rows.npz")
     told = call("measure", model, *options)
     assert told.code == 0, told
-    assert "Requests failed, the first with:" in told.stderr
+    assert "Requests failed, the first with:" in told.stderr and "infinitely late" in told.stderr
     assert "idx=9 must be within" in told.stderr and "[E:onnxruntime" not in told.stderr
-    assert "Requests failed" not in call("measure", model, *options, "--quiet").stderr
+    silent = call("measure", model, *options, "--quiet").stderr
+    assert "Requests failed" not in silent and "infinitely late" not in silent
 
 
 @pytest.mark.parametrize("given", [("--rate", "0.00001/s"), ("--rate", "1/s", "--duration", "25h")])

@@ -54,6 +54,13 @@ def test_json_is_one_document_or_refused(url: str, folder: Path) -> None:
     assert told(url, "--format", "md").output.startswith("# ")
 
 
+def test_json_beside_a_file_has_the_commands_that_it_has_without(url: str, folder: Path) -> None:
+    """The next command was one for another database."""
+    beside = told(url, "--json", "-o", str(folder / "report.md")).output
+    assert beside == told(url, "--json").output
+    assert f"--store {url}" in json.loads(beside)["closest"]["command"]
+
+
 def test_the_hints_of_a_study_elsewhere_name_its_store(url: str) -> None:
     """They found no study, or said that results.db does not exist."""
     said = told(url, "--format", "md").output.replace("\\_", "_")

@@ -15,7 +15,7 @@ from facts_example import WINNER, example_facts
 
 from analyzer.cli import search_run, search_types
 from analyzer.cli.search_options import SearchOptions
-from analyzer.cli.search_run import save_at_end
+from analyzer.cli.search_run import save_at_end, study_status
 from analyzer.cluster.in_process import InProcessExecutor
 from analyzer.domain.study import StudyResult
 from analyzer.errors import RunInterruptedError
@@ -82,6 +82,13 @@ def test_an_interrupt_before_the_result_is_stored_is_one_of_the_search(
     assert answer.code == 130
     assert "--study digits-1 --resume" in answer.document["error"]["hint"]
     assert status("digits-1") == "interrupted"
+
+
+def test_the_study_that_goes_on_is_named_as_a_shell_takes_it() -> None:
+    store: Any = SimpleNamespace(set_status=lambda *_: None)
+    with pytest.raises(RunInterruptedError) as caught, study_status(store, "my study", print):
+        raise KeyboardInterrupt
+    assert "--study 'my study' --resume" in caught.value.hint
 
 
 def test_an_interrupt_after_a_comparison_of_machines_says_so_too(

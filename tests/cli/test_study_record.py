@@ -84,6 +84,45 @@ def test_what_another_machine_measured_does_not_count(tmp_path: Path, here: bool
     assert all(first.hardware in note and less.hardware in note for note in notes)
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_what_other_runtimes_carried_does_not_count(
+    tmp_path: Path, here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another version of ONNX Runtime did stood beside what this one does."""
+    machine, sla = inspect_machine(), Sla(latency_budget_ms=50.0)
+    going_on = options_of(resume=True, measures_here=here)
+
+    def measure(store: ResultStore, count: int) -> None:
+        measured = Measurement(
+            configuration=Configuration(instance_count=count).canonical(),
+            edge=Edge(rate_rps=100.0, interval_rps=(90.0, 110.0)),
+            hardware=machine.hardware,
+        )
+        store.add_outcome("mine", count, {}, measured)
+        store.set_status("mine", "interrupted")
+
+    url = f"sqlite:///{tmp_path / 'results.db'}"
+    with open_store(url) as store, monkeypatch.context() as patch:
+        begun = begin_study(options_of(), store, MODEL, sla, machine, "cpu", None).provenance
+        libraries = dict.fromkeys(begun["libraries"], "1.0.0")
+        earlier = {**begun, "libraries": libraries, "started_at": "2020-01-01T00:00:00+00:00"}
+        store.set_status("mine", "running", provenance=earlier)
+        patch.setattr("analyzer.store.results._now", lambda: "2020-01-01T00:00:00.100+00:00")
+        measure(store, 1)
+    with open_store(url) as store:
+        begin_study(going_on, store, MODEL, sla, machine, "cpu", None)
+        measure(store, 2)
+    with open_store(url) as store:
+        record = begin_study(going_on, store, MODEL, sla, machine, "cpu", None)
+        found = outcomes_to_keep(going_on, store, "mine", machine.hardware)
+        notes = moved_notes(going_on, record, machine.hardware)
+    assert [known.trial_number for known in found] == ([2] if here else [1, 2])
+    assert len(notes) == here
+    for note in notes:
+        assert " 1.0.0 does not count with onnxruntime" in note
+        assert "numpy" not in note and "tensorrt" not in note, "which run no model on a CPU"
+
+
 def begun(store: ResultStore, pricing: Pricing, **given: Any) -> Pricing:
     """Begins the study, or goes on with it, and is interrupted; the price that it has then."""
     options, sla = options_of(**given), Sla(latency_budget_ms=50.0)

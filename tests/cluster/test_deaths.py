@@ -65,3 +65,15 @@ def test_a_start_on_a_machine_that_is_gone_says_so(
     lease._ray.exceptions.GetTimeoutError = TimeoutError
     monkeypatch.setattr(Lease, "alive", lambda self: alive)
     assert told in lease._explain_start(OSError("The actor\nno core is free")).message
+
+
+def test_a_cluster_that_does_not_answer_for_a_moment_has_lost_no_machine(lease: Lease) -> None:
+    """The thread that asked ended by that, and its job never came back."""
+
+    def silent() -> None:
+        raise OSError("the head does not answer")
+
+    lease._ray.nodes = silent  # type: ignore[attr-defined]
+    assert lease.alive()
+    lease._ray.nodes = lambda: [{"NodeID": "n", "Alive": False}]  # type: ignore[attr-defined]
+    assert not lease.alive()

@@ -230,6 +230,7 @@ def test_a_study_compares_two_types_on_their_own_machines(tmp_path: Path) -> Non
         )  # fmt: skip
     kinds = {one["instance_type"]: one for one in document["instance_types"]}
     assert list(kinds) == ["one.core", "two.cores"]
+    assert document["sla"]["confidence"] == 0.95
     for name, cores in (("one.core", 1), ("two.cores", 2)):
         one = kinds[name]
         assert one["verdict"] in ("found", "estimated"), one
@@ -240,6 +241,8 @@ def test_a_study_compares_two_types_on_their_own_machines(tmp_path: Path) -> Non
         # The space is each machine's own: no more threads than it has cores.
         assert entry["config"]["instance_count"] <= cores
         assert entry["fleet"]["cost_per_million_inferences"] > 0
+        if entry["certificate"] is not None:
+            assert entry["certificate"]["confidence"] == pytest.approx(0.975)
     # Nine times the price for at most twice the speed; what was proven comes before an estimate.
     costs = {n: k["entry"]["fleet"]["cost_per_million_inferences"] for n, k in kinds.items()}
     assert costs["one.core"] < costs["two.cores"]

@@ -53,6 +53,47 @@ def test_devices_are_gpus_or_whole_machines() -> None:
         choose_devices([], "gpu", None)
 
 
+def test_fewer_cores_than_gpus_are_shared() -> None:
+    """Each worker asked for a whole core, which some never got."""
+    devices = find_devices([node("a", CPU=2.0, GPU=3.0), node("b", CPU=4.0, GPU=4.0)], "gpu")
+    assert [(d.node_id, d.cores, d.share) for d in devices] == [
+        *[("a", 1, 0.6666)] * 3,
+        *[("b", 1, None)] * 4,
+    ]
+
+
+@pytest.mark.ray
+def test_every_gpu_gets_a_worker_where_cores_are_few(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from analyzer.cluster.ray_executor import RayExecutor
+from analyzer.hardware.gpus import GpuIdentity
+from analyzer.measure.jobs import Job
+
+folder = Path(sys.argv[1])
+
+def run(context):
+    import time
+    (folder / context.gpu.uuid).touch()
+    while len(list(folder.glob("GPU-*"))) < 3:  # each worker takes one
+        time.sleep(0.02)
+    return context.cores
+
+gpus = [GpuIdentity(uuid=f"GPU-{letter * 4}") for letter in "abc"]
+with RayExecutor(device="gpu", cache_dir=folder, cores=1, gpus=gpus) as executor:
+    for number in range(3):
+        executor.submit(Job(str(number), run, 60.0))
+    print(*(executor.next_result(90.0).value for _ in range(3)))
+"""
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("CUDA")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=110,
+        env=environment,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1"] * 3, done.stderr
+
+
 def test_two_workers_on_one_machine_are_refused_before_ray_starts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--workers 2"):
         RayExecutor(device="cpu", cache_dir=tmp_path, workers=2)

@@ -91,6 +91,24 @@ def test_a_batch_of_the_baseline_holds_a_request() -> None:
     assert sizes == [4, 4, 8]
 
 
+def test_the_warm_up_of_a_large_batch_is_short() -> None:
+    """On a GPU it had a size each: in Triton half a million requests before the model was ready."""
+    sizes = Configuration(device="gpu", max_batch_size=1024).warmup_batch_sizes
+    assert sizes == (*range(1, 65), 128, 256, 512, 1024)
+    largest = Configuration(device="gpu", max_batch_size=2**31 - 1).warmup_batch_sizes
+    assert len(largest) < 100 and largest[-1] == 2**31 - 1
+    preferred = Configuration(
+        device="gpu", max_batch_size=300, dynamic_batching=True, preferred_batch_size=(100, 200)
+    )
+    assert preferred.warmup_batch_sizes == (*range(1, 65), 100, 128, 200, 256, 300)
+
+
+@given(st.integers(0, 64))
+def test_every_batch_that_the_shipped_spaces_form_is_warm_on_a_gpu(largest: int) -> None:
+    sizes = Configuration(device="gpu", max_batch_size=largest).warmup_batch_sizes
+    assert sizes == tuple(range(1, max(largest, 1) + 1))
+
+
 def test_settings_of_the_execution_that_have_no_effect_are_gone() -> None:
     plain = Configuration(intra_op_threads=2)
     for nothing in (

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.cli.options import BUDGET_S
 from analyzer.domain import units
 from analyzer.errors import UsageError
 
@@ -129,3 +130,79 @@ def test_anything_else_is_refused_in_words(text: str, parse: Callable[[str], flo
         assert refusal.hint.startswith("Write it like ")
         spelled = refusal.hint.removeprefix("Write it like ").split(" ")[0].rstrip(".")
         assert parse(spelled) >= 0  # what the hint shows is right
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0us"),
+        (250e-6, "250us"),
+        (0.0162, "16.2ms"),
+        (0.012345, "12.345ms"),  # 12.35ms
+        (1.0 / 3.0, "333.3ms"),
+        (1.5, "1.5s"),
+        (60.0, "1m"),
+        (90.0, "90s"),
+        (5400.0, "90m"),
+        (1234.5678, "1235s"),
+        (10_005.0, "10005s"),  # 1e+04s
+        (1_209_540.0, "20159m"),  # 2.016e+04m
+        (units.DURATION_S_MAX, "336h"),
+        (1e6 / 3.0, "333333s"),
+    ],
+)
+def test_durations_lose_no_digit_that_they_have(seconds: float, text: str) -> None:
+    assert units.format_duration(seconds) == text
+
+
+@given(seconds=st.integers(min_value=1, max_value=round(units.DURATION_S_MAX)))
+def test_whole_seconds_are_read_as_they_were_written(seconds: int) -> None:
+    assert units.parse_duration_s(units.format_duration(seconds)) == seconds
+
+
+@given(microseconds=st.integers(min_value=1, max_value=999_999))
+def test_whole_microseconds_are_written_exactly(microseconds: int) -> None:
+    text = units.format_duration(microseconds / 1e6)
+    assert units.parse_duration_s(text) == pytest.approx(microseconds / 1e6, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("8G", "8GiB"),
+        ("8Gi", "8GiB"),
+        ("8g", "8GiB"),
+        ("8M", "8MiB"),
+        ("8k", "8KiB"),
+        ("8T", "8TiB"),
+        ("8b", "8B"),
+        ("8GiBs", "8GiB"),
+        ("8x", "8MiB"),
+    ],
+)
+def test_the_beginning_of_a_unit_of_size_is_understood(text: str, meant: str) -> None:
+    """8G was told to be written 8MiB."""
+    with pytest.raises(UsageError) as refusal:
+        units.parse_size_bytes(text)
+    assert refusal.value.hint.startswith(f"Write it like {meant} ")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("60", "60s"),
+        ("1.5", "1.5s"),  # 1.5ms
+        ("60.0", "60.0s"),
+        (".5", ".5s"),
+        ("-3.5", "3.5s"),
+        ("0.0", "60s"),
+        ("1e999", "60s"),
+        ("²", "60s"),  # a traceback
+        ("٣", "60s"),
+    ],
+)
+def test_a_budget_without_a_unit_is_one_of_seconds(text: str, meant: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        BUDGET_S.convert(text, None, None)
+    assert refusal.value.hint == f"Write it like {BUDGET_S.name} {meant}."
+    assert units.parse_duration_s(meant) > 0.0

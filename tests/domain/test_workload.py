@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from analyzer.domain.workload import (
     request_batch_sizes,
 )
 from analyzer.errors import AnalyzerError, DataError
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import check_options
+from analyzer.service.problems import Problem
 
 
 def test_a_trace_is_sorted_stably_and_keeps_its_rows(tmp_path: Path) -> None:
@@ -53,6 +57,12 @@ def test_a_trace_that_excel_has_saved_is_read(tmp_path: Path) -> None:
         (b"arrival_ms,batchsize\n1,2\n", "arrival_ms,batchsize"),
         (b"arrival_ms,batch_size\n1,2\n3\n", "row 2 (line 3): '3,' is not"),
         (b"arrival_ms,batch_size\n1,two\n", "'1,two' is not arrival_ms,batch_size"),
+        (
+            b"arrival_ms\n0,5\n",
+            "row 1 (line 2): more fields than arrival_ms. A number has a decimal",
+        ),
+        (b"arrival_ms,batch_size\n1,2\n2,5,4\n", "row 2 (line 3): more fields"),
+        (b"arrival_ms,batch_size\n1,99999999999999999999\n", "at most 2147483647"),
     ],
 )
 def test_a_trace_that_cannot_be_used_says_what_to_do(
@@ -155,3 +165,25 @@ def test_sections_that_begin_anywhere_meet_all_of_a_trace_equally_often() -> Non
     told = np.array([met[row] for row in range(80)])
     assert told.mean() == pytest.approx(20_000 * 10.0 / 80, rel=0.03), "the mean rate is kept"
     assert told.min() > 0.85 * told.mean() and told.max() < 1.15 * told.mean()
+
+
+def test_a_decimal_comma_is_not_taken_for_a_field(tmp_path: Path) -> None:
+    """0,5 was read as an arrival at 0; with a decimal point it is read as it is."""
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_ms,batch_size\n0.5,2147483647\n")
+    read = read_trace(path)
+    assert read.arrival_s.tolist() == [0.0005] and read.batch_size.tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize("cv", ["0", "0.0009", "0.001", "2", "100", "101", "1e5", "nan"])
+def test_a_service_takes_the_variation_that_the_command_line_takes(cv: str) -> None:
+    def taken(read: Callable[[], object]) -> bool:
+        try:
+            read()
+        except (AnalyzerError, Problem):
+            return False
+        return True
+
+    options = {"latency_budget": "50ms", "arrivals": f"gamma:{cv}"}
+    by_service = taken(lambda: check_options("search", options, ServiceLimits()))
+    assert by_service == taken(lambda: parse_arrivals(f"gamma:{cv}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -32,7 +33,7 @@ SMALL = Configuration(max_batch_size=4, dynamic_batching=True, instance_count=2,
 OTHER = Configuration(max_batch_size=8, dynamic_batching=True, instance_count=1, intra_op_threads=1)
 
 
-def write_onnx(path: Path, *, external: bool = False) -> Path:
+def write_onnx(path: Path, *, external: bool = False, location: str = "weights.bin") -> Path:
     """y = x + 1 over [batch, 4]."""
     weight = numpy_helper.from_array(np.ones(4, np.float32), "one")
     graph = helper.make_graph(
@@ -43,12 +44,12 @@ def write_onnx(path: Path, *, external: bool = False) -> Path:
         [weight],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
     onnx.save(
         model,
         str(path),
         save_as_external_data=external,
-        location="weights.bin" if external else None,
+        location=location if external else None,
         size_threshold=0,
     )
     return path
@@ -284,6 +285,24 @@ def test_external_weights_go_along(tmp_path: Path) -> None:
         export_repository(info(), variant, SMALL, tmp_path / "repository")
 
 
+def test_triton_may_read_what_is_exported_whatever_the_umask(tmp_path: Path) -> None:
+    """Files and the model's folder were readable, and the version's folder was not."""
+    variant = write_onnx(
+        tmp_path / "cache" / "variant.onnx", external=True, location="parts/weights.bin"
+    )
+    repository = tmp_path / "new" / "repository"
+    before = os.umask(0o077)
+    try:
+        for evidence in ({}, ANEW):
+            export_repository(info(), variant, SMALL, repository, evidence=evidence)
+    finally:
+        os.umask(before)
+    found = [repository.parent, *repository.parent.rglob("*")]
+    assert repository / "adder" / "2" / "parts" / "weights.bin" in found
+    modes = {path: path.stat().st_mode & 0o777 for path in found}
+    assert modes == {path: 0o755 if path.is_dir() else 0o644 for path in found}
+
+
 def test_the_python_backend_gets_a_model_py_that_compiles(tmp_path: Path, variant: Path) -> None:
     export_repository(info(), variant, SMALL, tmp_path / "repository", backend="python")
     folder = tmp_path / "repository" / "adder"
@@ -334,6 +353,15 @@ def test_a_failure_at_the_last_moment_leaves_everything_as_it_was(
     with pytest.raises(RepositoryError):
         export_repository(info(), variant, OTHER, repository, force=True)
     assert tree(repository) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "repository"]
+
+
+def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, variant: Path) -> None:
+    repository = tmp_path / "repository"
+    for place in (tmp_path, repository):
+        (place / f"{atomic.STAGING_PREFIX}left" / "adder").mkdir(parents=True)
+    export_repository(info(), variant, SMALL, repository)
+    assert sorted(p.name for p in repository.iterdir()) == ["adder"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "repository"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -57,6 +58,21 @@ def test_a_terminals_interrupt_is_not_for_the_witness() -> None:
     """It was told with a traceback in the middle of the command's own message."""
     with Canary() as canary:
         assert os.getsid(canary.pid) == canary.pid != os.getsid(0)
+
+
+def test_the_users_folder_takes_the_place_of_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their types.py, or a folder called analyzer, ended the witness: nothing was watched."""
+    for module in ("types.py", "analyzer/__init__.py"):
+        (tmp_path / module).parent.mkdir(exist_ok=True)
+        (tmp_path / module).write_text("raise RuntimeError('the user\\'s own')\n")
+    monkeypatch.chdir(tmp_path)
+    with Canary() as canary:
+        deadline = time.monotonic() + 20
+        while canary.since() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert canary.since() is not None
 
 
 @pytest.mark.timing

@@ -12,6 +12,7 @@ from analyzer.hardware.fake_nvml import FakeGpu, FakeNvml
 from analyzer.hardware.machine import (
     Machine,
     busy_seconds,
+    core_seconds_max,
     inspect_machine,
     same_hardware,
     usable_cores,
@@ -211,6 +212,26 @@ def test_other_programs_share_of_the_cores_is_told() -> None:
         busy = other()
         neighbour.kill()
     assert busy == pytest.approx(quiet + 1.0 / usable_cores(), abs=0.35 / usable_cores())
+
+
+def test_a_share_of_half_a_core_is_one_of_half_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that used up its quota of half a core was told to be idle half the time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    for told, allowed in (("50000 100000\n", 0.5), ("250000 100000\n", 2.5), ("max 100000\n", 4)):
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(told)
+        assert core_seconds_max(root=tmp_path) == allowed
+    monkeypatch.setattr("analyzer.hardware.machine._smallest_quota", lambda root: 0.5)
+    sampler = ResourceSampler([os.getpid()])
+    with sampler:
+        pass
+    sampler._start_s, sampler._end_s = 0.0, 10.0
+    sampler._cpu_start, sampler._cpu_last = {1: 2.0}, {1: 4.0}
+    assert sampler.result().cpu_utilization == pytest.approx(2.0 / (10.0 * 0.5))
 
 
 def test_what_control_groups_limit_does_not_tell_what_others_leave(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gc
 import sys
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -156,6 +157,9 @@ def test_strange_replies_are_counted_and_change_nothing() -> None:
 
         def __init__(self) -> None:
             self.queue: list[Completion] = []
+
+        def prepare(self, batch_sizes: Iterable[int]) -> None:
+            assert list(batch_sizes) == [1]
 
         def send(self, request: int, batch_size: int) -> None:
             self.queue += [Completion(request), Completion(request, STATUS_ERROR)]

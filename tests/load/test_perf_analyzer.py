@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from analyzer.domain.model import ModelInfo, TensorSpec
 from analyzer.errors import MissingPartError, TargetError
 from analyzer.load import perf_analyzer
 from analyzer.load.perf_analyzer import (
+    PerfAnalyzerInstall,
     find_perf_analyzer,
     parse_report,
     require_perf_analyzer,
@@ -67,6 +69,27 @@ def test_a_report_without_statistics_or_rows() -> None:
         parse_report(header)
     with pytest.raises(TargetError, match="p99 latency"):
         parse_report(short.replace("p99 latency", "p98 latency"))
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("grpc://[::1]:8001", "[::1]:8001"), ("http://127.0.0.1:8000", "127.0.0.1:8000")],
+)
+def test_an_ipv6_host_is_handed_over_in_brackets(tmp_path: Path, address: str, told: str) -> None:
+    """``::1:8001`` is another host, without a port."""
+    program = tmp_path / "perf_analyzer"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "given = dict(zip(sys.argv, sys.argv[1:]))\n"
+        f"open({str(tmp_path / 'told')!r}, 'w').write(given['-u'])\n"
+        f"open(given['-f'], 'w').write({REPORT!r})\n"
+    )
+    program.chmod(0o755)
+    install = PerfAnalyzerInstall(executable=program, libraries=None, source="test")
+    inputs = {"x": np.zeros((2, 3), np.float32)}
+    run_perf_analyzer(install, address, "m", inputs, batchable=True, concurrency=1)
+    assert (tmp_path / "told").read_text() == told
 
 
 def test_windows_agree_within_a_tenth() -> None:

@@ -104,6 +104,35 @@ def test_batch_sizes_come_from_the_servers_counters(run) -> None:
     assert summarize(run, kind="edge", offered_rps=500.0).batch_size_mean is None
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        ServerStatistics(inference_count=9, success_count=9),
+        ServerStatistics(inference_count=50, success_count=50, queue_ns=5),
+        ServerStatistics(inference_count=50, success_count=50, queue_ns=99, batches=((1, 50),)),
+        ServerStatistics(
+            inference_count=50,
+            success_count=50,
+            queue_ns=99,
+            batches=((4, 7),),
+            batches_ns=((4, 9),),
+        ),
+    ],
+)
+def test_counters_that_fell_are_those_of_another_server(run, after: ServerStatistics) -> None:
+    """Of another replica, or of a model that was loaded anew: the difference means nothing."""
+    before = ServerStatistics(
+        inference_count=10,
+        success_count=10,
+        queue_ns=20,
+        batches=((1, 2), (4, 2)),
+        batches_ns=((1, 9), (4, 9)),
+    )
+    assert statistics_between(before, after) is None
+    test = summarize(run, kind="edge", offered_rps=500.0, statistics=(before, after))
+    assert test.batch_size_mean is None and test.executions == ()
+
+
 def test_stages_come_from_the_servers_counters_where_replies_do_not_tell_them(run) -> None:
     """As of a Triton: of all answered requests, those before the counted ones included."""
     silent = np.full(len(run.log), np.nan)

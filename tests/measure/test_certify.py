@@ -16,6 +16,7 @@ from analyzer.domain.load_test import (
     LatencySummary,
     LoadTest,
     LoadTestKind,
+    RequestLog,
     Validity,
 )
 from analyzer.domain.measurement import (
@@ -287,6 +288,32 @@ def test_an_invalid_run_turns_a_fail_into_undecided(
     assert judge_runs([test], session.logs, load, None).verdict == "FAIL"
     disturbed = replace(test, validity=Validity(valid=False, reasons=("lag",)))
     assert judge_runs([disturbed], session.logs, load, None).verdict == "UNDECIDED"
+
+
+class Lagging(VirtualSession):
+    """The generator is late in every run."""
+
+    def _keep(self, test: LoadTest, log: RequestLog, seconds: float) -> LoadTest:
+        late = Validity(valid=False, reasons=("late",), kinds=("lag",))
+        return super()._keep(replace(test, validity=late), log, seconds)
+
+
+def test_a_run_that_lag_made_invalid_fails_no_rate_in_the_next_walk_either(
+    policy: BatchingPolicy, service: ServiceTime, load: LoadPlan
+) -> None:
+    """Its late requests stayed in the evidence, and that they may be the lag's was forgotten."""
+    model = ServerModel(policy=policy, service=service)
+    edge = Edge(rate_rps=2000.0, interval_rps=(None, None))
+    plan = CertifyPlan(seconds=5.0, rate_rps=2000.0)
+    first = certify_target(Lagging(model, load), load, plan, edge=edge)
+    assert first.certificate is not None and first.certificate.verdict == "UNDECIDED"
+    (known,) = first.evidence
+    assert known.lagged == (known.requests, known.over_budget)
+    assert known.over_budget > 0.01 * known.requests
+    for seconds, verdict in ((0.1, "UNDECIDED"), (5.0, "FAIL")):
+        again = replace(plan, seconds=seconds, earlier=first.evidence, open_claims=1)
+        proof = certify_target(VirtualSession(model, load, first=9), load, again, edge=edge)
+        assert proof.certificate is not None and proof.certificate.verdict == verdict
 
 
 @pytest.mark.parametrize(("rate_rps", "verdict"), [(200.0, "PASS"), (2000.0, "FAIL")])
@@ -683,6 +710,52 @@ def test_a_run_whose_latencies_only_grow_proves_nothing(
     assert proof.certificate.verdict == "UNDECIDED"
     assert "grew" in proof.certificate.void_reasons[0]
     assert not any(known.claim for known in proof.evidence)
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_claim_that_was_given_up_keeps_its_part_of_the_error(proven: bool) -> None:
+    """The next walk's had the same number; one that passed before had given its part back."""
+    script = Script(passes_up_to=100.0, needed=10**6)
+
+    def run(rate: float, lead_s: float, seconds: float) -> LoadTest:
+        script.run(rate, lead_s, seconds)
+        script.tests[-1] = replace(script.tests[-1], growing=len(script.tests) > 1)
+        return script.tests[-1]
+
+    walk = goal(30.0, needed=10**6, fixed_rps=50.0, proves=lambda known: proven)
+    (known,) = certify_capacity(walk, run, script.judge).evidence.values()
+    assert len(script.tests) == 2 and known.requests and known.claim == 0
+    assert known.given_up == (0 if proven else 1)
+    script.tests.clear()
+    again = replace(walk, seconds=5.0, earlier=(known,), open_claims=known.given_up)
+    (then,) = certify_capacity(again, script.run, script.judge).evidence.values()
+    assert then.claim == 1 + known.given_up and then.given_up == known.given_up
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_server_that_fails_in_a_climb_takes_no_proof_with_it(again: bool) -> None:
+    """Of this walk; what an earlier one proved is stored, and the fault is told."""
+    script = Script(passes_up_to=100.0, needed=500)
+    known = RateEvidence(
+        rate_rps=50.0, requests=500, over_budget=0, inflation=1.0, claim=1, blocks=1
+    )
+
+    def run(rate: float, lead_s: float, seconds: float) -> LoadTest:
+        if rate > 60.0:
+            raise TargetError("The server failed.")
+        return script.run(rate, lead_s, seconds)
+
+    def judge(rate: float, indices: Sequence[int], claim: int, _: object) -> Certificate:
+        found = script.judge(rate, indices, claim)
+        return found if indices else replace(found, verdict="PASS")
+
+    walk = goal(100.0, needed=500, safe_share=0.5, earlier=(known,) if again else ())
+    if again:
+        with pytest.raises(TargetError, match="failed"):
+            certify_capacity(walk, run, judge)
+    else:
+        found = certify_capacity(walk, run, judge)
+        assert found.passed and found.rate_rps == 50.0 and found.blocks == script.tests
 
 
 def test_nothing_is_claimed_again_above_a_rate_that_failed() -> None:

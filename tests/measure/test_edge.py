@@ -453,6 +453,29 @@ def test_invalid_runs_never_fail_a_rate(
     assert min(rate for rate in rates if rate > kept / 0.97 * 1.001) < 1.1 * kept / 0.97
 
 
+@pytest.mark.parametrize(("percentile", "late", "clear"), [(99.9, 1, 3), (99.9, 2, 3), (99, 8, 9)])
+def test_one_late_request_breaks_no_rate_clearly(percentile: float, late: int, clear: int) -> None:
+    """Of p99.9 a single one ended the search, and was the upper end of the edge."""
+    miss_rate_max = Sla(latency_budget_ms=50.0, percentile=percentile).miss_rate_max
+    found = EdgeSearch(EdgeGoal(budget_ms=50.0, miss_rate_max=miss_rate_max, start_rps=85.0))
+    few = RateOutcome(rate_rps=60.0, requests=200, over_budget=late, latency_ms=None)
+    found.record(few)
+    assert found.edge().interval_rps == (0.0, None)
+    found.record(replace(few, requests=1, over_budget=clear - late))
+    assert found.edge().interval_rps == (0.0, pytest.approx(1.03 * 60.0))
+
+
+@pytest.mark.parametrize(
+    ("percentile", "over", "told"), [(99.9, 2, False), (99.9, 3, True), (99.0, 1, True)]
+)
+def test_a_few_late_requests_break_no_p999_despite_lag(
+    percentile: float, over: int, told: bool
+) -> None:
+    miss_rate_max = Sla(latency_budget_ms=50.0, percentile=percentile).miss_rate_max
+    test = replace(load_test(20.0, 30, over + 1, valid=False), sent_late=1)
+    assert (broken_despite_lag(test, miss_rate_max) is not None) is told
+
+
 def test_a_server_that_keeps_no_rate_is_left_by_halves_though_some_requests_were_sent_late(
     policy: BatchingPolicy, service: ServiceTime
 ) -> None:

@@ -135,7 +135,7 @@ def test_why_requests_failed_is_told() -> None:
     silent = ThisProcess(constant_delay(math.inf))
     with pytest.raises(TargetCrashError, match="was answered within 2 s"):
         quick = replace(PLAN, sla=replace(PLAN.sla, latency_budget_ms=10.0))
-        LiveSession(silent, quick).warm_up(concurrency=1, seconds=0.05)
+        LiveSession(silent, quick, seconds_max=1.0).warm_up(concurrency=1, seconds=0.05)
 
 
 def test_a_run_has_at_least_twenty_requests(make: MakeSession) -> None:
@@ -249,11 +249,33 @@ def test_a_run_of_a_claim_ends_early_only_where_a_quarter_is_late(make: MakeSess
     )
 
 
+@pytest.mark.parametrize("claim", [False, True])
+def test_a_run_of_a_low_percentile_ends_early_too(claim: bool) -> None:
+    """For a p50 three times what may be late is more than all requests."""
+    plan = replace(PLAN, sla=Sla(latency_budget_ms=5.0, percentile=50.0), arrivals=Constant())
+    session = virtual(plan, service_ms=200.0)
+    test = session.run(500.0, 2.0, kind="edge", stream=STREAM_EDGE, claim=claim)
+    assert test.aborted and test.over_budget is not None
+    assert 740 < test.over_budget <= test.requests < 900
+
+
 def test_a_warm_up_tells_a_throughput_and_is_not_kept(make: MakeSession) -> None:
     session = make(PLAN)
     assert session.warm_up(concurrency=4, seconds=0.1) > 100
     assert session.seconds >= 0.09
     assert session.tests == session.logs == []
+
+
+@pytest.mark.timing
+def test_a_warm_up_waits_longer_than_a_load_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that took 3 s for an inference was told as one that crashed."""
+    monkeypatch.setattr("analyzer.measure.live_session._TIMEOUT_S_MIN", 0.05)
+    plan, delay_s = replace(PLAN, sla=Sla(latency_budget_ms=1.0)), 0.3
+    session = LiveSession(ThisProcess(constant_delay(delay_s)), plan)
+    assert 0.0 < session.warm_up(concurrency=2, seconds=0.1) < 2.0 / delay_s
+    short = LiveSession(ThisProcess(constant_delay(delay_s)), plan, seconds_max=0.15)
+    with pytest.raises(TargetCrashError, match=r"answered within 0\.1\d* s\."):
+        short.warm_up(concurrency=2, seconds=0.1)
 
 
 def test_the_peak_is_that_of_all_runs(make: MakeSession) -> None:

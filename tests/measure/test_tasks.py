@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.engine.tensor_file import read_tensors
 from analyzer.errors import AnalyzerError
+from analyzer.hardware.gpus import GpuIdentity
 from analyzer.hardware.machine import machine_id
 from analyzer.measure import tasks
 from analyzer.measure.jobs import WorkerContext
@@ -65,7 +67,8 @@ def test_it_tells_how_long_it_took_to_its_first_load_test(
     session.tests = [SimpleNamespace(started_at=time.time() - 3.0)]
     session.logs = []
     monkeypatch.setattr(tasks, "LiveSession", lambda *args, **more: session)
-    monkeypatch.setattr(tasks, "open_target", lambda *args, **more: nullcontext())
+    ready = SimpleNamespace(notes=())
+    monkeypatch.setattr(tasks, "open_target", lambda *args, **more: nullcontext(ready))
     monkeypatch.setattr(Assets, "variant", lambda *args: SimpleNamespace(path="m", engine=None))
     monkeypatch.setattr(Assets, "request_inputs", lambda *args: tmp_path)
     configuration = baseline_configuration(batchable=True)
@@ -82,6 +85,84 @@ def test_it_tells_how_long_it_took_to_its_first_load_test(
     )
     outcome = task(context).outcome
     assert isinstance(outcome, Measurement) and outcome.start_s == pytest.approx(7.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("server", "ours"),
+    [("embedded", True), ("grpc://localhost:8001", True), ("grpc://10.0.0.5:8001", False)],
+)
+def test_a_server_elsewhere_is_not_on_the_workers_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str, ours: bool
+) -> None:
+    """Memory, power and throttling of the worker's own GPU were told as the server's."""
+    given: list[GpuIdentity | None] = []
+
+    def session(*args: Any, gpu: GpuIdentity | None, **more: Any) -> None:
+        given.append(gpu)
+        raise AnalyzerError("enough")
+
+    monkeypatch.setattr(tasks, "LiveSession", session)
+    monkeypatch.setattr(tasks, "open_target", lambda *args, **more: nullcontext())
+    monkeypatch.setattr(tasks, "gpu_used_bytes", lambda gpu: 1 << 30)
+    monkeypatch.setattr(tasks, "measuring_on", lambda gpu: nullcontext())
+    monkeypatch.setattr(tasks, "first_gpu", lambda: None)
+    monkeypatch.setattr(Assets, "variant", lambda *args: SimpleNamespace(path="m", engine=None))
+    monkeypatch.setattr(Assets, "request_inputs", lambda *args: tmp_path)
+    task = MeasureTask(
+        assets=Assets(model=VIRTUAL_MODEL),
+        configuration=baseline_configuration(batchable=True),
+        load=LoadPlan(sla=Sla(latency_budget_ms=10.0), arrivals=Poisson()),
+        server=server,
+    )
+    own = GpuIdentity(uuid="GPU-1")
+    task(
+        WorkerContext(
+            worker_id="gpu-0", device="gpu", gpu=own, cores=1, cache_dir=tmp_path, node="here"
+        )
+    )
+    assert given == [own if ours else None]
+
+
+def test_what_goes_wrong_at_the_servers_end_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A model that could not be unloaded stayed on the user's server without a word."""
+    tokens: list[str] = []
+
+    @contextmanager
+    def opened(*args: Any, token: str, **more: Any) -> Iterator[SimpleNamespace]:
+        tokens.append(token)
+        target = SimpleNamespace(notes=("python instead",))
+        yield target
+        target.notes = (*target.notes, "still loaded")
+
+    session: Any = nullcontext()
+    session.tests = session.logs = []
+    monkeypatch.setattr(tasks, "LiveSession", lambda *args, **more: session)
+    monkeypatch.setattr(tasks, "open_target", opened)
+    monkeypatch.setattr(Assets, "variant", lambda *args: SimpleNamespace(path="m", engine=None))
+    monkeypatch.setattr(Assets, "request_inputs", lambda *args: tmp_path)
+    configuration = baseline_configuration(batchable=True)
+    found = Measurement(
+        configuration=configuration,
+        edge=Edge(interval_rps=(None, None)),
+        notes=("python instead",),
+    )
+    monkeypatch.setattr(MeasureTask, "measure", lambda self, session: found)
+    task = MeasureTask(
+        assets=Assets(model=VIRTUAL_MODEL),
+        configuration=configuration,
+        load=LoadPlan(sla=Sla(latency_budget_ms=10.0), arrivals=Poisson()),
+        server="grpc://localhost:8001",
+    )
+    outcome = task(
+        WorkerContext(
+            worker_id="cpu-0", device="cpu", gpu=None, cores=1, cache_dir=tmp_path, node="here"
+        )
+    ).outcome
+    assert isinstance(outcome, Measurement)
+    assert outcome.notes == ("python instead", "still loaded")
+    assert tokens == [task.token] and task.token
 
 
 def test_requests_are_made_of_rows_with_any_names(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from facts_example import (
     example_facts,
     infeasible_facts,
     measurement,
+    undecided_facts,
 )
 
 from analyzer.domain.load_test import Breakdown, Validity
@@ -96,6 +97,44 @@ class TestPoints:
             len(make_charts(make_report(example_facts(outcomes=(*OUTCOMES, *crowd)))).points)
             <= POINTS_MAX
         )
+
+
+class TestClosest:
+    """It had no mark where nothing is recommended: neither a colour nor a name."""
+
+    def test_what_came_closest_leads_where_nothing_is_recommended(self) -> None:
+        report = make_report(undecided_facts())
+        assert report.closest is not None
+        config_id = report.closest.entry.configuration.config_id
+        charts = make_charts(report)
+        first, curve, bar = charts.points[-1], charts.curves[0], charts.bars[0]
+        assert first.role == curve.role == bar.role == "closest"
+        assert first.config_id == curve.config_id == bar.config_id == config_id
+        second = charts.points[-2].role, charts.curves[1].role, charts.bars[1].role
+        assert second == ("baseline",) * 3
+        assert make_charts(make_report(infeasible_facts())).curves[0].role == "closest"
+
+    def test_it_is_told_by_name_in_every_chart(self) -> None:
+        certified = replace(
+            example_facts(), status="interrupted", verdict="undecided", recommended_id=None
+        )
+        for facts, name in ((undecided_facts(), "closest"), (certified, "certified so far")):
+            figures = draw_figures(make_charts(make_report(facts)), facts.sla)
+            front = figures["chart-front"]["data"][-1]
+            assert (front["name"], front["texttemplate"]) == (name, name)
+            assert front["marker"]["symbol"] == ["star-open"]
+            assert front["customdata"][0].startswith(f"<b>{name}: ")
+            assert figures["chart-load"]["data"][0]["name"].startswith(f"{name}: ")
+            label = figures["chart-stages"]["layout"]["annotations"][0]["text"]
+            assert label.startswith(f"<b>☆ {name}</b>, at ")
+
+    def test_a_baseline_that_is_recommended_is_drawn_once(self) -> None:
+        """It had two curves and two bars, and took the place of two others."""
+        facts = example_facts(recommended_id=BASELINE.config_id)
+        charts = make_charts(make_report(facts))
+        curves, bars = [c.config_id for c in charts.curves], [b.config_id for b in charts.bars]
+        for ids in (curves, bars):
+            assert ids[0] == BASELINE.config_id and len(set(ids)) == len(ids)
 
 
 class TestCurves:
@@ -233,7 +272,7 @@ class TestSteps:
         assert "| batches | at least 53.3 /s | a measurement |" in render_markdown(report)
 
 
-@pytest.mark.parametrize("facts", [example_facts(), infeasible_facts()])
+@pytest.mark.parametrize("facts", [example_facts(), infeasible_facts(), undecided_facts()])
 def test_what_is_drawn_is_valid_to_plotly(facts: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # third-party warnings at import are not ours

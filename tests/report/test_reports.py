@@ -51,6 +51,7 @@ from analyzer.report.terminal import LINES_MAX, render_terminal
 from analyzer.report.wording import (
     configuration_sentence,
     dollars,
+    floored,
     interval,
     number,
     percent,
@@ -90,6 +91,17 @@ def of(configuration: Configuration) -> Measurement:
 )  # fmt: skip
 def test_numbers_have_three_digits_and_no_exponent(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"), (0.0, "0"), (100.6, "100"), (556.9, "556"), (12345.6, "12,345"),
+        (99.96, "99.9"), (5.678, "5.67"), (0.57, "0.57"), (0.05678, "0.0567"), (400.0, "400"),
+    ],
+)  # fmt: skip
+def test_a_proven_rate_is_told_as_no_higher_one(value: float | None, text: str) -> None:
+    assert number(floored(value)) == text
 
 
 def test_signs_intervals_and_dollars() -> None:

@@ -105,6 +105,14 @@ def test_a_bound_that_excludes_nothing_claims_nothing() -> None:
     assert "%" not in text and "too little is known of the 3 configurations" in text
 
 
+def test_a_bound_of_one_is_told_of_one() -> None:
+    one = Bound(fraction=0.2, confidence=0.95, covered=1, space=2)
+    assert str(one).startswith("of the 1 configuration with a prediction")
+    assert "; 1 of 2 has neither" in str(one) and "3 of 4 have" in str(replace(one, space=4))
+    assert "of the 1 configuration that was built" in str(replace(one, space=1, unbuilt=2))
+    assert "of the 1 configuration in" in str(replace(one, fraction=3.0, space=1))
+
+
 def test_bound_covers_the_truth_and_shrinks() -> None:
     covered = 0
     spaces = [space(seed, 0.08) for seed in range(16)]

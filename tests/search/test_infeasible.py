@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey
-from analyzer.domain.measurement import Failure, Measurement
+from analyzer.domain.measurement import Edge, Failure, Measurement
 from analyzer.domain.refutation import shown
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import SearchSpace
@@ -229,6 +229,33 @@ def test_a_variant_that_had_no_time_to_be_built_may_keep_it(
     context: Any = SimpleNamespace()
     screening: Any = SimpleNamespace(allowed=allowed)
     assert ruled_out(context, built, screening) is None
+
+
+@pytest.mark.parametrize("in_space", [False, True])
+def test_what_rules_out_one_configuration_is_told_of_one(in_space: bool) -> None:
+    """A memory limit alone read ``0 configurations were measured …; 1 hold at least as much``."""
+    small, large = Configuration(instance_count=1), Configuration(instance_count=2)
+    measured = Measurement(configuration=small, edge=Edge(interval_rps=(None, None)))
+    limits = SimpleNamespace(constraints={"memory": 1.0, "accuracy": 0.0})
+    log = SimpleNamespace(
+        latest={small.config_id: measured},
+        scores={small.config_id: limits},
+        measurement={small.config_id: measured}.get,
+        ranked=lambda allowed: [],
+    )
+    context: Any = SimpleNamespace(
+        request=SimpleNamespace(sla=Sla(latency_budget_ms=50.0)), log=log
+    )
+    space = {one.config_id: one for one in ((small, large) if in_space else (large,))}
+    screening: Any = SimpleNamespace(
+        recommendable=space, unrefuted=space, designer=SimpleNamespace(trusted=False)
+    )
+    much = "at least as much as one that exceeds the memory limit"
+    assert ruled_out(context, BuiltVariants(), screening) == (
+        f"1 configuration was measured and breaks a limit; 1 holds {much}"
+        if in_space
+        else f"1 configuration holds {much}"
+    )
 
 
 def test_an_execution_with_other_threads_rules_nothing_out() -> None:

@@ -138,6 +138,7 @@ def test_a_claim_that_went_down_is_kept_and_counts_as_open(
     assert passes(own, percentile=99.0, confidence=0.95)
     assert open_of(high) == 1 and open_of(own) == 0
     assert open_of(own, low, replace(high, claim=0)) == 1
+    assert open_of(replace(own, claim=0, given_up=1), low) == 2
 
 
 # --- what the machine was like --------------------------------------------------------------------
@@ -261,6 +262,26 @@ def test_a_failure_that_is_stored_already_is_not_stored_again(
             log = OutcomeLog(request, store, SilentProgress(), stored=stored, watch=watch)
             log.record(failure, role="variant")
     assert len(store.outcomes("one")) == 1
+
+
+def test_what_was_left_for_want_of_time_is_open_again(
+    place: tuple[SearchRequest, ResultStore],
+) -> None:
+    """It was never measured in a study that went on, and its neighbours seemed to fail."""
+    request, store = place
+    failure = Failure(
+        configuration=Configuration().canonical(), stage="build", reason="budget", message="no"
+    )
+    seen = Conditions(seconds=1.0)
+    with StudyWatch(lambda: nullcontext(Scripted(seen))) as watch:
+        log = OutcomeLog(request, store, SilentProgress(), watch=watch)
+        log.record(failure, role="variant")
+        assert len(log.outcomes) == 1
+    resumed = OutcomeLog(request, store, SilentProgress(), stored=store.outcomes("one"))
+    assert not resumed.latest and not resumed.first and not resumed.scores
+    assert resumed.watched == seen, "the machine was what it was"
+    resumed.record(failure, role="variant")
+    assert resumed.outcomes == (failure,) and len(store.outcomes("one")) == 1
 
 
 def test_six_that_crash_say_that_nothing_runs(place: tuple[SearchRequest, ResultStore]) -> None:

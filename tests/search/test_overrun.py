@@ -54,11 +54,19 @@ def test_nothing_is_told_where_nothing_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_s", "measured", "beyond"), [(-1.0, False, "5 s"), (-7.0, False, ""), (-1.0, True, "")]
+    ("left_s", "known", "beyond"),
+    [
+        (-1.0, "", "5 s"),
+        (-7.0, "", ""),
+        (-1.0, "measured", ""),
+        (-1.0, "budget", "5 s"),
+        (-1.0, "crash", ""),
+    ],
 )
 def test_a_late_proof_s_gain_is_measured_beyond_the_budget(
-    left_s: float, measured: bool, beyond: str
+    left_s: float, known: str, beyond: str
 ) -> None:
+    """Also where it had no time in an earlier run of the study; not where it cannot be."""
     notes: list[str] = []
     granted: list[float] = []
     calls: list[str] = []
@@ -68,7 +76,12 @@ def test_a_late_proof_s_gain_is_measured_beyond_the_budget(
     context: Any = SimpleNamespace(
         plan=plan,
         baseline=SimpleNamespace(config_id="b"),
-        log=SimpleNamespace(latest={"b": 1} if measured else {}, warn=notes.append),
+        log=SimpleNamespace(
+            latest={"b": known} if known else {},
+            measurement=lambda config_id: known if known == "measured" else None,
+            failed=lambda config_id: known == "crash",
+            warn=notes.append,
+        ),
     )
     measuring: Any = SimpleNamespace(
         baseline_s=4.0, measure_baseline=lambda: calls.append("measured")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from analyzer.domain.configuration import Configuration, VariantKey, baseline_configuration
+from analyzer.domain.load_test import LoadTest
 from analyzer.domain.measurement import (
     Edge,
     Failure,
@@ -20,13 +21,14 @@ from analyzer.domain.measurement import (
 )
 from analyzer.domain.sla import Sla
 from analyzer.domain.space import ListedConfiguration, SearchSpace
-from analyzer.domain.study import Acceptance, StudyResult
+from analyzer.domain.study import Acceptance, Pricing, StudyResult
 from analyzer.domain.workload import Poisson
+from analyzer.errors import AnalyzerError, BuildTimeoutError
 from analyzer.measure import witness
 from analyzer.measure.jobs import Job, JobResult
 from analyzer.measure.plan import STREAM_VERIFY, CertifyPlan, LoadPlan
 from analyzer.measure.tasks import BuildTask, MeasureTask, ProbeTask
-from analyzer.measure.virtual import VirtualExecutor, VirtualWorld
+from analyzer.measure.virtual import VirtualExecutor, VirtualVariant, VirtualWorld
 from analyzer.measure.virtual_session import VirtualSession
 from analyzer.report.advice import next_command
 from analyzer.report.entries import make_report
@@ -34,12 +36,15 @@ from analyzer.report.gain_text import gain_sentence
 from analyzer.report.terminal import render_terminal
 from analyzer.search import measuring
 from analyzer.search import next_step as module_of_steps
+from analyzer.search.build import BuiltVariants
 from analyzer.search.candidates import Candidates
+from analyzer.search.context import SearchContext
 from analyzer.search.designer import Designer
 from analyzer.search.next_step import Step, next_step
 from analyzer.search.outcome_log import OutcomeLog
 from analyzer.search.request import PRECISIONS, SearchRequest
 from analyzer.search.samplers import SAMPLERS
+from analyzer.search.screening import Screening, screen
 from analyzer.search.step_tasks import StepTasks
 from analyzer.search.virtual import VIRTUAL_MODEL, MemoryStore, search_virtually
 from analyzer.spaces.loader import SpaceContext, load_space
@@ -117,6 +122,7 @@ def run(
     study: str = "virtual-1",
     accept: Acceptance = "certified",
     start_s: float = 0.0,
+    pricing: Pricing | None = None,
 ) -> tuple[StudyResult, VirtualExecutor, MemoryStore]:
     sla = sla or Sla(latency_budget_ms=40.0)
     store = store or MemoryStore()
@@ -133,6 +139,7 @@ def run(
         precisions=precisions,
         provenance={},
         accept=accept,
+        pricing=pricing or Pricing(),
     )
 
     executor = kind(world)
@@ -228,6 +235,36 @@ def test_a_variant_that_cannot_be_built_costs_nobody_the_study() -> None:
     facts, _, _ = run(VirtualWorld(service=broken))
     assert facts.verdict == "found"
     assert winner(facts).configuration.precision == "fp32"
+
+
+class LateBuilds(VirtualExecutor):
+    """There is no time to build int8."""
+
+    def _build(self, key: VariantKey) -> VirtualVariant | AnalyzerError:
+        late = key.precision == "int8"
+        return BuildTimeoutError(f"{key.label} took too long.") if late else super()._build(key)
+
+
+TWO_VARIANTS = """
+name: two
+parameters:
+  precision: [fp32, int8]
+  quantization: {choices: [static], when: {precision: int8}}
+  instance_count: [1]
+  intra_op_threads: [1]
+  dynamic_batching: [false]
+"""
+
+
+def test_what_had_no_time_to_be_built_is_measured_once_it_has() -> None:
+    """A study that went on left the variant out as if it failed."""
+    world, space = VirtualWorld(service=service), _space(TWO_VARIANTS)
+    first, _, store = run(world, space=space, kind=LateBuilds, budget_s=60.0)
+    assert first.verdict == "found" and winner(first).configuration.precision == "fp32"
+    assert [o.reason for o in first.outcomes if isinstance(o, Failure)] == ["budget"]
+    then, _, _ = run(world, space=space, budget_s=60.0, store=store, resume=True)
+    assert then.verdict == "found" and winner(then).configuration.precision == "int8"
+    assert not any(isinstance(outcome, Failure) for outcome in then.outcomes)
 
 
 def test_a_server_that_crashes_teaches_the_search_to_go_elsewhere() -> None:
@@ -412,12 +449,70 @@ def test_each_trial_teaches_also_where_it_breaks_a_limit(
     assert again.explanation.error_median == pytest.approx(facts.explanation.error_median, rel=0.3)
 
 
-def test_the_latency_objective_is_judged_at_the_target_rate() -> None:
+def test_the_latency_objective_is_judged_at_the_target_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once that is proven, no higher rate is climbed to."""
+    steps: list[str] = []
+    task = StepTasks.task
+
+    def recorded(self: StepTasks, step: Step, *given: Any, **more: Any) -> Any:
+        steps.append(step)
+        return task(self, step, *given, **more)
+
+    monkeypatch.setattr(StepTasks, "task", recorded)
     sla = Sla(latency_budget_ms=40.0, target_rate_rps=100.0, objective="latency")
     facts, _, _ = run(VirtualWorld(service=service), sla=sla)
     best = winner(facts)
     assert best.headline is not None and best.headline.offered_rps == pytest.approx(100.0)
     assert best.configuration.variant.label == "int8-static"
+    assert "climb" not in steps
+
+
+def test_predicted_latencies_take_no_longer_than_the_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is a simulation: those of the highest edges come first, and the rest have none."""
+    simulated: list[str] = []
+    edges: dict[str, float | None] = {}
+    latency_ms = Twin.latency_ms
+
+    class Timed(VirtualExecutor):
+        """Each of these simulations takes a second."""
+
+        def now(self) -> float:
+            return super().now() + len(simulated)
+
+    def timed(self: Twin, configuration: Configuration, *given: Any, **more: Any) -> float | None:
+        if not more:
+            simulated.append(configuration.config_id)
+        return latency_ms(self, configuration, *given, **more)
+
+    def recorded(context: SearchContext, built: BuiltVariants) -> Screening:
+        found = screen(context, built)
+        edges.update({config_id: found.predicted[config_id] for config_id in found.allowed})
+        return found
+
+    monkeypatch.setattr(Twin, "latency_ms", timed)
+    monkeypatch.setattr("analyzer.search.study.screen", recorded)
+    sla = Sla(latency_budget_ms=40.0, target_rate_rps=100.0, objective="latency")
+    found, _, _ = run(VirtualWorld(service=service), sla=sla, budget_s=60.0, kind=Timed)
+    assert found.verdict == "found"
+    assert len(simulated) == 3, "seconds: as many as the edges may take"
+    highest = sorted((edge or 0.0 for edge in edges.values()), reverse=True)
+    assert [edges[config_id] for config_id in simulated] == highest[:3]
+
+
+@pytest.mark.parametrize(("devices", "enough_rps"), [(1, 400.0), (4, 100.0)])
+def test_what_a_machines_devices_carry_together_is_enough(devices: int, enough_rps: float) -> None:
+    """No time goes to a rate at which no machine less is needed."""
+    sla = Sla(latency_budget_ms=40.0, target_rate_rps=400.0, objective="cost")
+    found, _, _ = run(
+        VirtualWorld(service=service), sla=sla, pricing=Pricing(devices_per_machine=devices)
+    )
+    assert winner(found).capacity_rps == enough_rps
+    entry = make_report(found).recommendation
+    assert entry is not None and entry.fleet is not None and entry.fleet.machines == 1
 
 
 def test_an_open_certificate_whose_few_runs_broke_the_sla_goes_on_in_the_time_left() -> None:
@@ -794,9 +889,46 @@ def test_the_time_that_is_left_goes_to_rates_above_what_a_slow_state_surely_carr
     assert true.miss_rate(arrivals, found, budget_ms=40.0) <= 0.01
 
 
+@pytest.mark.parametrize("lowered", [False, True])
+def test_an_edge_is_told_as_lowered_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, lowered: bool
+) -> None:
+    """What its own speed gave is kept beside it, and is no lower edge."""
+
+    def revised(edge: Edge, tests: Sequence[LoadTest], *, miss_rate_max: float) -> Edge:
+        less = edge.rate_rps and 0.9 * edge.rate_rps
+        found = replace(edge, before_rps=edge.own_speed_rps)
+        return replace(found, rate_rps=less) if lowered else found
+
+    monkeypatch.setattr(measuring, "revised_edge", revised)
+    found, _, _ = run(VirtualWorld(service=service), space=_space(ONE_CONFIGURATION), budget_s=30.0)
+    assert any("so it was lowered" in text for text in found.warnings) is lowered
+
+
 def test_every_allowed_configuration_has_a_prediction() -> None:
     found, _, _ = run(VirtualWorld(service=service), budget_s=30.0)
-    assert found.search.evaluated_twin >= (found.search.space_size or 0)
+    assert found.search.evaluated_twin == found.search.space_size, "the baseline is not in it"
+
+
+def test_what_said_that_a_proof_may_not_be_is_no_note_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that was found said that its budget leaves no room for a proof."""
+    told = "A proof may not fit."
+
+    def doubt(context: SearchContext, enough_s: float) -> None:
+        context.log.warn(told, until_proven=True)
+
+    monkeypatch.setattr("analyzer.search.study.tell_at_start", doubt)
+    space = _space(ONE_CONFIGURATION)
+    found, _, store = run(VirtualWorld(service=service), space=space, budget_s=30.0)
+    assert found.verdict == "found" and told not in found.warnings
+    again, _, _ = run(
+        VirtualWorld(service=service), space=space, budget_s=2.0, store=store, resume=True
+    )
+    assert again.verdict == "found" and told not in again.warnings
+    open_, _, _ = run(VirtualWorld(service=service), space=space, budget_s=2.0)
+    assert open_.verdict == "undecided" and told in open_.warnings
 
 
 def test_a_budget_that_is_too_small_is_said_before_it_is_spent() -> None:
@@ -915,3 +1047,21 @@ def test_a_baseline_of_a_precision_that_was_not_asked_for_is_not_recommended() -
 
 def _certified(outcome: Measurement | Failure) -> bool:
     return isinstance(outcome, Measurement) and outcome.certificate is not None
+
+
+@pytest.mark.parametrize("budget_s", [3600.0, 7200.0])
+def test_a_model_that_takes_seconds_is_proven_in_an_hour(budget_s: float) -> None:
+    """No run of a search for an edge was slow enough for it: given up after five minutes."""
+
+    def slow(key: VariantKey, threads: int, instances: int) -> ServiceTime:
+        return ServiceTime(batch_sizes=(1, 4, 8), service_ms=(2000.0, 4600.0, 8000.0))
+
+    result, _, _ = run(
+        VirtualWorld(service=slow),
+        sla=Sla(latency_budget_ms=6000.0, percentile=95.0),
+        space=_space(ONE_CONFIGURATION),
+        budget_s=budget_s,
+        trials_max=None,
+    )
+    assert result.verdict == "found"
+    assert winner(result).edge.at_least_rps

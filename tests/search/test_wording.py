@@ -6,7 +6,7 @@ import pytest
 
 from analyzer.domain.configuration import Configuration, Precision, Quantization
 from analyzer.domain.measurement import Edge
-from analyzer.search.wording import scaled_together, spell_edge
+from analyzer.search.wording import describe, scaled_together, spell_edge
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,17 @@ def test_answers_that_depend_on_the_rest_of_a_batch_are_told() -> None:
 
     assert "batched with" in (told(4, "dynamic") or "")
     assert told(1, "dynamic") is told(4, "static") is told(4, None) is None
+
+
+@pytest.mark.parametrize(
+    ("threads", "told"),
+    [
+        (None, "fp32, 1 instance, no batching"),
+        (0, "fp32, 1 instance, no batching"),
+        (1, "fp32, 1 instance × 1 thread, no batching"),
+        (2, "fp32, 1 instance × 2 threads, no batching"),
+    ],
+)
+def test_threads_are_told_by_their_number(threads: int | None, told: str) -> None:
+    """``× 1 threads`` was."""
+    assert describe(Configuration(intra_op_threads=threads)) == told

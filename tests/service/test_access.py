@@ -221,10 +221,32 @@ def test_another_sites_page_changes_nothing(client: httpx.Client) -> None:
         assert client.get("/api/v1/models").json()["items"] == [], headers
 
 
+def test_a_browser_s_own_word_is_enough_behind_a_proxy_that_changes_the_host(
+    service: Service,
+) -> None:
+    """With nginx's usual Host nobody could log in."""
+    client = service.client(tokens=True)
+    token = {"token": service.token("default")}
+    for site, origin, status in (
+        ("same-origin", "https://tritune.example", 303),
+        ("none", "https://tritune.example", 403),
+        (None, "https://tritune.example", 403),
+        ("cross-site", "https://evil.example", 403),
+        ("same-site", "https://evil.example", 403),
+        ("cross-site", None, 403),
+    ):
+        headers = {"Sec-Fetch-Site": site, "Origin": origin}
+        given = {name: value for name, value in headers.items() if value is not None}
+        done = client.post("/login", data=token, headers=given)
+        assert done.status_code == status, given
+
+
 def test_a_name_that_only_leads_to_loopback_is_not_answered(client: httpx.Client) -> None:
     for host in ("evil.example", "evil.example:8040", "[", "127.0.0.1.evil.example"):
         assert client.get("/api/v1/jobs", headers={"Host": host}).status_code == 421
     assert client.get("/api/v1/jobs", headers={"Host": "localhost:1"}).status_code == 200
+    for host in ("127.0.0.2:8040", "127.0.0.1", "[::1]:8040"):
+        assert client.get("/api/v1/jobs", headers={"Host": host}).status_code == 200, host
 
 
 def test_limits_are_told_and_kept(service: Service, client: httpx.Client) -> None:

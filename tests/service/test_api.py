@@ -6,6 +6,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +62,8 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({**BUDGET, "max_trials": 10**9}, "/options/max_trials"),
     ({**BUDGET, "--export": "/tmp"}, "/options/--export"),
     ({**BUDGET, "a/b~c": 1}, "/options/a~1b~0c"),
+    ({**BUDGET, "seed": "9" * 400}, "/options/seed"),
+    ({**BUDGET, "max_trials": "9" * 400}, "/options/max_trials"),
     ({**BUDGET, "percentile": "nan"}, "/options/percentile"),
     ({**BUDGET, "percentile": "0.99"}, "/options/percentile"),
     ({**BUDGET, "percentile": "99.99999999999"}, "/options/percentile"),
@@ -254,6 +257,32 @@ def test_a_service_without_its_database_says_so_and_no_more(
         assert answer.headers["content-type"] == "application/problem+json"
         assert "inside" not in answer.text
     assert client.get("/healthz").status_code == 200
+
+
+def test_a_process_answers_while_its_database_does_not(
+    service: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its health waited for a thread like everything else, and it was started anew."""
+    asking, go_on = threading.Semaphore(0), threading.Event()
+    reading = service.context.database.reading
+
+    @contextmanager
+    def stuck() -> Iterator[Any]:
+        asking.release()
+        assert go_on.wait(60)
+        with reading() as connection:
+            yield connection
+
+    monkeypatch.setattr(service.context.database, "reading", stuck)
+    with ThreadPoolExecutor(60) as pool:  # more than there are threads for requests
+        asked = [pool.submit(client.get, "/readyz", timeout=60) for _ in range(60)]
+        try:
+            for _ in range(40):
+                assert asking.acquire(timeout=30)
+            assert client.get("/healthz", timeout=5).text == "ok\n"
+        finally:
+            go_on.set()
+        assert {one.result().status_code for one in asked} == {200}
 
 
 @pytest.mark.parametrize("option", [{"latency_budget": "0ms"}, {"max_memory": "0B"}])

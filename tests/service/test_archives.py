@@ -89,6 +89,24 @@ def test_what_macos_adds_to_an_archive_is_told_with_how_to_leave_it_out(tmp_path
         assert "COPYFILE_DISABLE=1 tar" in caught.value.hint
 
 
+def test_linked_folders_are_packed_where_links_are_followed(tmp_path: Path) -> None:
+    own = directory(tmp_path / "own")
+    version = tmp_path / "elsewhere"
+    (own / "1").rename(version)
+    (own / "1").symlink_to(version)
+    # Two that lead back, one of them by way of another folder.
+    (own / "itself").symlink_to(own)
+    (version / "above").symlink_to(own)
+
+    def names(*, follow: bool) -> list[str]:
+        pack(own, "m", tmp_path / "packed.tar", follow=follow)
+        with tarfile.open(tmp_path / "packed.tar") as made:
+            return made.getnames()
+
+    assert names(follow=True) == ["m", "m/1", "m/1/model.onnx", "m/config.pbtxt"]
+    assert names(follow=False) == ["m", "m/config.pbtxt"]
+
+
 def test_packing_says_how_it_goes_within_one_file(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "large").write_bytes(bytes(1 << 20))

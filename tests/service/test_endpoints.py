@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,8 +25,10 @@ from analyzer.service.problems import Problem
 from analyzer.service.relay import parse_endpoint
 from analyzer.service.sandbox import Isolation, probe
 from analyzer.targets.http_endpoint import HttpEndpoint
+from analyzer.targets.ports import free_ports
 
 pytestmark = pytest.mark.sqlite_alone
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -117,6 +123,49 @@ def test_a_job_reaches_its_endpoint_and_nothing_else(
     log = client.get(f"/api/v1/jobs/{done.json()['id']}/log").text
     others = " ConnectionRefusedError ConnectionRefusedError" if isolated else ""
     assert f"grpc://localhost:{server} outside:hello{others}" in log, "its own name, for the study"
+
+
+_THROUGH_A_RELAY = """
+import resource, socket, sys
+from analyzer.service import relay
+port, inner, count, soft, hard, wait_s = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+relay.listen(relay.start_relay("127.0.0.1", port), inner)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+def connection():
+    made = socket.create_connection(("127.0.0.1", inner), 20)
+    made.sendall(b"x")
+    made.settimeout(wait_s)
+    return made
+
+def answered(made):
+    try:
+        return made.recv(100) == b"outside:x"
+    except OSError:
+        return False
+
+held = [connection() for _ in range(count)]
+print(sum(map(answered, held)))
+for made in held:
+    made.close()
+print(any(answered(connection()) for _ in range(10)))
+"""
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_relay_carries_what_a_load_test_opens(server: int, enough: bool) -> None:
+    """It ended where no handle was left, which was so at 510 connections."""
+    limits = (600, 64, 4000, 20) if enough else (60, 80, 80, 1)
+    numbers = (server, free_ports(1)[0], *limits)
+    done = subprocess.run(
+        [sys.executable, "-c", _THROUGH_A_RELAY, *map(str, numbers)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    held, again = done.stdout.split()
+    assert again == "True", done.stderr
+    assert int(held) == 600 if enough else int(held) > 0
 
 
 def test_an_endpoint_that_redirects_leads_nowhere() -> None:

@@ -12,10 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from page_example import Example
+from sqlalchemy import update
 
+from analyzer.service.gc import remove_unused_files
 from analyzer.service.inspection import Inspector
 from analyzer.service.queue import Device, Queue
 from analyzer.service.sandbox import Isolation
+from analyzer.service.schema import JOBS, OBJECTS
 
 pytestmark = pytest.mark.sqlite_alone
 BUDGET = {"latency_budget": "50ms"}
@@ -232,3 +235,45 @@ def test_a_job_that_was_made_already_is_not_looked_at_again(
     reused = client.post("/api/v1/jobs", json=other, headers=key)
     assert reused.status_code == 422 and reused.json()["type"].endswith("key_reused")
     assert client.post("/api/v1/jobs", json=body).status_code == 201 and len(looked) == 2
+
+
+def test_what_goes_on_with_a_job_goes_where_it_was_measured(
+    client: httpx.Client, service: Any, submit: Any, working: Any, wait_for: Any
+) -> None:
+    """The claim of a GPU went to a worker with a CPU, where it could not be verified."""
+    search, unmeasured = submit(outcomes=1), submit(say="nothing is measured")
+    assert client.get(f"/api/v1/jobs/{search}").json()["device"] == "auto"
+    with working():
+        assert wait_for(search, "SUCCEEDED")["device"] == "cpu"
+        assert wait_for(unmeasured, "SUCCEEDED")["device"] == "auto"
+    with service.context.database.writing() as connection:
+        # As a worker with a GPU would have left it.
+        connection.execute(update(JOBS).where(JOBS.c.id == search).values(device="gpu"))
+    verified = client.post("/api/v1/jobs", json={"kind": "verify", "job": search}).json()
+    assert verified["device"] == "gpu" and "device" not in verified["options"]
+    assert asked(client, job=search).json()["device"] == "gpu"
+    assert asked(client, job=search, options={"device": "cpu"}).json()["device"] == "cpu"
+    assert asked(client, job=unmeasured).json()["device"] == "auto"
+    clone = client.post(f"/api/v1/jobs/{search}/clone").json()
+    assert clone["device"] == "auto", "it begins anew"
+
+
+def test_a_claim_is_verified_without_the_model_that_it_does_not_read(
+    client: httpx.Client, service: Any, submit: Any, working: Any, wait_for: Any
+) -> None:
+    search = submit(outcomes=1)
+    context = service.context
+    with working():
+        own = wait_for(search, "SUCCEEDED")["model"]
+    assert client.delete(f"/api/v1/models/{own}").status_code == 204
+    with context.database.writing() as connection:
+        connection.execute(update(OBJECTS).values(created_at=OBJECTS.c.created_at - 7200))
+    assert remove_unused_files(context.database, context.content)[0] >= 1
+    assert not context.content.path(own).exists()
+    done = client.post("/api/v1/jobs", json={"kind": "verify", "job": search})
+    assert done.status_code == 201, done.text
+    with working():
+        wait_for(done.json()["id"], "SUCCEEDED")
+    for body in ({"kind": "verify", "model": own}, {"kind": "search", "job": search}):
+        refused = client.post("/api/v1/jobs", json={**body, "options": BUDGET})
+        assert refused.status_code == 404, refused.text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from sqlalchemy import text, update
 from analyzer.cli.main import main
 from analyzer.errors import StoreError
 from analyzer.hardware import gpus
-from analyzer.service import auth
+from analyzer.service import auth, serve
 from analyzer.service.content import ContentStore
 from analyzer.service.database import VERSION_TABLE, open_service_database
 from analyzer.service.gc import collect
@@ -282,3 +285,51 @@ def test_retention_leaves_studies_of_others_in_the_same_database(
     left = optuna.get_all_study_names(storage)
     storage.engine.dispose()
     assert sorted(left) == sorted(kept)
+
+
+class Working:
+    """Stands for a worker's process, which takes a while to end."""
+
+    returncode = None
+
+    def poll(self) -> None:
+        return None
+
+    def terminate(self) -> None:
+        return None
+
+    def wait(self, timeout: float) -> int:
+        time.sleep(0.3)
+        return 0
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them ended, and nobody was told."""
+    tried: list[int] = []
+
+    def start(_: serve.ServiceOptions) -> Working:
+        tried.append(len(tried))
+        if tried[-1] in (1, 2):
+            raise BlockingIOError(errno.EAGAIN, "no process is left")
+        return Working()
+
+    monkeypatch.setattr(serve, "_start_worker", start)
+    monkeypatch.setattr(serve, "_RESTART_S", 0.01)
+    options = serve.ServiceOptions(store_url="sqlite:///x.db", data=tmp_path, workers=2)
+
+    async def run() -> int:
+        keeping = asyncio.create_task(serve._keep_workers(options))
+        while len(tried) < 4:
+            assert not keeping.done()
+            await asyncio.sleep(0.01)
+        keeping.cancel()
+        turns = 0
+        while not keeping.done():
+            turns += 1
+            await asyncio.sleep(0.01)
+        return turns
+
+    assert asyncio.run(run()) > 5, "its end stopped everything else"
+    assert tried == [0, 1, 2, 3] and caplog.text.count("no process is left") == 2

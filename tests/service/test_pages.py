@@ -56,6 +56,11 @@ def test_the_list_shows_jobs_and_renews_only_what_changed(
     renewed = client.get(address, headers=part)
     assert "yolo" in renewed.text and "<html" not in renewed.text
     assert "yolo" not in client.get("/?state=FAILED").text
+    # As the filter sends it for all of them.
+    everything = client.get("/?state=")
+    assert everything.status_code == 200 and "yolo" in everything.text
+    assert "resnet" in everything.text and "state=" not in everything.text.partition("hx-get")[2]
+    assert client.get("/?state=NONE").status_code == 404
 
 
 def test_the_list_goes_on_behind_a_page_of_jobs(client: httpx.Client, example: Example) -> None:

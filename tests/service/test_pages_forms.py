@@ -36,6 +36,23 @@ def log_in(service: Any) -> LogIn:
     return do
 
 
+def test_a_login_of_a_proxy_s_own_is_no_token(service: Any, log_in: LogIn) -> None:
+    """Behind a proxy with Basic authentication no form could be sent."""
+    basic = {"Authorization": "Basic YW5uOnNlY3JldA=="}
+    client = log_in("write")
+    client.headers.update(basic)
+    job = Example(service.context).queued()
+    done = client.post(f"/jobs/{job}/cancel", data={"csrf": word_of(client)})
+    assert done.status_code == 303, done.text
+    assert client.post(f"/jobs/{job}/delete").status_code == 403, "a form without its word"
+    assert client.get(f"/api/v1/jobs/{job}").json()["state"] == "CANCELLED"
+    stranger = service.client(tokens=True)
+    assert stranger.get("/", headers=basic).headers["location"].startswith("/login")
+    assert stranger.get("/api/v1/jobs", headers=basic).status_code == 401
+    wrong = stranger.get("/", headers={"Authorization": "Bearer tritune_wrong"})
+    assert wrong.status_code == 401
+
+
 def word_of(client: httpx.Client, address: str = "/") -> str:
     """The session's word, as the forms of a page have it."""
     found = re.search(r'name="csrf" value="([^"]*)"', client.get(address).text)

@@ -52,8 +52,10 @@ def test_a_worker_that_lost_its_job_cannot_be_taken_for_the_next_one(wishes: lis
 def test_lost_leases_are_counted_and_end_the_job(wishes: list[Change]) -> None:
     for before, change, after in walk(wishes):
         assert after.losses == before.losses + (change is Change.LOSE)
-        if after.state is State.QUEUED:
+        if after.state is State.QUEUED and change is Change.LOSE:
             assert after.losses <= LOSSES_MAX
+        if after.state is State.FAILED:
+            assert change in (Change.FAIL, Change.LOSE), "nothing says why"
 
 
 @given(st.sampled_from(State), st.sampled_from(Change))
@@ -91,3 +93,14 @@ def test_a_job_that_ends_its_worker_each_time_fails() -> None:
     for _ in range(LOSSES_MAX + 1):
         job = apply(apply(job, Change.CLAIM), Change.LOSE)
     assert job.state is State.FAILED
+
+
+def test_a_job_that_was_lost_while_it_was_paused_can_be_resumed() -> None:
+    """It failed with the resume, without a reason."""
+    job = Lifecycle()
+    for _ in range(LOSSES_MAX + 1):
+        job = apply(apply(apply(job, Change.CLAIM), Change.PAUSE), Change.LOSE)
+        assert job.state is State.PAUSED
+        job = apply(job, Change.RESUME)
+        assert job.state is State.QUEUED
+    assert apply(apply(job, Change.CLAIM), Change.LOSE).state is State.FAILED

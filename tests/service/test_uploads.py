@@ -192,6 +192,31 @@ def test_an_upload_that_is_cut_off_leaves_nothing(service: Any, client: httpx.Cl
     assert client.get("/api/v1/models").json()["items"] == []
 
 
+def test_a_file_that_is_there_already_needs_no_room(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = service.client(stored_bytes_max=1500)
+    assert tight.post("/api/v1/models?name=a", content=b"a" * 1000).status_code == 201
+    for content in (b"a" * 1000, iter([b"a" * 500] * 2)):
+        again = tight.post("/api/v1/models?name=again", content=content)
+        assert again.status_code == 201 and again.json()["name"] == "again", again.text
+    written: list[int] = []
+    write = Incoming.write
+
+    def counted(self: Incoming, data: bytes) -> None:
+        written.append(len(data))
+        write(self, data)
+
+    monkeypatch.setattr(Incoming, "write", counted)
+    # Another of that size is known by its hash alone.
+    for other in (b"b" * 1000, b"b" * 1001, iter([b"b" * 400] * 3), iter([b"b" * 100_000] * 50)):
+        full = tight.post("/api/v1/models?name=b", content=other)
+        assert full.status_code == 413 and full.json()["type"].endswith("project_full")
+    assert written == [1000], "what cannot be there was stored for a while"
+    assert [one["size_bytes"] for one in tight.get("/api/v1/models").json()["items"]] == [1000]
+    assert not list(service.context.content._incoming.iterdir())
+
+
 SPY = """
 import json, os, socket, sys
 from pathlib import Path

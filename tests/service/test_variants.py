@@ -106,6 +106,21 @@ def test_only_files_of_the_job_are_kept_and_no_more_than_there_is_room_for(tmp_p
     assert (root / ("9" * 24)).is_dir()
 
 
+def test_what_has_no_room_is_not_copied_and_tried_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gigabytes were copied, and removed again, after each trial."""
+    work, root = tmp_path / "work", tmp_path / "variants"
+    for name in ("a" * 24, "b" * 24):
+        (entry(work, name, size=2000) / "engine.plan").write_bytes(bytes(2000))
+    pieces: list[None] = []
+    kept = KeptVariants(root, 5000)
+    for _ in range(3):
+        kept.take(work, "cache/tritune", lambda: pieces.append(None))
+    assert [path.name for path in root.iterdir()] == ["a" * 24]
+    assert len(pieces) == 2 and caplog.text.count("was not kept") == 1
+
+
 def test_what_is_one_study_s_alone_is_kept_for_when_it_goes_on(tmp_path: Path) -> None:
     """Its variants would be other files than those that were measured."""
     work, root = tmp_path / "work", tmp_path / "variants"
@@ -177,6 +192,13 @@ def test_variants_go_with_their_model_or_when_nobody_uses_them(
         kept.take(work, "cache/tritune", nothing)
     assert collect(database, content, keep_s=1e5).bytes == 1000
     assert [path.parent.name for path in content.variants.glob("*/*/*")] == [model]
+    begun, given_up = (content.variants / "default" / model / f"incoming-{n}" for n in range(2))
+    for place, age_s in ((begun, 3600), (given_up, 2 * 86_400)):
+        place.mkdir()
+        os.utime(place, (time.time() - age_s,) * 2)
+    collect(database, content, keep_s=1e7)
+    assert begun.is_dir() and not given_up.exists(), "it stayed for as long as jobs do"
+    begun.rmdir()
     old = content.variants / "default" / model / ENGINE
     os.utime(old, (1, 1))
     kept.give(tmp_path / "given", nothing)

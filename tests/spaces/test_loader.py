@@ -86,6 +86,31 @@ def test_requests_larger_than_every_batch_have_batches_that_hold_them() -> None:
         ("configurations: [fp32]\n", "key: value"),
         ("parameters:\n  instance_count: [1000000]\n", "no integer from 1 to 1,024"),
         ("parameters:\n  intra_op_threads: [4096]\n", "no integer from 0 to 1,024"),
+        ("parameters:\n  max_batch_size: [2147483648]\n", "no integer from 1 to 2,147,483,647"),
+        ("threads_per_core: .inf\nparameters: {}\n", "inf is no number above 0"),
+        ("threads_per_core: .nan\nparameters: {}\n", "nan is no number above 0"),
+        ("threads_per_core: 1.7e+308\nparameters: {}\n", "is no number above 0, up to 1,048,576"),
+        ("parameters:\n  max_queue_delay: [0, 2ms]\n", "max_queue_delay: it has no effect"),
+        ("parameters:\n  preferred_batch_size: [[4]]\n", "preferred_batch_size: it has no effect"),
+        ("parameters:\n  dynamic_batching: [false, true]\n", "dynamic_batching: batches have no"),
+        (
+            "parameters: {dynamic_batching: [false], max_batch_size: [8]}\n",
+            "parameters.max_batch_size: it has no effect without dynamic batching",
+        ),
+        (
+            "configurations:\n  - {label: a}\n  - {dynamic_batching: true}\n",
+            "configurations[1].dynamic_batching: batches have no largest size",
+        ),
+        (
+            "configurations: [{max_queue_delay: 2ms}]\n",
+            "configurations[0].max_queue_delay: it has no effect",
+        ),
+        (
+            "parameters: {backend: tensorrt, graph_level: {choices: 1, when: {backend: tensorrt}}}",
+            "parameters.backend: the backend tensorrt needs",
+        ),
+        ("configurations: [{backend: tensorrt}]\n", "configurations: the backend tensorrt needs"),
+        ("configurations: [{precision: int8}]\n", "--precisions leaves none of them"),
         ("\xff\n", "UTF-8"),
         ("parameters:\n  precision: [fp32]\n  precision: [int8]\n", "line 3: the key 'precision'"),
         ("name: a\nname: b\nparameters: {}\n", "line 2: the key 'name' stands twice"),
@@ -126,6 +151,64 @@ def test_choices_that_cannot_be_measured_are_told_or_refused(tmp_path: Path) -> 
     gpu = SpaceContext(device="gpu", cores=2, tensorrt=True)
     with pytest.raises(SpaceError, match="without CUDA graphs"):
         _load(tmp_path, "parameters:\n  cuda_graphs: [true]\n", gpu)
+
+
+def test_a_backend_that_is_not_here_is_told_where_another_remains(tmp_path: Path) -> None:
+    """``backend: [tensorrt]`` was answered with ONNX Runtime, and nothing was said."""
+    text = """
+parameters:
+  backend: [onnxruntime, tensorrt]
+  graph_level: {choices: [0, 1], when: {backend: onnxruntime}}
+"""
+    gpu = SpaceContext(device="gpu", cores=2)
+    space = _load(tmp_path, text, gpu)
+    assert {c.backend for c, _ in space.candidates().values()} == {"onnxruntime"}
+    assert len(space.candidates()) == 2
+    assert len(space.left_out) == 1 and "the backend tensorrt needs" in space.left_out[0]
+    assert not _load(tmp_path, text, replace(gpu, tensorrt=True)).left_out
+    space = _load(tmp_path, "configurations:\n  - {}\n  - {backend: tensorrt}\n")
+    assert len(space.candidates()) == 1 and "the backend tensorrt needs" in space.left_out[0]
+
+
+def test_a_largest_batch_alone_means_dynamic_batching(tmp_path: Path) -> None:
+    """As in Triton's auto-complete; the sizes were ignored, and nothing was said."""
+    text = "parameters: {max_batch_size: [1, 4, 8], max_queue_delay: [0, 2ms]}\n"
+    found = {
+        (c.max_batch_size, c.dynamic_batching, c.max_queue_delay_us)
+        for c, _ in _load(tmp_path, text).candidates().values()
+    }
+    batches = {(size, True, delay_us) for size in (4, 8) for delay_us in (0, 2000)}
+    assert found == batches | {(1, False, None)}
+    text = "parameters:\n  precision: [fp32, fp16]\n  max_batch_size: {choices: [8], when: "
+    found = {
+        (c.precision, c.max_batch_size, c.dynamic_batching)
+        for c, _ in _load(tmp_path, text + "{precision: fp32}}\n").candidates().values()
+    }
+    assert found == {("fp32", 8, True), ("fp16", 1, False)}
+    listed = "configurations: [{max_batch_size: 8, preferred_batch_size: [4]}, {label: plain}]\n"
+    found = {
+        (c.max_batch_size, c.dynamic_batching, c.preferred_batch_size)
+        for c, _ in _load(tmp_path, listed).candidates().values()
+    }
+    assert found == {(8, True, (4,)), (1, False, None)}
+
+
+def test_a_queue_delay_can_be_a_condition(tmp_path: Path) -> None:
+    """It was refused in any file: a parameter carries microseconds, under another name."""
+    text = """
+parameters:
+  max_batch_size: [8]
+  max_queue_delay: [0, 2ms]
+  preferred_batch_size: {choices: [[], [2]], when: {max_queue_delay: 2ms}}
+"""
+    found = {
+        (c.max_queue_delay_us, c.preferred_batch_size)
+        for c, _ in _load(tmp_path, text).candidates().values()
+    }
+    assert found == {(0, (8,)), (2000, (8,)), (2000, (2,))}
+    with pytest.raises(SpaceError) as caught:
+        _load(tmp_path, f"{text}  graph_level: {{choices: [1], when: {{precision: fp32}}}}\n")
+    assert caught.value.hint == "Known: max_batch_size, max_queue_delay, preferred_batch_size."
 
 
 def test_how_a_file_is_executed_can_be_searched(tmp_path: Path) -> None:

@@ -292,6 +292,21 @@ def test_later_runs_that_tell_less_of_correlation_do_not_take_on_the_earlier_one
     assert pooled(10, 1_000.0).inflation == 1_000.0
 
 
+def test_what_the_generators_lag_made_late_says_nothing_for_a_fail() -> None:
+    """Nor does it make a PASS any easier."""
+    known = RateEvidence(
+        rate_rps=1.0, requests=2_000, over_budget=60, inflation=1.0, claim=1, blocks=2
+    )
+    lagged = replace(known, lagged=(1_000, 60))
+    assert with_earlier(known, 100, 1.0).verdict == "FAIL"
+    found = with_earlier(lagged, 100, 1.0)
+    assert found.verdict == "UNDECIDED" and found.over_budget == 60
+    assert with_earlier(replace(lagged, over_budget=120), 100, 1.0).verdict == "FAIL"
+    for further, verdict in ((5_000, "UNDECIDED"), (20_000, "PASS")):
+        assert with_earlier(known, further, 1.0).verdict == verdict
+        assert with_earlier(lagged, further, 1.0).verdict == verdict
+
+
 HIGHER = HigherRuns(rate_rps=900.0, requests=6000, over_budget=0, inflation=20.0)
 
 

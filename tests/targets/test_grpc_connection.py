@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from analyzer.modelconfig.files import model_files
 from analyzer.server.app import ServeOptions, serving
 from analyzer.targets import http2_frames as h2
 from analyzer.targets.endpoint_target import local_target, temporary_name
-from analyzer.targets.grpc_connection import GrpcConnection
+from analyzer.targets.grpc_connection import GrpcConnection, encode_request
+from analyzer.targets.grpc_endpoint import GrpcEndpoint
 from analyzer.targets.payload import RequestPool
 from analyzer.targets.triton_install import find_triton
 from analyzer.targets.triton_server import TritonServer
@@ -82,6 +84,44 @@ def test_it_starts_no_thread(port: int) -> None:
         run = run_closed_loop(connection, 1, requests=50)
         assert threading.active_count() == before
     assert (run.log.status == STATUS_OK).all()
+
+
+def test_requests_are_encoded_once_and_before_the_run(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def encode(*arguments: Any) -> bytes:
+        events.append("encoded")
+        return encode_request(*arguments)
+
+    monkeypatch.setattr("analyzer.targets.grpc_connection.encode_request", encode)
+    rows = pool()
+    for _ in range(2):
+        with connection_to(port, "m", rows) as connection:
+            send = connection.send
+            monkeypatch.setattr(
+                connection,
+                "send",
+                lambda *arguments, send=send: (events.append("sent"), send(*arguments)),
+            )
+            run = run_closed_loop(connection, 2, 2, requests=6)
+            assert (run.log.status == STATUS_OK).all()
+    assert events == ["encoded"] * 2 + ["sent"] * 12
+
+
+def test_no_proxy_stands_between(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's own client, of the control side alone, went through the environment's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()[1]
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed}")
+    endpoint = GrpcEndpoint("127.0.0.1", port)
+    try:
+        assert endpoint.live()
+    finally:
+        endpoint.close()
 
 
 def test_many_in_flight(port: int) -> None:

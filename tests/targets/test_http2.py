@@ -179,6 +179,37 @@ def test_a_server_without_a_header_table_gets_literals() -> None:
         assert dict(decoder.decode(headers[3]))[":path"] == PATH
 
 
+@pytest.mark.parametrize("sizes", [(4096,), (1024,), (65_536,), (100,), (0, 4096), (1024, 1024)])
+def test_the_first_headers_refer_to_nothing_that_the_server_never_had(
+    sizes: tuple[int, ...],
+) -> None:
+    """A server that named the size of its table (Envoy: 4096) got a block of bare references."""
+    calls = UnaryCalls("host:1", PATH)
+    for size in sizes:
+        calls.receive(h2.settings({h2.HEADER_TABLE_SIZE: size}))
+    calls.out.clear()
+    decoder = Decoder()
+    for number in range(4):
+        calls.start(number, grpc_message(b""))
+        headers, _ = sent(calls)
+        fields = dict(decoder.decode(headers[3]))
+        assert (fields[":path"], fields[":authority"]) == (PATH, "host:1")
+        assert fields["user-agent"] == "tritune"
+
+
+def test_a_table_that_changes_in_the_middle_stays_the_servers() -> None:
+    calls = connected()
+    decoder = Decoder()
+    for number, size in enumerate((4096, 1024, 1024, 0, 4096, 4096)):
+        calls.receive(h2.settings({h2.HEADER_TABLE_SIZE: size}))
+        sent(calls)
+        decoder.max_allowed_table_size = size
+        for again in range(2):
+            calls.start(2 * number + again, grpc_message(b""))
+            headers, _ = sent(calls)
+            assert dict(decoder.decode(headers[3]))[":path"] == PATH
+
+
 def test_uploads_keep_to_the_windows_of_the_server() -> None:
     calls = connected()
     message = grpc_message(bytes(100_000))

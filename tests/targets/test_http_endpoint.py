@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.errors import TargetCrashError, TargetError, UsageError
-from analyzer.targets.address import open_endpoint, parse_address
+from analyzer.domain.configuration import Backend, Configuration
+from analyzer.domain.load_test import STATUS_OK
+from analyzer.domain.model import ModelInfo, TensorSpec
+from analyzer.errors import TargetCrashError, TargetError, TargetLoadError, UsageError
+from analyzer.load.generator import run_open_loop
+from analyzer.modelconfig.files import ModelFiles
+from analyzer.targets.address import is_elsewhere, open_endpoint, parse_address
+from analyzer.targets.endpoint_target import EndpointTarget, attached_target
 from analyzer.targets.http_connection import HttpConnection, encode_request
 from analyzer.targets.http_endpoint import HttpEndpoint
 from analyzer.targets.payload import PAYLOADS_MAX, RequestPool, datatype_of
@@ -220,6 +228,75 @@ def test_an_error_of_the_server_is_told() -> None:
         HttpEndpoint("127.0.0.1", port).model("m")
 
 
+def test_requests_are_encoded_once_and_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of each size was late by the encoding, and so were all that fell due meanwhile."""
+    events: list[str] = []
+
+    def encode(*arguments: Any) -> bytes:
+        events.append("encoded")
+        return encode_request(*arguments)
+
+    monkeypatch.setattr("analyzer.targets.http_connection.encode_request", encode)
+    rows, sizes = pool(rows=4), np.array([1, 2, 3, 1, 2, 3])
+    with http_server(lambda number, request: OK) as port:
+        for _ in range(2):
+            connection = HttpConnection("127.0.0.1", port, "m", rows)
+            send = connection.send
+            monkeypatch.setattr(
+                connection,
+                "send",
+                lambda *arguments, send=send: (events.append("sent"), send(*arguments)),
+            )
+            run = run_open_loop(connection, np.arange(6) * 1e-3, sizes, timeout_s=9, drain_s=9)
+            assert (run.log.status == STATUS_OK).all()
+            connection.close()
+    assert events == ["encoded"] * (4 + 2 + 2) + ["sent"] * 12
+
+
+def test_what_comes_on_an_idle_socket_answers_nothing() -> None:
+    """A server says 408 before it closes an idle socket: request -1 was answered with it."""
+    accepted: list[socket.socket] = []
+    with http_server(lambda number, request: OK, accepted) as port:
+        connection = HttpConnection("127.0.0.1", port, "m", pool())
+        assert exchange(connection, 2) == {0: 0, 1: 0}
+        accepted[0].sendall(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+        assert list(connection.receive(5.0)) == []
+        assert exchange(connection, 2) == {0: 0, 1: 0}
+        assert connection.failure == ""
+        connection.close()
+    assert len(accepted) == 3
+
+
+def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further socket waited for the resolver, in the middle of the load."""
+    looked_up: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def noted(host: str, *arguments: Any, **options: Any) -> Any:
+        looked_up.append(host)
+        return resolve(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", noted)
+    accepted: list[socket.socket] = []
+    with http_server(lambda number, request: OK, accepted) as port:
+        connection = HttpConnection("localhost", port, "m", pool())
+        assert exchange(connection, 4) == dict.fromkeys(range(4), 0)
+        connection.close()
+    assert len(accepted) == 4
+    assert looked_up.count("localhost") == 1
+
+
+@pytest.mark.parametrize("host", ["10.0.0.256", "triton..svc", "a" * 64])
+def test_a_host_that_can_be_none_is_said_not_to_answer(host: str) -> None:
+    """These were faults of the program: neither is an error of httpx's own."""
+    with pytest.raises(TargetCrashError, match=re.escape(host)) as caught:
+        open_endpoint(f"http://{host}:8000")
+    assert "correct the address" in caught.value.hint.lower()
+    if host[0].isalpha():  # a resolver would be asked for numbers
+        with pytest.raises(TargetCrashError, match=re.escape(host)):
+            HttpConnection(host, 8000, "m", pool())
+
+
 @given(
     st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32", "float64"]),
     st.integers(1, 5),
@@ -266,6 +343,24 @@ def test_addresses() -> None:
 
 
 @pytest.mark.parametrize(
+    ("server", "elsewhere"),
+    [
+        ("embedded", False),
+        ("triton", False),
+        ("grpc://localhost:8001", False),
+        ("http://127.0.0.2:8000", False),
+        ("http://[::1]:8000", False),
+        ("grpc://triton.prod:8001", True),
+        ("http://10.0.0.5:8000", True),
+    ],
+)
+def test_a_server_is_elsewhere_unless_only_this_machine_reaches_it(
+    server: str, elsewhere: bool
+) -> None:
+    assert is_elsewhere(server) == elsewhere
+
+
+@pytest.mark.parametrize(
     ("max_batch_size", "batchable", "inputs", "outputs"),
     [(8, True, (3,), ()), (0, False, (-1, 3), (-1,)), (None, True, (3,), ())],
 )
@@ -290,3 +385,87 @@ def test_a_description_without_the_batch_axis(
         model = HttpEndpoint("127.0.0.1", port).model("m")
     assert (model.batchable, model.max_batch_size) == (batchable, max_batch_size)
     assert (model.inputs[0].shape, model.outputs[0].shape) == (inputs, outputs)
+
+
+def reply(status: str, body: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+@contextmanager
+def stubborn_server(answers: dict[str, list[bytes]]) -> Iterator[str]:
+    """A server with an empty repository; ``load`` and ``unload`` have answers of their own."""
+
+    def answer(number: int, request: bytes) -> bytes:
+        path = request.split(b" ")[1].decode()
+        own = answers.get(path.rpartition("/")[2])
+        if own:
+            return own.pop(0)
+        if path.endswith("/ready"):
+            return BAD
+        return reply("200 OK", "[]")
+
+    with http_server(answer) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def attached(address: str) -> Iterator[EndpointTarget]:
+    """A model for ONNX Runtime, or else in Python, called after a backend."""
+    tensor = TensorSpec(name="x", datatype="FP32", shape=(3,))
+    info = ModelInfo(
+        name="backend_net", path="/nowhere", sha256="0" * 64, batchable=True, inputs=(tensor,),
+        outputs=(tensor,),
+    )  # fmt: skip
+    backends: tuple[Backend, ...] = ("onnxruntime", "python")
+    candidates = [
+        ModelFiles(
+            name="backend_net",
+            config_text=f'name: "backend_net" backend: "{backend}" max_batch_size: 4',
+            configuration=Configuration(backend=backend, max_batch_size=4),
+            version_files={"model.file": b"x"},
+        )
+        for backend in backends
+    ]
+    with attached_target(address, candidates, {"x": np.ones((4, 3))}, model=info) as target:
+        yield target
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "unable to find backend library for backend 'onnxruntime', try specifying runtime on the",
+        "unable to find 'libtriton_onnxruntime.so' for model 'backend_net', searched: /backends",
+    ],
+)
+def test_a_server_without_the_backend_gets_the_next(said: str) -> None:
+    refused = reply("400 Bad Request", json.dumps({"error": f"load failed: {said};"}))
+    with stubborn_server({"load": [refused]}) as address, attached(address) as target:
+        assert target.configuration is not None and target.configuration.backend == "python"
+        assert target.notes[0].startswith(f"{address} has no onnxruntime backend")
+
+
+def test_a_load_that_fails_otherwise_is_not_for_want_of_a_backend() -> None:
+    """The word was enough, which the model's own name, or the server's, may hold."""
+    said = "load failed for model 'backend_net': the backend could not parse it"
+    refused = reply("400 Bad Request", json.dumps({"error": said}))
+    with (
+        stubborn_server({"load": [refused]}) as address,
+        pytest.raises(TargetLoadError, match="could not parse it"),
+        attached(address),
+    ):
+        pass
+
+
+def test_a_model_that_could_not_be_unloaded_is_told() -> None:
+    """It stayed on the user's server, and nobody said so."""
+    with stubborn_server({"unload": [BAD]}) as address:
+        with attached(address) as target:
+            assert target.notes == ()
+        [note] = target.notes
+        assert note.startswith(
+            f"The model backend_net may still be loaded at {address}: The server"
+        )
+        assert note.endswith(": bad (status 400)")
+        with attached(address) as target:
+            pass
+        assert target.notes == ()

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,6 +38,7 @@ from analyzer.modelconfig.files import (
 )
 from analyzer.modelconfig.rules import finish, prepare
 from analyzer.modelconfig.text import config_to_json, read_config
+from analyzer.resources import child_environment
 from analyzer.targets.endpoint_target import (
     EndpointTarget,
     attached_target,
@@ -52,7 +54,7 @@ from analyzer.targets.triton_install import (
     TritonInstall,
     require_triton,
 )
-from analyzer.targets.triton_server import TritonServer
+from analyzer.targets.triton_server import _LAUNCHER, TritonServer, _lock, _sweep
 from analyzer.variants.inspect import inspect_model
 
 BATCHED = Configuration(
@@ -586,6 +588,62 @@ def test_a_server_is_started_strictly_and_with_the_one_gpu(
         pass
     assert "--disable-auto-complete-config" not in caught.value.message
     assert "CUDA_VISIBLE" not in caught.value.message
+
+
+def test_a_folder_is_swept_only_when_nobody_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of another container, whose process numbers say nothing here, lost its models."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    folder = tmp_path / f"tritune-triton-{gone.pid}-abc"
+    (folder / "repository").mkdir(parents=True)
+    kept = _lock(folder)
+    _sweep()
+    assert (folder / "repository").is_dir()
+    os.close(kept)
+    _sweep()
+    assert not folder.exists()
+
+
+def test_a_server_keeps_its_folder_until_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_install(tmp_path, "onnxruntime")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(TritonServer, "_start", lambda self, last: True)
+    with TritonServer(require_triton()) as server:
+        folder = server.repository.parent
+        with pytest.raises(BlockingIOError):
+            _lock(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_server_does_not_start_after_its_parents_end(tmp_path: Path, gone: bool) -> None:
+    """Of a parent that was killed before its child could say so to the kernel it outlived."""
+    started = tmp_path / "started"
+    parent = os.getppid() if gone else os.getpid()
+    program = f"open({str(started)!r}, 'w')"
+    done = subprocess.run(
+        [sys.executable, "-c", _LAUNCHER, str(parent), sys.executable, "-c", program],
+        env=child_environment(), timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == (-signal.SIGKILL if gone else 0)
+    assert started.exists() == (not gone)
+
+
+def test_a_server_starts_in_a_folder_with_modules_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_install(tmp_path, "onnxruntime")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    (tmp_path / "analyzer").mkdir()
+    (tmp_path / "analyzer" / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TargetStartError, match="status 3"), TritonServer(require_triton()):
+        pass
 
 
 def test_an_installation_says_what_it_can_serve(

@@ -6,9 +6,12 @@ import math
 
 import pytest
 
+from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Constant, Poisson
 from analyzer.engine.policy import BatchingPolicy, QueuePolicy
+from analyzer.stats import mlperf
 from analyzer.twin.arrivals import UnitArrivals
+from analyzer.twin.bands import RateScan
 from analyzer.twin.server_model import ServerModel, edges
 from analyzer.twin.service import ServiceTime
 
@@ -158,3 +161,26 @@ def test_single_requests_never_change_the_batch_size(poisson: UnitArrivals) -> N
     plain = ServiceTime(batch_sizes=CHANGING.batch_sizes, service_ms=CHANGING.service_ms)
     expected = model(one, plain).edge(poisson, budget_ms=20)
     assert model(one, CHANGING).edge(poisson, budget_ms=20) == pytest.approx(expected, rel=0.02)
+
+
+def test_rates_so_rare_that_their_times_exceed_int64_are_feasible() -> None:
+    """200,000 requests at 2e-5/s take 1e19 ns: times wrapped around, no rate seemed feasible."""
+    arrivals = UnitArrivals.draw(Poisson(), seed=7, count=200_000)
+    bands = model(BatchingPolicy(max_batch_size=1), ServiceTime.constant(500)).feasible_bands(
+        arrivals, budget_ms=2000, percentile=99.99
+    )
+    assert len(bands) == 1
+    low, high = bands[0]
+    assert low == 0.0 and 0.2 < high < 2.0
+
+
+@pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9, 99.9999])
+def test_as_many_requests_may_be_late_as_the_sla_allows(
+    percentile: float, poisson: UnitArrivals
+) -> None:
+    """1 - 0.99 is 0.010000000000000009."""
+    scan = RateScan(
+        batcher(), SERVICE, poisson, budget_ms=20, percentile=percentile, overhead_ms=0.0
+    )
+    sla = Sla(latency_budget_ms=20, percentile=percentile)
+    assert scan.allowed == sla.miss_rate_max == mlperf.tail_share(percentile)

@@ -11,6 +11,7 @@ import pytest
 
 from analyzer.domain.workload import Poisson
 from analyzer.engine.policy import BatchingPolicy
+from analyzer.stats.batchmeans import variance_inflation
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.inflation import batch_means_inflation, late_inflation
 from analyzer.twin.server_model import ServerModel
@@ -90,3 +91,29 @@ def test_the_threshold_is_the_nearest_rank() -> None:
     found = late_inflation(latency_ns, limit_ns=100, percentile=99.9)
     assert found == max(batch_means_inflation(latency_ns > 0, batches) for batches in (64, 128))
     assert found == pytest.approx(10.0, rel=0.05), "ten late at once, not nine"
+
+
+def test_a_threshold_that_few_exceed_gives_way_to_a_lower_one() -> None:
+    """Of a million requests one in a million exceeds the threshold of p99.9999: of one all is 1."""
+    latency_ns = np.zeros(1_000_000, dtype=np.int64)
+    for start in range(100_000, 600_000, 100_000):
+        latency_ns[start : start + 20] = np.arange(start, start + 20)
+    found = late_inflation(latency_ns, limit_ns=2_000_000, percentile=99.9999)
+    assert found == max(batch_means_inflation(latency_ns > 0, batches) for batches in (64, 128))
+    assert found == pytest.approx(19.0, rel=0.05), "a hundred late in five overloads"
+
+
+def test_rare_percentiles_are_inflated_as_common_ones() -> None:
+    """It was 1.0 at every load."""
+    rate = 0.8 * MODEL.saturation_rps()
+    rare, common = (
+        MODEL.inflation(ARRIVALS, rate, budget_ms=1e4, percentile=p) for p in (99.9999, 99.0)
+    )
+    assert 0.3 * common < rare < 5 * common
+
+
+def test_twin_and_certificate_share_their_estimator() -> None:
+    over = np.repeat(np.random.default_rng(0).random(8_000) < 0.05, 20)
+    certified = variance_inflation([over], batches=(64,))
+    assert certified is not None
+    assert batch_means_inflation(over, 64) == certified.point

@@ -21,7 +21,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
 from analyzer.twin.arrivals import UnitArrivals
 from analyzer.twin.calibration import VariantCalibration
-from analyzer.twin.learning import Observed, Place, ServiceCorrection
+from analyzer.twin.learning import Observed, Place, ServiceCorrection, _covariance, pooled
 from analyzer.twin.probes import Probe, ProbeResult
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.simulator import OpenWorkload
@@ -154,3 +154,123 @@ def test_the_overhead_is_that_of_light_load() -> None:
     learned = subject.server_model(at)
     assert learned is not None and learned.overhead_ms == 1.5
     assert all(isinstance(e, ExecutionTimes) for e in light.executions)
+
+
+def test_light_load_is_light_for_requests_of_their_own_size() -> None:
+    """Requests of 8 saturate at 167/s, single ones at 1,333/s: 150/s is no light load."""
+    subject = Twin({FP32: calibration()}, SLA, Poisson(), request_batch_size=8, seed=1, cores=4)
+    at = configuration()
+    model = subject.server_model(at)
+    assert model is not None
+    light, heavy = (
+        replace(load_test(model, rate), executions=(), breakdown_ms=Breakdown(overhead=ms))
+        for rate, ms in ((50.0, 1.5), (150.0, 9.0))
+    )
+    subject.learn(measured(at, light, heavy))
+    learned = subject.server_model(at)
+    assert learned is not None and learned.overhead_ms == 1.5
+
+
+def test_what_a_study_learned_is_solved_for_once_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solved, solve = 0, np.linalg.solve
+
+    def counted(*args: object) -> object:
+        nonlocal solved
+        solved += 1
+        return solve(*args)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(np.linalg, "solve", counted)
+    subject = twin()
+    space = [configuration(batch, instances) for batch in range(2, 22) for instances in (1, 2)]
+    models = {member.config_id: subject.server_model(member) for member in space}
+    for member in space:
+        model = models[member.config_id]
+        assert model is not None
+        assert subject.learn(measured(member, load_test(slower(model, 1.3), 100.0)))
+    assert solved == 0
+    for member in space:
+        assert subject.server_model(member) is not None
+    assert solved == 1
+
+
+def test_observations_of_one_kind_count_as_their_mean() -> None:
+    """Pooled or one by one they estimate the same, to the last digits."""
+    rng = np.random.default_rng(7)
+    places = [
+        Place(variant=variant, instances=instances, threads=1)
+        for variant in (FP32, replace(FP32, precision="fp16"))
+        for instances in (1, 2)
+    ]
+    observed = [
+        Observed(
+            place=places[int(rng.integers(len(places)))],
+            batch_size=int(rng.choice([1, 2, 3, 8])),
+            log_ratio=float(rng.normal(0.2, 0.1)),
+            variance=float(rng.uniform(1e-3, 0.02)),
+        )
+        for _ in range(120)
+    ]
+    assert len(pooled(observed)) == 16
+    keys = [(each.place, each.batch_size) for each in observed]
+    noise = np.diag([each.variance for each in observed])
+    values = np.array([each.log_ratio for each in observed])
+    unpooled = np.linalg.solve(_covariance(keys, keys) + noise, values)
+    correction = ServiceCorrection(observed)
+    elsewhere = Place(variant=FP32, instances=4, threads=1)
+    for place in (*places, elsewhere):
+        sizes = [1, 4, 8, 32]
+        expected = _covariance([(place, size) for size in sizes], keys) @ unpooled
+        assert correction.log_factor(place, sizes) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("instances", "threads", "learned"), [(1, 1, 1.0), (2, 2, 1.4)])
+def test_the_variation_of_crowded_deployments_is_not_the_machines(
+    instances: int, threads: int, learned: float
+) -> None:
+    """Executions whose slow tenths of a second make them 1.4 times as long on the whole.
+
+    Of one thread on two cores these tell of a slow machine, at whose usual speed nothing is new.
+    Four threads on them are so slow themselves.
+    """
+    subject = Twin({FP32: calibration()}, SLA, Poisson(), seed=1, cores=2)
+    at = replace(configuration(instances=instances), intra_op_threads=threads)
+    model = subject.server_model(at)
+    assert model is not None
+    test = load_test(replace(slower(model, 1.4), path=None), 60.0)
+    subject.learn(measured(at, replace(test, slowness=(1.0,) * 6 + (2.0,) * 4)))
+    after = subject.server_model(at)
+    assert after is not None
+    ratio = after.service.curve_ms(np.array([1]))[0] / model.service.curve_ms(np.array([1]))[0]
+    assert ratio == pytest.approx(learned, rel=0.05)
+
+
+def test_what_seemed_to_keep_the_sla_at_no_rate_may_do_so_with_shorter_times() -> None:
+    """An edge of 0 stayed 0, since edges change in proportion."""
+    results = [
+        ProbeResult(
+            probe=Probe(threads=1, busy=1, batch=batch), samples_ms=(15.0 + 5 * batch,) * 12
+        )
+        for batch in (1, 2)
+    ]
+    known = VariantCalibration(variant=FP32, results=tuple(results))
+    subject = Twin({FP32: known}, Sla(latency_budget_ms=30.0), Poisson(), seed=1, cores=4)
+    space = [replace(configuration(2), max_queue_delay_us=1000 * ms) for ms in range(16)]
+    before = subject.edges(space)
+    assert before[0] and before[-1] == 0.0
+    model = subject.server_model(space[0])
+    assert model is not None
+    subject.learn(measured(space[0], load_test(slower(model, 0.5), 20.0)))
+    after = subject.edges(space)
+    assert after[-1] and after[0]
+    assert after[-1] < after[0]
+
+
+def test_edges_need_no_path_of_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those at the usual speed; the path was made for each of them and thrown away."""
+    subject = twin()
+    with monkeypatch.context() as patched:
+        patched.setattr(Twin, "_speeds", property(lambda self: pytest.fail("made a path")))
+        (edge,) = subject.edges([configuration()])
+    assert edge

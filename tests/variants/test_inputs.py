@@ -117,6 +117,8 @@ def test_single_array_may_have_any_name_and_rows_are_bounded(tmp_path: Path) -> 
         ({"labels": np.zeros(4, int)}, "no array for the input 'x'"),
         ({"x": np.zeros((4, 3)), "labels": np.zeros(5, int)}, r"'labels' has the shape \(5,\)"),
         ({"x": np.zeros((4, 3)), "labels": np.zeros((4, 9), int)}, "'labels' has the shape"),
+        ({"x": np.zeros((4, 3)), "labels": np.int64(3)}, r"shape \(\), and \(4,\) is needed"),
+        ({"x": np.zeros((4, 3)), "labels": np.nan}, r"shape \(\), and \(4,\) is needed"),
         ({"x": np.zeros((4, 3)), "labels": np.full(4, 0.5)}, "class numbers are needed"),
         ({"x": np.zeros((4, 3)), "labels": np.array([0, 1, np.inf, 0])}, "infinity in row 2"),
         ({"x": np.zeros((4, 3)), "labels": np.full(4, 1e300)}, "which is no class number"),
@@ -188,6 +190,25 @@ def test_unreadable_files(tmp_path: Path) -> None:
         archive.writestr("notes.txt", "hello")
     with pytest.raises(DataError, match=r"'notes\.txt' is no array"):
         load_calibration(tmp_path / "zip.npz", model)
+
+
+@pytest.mark.parametrize(
+    ("method", "place"),
+    # The type of the first block, which none has; the properties behind the version of LZMA.
+    [(zipfile.ZIP_DEFLATED, 0), (zipfile.ZIP_LZMA, 4)],
+)
+def test_damaged_compressed_files_are_told(tmp_path: Path, method: int, place: int) -> None:
+    """As a fault of the program, with a traceback."""
+    whole, damaged = tmp_path / "c.npz", tmp_path / "damaged.npz"
+    plain = save(tmp_path / "plain.npz", x=np.arange(12.0).reshape(4, 3))
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(whole, "w", method) as target:
+        target.writestr("x.npy", source.read("x.npy"))
+    assert load_calibration(whole, make_model(spec())).rows == 4
+    content = bytearray(whole.read_bytes())
+    content[30 + len("x.npy") + place] = 0xFF  # behind the header of the first member
+    damaged.write_bytes(content)
+    with pytest.raises(DataError, match=r"damaged\.npz cannot be read as \.npz"):
+        load_calibration(damaged, make_model(spec()))
 
 
 def test_a_lone_array_is_told_by_its_own_name(tmp_path: Path) -> None:

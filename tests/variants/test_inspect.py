@@ -467,6 +467,31 @@ def test_range_of_table_indices(
     assert inspect_model(path).inputs[0].value_range == expected
 
 
+@pytest.mark.parametrize("compared", [np.inf, -np.inf, np.nan, 1e300])
+def test_a_comparison_with_what_is_no_integer_says_nothing(
+    write_model: Write, compared: float
+) -> None:
+    """An infinity ended the inspection, and a float64 beyond the integers the made-up inputs."""
+    nodes = [
+        helper.make_node("Equal", ["rate", "compared"], ["same"]),
+        helper.make_node("Cast", ["same"], ["y"], to=FLOAT),
+    ]
+    kind = TensorProto.DOUBLE
+    weights = {"compared": np.array([compared])}
+    path = write_model(nodes, [("rate", kind, [1])], [("y", FLOAT, [1])], weights)
+    assert inspect_model(path).inputs[0].value_range is None
+    nodes += [
+        helper.make_node("Equal", ["rate", "known"], ["also"]),
+        helper.make_node("Cast", ["also"], ["z"], to=FLOAT),
+    ]
+    weights["known"] = np.array([16000.0])
+    outputs = [("y", FLOAT, [1]), ("z", FLOAT, [1])]
+    path = write_model(nodes, [("rate", kind, [1])], outputs, weights)
+    model = inspect_model(path)
+    assert model.inputs[0].value_range == (16000, 16000)
+    assert (synthetic_inputs(model, 2, 0)["rate"] == 16000).all()
+
+
 def test_shortest_table_decides_and_shapes_are_no_values(write_model: Write) -> None:
     nodes = [
         helper.make_node("Gather", ["long", "ids"], ["a"]),

@@ -8,6 +8,7 @@ from analyzer.report.gain_text import bounded_ratio, edge_text
 from analyzer.report.wording import (
     NOT_MEASURED,
     dollars,
+    floored,
     milliseconds,
     number,
     percent,
@@ -55,7 +56,7 @@ def figures(result: Result, baseline: str) -> list[Figure]:
 
 
 def _claimed(claim: Claim, sla: Sla) -> Figure:
-    return Figure("Claimed rate", rate(claim.rate_rps), sla.requirement)
+    return Figure("Claimed rate", rate(floored(claim.rate_rps)), sla.requirement)
 
 
 def _evidence(found: Certificate | None, sla: Sla) -> list[Figure]:
@@ -79,14 +80,15 @@ def _rate(entry: Entry) -> Figure:
     rests = ""
     if certificate.requests is not None:
         rests = f"; {certificate.over_budget or 0:,} of {certificate.requests:,} over budget"
-    return Figure("Certified rate", rate(entry.capacity_rps), f"edge {entry.edge_text}{rests}")
+    certified = rate(floored(entry.capacity_rps))
+    return Figure("Certified rate", certified, f"edge {entry.edge_text}{rests}")
 
 
 def _latency(entry: Entry, sla: Sla) -> Figure:
     return Figure(
         f"Latency, {percentile_name(sla.percentile)}",
         milliseconds(entry.latency_ms.sla),
-        f"at {rate(entry.measured_at_rps)}; the budget is {sla.budget}",
+        f"at {rate(floored(entry.measured_at_rps))}; the budget is {sla.budget}",
     )
 
 
@@ -153,10 +155,10 @@ def comparison_rows(result: Result) -> list[tuple[str, str]]:
     entry, seconds = result.shown or Entry(), result.search.wall_seconds
     accuracy, fleet = entry.accuracy or Accuracy(), entry.fleet or Fleet()
     return [
-        ("certified rate", rate(entry.capacity_rps)),
+        ("certified rate", rate(floored(entry.capacity_rps))),
         ("edge", entry.edge_text),
         ("latency", milliseconds(entry.latency_ms.sla)),
-        ("at", rate(entry.measured_at_rps)),
+        ("at", rate(floored(entry.measured_at_rps))),
         ("against the baseline", _ratio(result)),
         ("memory", size(entry.memory_bytes)),
         ("accuracy", percent(accuracy.value)),

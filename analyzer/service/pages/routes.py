@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import rate
+from analyzer.report.wording import floored, rate
 from analyzer.service import jobs, routes_jobs, routes_service
 from analyzer.service.context import Context
 from analyzer.service.event_stream import PAGE_JOBS
@@ -48,13 +48,17 @@ def job_list(
     context: Context,
     visitor: AnyVisitor,
     cursor: Annotated[int | None, Query(ge=1, le=NUMBER_MAX)] = None,
-    state: State | None = None,
+    state: State | Literal[""] | None = None,
     seen: str = "",
 ) -> Response:
     """The project's jobs, the newest first; the part that changes alone where htmx asks."""
     with context.database.reading() as connection:
         rows = jobs.list_jobs(
-            connection, visitor.principal.project, before=cursor, limit=PAGE_JOBS + 1, state=state
+            connection,
+            visitor.principal.project,
+            before=cursor,
+            limit=PAGE_JOBS + 1,
+            state=state or None,  # "all" is the filter's empty one
         )
         shown = rows[:PAGE_JOBS]
         now = {row.id: phase for row, phase in zip(shown, phases(connection, *shown), strict=True)}
@@ -172,9 +176,10 @@ def _title(view: JobView) -> str:
     sla, entry = promise(view.options, result), result.recommendation
     kept = sla.requirement
     if result.claim is not None and result.verdict in _CLAIMS:
-        return f"{_CLAIMS[result.verdict].format(name)}: {rate(result.claim.rate_rps)}, {kept}"
+        claimed = rate(floored(result.claim.rate_rps))
+        return f"{_CLAIMS[result.verdict].format(name)}: {claimed}, {kept}"
     if entry is not None and entry.capacity_rps is not None:
-        return f"{name} carries {rate(entry.capacity_rps)}, {kept}"
+        return f"{name} carries {rate(floored(entry.capacity_rps))}, {kept}"
     if entry is not None:
         return f"{name} is estimated to carry {edge_text(entry.edge, bounded=False)}, {kept}"
     if result.verdict == "infeasible" and view.told:

@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
 from analyzer.errors import DataError, StoreError
+from analyzer.service.context import bearer_of
 from analyzer.service.pages.render import page
 from analyzer.service.problems import Problem, store_away
 
@@ -45,7 +46,7 @@ def go_to(address: str) -> Response:
 
 
 def _told(request: Request, problem: Problem) -> Response:
-    if problem.status == 401 and "authorization" not in request.headers:
+    if problem.status == 401 and not bearer_of(request):
         if "hx-request" in request.headers:
             return Response(status_code=401, headers={"HX-Redirect": "/login"})
         if request.method == "GET":

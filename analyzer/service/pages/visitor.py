@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from analyzer.service.auth import LOCAL, Principal, Scope
-from analyzer.service.context import context_of, principal_of
+from analyzer.service.context import bearer_of, context_of, principal_of
 from analyzer.service.pages.multipart import unreadable
 from analyzer.service.problems import Problem
 from analyzer.service.sessions import COOKIE, find_session
@@ -54,7 +54,7 @@ def visitor_of(request: Request) -> Visitor:
     """
     context = context_of(request)
     cookie = request.cookies.get(COOKIE)
-    if context.tokens and cookie and "authorization" not in request.headers:
+    if context.tokens and cookie and not bearer_of(request):
         with context.database.reading() as connection:
             session = find_session(connection, cookie)
         if session is None:
