@@ -2,6 +2,7 @@
 
     python bench/shares.py [--studies 20] [--budgets 60,300] [--processes 1] [--worlds "two speeds"]
     python bench/shares.py --slow [...]      # slow models with short latency budgets alone
+    python bench/shares.py --slow --times 30 --budgets 3600 [...]   # of half a second to seconds
 
 Each study is a whole search (`run_search`) of a small space on a simulated machine of two cores: a
 model of 0.3 to 100 ms with a cheap or a dear batch, a latency budget of 5 to 200 of its service
@@ -9,11 +10,12 @@ times; at one speed, at two (0.7 of the first half of the time), or at two with 
 other times under load than probes show, by a factor for each configuration, and three times as long
 once in a hundred; or beside a neighbour that leaves 0.6 of the speed half of the time, for 0.1 to
 10 s at once, which the canary does not see; or at two (0.8, 1 to 20 s at once) of which the canary
-makes 0.6. ``--slow`` keeps the models of 15 to 80 ms with budgets
-of at most 30 service times, whose proofs take most of a minute. Told are the verdicts, the
-certified share of the recommended configuration's reported edge, that of the best configuration's
-true edge at full speed, whether the gain over the baseline was told, with a lower end (more than
-what is gained at most) or as a loss, and which of the two edges have both ends. It is no timing.
+makes 0.6. ``--slow`` keeps the models of 15 to 80 ms with budgets of at most 30 service times,
+whose proofs take most of a minute; ``--times`` makes models and budgets so many times as long. Told
+are the verdicts, the certified share of the recommended configuration's reported edge, that of the
+best configuration's true edge at full speed, whether the gain over the baseline was told, with a
+lower end (more than what is gained at most) or as a loss, and which of the two edges have both
+ends. It is no timing.
 """
 
 from __future__ import annotations
@@ -87,6 +89,14 @@ class Model:
         budget_ms = one_ms * float(np.exp(rng.uniform(np.log(5.0), np.log(200.0))))
         return cls(
             fixed_ms=fixed * one_ms, each_ms=(1.0 - fixed) * one_ms, budget_ms=max(budget_ms, 5.0)
+        )
+
+    def times(self, factor: float) -> Model:
+        """A model whose executions and latency budget are so many times as long."""
+        return Model(
+            fixed_ms=factor * self.fixed_ms,
+            each_ms=factor * self.each_ms,
+            budget_ms=factor * self.budget_ms,
         )
 
     @property
@@ -175,9 +185,9 @@ def seeds(count: int, *, slow: bool) -> list[int]:
     return list(itertools.islice(drawn, count))
 
 
-def study(seed: int, *, world: str, budget_s: float) -> Ending:
-    """Runs one search."""
-    model = model_of(seed)
+def study(seed: int, *, world: str, budget_s: float, factor: float = 1.0) -> Ending:
+    """Runs one search of a model that takes ``factor`` times as long as it was drawn."""
+    model = model_of(seed).times(factor)
     neighbour = world == "neighbour"
     sensitive = world == "sensitive canary"
     slow, dwell_s = (LEFT, (0.1, 10.0)) if neighbour else (SLOW, (0.1, 3.0))
@@ -267,15 +277,17 @@ def main() -> int:
     command.argument("--budgets", default="60,300", help="seconds, with commas")
     command.argument("--worlds", default=",".join(WORLDS), help="with commas")
     command.argument("--slow", action="store_true", help="slow models with short budgets alone")
+    command.argument("--times", type=float, default=1.0, metavar="FACTOR", help="as long")
     command.argument("--processes", type=int, default=1)
     options = command.start()
     document: dict[str, Any] = {"cells": {}}
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         for budget_s in map(float, options.budgets.split(",")):
             for world in options.worlds.split(","):
-                run = partial(study, world=world, budget_s=budget_s)
+                run = partial(study, world=world, budget_s=budget_s, factor=options.times)
                 drawn = seeds(options.studies, slow=options.slow)
                 name = f"{world}, {budget_s:g} s" + (", slow models" if options.slow else "")
+                name += f", {options.times:g} times as slow" if options.times != 1.0 else ""
                 document["cells"][name] = summarize(list(pool.map(run, drawn)))
                 write_json(options.out, document)
     return command.finish(options, document, shown)

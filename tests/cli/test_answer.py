@@ -233,13 +233,13 @@ def test_an_answer_that_nobody_reads_is_delivered_all_the_same(
 ) -> None:
     """``analyze … --export models | less``, left early, exported nothing and ended with 0."""
     chosen = options(folder, force=True)
-    chosen.as_json, chosen.report_file = as_json, folder / "report.md"
+    chosen.as_json, chosen.report_file = as_json, folder / "report.csv"
     (folder / "models" / "digits" / "1").mkdir(parents=True)  # so that the export has a note
     (folder / "models" / "digits" / "config.pbtxt").write_text('name: "digits"')
     with reader_gone():
         verdict = deliver(chosen, replace(facts, verdict="undecided"))
     assert EXIT_CODES[verdict] == 4
-    assert (folder / "report.md").is_file()
+    assert (folder / "report.csv").is_file()
     assert (folder / "models" / "digits" / "2" / "model.onnx").is_file()
 
 

@@ -623,7 +623,7 @@ def test_without_json_standard_output_stays_empty(call: Call, good: str) -> None
 @pytest.mark.parametrize("flag", ["-v", "--verbose", "-qv", "-vq"])
 def test_verbose_adds_the_traceback(call: Call, good: str, flag: str) -> None:
     assert "Traceback" in call(good, "--latency-budget", "500", flag).stderr
-    assert "Traceback" not in call("report", "-q", "-ov.md").stderr
+    assert "Traceback" not in call("report", "-q", "-ov.csv").stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -306,7 +306,7 @@ def test_doctor_names_what_is_here(searched: Answer, run: Run) -> None:
     parts = {part["name"]: part for part in document["parts"]}
     assert all(part.keys() == {"name", "version", "usable", "adds"} for part in parts.values())
     assert parts["CPU"]["usable"] and parts["ONNX Runtime"]["usable"]
-    assert "1 studies" in parts["Database"]["version"]
+    assert "1 study" in parts["Database"]["version"]
 
 
 def test_a_local_model_is_measured(run: Run) -> None:

@@ -56,7 +56,7 @@ def test_json_is_one_document_or_refused(url: str, folder: Path) -> None:
 
 def test_json_beside_a_file_has_the_commands_that_it_has_without(url: str, folder: Path) -> None:
     """The next command was one for another database."""
-    beside = told(url, "--json", "-o", str(folder / "report.md")).output
+    beside = told(url, "--json", "-o", str(folder / "report.csv")).output
     assert beside == told(url, "--json").output
     assert f"--store {url}" in json.loads(beside)["closest"]["command"]
 
@@ -91,6 +91,7 @@ def test_a_study_began_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         seed=1,
         seed_given=True,
         ray_address=None,
+        server="embedded",
         command="analyze",
         calibration_data=None,
     )

@@ -74,6 +74,38 @@ def test_a_killed_measurement_leaves_no_model_loaded(executor: Executor, server:
         assert not endpoint.ready(loaded_name(task))
 
 
+class Endless:
+    """Work without an end, which notes when what it left is asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, context: WorkerContext) -> object:
+        while True:
+            time.sleep(0.01)
+
+    def unload_left(self) -> str:
+        self.asked += 1
+        raise KeyError("state")
+
+
+def test_in_process_what_was_interrupted_is_unloaded_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exceptions that end a job's thread may end its own unloading; and a fault ends none."""
+    work = Endless()
+    with InProcessExecutor(device="cpu", cache_dir=tmp_path) as executor:
+        executor.submit(Job("late", work, 0.1))
+        assert executor.next_result(START_S) is not None
+        assert work.asked == 1
+        executor.submit(Job("next", lambda context: 1, START_S))
+        after = executor.next_result(START_S)
+        assert after is not None and after.value == 1
+    assert work.asked == 1
+    told = capsys.readouterr().err
+    assert told == "Note: The job late may have left its model loaded: KeyError: 'state'\n"
+
+
 def test_what_could_not_be_unloaded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     task = task_on("http://127.0.0.1:1")
     unload_left(Job("measure", task, 1.0))

@@ -333,7 +333,7 @@ def test_a_process_that_dies_costs_one_variant(
 
     class Dying(subprocess.Popen[bytes]):
         def __init__(self, arguments: list[str], **options: Any) -> None:
-            started.append(arguments[4:])
+            started.append(arguments[5:])
             super().__init__(arguments, **options)
             if len(started) == 1:
                 os.kill(self.pid, signal.SIGKILL)
