@@ -174,8 +174,8 @@ def render() -> str:
         "",
         (
             "`analyze MODEL --latency-budget 50ms` is `analyze search MODEL …` with that budget. "
-            "Nearly every command has `--json` (one JSON document on standard output), `-v` (more "
-            "detail, tracebacks) and `-q` (no progress, no warnings); `-h` explains each."
+            "Nearly every command has `--json` (one JSON document on standard output), `-v` "
+            "(tracebacks of errors) and `-q` (no progress, no warnings); `-h` explains each."
         ),
         "",
         (

@@ -109,7 +109,7 @@ class EmbeddedSpec:
         """The batch sizes to warm up, largest first so that memory is claimed once.
 
         On a CPU the extremes and the preferred sizes; on a GPU, where kernels are chosen and memory
-        is claimed for each new shape, every size.
+        is claimed for each new shape, every size up to 64.
         """
         if self.warmup_batch_sizes:
             return self.warmup_batch_sizes
