@@ -214,10 +214,10 @@ class Configuration:
     def warmup_batch_sizes(self) -> tuple[int, ...]:
         """The batch sizes that an instance runs before it is ready, ascending.
 
-        On a CPU 1, the preferred sizes and the largest; on a GPU every size, since libraries choose
-        kernels and claim memory for each new shape. Above 64 it is the powers of two, the preferred
-        sizes and the largest alone: in Triton a warm-up of size N is N requests, so that all sizes
-        up to 1,024 would be half a million.
+        On a CPU 1, the preferred sizes and the largest; on a GPU every size up to 64, since
+        libraries choose kernels and claim memory for each new shape, and above it the powers of
+        two, the preferred sizes and the largest: in Triton a warm-up of size N is N requests, so
+        that all sizes up to 1,024 would be half a million.
         """
         largest = max(self.max_batch_size, 1)
         sizes = {1, *(self.preferred_batch_size or ()), largest}

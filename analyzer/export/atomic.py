@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -110,7 +111,7 @@ def make_readable(folder: Path) -> None:
     make_readable(folder.parent)
     with suppress(FileExistsError):  # another export's by now, or a file
         folder.mkdir()
-        folder.chmod(0o755)
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o755)
 
 
 def copy_durably(source: Path | bytes, target: Path) -> None:

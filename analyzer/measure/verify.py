@@ -141,7 +141,8 @@ def verify_claim(
                         on_beyond(beyond_s)
                         until, block_s = clock() + beyond_s, beyond_s
             seconds += session.seconds
-            notes = tuple(dict.fromkeys((*notes, *session.notes)))
+        # Once it has ended: a model may still be loaded on a server elsewhere.
+        notes = tuple(dict.fromkeys((*notes, *session.notes)))
         if certificate is not None and certificate.verdict == "FAIL":
             break
     assert certificate is not None and tests

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.export.atomic import STAGING_PREFIX, copy_durably, put_in_place, staging_folder
+from analyzer.export.atomic import (
+    STAGING_PREFIX,
+    copy_durably,
+    make_readable,
+    put_in_place,
+    staging_folder,
+)
 
 
 @pytest.fixture
@@ -127,3 +133,14 @@ def test_folders_are_readable_whatever_the_umask(tmp_path: Path) -> None:
         assert mode(private / folder) == 0o755
     assert mode(private / "m/1/parts/weights.bin") == 0o644
     assert mode(private) == 0o700, "one that is there stays as it is"
+
+
+def test_what_a_folder_inherits_of_its_parent_stays(tmp_path: Path) -> None:
+    """A team's folder: who belongs to its group may write."""
+    before = os.umask(0o002)
+    try:
+        tmp_path.chmod(0o2775)
+        make_readable(tmp_path / "models")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "models").stat().st_mode) == 0o2775

@@ -263,6 +263,7 @@ def test_what_had_no_time_to_be_built_is_measured_once_it_has() -> None:
     assert winner(first).configuration.precision == "fp32"
     assert [o.reason for o in first.outcomes if isinstance(o, Failure)] == ["budget"]
     then, _, _ = run(world, space=space, budget_s=60.0, store=store, resume=True)
+    assert first.verdict == then.verdict == "found"
     assert then.outcomes[-1].configuration.precision == "int8"
     assert not any(isinstance(outcome, Failure) for outcome in then.outcomes)
 
