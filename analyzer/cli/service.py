@@ -62,8 +62,11 @@ def require_service() -> None:
         )
 
 
-def store_of(store_url: str | None, data: Path) -> str:
-    """The database: as given, else a file in the service's folder, which is made.
+def store_of(store_url: str | None, data: Path, *, make: bool = True) -> str:
+    """The database: as given, else a file in the service's folder.
+
+    Args:
+        make: Whether that folder is made.
 
     Raises:
         UsageError: The folder cannot be made.
@@ -71,7 +74,8 @@ def store_of(store_url: str | None, data: Path) -> str:
     if store_url:
         return store_url
     try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if make:
+            data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"--data: {data} cannot be the service's folder: "
@@ -247,7 +251,8 @@ def create_token(
 def collect_garbage(keep: float, store_url: str | None, data: Path, as_json: bool) -> None:
     """Remove jobs that ended long ago, and files that nothing needs any more.
 
-    Safe while the service runs; meant to be started once a day.
+    Safe while the service runs; meant to be started once a day. Files stay for an hour after the
+    last job or upload that refers to them.
     """
     require_service()
     import json
@@ -257,7 +262,8 @@ def collect_garbage(keep: float, store_url: str | None, data: Path, as_json: boo
     from analyzer.service.database import open_service_database
     from analyzer.service.gc import collect
 
-    with open_service_database(store_of(store_url, data)) as database:
+    # It runs by itself, at night: an upgrade is the operator's, with the other processes stopped.
+    with open_service_database(store_of(store_url, data, make=False), upgrade=False) as database:
         with database.reading() as connection:
             own = is_of(connection, data)
         if not own:

@@ -22,6 +22,9 @@ class JobQueue:
         self._results: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._unfinished = 0
+        # How often everything was cancelled, now and when a worker's thread took its job.
+        self._cancellations = 0
+        self._taken = threading.local()
         self.cancelled = threading.Event()
 
     def put(self, job: Job) -> None:
@@ -33,20 +36,29 @@ class JobQueue:
     def take(self) -> Job | None:
         """The next job, waiting for it; None when this worker shall end."""
         while (job := self._jobs.get()) is not None:
+            self._taken.cancellations = self._cancellations
             if not self.cancelled.is_set():
                 return job
             self._count_down()
         return None
 
     def put_back(self, job: Job) -> None:
-        """Returns a job that was taken but not started, for another worker."""
-        self._jobs.put(job)
+        """Returns a job that was taken, for another worker, unless it was cancelled meanwhile."""
+        if self._is_wanted():
+            self._jobs.put(job)
+        else:
+            self._count_down()
 
     def finish(self, result: JobResult) -> None:
-        """Hands a result over, unless the job was cancelled meanwhile."""
-        if not self.cancelled.is_set():
+        """Hands a result over, unless the job was cancelled meanwhile, however long ago."""
+        if self._is_wanted():
             self._results.put(result)
         self._count_down()
+
+    def _is_wanted(self) -> bool:
+        """Whether nothing was cancelled since this thread took its job."""
+        now = self._cancellations
+        return bool(getattr(self._taken, "cancellations", now) == now)
 
     def next_result(self, timeout_s: float) -> JobResult | None:
         """The next result; None after ``timeout_s``."""
@@ -61,6 +73,7 @@ class JobQueue:
         Returns:
             Whether no job is left after at most ``timeout_s``.
         """
+        self._cancellations += 1
         self.cancelled.set()
         try:
             self._forget()

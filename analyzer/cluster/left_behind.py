@@ -18,7 +18,7 @@ class _Loads(Protocol):
 
 
 def unload_left(job: Job) -> None:
-    """Unloads the model that ``job``, whose process is gone, may have left loaded.
+    """Unloads the model that ``job``, which was killed, may have left loaded.
 
     A failure is told on the standard error: of a job that was cancelled no result comes back.
     """

@@ -67,9 +67,10 @@ def certify_capacity(goal: CertifyGoal, run: Run, judge: Judge) -> Certified:
     result = Certified(evidence={known.rate_rps: known for known in goal.earlier})
     try:
         _Certifying(goal, run, judge, result).certify()
-    except TargetError:
+    except TargetError as error:
         if not result.passed or not result.blocks:
             raise
+        result.trouble = f"The server failed in a run after its proof: {error.message}"
     return result
 
 

@@ -131,6 +131,7 @@ class Certified:
         blocks: The runs of this walk at ``rate_rps``.
         runs: Every run made, in order.
         evidence: By rate: what was known, and what the runs added.
+        trouble: Why the walk ended early though something had passed, as a sentence; else empty.
     """
 
     rate_rps: float | None = None
@@ -139,6 +140,7 @@ class Certified:
     blocks: list[LoadTest] = field(default_factory=list)
     runs: list[LoadTest] = field(default_factory=list)
     evidence: dict[float, RateEvidence] = field(default_factory=dict)
+    trouble: str = ""
 
 
 Run = Callable[[float, float, float], LoadTest]

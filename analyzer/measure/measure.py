@@ -305,7 +305,7 @@ def measure_configuration(
         load_tests=tuple(session.tests),
         load_test_seconds=session.seconds,
         resources=session.peak(),
-        notes=session.notes,
+        notes=(*session.notes, *filter(None, [proof.trouble])),
     )
 
 

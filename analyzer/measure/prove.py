@@ -47,12 +47,14 @@ class Proof:
         certificate: Of that rate, or of the one tried last.
         headline: All of this walk's runs at that rate as one load test; None without any.
         evidence: By rate in ascending order, what was known included.
+        trouble: As of :class:`~analyzer.measure.certify_goal.Certified`.
     """
 
     rate_rps: float | None = None
     certificate: Certificate | None = None
     headline: LoadTest | None = None
     evidence: tuple[RateEvidence, ...] = ()
+    trouble: str = ""
 
 
 def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge: Edge) -> Proof:
@@ -194,4 +196,5 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         certificate=result.certificate,
         headline=headline,
         evidence=tuple(known for _, known in sorted(result.evidence.items())),
+        trouble=result.trouble,
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select, update
 
 from analyzer.errors import DataError, StoreError
 from analyzer.service.archive import HEAD_BYTES, is_archive
@@ -30,6 +30,7 @@ _CHUNK_BYTES = 1 << 20  # of one read; any size that is large beside a system ca
 _LOOKED_AT = 20  # newest files: one may be lost, and all of them are not
 _RANGE_BYTES = 16 << 20  # that the kernel copies at a time: well below a second on a slow disk
 _HASH = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(r"[0-9a-f]{2}")  # as :func:`_place` names the folders
 # The kernel does not copy between these two files.
 _NOT_IN_KERNEL = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -39,6 +40,24 @@ def is_of(connection: Connection, root: Path) -> bool:
     newest = select(OBJECTS.c.sha256).order_by(OBJECTS.c.created_at.desc()).limit(_LOOKED_AT)
     found = connection.execute(newest).scalars().all()
     return not found or any(_place(root, sha256).is_file() for sha256 in found)
+
+
+def let_go(connection: Connection, hashes: Select[tuple[str]]) -> None:
+    """Notes that the transaction takes references to these files away.
+
+    They stay for a while from now on, whether or not anything else refers to them: a backup of
+    the database that was made before does, and their files may still have to be copied.
+    """
+    # Another transaction that holds one notes it now, or lets it go, too. Not to wait for that
+    # keeps two that hold several from waiting for each other.
+    free = (
+        select(OBJECTS.c.sha256)
+        .where(OBJECTS.c.sha256.in_(hashes))
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    connection.execute(
+        update(OBJECTS).where(OBJECTS.c.sha256.in_(free)).values(created_at=DatabaseTime())
+    )
 
 
 def _place(root: Path, sha256: str) -> Path:
@@ -218,9 +237,14 @@ class ContentStore:
         return incoming.finish()
 
     def files(self) -> Iterator[tuple[str, list[Path]]]:
-        """All that were noted once, by what their hashes begin with."""
+        """All that were noted once, by what their hashes begin with.
+
+        Whatever else lies there is passed over: ``lost+found`` of a disk of its own, for one.
+        """
         for folder in sorted((self.root / "objects").iterdir()):
-            yield folder.name, [path for path in folder.iterdir() if _HASH.fullmatch(path.name)]
+            if _PREFIX.fullmatch(folder.name) and folder.is_dir():
+                found = [path for path in folder.iterdir() if _HASH.fullmatch(path.name)]
+                yield folder.name, found
 
     def remove(self, sha256: str) -> None:
         """Removes the content with this hash, if it is there."""

@@ -28,7 +28,8 @@ def open_service_database(url: str, *, upgrade: bool = True, idle_s: float = IDL
             was stopped, or cut off), so that others get at the rows that it holds.
 
     Raises:
-        StoreError: It cannot be reached or written, or a newer version has upgraded it.
+        StoreError: It cannot be reached or written, a newer version has upgraded it, or its tables
+            are not there, or older, and may not be upgraded.
         MissingPartError: PostgreSQL's driver is not installed.
     """
     parsed = engines.parse_url(url)
@@ -37,6 +38,8 @@ def open_service_database(url: str, *, upgrade: bool = True, idle_s: float = IDL
     database = Database(parsed, engine)
     try:
         if database.sqlite:
+            if not upgrade and not Path(str(parsed.database)).exists():
+                raise _no_tables(database.place)  # SQLite would make the file
             engines.check_file(parsed, create=True)
             with engines.translated(parsed):
                 database.refuse_foreign()
@@ -72,11 +75,15 @@ def _bring_up_to_date(connection: Connection, place: str, *, upgrade: bool) -> N
             hint="Update tritune on this machine (pip install --upgrade tritune).",
         )
     if not upgrade:
-        raise StoreError(
-            f"The database {place} has no tables of this version's service.",
-            hint="Start analyze service of this version on it once: it upgrades the tables.",
-        )
+        raise _no_tables(place)
     command.upgrade(config, "head")
+
+
+def _no_tables(place: str) -> StoreError:
+    return StoreError(
+        f"The database {place} has no tables of this version's service.",
+        hint="Start analyze service of this version on it once: it upgrades the tables.",
+    )
 
 
 def stored_revision(connection: Connection) -> str | None:

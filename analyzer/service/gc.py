@@ -28,11 +28,16 @@ from analyzer.store.database import Database
 
 _LOG = logging.getLogger(__name__)
 # A file that is noted in the database is referred to moments later; one that is being uploaded is
-# written to all the time. Long beside both. A study that was superseded stays as long, too: a
-# backup of the database may refer to it whose files are still being copied.
+# written to all the time. Long beside both. A file that was let go stays as long, too: a backup of
+# the database may refer to it whose files are still being copied (docs/deployment.md, §4).
 _SETTLED_S = 3600.0
 _ABANDONED_S = 86_400.0
 _AT_A_TIME = 200  # rows of a transaction: others write in between
+# Files without a row that may be our own, which processes that were killed have left: each leaves
+# one or two. Up to ten, or one in twenty of those with a row, whichever is more; choices. What is
+# beyond may be another service's, or newer than a database that was restored.
+_LOST_MAX = 10
+_LOST_ONE_IN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,24 +122,27 @@ def _note_lost_files(database: Database, content: ContentStore, now: float) -> b
     """Notes files that the database does not know, for :func:`remove_unused_files` to remove.
 
     To remove them here could meet an upload of the same file. Returns whether the folder is the
-    database's, which knows most of its files then.
+    database's alone, which knows nearly all of its files then.
     """
-    known = 0
+    known = unknown = 0
     lost: list[tuple[str, int]] = []
     for prefix, files in content.files():
         # Behind every digit of a hash, in each order of letters.
         own = OBJECTS.c.sha256.between(prefix, f"{prefix}g")
         with database.reading() as connection:
             noted = set(connection.execute(select(OBJECTS.c.sha256).where(own)).scalars())
-        known += sum(path.name in noted for path in files)
+        own_files = sum(path.name in noted for path in files)
+        known += own_files
+        unknown += len(files) - own_files
         for path in files:
             with contextlib.suppress(FileNotFoundError):
                 if path.name not in noted and (found := path.stat()).st_mtime < now - _ABANDONED_S:
                     lost.append((path.name, found.st_size))
-    if len(lost) > known:
+    # Not most of them either, however few: those of a service beside an empty database.
+    if unknown > min(known, max(_LOST_MAX, known // _LOST_ONE_IN)):
         _LOG.warning(
             "%d files in %s are not in the database %s, which has %d: are they another service's? "
-            "They were left.", len(lost), content.root, database.place, known,
+            "They were left.", unknown, content.root, database.place, known,
         )  # fmt: skip
         return False
     for start in range(0, len(lost), _AT_A_TIME):

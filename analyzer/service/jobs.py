@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from analyzer.service import states
+from analyzer.service.content import let_go
 from analyzer.service.names import own_study_name
 from analyzer.service.problems import conflict, not_found
 from analyzer.service.progress import TAIL_MAX
@@ -240,6 +241,7 @@ def delete_job(connection: Connection, project: str, job: str) -> JobRow:
         raise conflict(
             "in_use", f"The job {using.id} needs it.", hint="Wait for its end, or cancel it."
         )
+    let_go(connection, select(ARTIFACTS.c.sha256).where(ARTIFACTS.c.job == row.number))
     for table in (EVENTS, TRIALS, ARTIFACTS):
         connection.execute(delete(table).where(table.c.job == row.number))
     connection.execute(delete(JOBS).where(JOBS.c.number == row.number))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from analyzer.service.content import Staged
+from analyzer.service.content import Staged, let_go
 from analyzer.service.folder import STUDY
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.queue import Claim, Queue
 from analyzer.service.rows import upsert
-from analyzer.service.schema import ARTIFACTS, JOBS, OBJECTS, TRIALS, DatabaseTime
+from analyzer.service.schema import ARTIFACTS, JOBS, TRIALS
 
 
 def artifact(queue: Queue, claim: Claim, name: str, *, of: str | None = None) -> str | None:
@@ -37,12 +37,9 @@ def artifact(queue: Queue, claim: Claim, name: str, *, of: str | None = None) ->
 def note_artifact(connection: Connection, claim: Claim, name: str, staged: Staged) -> None:
     """Notes a file that the job has left, in the transaction that keeps it."""
     own = ARTIFACTS.c.job == claim.number, ARTIFACTS.c.name == name
-    # It stays for a while from now on: a backup of the database may refer to it.
-    superseded = select(ARTIFACTS.c.sha256).where(*own, ARTIFACTS.c.sha256 != staged.sha256)
-    connection.execute(
-        update(OBJECTS)
-        .where(OBJECTS.c.sha256 == superseded.scalar_subquery())
-        .values(created_at=DatabaseTime())
+    let_go(
+        connection,
+        select(ARTIFACTS.c.sha256).where(*own, ARTIFACTS.c.sha256 != staged.sha256),
     )
     values = {"sha256": staged.sha256, "size_bytes": staged.size_bytes}
     upsert(
@@ -62,9 +59,9 @@ def stay_with(connection: Connection, claim: Claim, kind: str) -> None:
 
 def forget_artifacts(connection: Connection, claim: Claim) -> None:
     """Removes what a job has left but its study: that of a run that was given up is no answer."""
-    connection.execute(
-        delete(ARTIFACTS).where(ARTIFACTS.c.job == claim.number, ARTIFACTS.c.name != STUDY)
-    )
+    given_up = ARTIFACTS.c.job == claim.number, ARTIFACTS.c.name != STUDY
+    let_go(connection, select(ARTIFACTS.c.sha256).where(*given_up))
+    connection.execute(delete(ARTIFACTS).where(*given_up))
     _sum_up(connection, claim)
 
 

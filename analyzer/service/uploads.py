@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select
 
-from analyzer.service.content import ContentStore, Staged
+from analyzer.service.content import ContentStore, Staged, let_go
 from analyzer.service.limits import ServiceLimits
 from analyzer.service.problems import Problem, conflict, not_found
 from analyzer.service.rows import upsert
@@ -138,7 +138,7 @@ def list_uploads(connection: Connection, project: str, kind: str) -> Sequence[Ro
 
 
 def delete_upload(connection: Connection, project: str, kind: str, sha256: str) -> None:
-    """Removes an upload; its content goes with the next ``analyze service gc``.
+    """Removes an upload; workers remove its content an hour later, where nothing else needs it.
 
     Raises:
         Problem: 404: there is none; 409: a job that has not ended needs it.
@@ -152,8 +152,6 @@ def delete_upload(connection: Connection, project: str, kind: str, sha256: str) 
         raise conflict(
             "in_use", f"The job {using.id} needs it.", hint="Wait for its end, or cancel it."
         )
-    connection.execute(
-        delete(UPLOADS).where(
-            UPLOADS.c.project == project, UPLOADS.c.kind == kind, UPLOADS.c.sha256 == sha256
-        )
-    )
+    own = UPLOADS.c.project == project, UPLOADS.c.kind == kind, UPLOADS.c.sha256 == sha256
+    let_go(connection, select(UPLOADS.c.sha256).where(*own))
+    connection.execute(delete(UPLOADS).where(*own))

@@ -167,7 +167,14 @@ def plan_probes(
         instances.setdefault(threads, {1}).add(count)
     first = min(instances, key=_turn)
     ranked = [
-        (_rank(busy, max(counts), sizes, size), (_turn(threads), busy, size), threads)
+        (
+            # One curve has a middle, from which the others take their shape.
+            1
+            if (threads, busy, size) == (first, 1, sizes[len(sizes) // 2])
+            else _rank(busy, max(counts), sizes, size),
+            (_turn(threads), busy, size),
+            threads,
+        )
         for threads, counts in instances.items()
         for busy in counts
         for size in (sizes if (threads, busy) == (first, 1) else ends)

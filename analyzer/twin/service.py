@@ -265,10 +265,20 @@ class ServiceTime:
 
     def _unbatched_rps(self, instances: int, request_batch_size: NDArray[np.int64]) -> float:
         """The same of requests of several sizes, int64 [n], each of which is an execution."""
-        sizes, counts = np.unique(request_batch_size, return_counts=True)
+        sizes, counts = _counted(request_batch_size)
         mean_ms = np.average(self.busy_ms(instances, sizes), axis=1, weights=counts)
         with np.errstate(divide="ignore"):
             rate_rps = float(np.max(np.arange(1, instances + 1) / mean_ms)) * 1e3
         if self.serial is None:
             return rate_rps
         return min(rate_rps, float(self.serial.rate_max_rps(np.ones(1))[0]))
+
+
+def _counted(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different ones of ``sizes``, ascending, and how often each is there."""
+    smallest = int(np.min(sizes))
+    if int(np.max(sizes)) - smallest > len(sizes):
+        return np.unique(sizes, return_counts=True)
+    counts = np.bincount(sizes - smallest)  # without sorting them
+    (there,) = np.nonzero(counts)
+    return there + smallest, counts[there]

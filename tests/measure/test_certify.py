@@ -756,6 +756,7 @@ def test_a_server_that_fails_in_a_climb_takes_no_proof_with_it(again: bool) -> N
     else:
         found = certify_capacity(walk, run, judge)
         assert found.passed and found.rate_rps == 50.0 and found.blocks == script.tests
+        assert found.trouble.endswith("The server failed.")
 
 
 def test_nothing_is_claimed_again_above_a_rate_that_failed() -> None:

@@ -63,7 +63,7 @@ def test_a_proof_ends_with_its_last_replies_in_time() -> None:
 
 @pytest.mark.parametrize(
     ("service_ms", "saturating", "in_flight"),
-    [(5.0, True, [4, 32]), (5.0, False, [4]), (2000.0, True, [4])],
+    [(5.0, True, [4, 16, 32]), (5.0, False, [4]), (2000.0, True, [4])],
 )
 def test_a_slow_server_is_not_filled_to_warm_it_up(
     service_ms: float, saturating: bool, in_flight: list[int]

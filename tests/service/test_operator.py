@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +90,27 @@ def test_a_worker_makes_neither_database_nor_folder(
     assert not any((tmp_path / "d").iterdir())
 
 
+@pytest.mark.sqlite_alone
+def test_retention_makes_and_upgrades_no_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A timer starts it: it upgraded the tables under the processes of the old version."""
+
+    def refused(*more: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(["service", "gc", "--data", str(tmp_path / "d"), *more])
+        assert end.value.code == 2 and "no tables of this version" in capsys.readouterr().err
+
+    refused()
+    refused("--store", f"sqlite:///{tmp_path / 'w.db'}")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "w.db").touch()
+    refused("--store", f"sqlite:///{tmp_path / 'w.db'}")
+    with contextlib.closing(sqlite3.connect(tmp_path / "w.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    assert not (tmp_path / "d").exists()
+
+
 def test_a_worker_measures_on_the_first_gpu_that_it_may_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,6 +145,10 @@ def test_retention_takes_old_jobs_and_what_nothing_needs(
     assert client.get(f"/api/v1/jobs/{old}").status_code == 404
     assert client.get(f"/api/v1/jobs/{young}/artifacts/repository.tar").status_code == 200
     assert content.path(model).is_file(), "a job that waits needs its model"
+    collect(database, content, keep_s=-1)
+    with database.writing() as connection:
+        # What they left stays for an hour.
+        connection.execute(update(OBJECTS).values(created_at=OBJECTS.c.created_at - 7200))
     collect(database, content, keep_s=-1)
     assert client.get(f"/api/v1/jobs/{young}").status_code == 404
     assert client.get(f"/api/v1/jobs/{waiting}").status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +12,23 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from page_example import Example
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from analyzer.cli.main import main
 from analyzer.service import jobs, kept
 from analyzer.service.content import ContentStore, Staged
-from analyzer.service.folder import STUDY
+from analyzer.service.folder import REPORT, STUDY
 from analyzer.service.gc import collect, remove_unused_files
 from analyzer.service.problems import conflict
 from analyzer.service.queue import Claim
-from analyzer.service.schema import OBJECTS
+from analyzer.service.schema import OBJECTS, DatabaseTime
+from analyzer.service.states import Change
 from analyzer.store.database import Database
 
 DAY_S = 86_400.0
+COMPOSE = Path(__file__).parents[2] / "deploy" / "service" / "compose.yaml"
 
 
 def lost_file(content: ContentStore, data: bytes, age_s: float) -> Path:
@@ -100,18 +104,64 @@ def test_files_are_left_where_most_are_not_the_databases(
     assert not own.exists() and not engine.exists()
 
 
+@pytest.mark.sqlite_alone
+@pytest.mark.parametrize(("known", "most"), [(20, 10), (240, 12)])
+def test_files_of_a_small_service_in_the_same_folder_are_left(
+    database: Database, content: ContentStore, caplog: pytest.LogCaptureFixture,
+    known: int, most: int,
+) -> None:  # fmt: skip
+    """Those of a smaller service went."""
+    with database.writing() as connection:
+        for number in range(known):
+            path = lost_file(content, b"own %d" % number, 2 * DAY_S)
+            values = {"sha256": path.name, "size_bytes": 1, "created_at": DatabaseTime()}
+            connection.execute(insert(OBJECTS).values(values))
+    others = [lost_file(content, b"another's %d" % n, 2 * DAY_S) for n in range(most + 1)]
+    assert collect(database, content, keep_s=DAY_S).files == 0
+    assert all(path.is_file() for path in others) and f"{most + 1} files" in caplog.text
+    # Those of today count, too.
+    os.utime(others[0])
+    assert collect(database, content, keep_s=DAY_S).files == 0
+    others[0].unlink()
+    assert collect(database, content, keep_s=DAY_S).files == most
+
+
+@pytest.mark.sqlite_alone
+def test_what_else_lies_among_the_objects_is_passed_over(
+    upload: Callable[..., str], database: Database, content: ContentStore
+) -> None:
+    """A disk of its own has a folder ``lost+found`` that only root reads; each gc ended there."""
+    known = {upload(say="one"), upload(say="two")}
+    old = lost_file(content, b"old", 2 * DAY_S)
+    objects = content.root / "objects"
+    unused = next(f"{n:02x}" for n in range(256) if not (objects / f"{n:02x}").exists())
+    (objects / unused).touch()
+    (objects / ".DS_Store").touch()
+    (objects / "lost+found").mkdir(mode=0)
+    # Root reads that all the same: nothing in it counts.
+    (objects / "abc").mkdir()
+    (objects / "abc" / ("abc" + "0" * 61)).touch()
+    os.utime(objects / "abc" / ("abc" + "0" * 61), (1, 1))
+    assert collect(database, content, keep_s=DAY_S).files == 1
+    assert not old.exists() and hashes(database) == known
+    names = [name for name, _ in content.files()]
+    assert set(names).isdisjoint({"lost+found", "abc", ".DS_Store", unused})
+
+
 @pytest.fixture
 def claim(service: Any) -> Claim:
     return Example(service.context).running(trials=())
 
 
-def noted(database: Database, content: ContentStore, claim: Claim, data: bytes) -> Staged:
-    """A study that the job has left."""
+def noted(
+    database: Database, content: ContentStore, claim: Claim, data: bytes, name: str = STUDY
+) -> Staged:
+    """A study that the job has left, or another file."""
     with content.incoming() as incoming, database.writing() as connection:
         incoming.write(data)
         staged = incoming.finish()
         content.keep(connection, staged)
-        kept.note_artifact(connection, claim, STUDY, staged)
+        kept.note_artifact(connection, claim, name, staged)
     return staged
 
 
@@ -128,6 +178,38 @@ def test_a_superseded_study_stays_for_as_long_as_a_backup_takes(
     assert remove_unused_files(database, content) == (1, 5)
     assert hashes(database) == {second.sha256}
     assert not content.path(first.sha256).exists() and content.path(second.sha256).is_file()
+
+
+@pytest.mark.parametrize("by", ["upload", "job", "attempt"])
+def test_what_is_let_go_stays_for_as_long_as_a_backup_takes(
+    client: httpx.Client, upload: Callable[..., str], service: Any, database: Database,
+    content: ContentStore, by: str,
+) -> None:  # fmt: skip
+    """Workers remove files every hour: those of a job that was deleted went at once."""
+    claim = Example(service.context).running(trials=())
+    study = noted(database, content, claim, b"study").sha256
+    report = noted(database, content, claim, b"report", name=REPORT).sha256
+    model = upload(say="a model")
+    let_settle(database)
+    if by == "upload":
+        assert client.delete(f"/api/v1/models/{model}").status_code == 204
+        gone = {model}
+    elif by == "job":
+        with database.writing() as connection:
+            jobs.change_job(
+                connection, jobs.get_job(connection, "default", claim.id), Change.SUCCEED
+            )
+        assert client.delete(f"/api/v1/jobs/{claim.id}").status_code == 204
+        gone = {study, report}
+    else:
+        with database.writing() as connection:
+            kept.forget_artifacts(connection, claim)
+        gone = {report}
+    assert remove_unused_files(database, content) == (0, 0)
+    assert all(content.path(sha256).is_file() for sha256 in gone)
+    let_settle(database)
+    assert remove_unused_files(database, content)[0] == len(gone)
+    assert hashes(database) == {study, report, model} - gone
 
 
 @pytest.mark.sqlite_alone
@@ -213,3 +295,22 @@ def test_the_key_of_a_job_that_is_gone_makes_a_new_one(
         else:
             assert collect(database, content, keep_s=-1).jobs == 1
     assert made[0] != made[1]
+
+
+@pytest.mark.sqlite_alone
+def test_compose_starts_retention_at_once_and_again_after_it_failed(tmp_path: Path) -> None:
+    """It slept first: a machine that is started each day never came to it."""
+    scripts = {
+        "analyze": 'echo "analyze $*" >> said\n[ $(grep -c analyze said) != 1 ]',
+        # The third one ends the loop.
+        "sleep": 'echo "sleep $*" >> said\n[ $(grep -c sleep said) != 3 ] || kill $PPID',
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    entrypoint = yaml.safe_load(COMPOSE.read_text())["services"]["gc"]["entrypoint"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(entrypoint, cwd=tmp_path, env={"PATH": path}, timeout=30)
+    gc = "analyze service gc --data=/data"
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said == [gc, "sleep 600", gc, "sleep 86400", gc, "sleep 86400"]
