@@ -171,7 +171,7 @@ def _database(store_url: str) -> Part:
     try:
         with open_store(store_url, create=False) as store:
             count = len(store.list_studies())
-        studies = "1 study" if count == 1 else f"{count} studies"
+        studies = "1 study" if count == 1 else f"{count:,} studies"
         return Part(
             name="Database",
             version=f"{options.hide_password(store_url)}, {studies}",

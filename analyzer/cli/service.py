@@ -13,6 +13,7 @@ from analyzer.cli import options as shared
 from analyzer.cli.service_limits import limit_arguments, limit_options
 from analyzer.cli.service_login import login_options
 from analyzer.cli.streams import say
+from analyzer.domain.units import counted
 from analyzer.errors import MissingPartError, UsageError
 
 if TYPE_CHECKING:
@@ -278,14 +279,9 @@ def collect_garbage(keep: float, store_url: str | None, data: Path, as_json: boo
         click.echo(json.dumps(asdict(done)))
     else:
         click.echo(
-            f"Removed {_counted(done.jobs, 'job')} and {_counted(done.files, 'file')} "
-            f"({_counted(done.bytes, 'byte')})."
+            f"Removed {counted(done.jobs, 'job')} and {counted(done.files, 'file')} "
+            f"({counted(done.bytes, 'byte')})."
         )
-
-
-def _counted(count: int, what: str) -> str:
-    """``1 job``, ``2 jobs``."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 @token.command("list")

@@ -228,6 +228,11 @@ def format_duration(seconds: float) -> str:
     return f"{value:.4g}{unit}" if value < 1e3 else f"{value:.0f}{unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 job``, ``2,000 jobs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_size(size_bytes: float) -> str:
     """``size_bytes`` with a binary unit and three significant digits: ``1.5GiB``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):

@@ -25,7 +25,7 @@ from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import configuration_label, explanation_in_words, rate
+from analyzer.report.wording import configuration_label, rate
 
 Role = Literal["recommended", "closest", "baseline", "front", "other"]
 
@@ -288,7 +288,7 @@ def make_steps(report: StudyReport) -> tuple[StepBar, ...]:
     }
     bars: list[StepBar] = []
     before: float | None = None
-    for step in explanation_in_words(report.result.explanation).contributions:
+    for step in report.result.explanation.contributions:
         known = step.edge_rps is not None and before is not None
         edge = open_edges.get(step.config_id) if step.measured else None
         bars.append(

@@ -27,11 +27,6 @@ _BACKENDS = {"onnxruntime": "ONNX Runtime", "tensorrt": "TensorRT", "python": "P
 
 # Threads that are not given: what a runtime then takes.
 _ONE_PER_CORE = "one per core"
-_STEPS = {
-    "0 threads": "one thread per core",
-    "as many threads as the runtime takes": "one thread per core",
-    "1 inter-op threads": "1 inter-op thread",
-}
 
 
 def number(value: float | None, digits: int = _DIGITS) -> str:
@@ -225,10 +220,6 @@ def explanation_in_words(explanation: Explanation) -> Explanation:
 
     return replace(
         explanation,
-        contributions=tuple(
-            replace(step, setting=_STEPS.get(step.setting, step.setting))
-            for step in explanation.contributions
-        ),
         what_if=tuple(
             replace(
                 item,

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from analyzer.domain.units import counted
 from analyzer.search.residual import ResidualModel
 
 Floats = NDArray[np.float64]
@@ -44,9 +45,10 @@ class Bound:
     unbuilt: int = 0
 
     def __str__(self) -> str:
+        space, covered = (counted(n, "configuration") for n in (self.space, self.covered))
         if self.fraction > _TELLING_MAX:
             return (
-                f"too little is known of the {_counted(self.space)} in the space to claim "
+                f"too little is known of the {space} in the space to claim "
                 "anything: another may be more than twice as good"
             )
         digits = 0 if self.fraction >= _WHOLE_FROM else 1
@@ -55,18 +57,14 @@ class Bound:
         unbuilt = f"; {self.unbuilt} more had no time to be built" if self.unbuilt else ""
         if (without := self.space - self.covered) > 0:
             return (
-                f"of the {_counted(self.covered)} with a prediction or a measurement none "
+                f"of the {covered} with a prediction or a measurement none "
                 f"{said}; {without} of {self.space} {'has' if without == 1 else 'have'} neither"
                 f"{unbuilt}"
             )
         if self.unbuilt:
             were = "was" if self.space == 1 else "were"
-            return f"of the {_counted(self.space)} that {were} built none {said}{unbuilt}"
+            return f"of the {space} that {were} built none {said}{unbuilt}"
         return f"no configuration of the {self.space} in the space {said}"
-
-
-def _counted(count: int) -> str:
-    return "1 configuration" if count == 1 else f"{count} configurations"
 
 
 def plausible_gain(

@@ -13,6 +13,7 @@ from analyzer.domain.measurement import Failure, Measurement
 from analyzer.domain.space import PARAMETER_NAMES
 from analyzer.domain.study import Explanation, Step, WhatIf
 from analyzer.domain.twin_error import with_errors
+from analyzer.domain.units import counted
 from analyzer.search.screening import Screening
 
 # A configuration's predicted edge, corrected by what was measured; None if unknown.
@@ -104,11 +105,11 @@ def _phrase(setting: str, configuration: Configuration) -> str:
     if setting in _NAMED:
         return f"{setting.replace('_', ' ')} {_value(configuration, setting)}"
     if setting == "inter_op_threads":
-        return f"{configuration.inter_op_threads} inter-op threads"
-    if setting == "intra_op_threads" and configuration.intra_op_threads is None:
-        return "as many threads as the runtime takes"
-    name = {"instance_count": "instances", "intra_op_threads": "threads"}[setting]
-    return f"{getattr(configuration, setting)} {name}"
+        return counted(configuration.inter_op_threads or 0, "inter-op thread")
+    if setting == "intra_op_threads" and not configuration.intra_op_threads:
+        return "one thread per core"  # what a runtime takes by itself
+    noun = {"instance_count": "instance", "intra_op_threads": "thread"}[setting]
+    return counted(getattr(configuration, setting), noun)
 
 
 def _step(

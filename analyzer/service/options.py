@@ -105,7 +105,6 @@ def _number(
     high: float,
     *,
     whole: bool = False,
-    open_low: bool = False,
     open_high: bool = False,
 ) -> Callable[[str], float]:
     def check(text: str) -> float:
@@ -113,8 +112,7 @@ def _number(
             value = float(int(text) if whole else float(text))
         except (ValueError, OverflowError):
             raise UsageError(f"{text!r} is no {'whole ' if whole else ''}number.") from None
-        above = low < value if open_low else low <= value
-        if not (above and (value < high if open_high else value <= high)):
+        if not (low <= value < high if open_high else low <= value <= high):
             raise UsageError(f"{text} is not between {low:g} and {high:g}.")
         return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analyzer.domain import units
 from analyzer.report.gain_text import bounded_ratio, edge_text
 from analyzer.report.wording import (
     NOT_MEASURED,
@@ -30,10 +31,8 @@ class Figure:
 
 
 def counted(count: int | None, noun: str) -> str:
-    """``1 machine``, ``2,000 machines``; a dash for None."""
-    if count is None:
-        return NOT_MEASURED
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """As :func:`analyzer.domain.units.counted`; a dash for None."""
+    return NOT_MEASURED if count is None else units.counted(count, noun)
 
 
 def figures(result: Result, baseline: str) -> list[Figure]:
