@@ -7,7 +7,7 @@ call, and one call takes all replies that are there.
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from analyzer.errors import TargetCrashError
 from analyzer.targets.endpoint import ANSWER_S, authority
 from analyzer.targets.http2_calls import Call, UnaryCalls, grpc_message
 from analyzer.targets.http2_frames import Http2Error
-from analyzer.targets.payload import RequestPool, datatype_of
+from analyzer.targets.payload import Payloads, RequestPool, datatype_of
 from analyzer.targets.target import Completion
 from analyzer.targets.waiting import wait_for
 
@@ -47,9 +47,7 @@ class GrpcConnection:
 
     def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
         self._where = (host, port)
-        self._encode = MessageEncoder(model)
-        self._pool = pool
-        self._payloads: dict[int, Iterator[bytes]] = {}
+        self._payloads = Payloads(pool, MessageEncoder(model))
         # The last takes new calls; those before it, which the server wants to close, only end.
         self._channels: list[_Channel] = []
         self._failure = ""
@@ -57,9 +55,7 @@ class GrpcConnection:
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
         """Encodes the requests of these sizes, which :meth:`send` would do else."""
-        for size in batch_sizes:
-            if size not in self._payloads:
-                self._payloads[size] = self._pool.payloads(size, self._encode)
+        self._payloads.prepare(batch_sizes)
 
     def send(self, request: int, batch_size: int) -> None:
         """Gives a request to the connection; waits only where a new socket must be opened.
@@ -67,13 +63,10 @@ class GrpcConnection:
         Raises:
             TargetCrashError: The server is gone.
         """
-        payloads = self._payloads.get(batch_size)
-        if payloads is None:
-            self.prepare((batch_size,))
-            payloads = self._payloads[batch_size]
+        payload = next(self._payloads[batch_size])
         if self._channels[-1].calls.closing:
             self._open()
-        self._channels[-1].calls.start(request, next(payloads))
+        self._channels[-1].calls.start(request, payload)
 
     def receive(self, timeout_s: float) -> Sequence[Completion]:
         """Sends what was given and returns the replies that are there.

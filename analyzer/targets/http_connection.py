@@ -11,7 +11,7 @@ import json
 import resource
 import select
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from analyzer.domain.load_test import STATUS_ERROR, STATUS_OK
 from analyzer.errors import TargetCrashError
 from analyzer.targets.endpoint import authority
-from analyzer.targets.payload import RequestPool, datatype_of
+from analyzer.targets.payload import Payloads, RequestPool, datatype_of
 from analyzer.targets.target import Completion
 from analyzer.targets.waiting import wait_for
 
@@ -45,9 +45,7 @@ class HttpConnection:
     def __init__(self, host: str, port: int, model: str, pool: RequestPool) -> None:
         self._where = (host, port)
         self._authority = authority(host, port)
-        self._encode = RequestEncoder(self._authority, model)
-        self._pool = pool
-        self._payloads: dict[int, Iterator[bytes]] = {}
+        self._payloads = Payloads(pool, RequestEncoder(self._authority, model))
         self._poll = select.epoll()
         self._handle = self._poll.fileno()
         self._idle: list[_Socket] = []
@@ -68,9 +66,7 @@ class HttpConnection:
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
         """Encodes the requests of these sizes, which :meth:`send` would do else."""
-        for size in batch_sizes:
-            if size not in self._payloads:
-                self._payloads[size] = self._pool.payloads(size, self._encode)
+        self._payloads.prepare(batch_sizes)
 
     def send(self, request: int, batch_size: int) -> None:
         """Sends a request; waits only where a new socket must be opened.
@@ -78,14 +74,11 @@ class HttpConnection:
         Raises:
             TargetCrashError: The server is gone: no socket is left and none can be opened.
         """
-        payloads = self._payloads.get(batch_size)
-        if payloads is None:
-            self.prepare((batch_size,))
-            payloads = self._payloads[batch_size]
+        payload = next(self._payloads[batch_size])
         one: _Socket | None = None
         try:
             one = self._idle.pop() if self._idle else self._open()
-            one.begin(request, next(payloads))
+            one.begin(request, payload)
         except OSError as error:
             # A socket that the server closed while it was idle, or no further one to be had.
             if one is None and not self._by_handle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -109,3 +109,26 @@ class RequestPool:
             for number in range(1, min(wanted, repeats_after))
         ]
         return prepared
+
+
+class Payloads(dict[int, Iterator[bytes]]):
+    """The encoded requests of one connection by their inferences, each size when it is asked for.
+
+    Args:
+        encode: As of :meth:`RequestPool.payloads`.
+    """
+
+    def __init__(
+        self, pool: RequestPool, encode: Callable[[dict[str, NDArray[Any]]], bytes]
+    ) -> None:
+        super().__init__()
+        self._pool, self._encode = pool, encode
+
+    def __missing__(self, batch_size: int) -> Iterator[bytes]:
+        self[batch_size] = found = self._pool.payloads(batch_size, self._encode)
+        return found
+
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """As of :class:`~analyzer.targets.target.Connection`."""
+        for size in batch_sizes:
+            _ = self[size]
