@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,19 +19,6 @@ from analyzer.errors import AnalyzerError, TargetMemoryError, TargetStartError, 
 from analyzer.measure.jobs import Executor, Job, JobResult, WorkerContext
 
 RUN_S = 60.0
-
-
-@pytest.fixture(
-    params=["in_process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(180)])]
-)
-def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
-    if request.param == "in_process":
-        with InProcessExecutor(device="cpu", cache_dir=tmp_path / "cache") as own:
-            yield own
-    else:
-        shared: Executor = request.getfixturevalue("ray_executor")
-        yield shared
-        shared.cancel_all()
 
 
 def job(run: Callable[[WorkerContext], object], timeout_s: float = RUN_S, name: str = "j") -> Job:

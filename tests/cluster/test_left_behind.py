@@ -26,19 +26,6 @@ DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.onnx"
 START_S = 60.0
 
 
-@pytest.fixture(
-    params=["in_process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(180)])]
-)
-def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
-    if request.param == "in_process":
-        with InProcessExecutor(device="cpu", cache_dir=tmp_path / "cache") as own:
-            yield own
-    else:
-        shared: Executor = request.getfixturevalue("ray_executor")
-        yield shared
-        shared.cancel_all()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that loads models on request."""
