@@ -82,7 +82,7 @@ _LOAD_S_MIN = 10.0
 @click.option(
     "--budget",
     type=options.BUDGET_S,
-    default="3m",
+    default="5m",
     show_default=True,
     help="Wall time at most, the server's two starts included: it ends as soon as the claim is "
     "decided. Up to a quarter more where a claim that holds so far lacks no more.",

@@ -131,15 +131,19 @@ class RateEvidence:
     lagged: tuple[int, int] = (0, 0)
     given_up: int = 0
 
-    def below(self, rate_rps: float) -> RateEvidence:
-        """The claim of a lower rate that goes on with this one's runs, and with its number."""
-        assert rate_rps < self.rate_rps and self.inflation is not None
-        runs = HigherRuns(
+    def for_lower(self) -> HigherRuns:
+        """What lower rates may count of it; it has an inflation."""
+        assert self.inflation is not None
+        return HigherRuns(
             rate_rps=self.rate_rps,
             requests=self.requests,
             over_budget=self.over_budget,
             inflation=self.inflation,
         )
+
+    def below(self, rate_rps: float) -> RateEvidence:
+        """The claim of a lower rate that goes on with this one's runs, and with its number."""
+        assert rate_rps < self.rate_rps
         return RateEvidence(
             rate_rps=rate_rps,
             requests=0,
@@ -148,7 +152,7 @@ class RateEvidence:
             claim=self.claim,
             blocks=0,
             conditions=self.conditions,
-            higher=(*self.higher, runs),
+            higher=(*self.higher, self.for_lower()),
         )
 
 

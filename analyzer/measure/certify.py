@@ -18,6 +18,7 @@ from dataclasses import replace
 from analyzer.domain.measurement import Certificate
 from analyzer.errors import TargetError
 from analyzer.measure.certify_goal import Certified, CertifyGoal, Judge, Run
+from analyzer.measure.correlation import EXCESS_POWER
 from analyzer.measure.ladder import LOWER_SHARE, SAFER, a_step_up, rates_to_try
 from analyzer.measure.walk_claims import WalkClaims
 
@@ -46,9 +47,6 @@ _GROWTH_MAX = 4.0
 # its requests to a lower rate (where there is a twin), and may be bolder.
 _CAUTION = 1.3
 _CLIMB_CAUTION = 1.1
-# How the logarithm of that falls with the rate: of six walks on live servers that went down from a
-# high inflation the power was 0.1 to 3.5, 1.6 in the median.
-_FACTOR_POWER = 1.6
 # A first proof goes on to the highest rate that is expected to take at most so many times as long
 # as the one that fits: what is left undecided hands its requests down (1.15 and 1.6 were tried,
 # bench/shares.py).
@@ -314,7 +312,7 @@ class _Certifying:
         factor = self._factor
         if rate < self._factor_rps:
             # The lighter the load, the less a slow moment costs.
-            falling = (rate / self._factor_rps) ** _FACTOR_POWER
+            falling = (rate / self._factor_rps) ** EXCESS_POWER
             factor = max(factor**falling, min(factor, _CAUTION))
         return needed * factor / rate + self._goal.lead_in_s(rate)
 

@@ -119,9 +119,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
         often = met_slow_states(watched, sla, seen)
         logs = [session.logs[first + index] for index in indices]
         judged = partial(judge_runs, tests, logs, load, earlier=known, claim=claim, study=watched)
-        found = judged(correlation.inflation(rate, met=often) if indices else None)
+        found = judged(correlation.inflation(rate, met=often, walk=True) if indices else None)
         if found.verdict == "FAIL" and indices:  # having met more slow states says too much
-            found = judged(correlation.inflation(rate, met=False))
+            found = judged(correlation.inflation(rate, met=False, walk=True))
         if found.verdict == "PASS":
             proven = evidence_of(
                 found,

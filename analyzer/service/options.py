@@ -230,8 +230,8 @@ SEARCH: Mapping[str, _Check] = {
 }
 VERIFY: Mapping[str, _Check] = _SLA
 TABLES = {"search": SEARCH, "verify": VERIFY}
-# What the commands spend without the option.
-_BUDGETS = {"search": "5m", "verify": "3m"}
+# What a command spends without the option.
+_BUDGET = "5m"
 # Only TensorRT has them.
 _GPU_PRECISIONS = frozenset({"bf16", "fp8"})
 # Given by the worker in a form of its own, or used here alone.
@@ -293,7 +293,7 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
         gpu_for = _gpu_for(options)
     if kind == "search" and "max_trials" not in options:
         arguments.append(f"--max-trials={limits.trials_max}")
-    budget = str(options.get("budget", _BUDGETS[kind]))
+    budget = str(options.get("budget", _BUDGET))
     server = str(options.get("server", "embedded"))
     return JobOptions(
         arguments=tuple(arguments),

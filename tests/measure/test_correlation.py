@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from analyzer.domain.measurement import HigherRuns, RateEvidence
 from analyzer.engine.policy import BatchingPolicy
 from analyzer.measure.correlation import (
     SUPPOSED_LOAD,
     Correlation,
+    carried_down,
     guessed_inflation,
     relaxation_s,
     requests_needed,
@@ -99,3 +103,68 @@ def test_without_a_twin_a_higher_load_is_supposed_to_need_more(load: LoadPlan) -
     assert guess is not None and known is not None and later is not None
     assert known == pytest.approx(2 * 380, rel=0.01)
     assert guess > later > known
+
+
+def runs_at(rate_rps: float, inflation: float, *, late: int, requests: int = 100_000) -> HigherRuns:
+    return HigherRuns(rate_rps=rate_rps, requests=requests, over_budget=late, inflation=inflation)
+
+
+def test_a_spell_that_a_higher_rate_met_counts_for_a_lower_one_the_less_the_lower() -> None:
+    def expected(rate_rps: float) -> float:
+        return rate_rps / 10.0
+
+    met = [runs_at(1000.0, 600.0, late=500)]  # six times what is expected there
+    found = [carried_down(expected, rate, met, 0.01) for rate in (950.0, 700.0, 300.0)]
+    assert found == pytest.approx([95 * 6**0.921, 70 * 6**0.565, 30 * 6**0.146], rel=0.01)
+    assert carried_down(expected, 1000.0, met, 0.01) == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        runs_at(1000.0, 600.0, late=1001),  # a rate that is not carried
+        runs_at(1000.0, 600.0, late=9),  # too few to tell anything
+        runs_at(900.0, 600.0, late=500),  # a lower rate
+        runs_at(1000.0, 80.0, late=500),  # less than is expected
+    ],
+)
+def test_what_tells_nothing_of_a_lower_rate_leaves_the_expected_inflation(runs: HigherRuns) -> None:
+    assert carried_down(lambda rate: rate / 10.0, 950.0, [runs], 0.01) == 95.0
+    assert carried_down(lambda rate: None, 950.0, [runs], 0.01) is None
+
+
+def test_no_lower_rate_is_more_correlated_than_what_was_met() -> None:
+    met = [runs_at(1000.0, 101.0, late=50)]
+    assert 100.0 < (carried_down(lambda rate: 100.0, 999.0, met, 0.01) or 0.0) <= 101.0
+
+
+def test_a_walk_counts_the_spells_of_its_own_runs_and_of_earlier_ones(load: LoadPlan) -> None:
+    """A server that stands still for half a second, as the twin does not know."""
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(4.0, 11.0))
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True)
+    model = ServerModel(policy=policy, service=service)
+    speed = SpeedPath(start_s=np.array([0.0, 10.0, 10.15]), speed=np.array([1.0, 0.1, 1.0]))
+    session = VirtualSession(model, load, speed=speed)
+    plan = CertifyPlan(seconds=60.0, twin=model, tells_speed=False)
+    correlation = Correlation(session, plan, load)
+    usual = correlation.inflation(280.0, walk=True)
+    test = session.run(300.0, 40.0, kind="certify", stream=STREAM_CERTIFY, abort=False)
+    assert 10 <= (test.over_budget or 0) <= 0.01 * test.requests
+    assert usual is not None and correlation.inflation(280.0) == usual
+    assert (correlation.inflation(280.0, walk=True) or 0.0) > 2 * usual
+    assert correlation.inflation(320.0, walk=True) == correlation.inflation(320.0)
+
+    known = RateEvidence(
+        rate_rps=300.0,
+        requests=test.requests,
+        over_budget=test.over_budget or 0,
+        inflation=20 * usual,
+        claim=1,
+        blocks=1,
+    )
+    later = Correlation(VirtualSession(model, load), replace(plan, earlier=(known,)), load)
+    assert (later.inflation(280.0) or 0.0) > 2 * usual
+    assert later.inflation(300.0) == correlation.inflation(300.0)  # its claim counts it already
+    given_up = replace(plan, earlier=(replace(known, claim=0),))
+    again = Correlation(VirtualSession(model, load), given_up, load)
+    assert again.inflation(300.0) == pytest.approx(20 * usual)

@@ -241,3 +241,15 @@ def test_a_twin_that_expects_the_claim_to_fail_is_no_witness(make: Any, load: Lo
     found = machine.verify(load, 200.0, 120.0)
     assert found.certificate is not None and found.certificate.verdict == "PASS"
     assert found.certificate.inflation_source != "twin"
+
+
+def test_more_time_than_a_claim_takes_makes_no_run_longer(make: Any, load: LoadPlan) -> None:
+    """Which decides no sooner. Of a slow model a run is as long as 300 requests take."""
+    machine = make()
+    found = machine.verify(load, 200.0, 3600.0)
+    assert found.capacity_rps == 200.0
+    assert max(test.duration_s for test in found.load_tests) == pytest.approx(20.0, abs=1.0)
+    assert found.load_test_seconds < 90.0
+    slow = make()
+    slow.verify(load, 3.0, 3600.0)
+    assert max(test.duration_s for test in slow.sessions[0].tests) == pytest.approx(100.0, abs=5.0)
